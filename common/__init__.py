@@ -1,4 +1,4 @@
-"""What the three programs share, in rooms; ARCHITECTURE.md says which room may import which.
+"""Code shared by the router, the workers and the memory server; ARCHITECTURE.md says which package may import which.
 
-This file re-exports nothing, so that importing a torch-free module never pulls in torch.
+The package re-exports nothing, so importing a torch-free module never loads torch.
 """

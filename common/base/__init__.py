@@ -1,1 +1,1 @@
-"""What every room stands on: errors, logs, files, number formats, versions, traces."""
+"""Foundations of all packages: errors, logs, files, number formats, versions, traces."""

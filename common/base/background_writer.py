@@ -1,4 +1,4 @@
-"""Writes text to a file descriptor from a thread, so that no caller waits for a reader, a terminal or a disk."""
+"""Background writing of text to a file descriptor, so no caller waits for a reader, a terminal or a disk."""
 
 import os
 import select
@@ -10,23 +10,23 @@ from typing import Self
 
 MAX_QUEUED_BYTES = 4 << 20
 FLUSH_S = 1.0
-"""Longest wait for the last lines to be read."""
+"""Longest wait for a reader of the last lines."""
 
 
 class BackgroundWriter:
-    """Queues lines and writes them in order; the descriptor stays the caller's.
+    """Queue of lines written in order by a thread; the caller keeps the descriptor.
 
-    A line is lost when the queue is full, or when writing fails (a closed pipe, a full disk). The next line that is
-    written is followed by what `report` makes of the number of lost ones.
+    A line is lost when the queue is full, or when a write fails (a closed pipe, a full disk). The next line written is
+    followed by `report` of the number of lost lines.
     """
 
     def __init__(self, descriptor: int, report: Callable[[int], str] = lambda num_lost: "") -> None:
         self._descriptor = descriptor
         self._report = report
         self._lines: deque[bytes] = deque()
-        self._num_queued_bytes = 0  # with those of the line that is being written
+        self._num_queued_bytes = 0  # includes the line being written
         self._num_lost = 0  # since the last report
-        self._is_cut = False  # the last line, for an error
+        self._is_cut = False  # an error cut the last line
         self._changed = threading.Condition()
         threading.Thread(target=self._write_forever, name="writer", daemon=True).start()
 
@@ -48,7 +48,7 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all is written, for FLUSH_S at most."""
+        """Wait until all lines are written, for FLUSH_S at most."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_queued_bytes, FLUSH_S)
 
@@ -65,9 +65,9 @@ class BackgroundWriter:
                 self._changed.notify_all()
 
     def _put(self, data: bytes) -> bool:
-        """Write all of it; False after an error.
+        """Write all of `data`; return False after an error.
 
-        Not through `sys.stderr`: a process cannot end in order while a thread waits in there for a reader.
+        Bypasses `sys.stderr`: a process cannot end in order while a thread waits in there for a reader.
         """
         left = b"\n" + data if self._is_cut else data
         num_bytes = len(left)
@@ -83,6 +83,6 @@ class BackgroundWriter:
     def _put_some(self, data: bytes) -> int:
         try:
             return os.write(self._descriptor, data)
-        except BlockingIOError:  # somebody with the same file made it so
+        except BlockingIOError:  # another user of the file made it non-blocking
             select.select([], [self._descriptor], [])
             return 0

@@ -1,4 +1,4 @@
-"""Names of number formats, as options, layouts and checkpoints write them, and what torch calls them."""
+"""Names of number formats in options, layouts and checkpoints, and their torch types."""
 
 import torch
 

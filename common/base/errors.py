@@ -1,43 +1,43 @@
-"""The exceptions of the project and the error codes that ride on the wire.
+"""Exceptions of the project, and error codes of the wire.
 
 BatonError
-├── ConfigError            a setting is wrong; the program does not start
-├── WireError              a frame is malformed, oversized, or of another version; it is dropped
-├── ModelError             a checkpoint cannot be served: a missing, extra or misshapen tensor, an unknown type
-├── MemoryShort            a device has no room for what is wanted, now
-├── MemoryLost             the owner of a worker's memory is gone
-├── RequestError           the client's fault; becomes an HTTP 4xx in OpenAI's shape
+├── ConfigError            a setting is wrong; the program does not start.
+├── WireError              a frame is malformed, oversized, or of another version; the receiver drops the frame.
+├── ModelError             a checkpoint has a missing, extra or misshapen tensor or an unknown type.
+├── MemoryShort            a device lacks room for an allocation now.
+├── MemoryLost             the owner of a worker's memory is gone.
+├── RequestError           the client's fault; becomes an HTTP 4xx in OpenAI's shape.
 └── KVError
-    ├── OutOfBlocks        scheduling only; never leaves a worker
-    ├── LayoutMismatch     two workers' KV pools cannot exchange blocks
-    └── TransferFailed     a pull did not happen
+    ├── OutOfBlocks        scheduling only; never leaves a worker.
+    ├── LayoutMismatch     two workers' KV pools cannot exchange blocks.
+    └── TransferFailed     a pull did not happen.
 """
 
 from enum import IntEnum
 
 
 class BatonError(Exception):
-    """Root of everything this project raises on purpose."""
+    """Root of all exceptions raised on purpose."""
 
 
 class ConfigError(BatonError):
-    """A setting is unknown, out of range, or contradicts another."""
+    """A setting that is unknown, out of range, or contradicts another."""
 
 
 class WireError(BatonError):
-    """A frame that cannot be trusted; the receiver counts it, logs it and drops it."""
+    """A frame that cannot be trusted; the receiver counts, logs and drops the frame."""
 
 
 class ModelError(BatonError):
-    """A model directory that cannot be served as it is."""
+    """A model directory that cannot be served."""
 
 
 class MemoryShort(BatonError):
-    """There is no room for an allocation; there may be when others have ended, unless it is more than the device has.
+    """A lack of room for an allocation; may pass when other processes end.
 
     Args:
-        message: how much is wanted, and how much there is.
-        is_for_good: nobody's end would make room for it.
+        message: the size wanted and the size available.
+        is_for_good: no process's end would make enough room.
     """
 
     def __init__(self, message: str, *, is_for_good: bool = False) -> None:
@@ -46,15 +46,15 @@ class MemoryShort(BatonError):
 
 
 class MemoryLost(BatonError):
-    """The memory server of a worker's device is gone, or hangs; the worker starts again with the next."""
+    """A memory server that is gone or hangs; its device's worker restarts with the next server."""
 
 
 class RequestError(BatonError):
-    """A request that cannot be served as the client sent it.
+    """A request that cannot be served as sent by the client.
 
     Args:
         message: names the value, the limit and the remedy.
-        param: the request field at fault, if one is.
+        param: the request field at fault, if any.
         code: OpenAI-style slug.
         status: HTTP status.
         retry_after_s: seconds after which a retry makes sense (429 and 503).
@@ -78,39 +78,39 @@ class RequestError(BatonError):
 
 
 class KVError(BatonError):
-    """Something about KV blocks."""
+    """Root of errors about KV blocks."""
 
 
 class OutOfBlocks(KVError):
-    """An allocation asked for more blocks than are free."""
+    """An allocation of more blocks than are free."""
 
 
 class LayoutMismatch(KVError):
-    """The peer's blocks do not have our shape, dtype or model."""
+    """A peer's blocks of another shape, dtype or model than ours."""
 
 
 class TransferFailed(KVError):
-    """A pull of KV blocks did not complete."""
+    """A pull of KV blocks that did not complete."""
 
 
 class ErrorCode(IntEnum):
-    """Why a worker could not finish a request; the router decides what the client sees."""
+    """Reasons why a worker did not finish a request; the router decides what the client sees."""
 
     INTERNAL = 1
-    """The worker hit an unexpected error with this request alone; the router replays it elsewhere."""
+    """Unexpected error of the worker with one request alone; the router replays the request elsewhere."""
     PREEMPTED = 2
-    """The decode worker ran out of blocks and let the youngest request go; replay it."""
+    """The decode worker ran out of blocks and gave up the youngest request; replay."""
     HANDOFF_LOST = 3
-    """The KV blocks were gone before the decode worker could pull them; replay it."""
+    """The KV blocks were gone before the decode worker pulled; replay."""
     DRAINING = 4
-    """The worker is leaving and takes nothing new; send it elsewhere."""
+    """The worker is leaving and takes no new requests; send elsewhere."""
     NEVER_FITS = 5
     """The request is larger than the worker's whole pool; no replay can help."""
     NO_CHOICE = 6
-    """The model's logits were all NaN or -inf: there was no token to choose, and would be none elsewhere."""
+    """All logits were NaN or -inf, so no token could be chosen; no replay can help."""
     GRAMMAR = 7
-    """The request's grammar cannot be followed any further; no replay can help."""
+    """The request's grammar allows no further token; no replay can help."""
     NOT_HERE = 8
-    """A decode worker lacks more of a prompt than it computes beside prefill workers; one of those computes it."""
+    """More of the prompt is missing than a decode worker computes beside prefill workers; send to prefill."""
     STANDSTILL = 9
-    """No KV blocks came free for the prompt while nothing moved: it is given back for others to get on; replay it."""
+    """No KV blocks came free while nothing moved; the prompt gives way to others; replay."""

@@ -1,4 +1,4 @@
-"""JSON files of a model directory."""
+"""Reader for JSON files of a model directory."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from common.base.errors import ConfigError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; raises ConfigError naming the file and what is wrong with it."""
+    """Return the object in a file; raises ConfigError with the file's name and the problem."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

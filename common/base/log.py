@@ -1,7 +1,7 @@
-"""One log line format for every process: time, level, process, request, text; or the same as JSON, for programs.
+"""Log lines in the same format for every process: time, level, process, request, text; or as JSON, for programs.
 
-Whoever logs never waits: a thread writes the lines. When nobody reads them, or the disk is full, lines are dropped and
-counted, and serving goes on.
+A thread writes the lines, so logging never waits. Lines without a reader or without disk space are dropped and counted,
+and serving goes on.
 """
 
 import json
@@ -16,7 +16,7 @@ FORMS = ("text", "json")
 
 
 class LineWriter(logging.Handler):
-    """Writes lines to a file descriptor, from a thread of its own."""
+    """Log handler that writes lines to a file descriptor from its own thread."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -26,18 +26,18 @@ class LineWriter(logging.Handler):
         self._writer.write(f"{self.format(record)}\n")
 
     def flush(self) -> None:
-        """Wait until all is written, but not for long."""
+        """Wait until all lines are written, but not for long."""
         self._writer.flush()
 
 
 def loss_line(format_record: Callable[[logging.LogRecord], str], num_lost: int) -> str:
-    """A warning that so many lines are missing where it stands."""
+    """Format a warning about `num_lost` missing lines, for the place of the loss."""
     text = f"{num_lost} lines were dropped here, because nobody read them or they could not be written"
     return format_record(logging.makeLogRecord({"msg": text, "levelname": "WARNING"}))
 
 
 class JsonFormatter(logging.Formatter):
-    """A line is a JSON object, in ASCII: time (UTC), level, process, message, then what the record has as `fields`."""
+    """Format of a log line as an ASCII JSON object: time (UTC), level, process, message, and the record's `fields`."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def formatter(process: str, form: str) -> logging.Formatter:
-    """Of the lines of a process, for example `prefill-0`; `form` is one of FORMS."""
+    """Build the formatter for the lines of a process, for example `prefill-0`; `form` is in FORMS."""
     if form == "json":
         return JsonFormatter(process)
     return logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname).1s [{process}] %(message)s", "%Y-%m-%d %H:%M:%S")

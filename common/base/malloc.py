@@ -1,4 +1,4 @@
-"""What the C library's allocator keeps of memory that was freed."""
+"""Limits on freed memory kept by the C library's allocator."""
 
 import ctypes
 
@@ -8,10 +8,10 @@ MAX_ARENAS = 4
 
 
 def tame_allocator() -> None:
-    """Bound what glibc keeps of freed memory, and keep some; call before there are threads.
+    """Bound the freed memory kept by glibc, and keep some; call before starting threads.
 
-    By itself it maps what has 128 KiB anew each time, and faults once for each page of it, until something larger was
-    freed, and from then on keeps up to 64 MB; and it lets threads have eight arenas for each processor.
+    By default, glibc maps each allocation from 128 KiB on anew, with a page fault for each page. After the first free
+    of a larger allocation, glibc keeps up to 64 MB. Threads get up to eight arenas for each processor.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -21,9 +21,9 @@ def tame_allocator() -> None:
 
 
 def trim_memory() -> None:
-    """Give freed memory that the C library's allocator keeps back to the system.
+    """Return freed memory kept by the C library's allocator to the system.
 
-    glibc does so when told to, others by themselves.
+    glibc needs the call; other allocators trim by themselves.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,4 +1,4 @@
-"""Limits by the kernel of the memory that a process may take which works on what a client sent."""
+"""Kernel limits on the memory of a process, for work on a client's input."""
 
 import resource
 import sys
@@ -6,17 +6,17 @@ from pathlib import Path
 
 
 def memory_in_use() -> int:
-    """Count the bytes that this process has mapped, as `limit_memory` does."""
+    """Count the bytes that the process has mapped, by the kernel's measure for `limit_memory`."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     (num_kib,) = [int(line.split()[1]) for line in lines if line.startswith("VmData:")]
     return num_kib * 1024
 
 
 def limit_memory(num_bytes: int, in_use: int | None = None) -> None:
-    """Let this process map that many bytes more than it has now; no core file if it wants more.
+    """Let the process map `num_bytes` more than now, and dump no core.
 
     Args:
-        in_use: that of `memory_in_use`, if it is known.
+        in_use: result of `memory_in_use`, if known.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

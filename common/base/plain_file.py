@@ -1,4 +1,4 @@
-"""Reads files that a user names, without waiting for ever: a named pipe may have nobody who writes, a device no end."""
+"""Bounded reads of files named by a user: a named pipe may have no writer, and a device no end."""
 
 import os
 import select
@@ -12,11 +12,11 @@ KINDS = {
     stat.S_IFBLK: "a block device",
 }
 WAIT_S = 10.0
-"""For who writes to a pipe without a name, as of a shell, to be done with it."""
+"""Longest wait for the writer of an unnamed pipe, such as a shell's, to end."""
 
 
 def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file, or of a pipe without a name; raises OSError, saying what it is, for others."""
+    """Open a regular file or an unnamed pipe and return its descriptor; raise OSError naming any other kind of file."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind == stat.S_IFREG or os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
@@ -26,12 +26,12 @@ def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
 
 
 def read_plain(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """The first so many bytes of a regular file, or of what comes out of a pipe without a name; raises OSError."""
+    """Read at most `most_bytes` of a regular file or an unnamed pipe; raises OSError."""
     return read_descriptor(open_plain(path), most_bytes)
 
 
 def read_descriptor(descriptor: int, most_bytes: int) -> bytes:
-    """The same of what `open_plain` opened, which is closed."""
+    """Read at most `most_bytes` from a descriptor of `open_plain`, and close it; raises OSError."""
     with open(descriptor, "rb", buffering=0) as file:
         content, end_s = b"", time.monotonic() + WAIT_S
         while len(content) < most_bytes:

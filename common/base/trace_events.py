@@ -1,8 +1,8 @@
-"""What processes trace, in Chrome's Trace Event format: slices on tracks, and points of the flow of a request.
+"""Events of a trace in Chrome's Trace Event format: slices on tracks, and points in the flow of a request.
 
-Times are of the host's monotonic clock, which is one for all processes of a machine, in microseconds. A flow is a chain
-of points, each in the slice that is there at that time; they are all written as steps, as no process knows which is the
-first or the last: who merges files does.
+Times are microseconds of the host's monotonic clock, shared by all processes of a machine. A flow is a chain of points,
+each inside a slice on the same track. Every point is written as a step, because no process knows the first or the last
+point. The merger of the files marks both ends.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LOOP, DEVICE, FIRST_LANE = 1, 2, 100
-"""Tracks: turns of the loop; what the device computes; and lanes, each for one request at a time."""
+"""Tracks: turns of the loop; device work; and lanes, each for a single request at a time."""
 CATEGORY = "request"
 
 Args = Mapping[str, Any]
@@ -21,7 +21,7 @@ Key = tuple[str, int]
 
 
 class Tracer:
-    """Writes events of one process.
+    """Writer of the events of a process.
 
     Args:
         write: takes a line.
@@ -31,14 +31,14 @@ class Tracer:
         self._write = write
 
     def slice(self, track: int, name: str, begin_s: float, end_s: float, args: Args | None = None) -> None:
-        """Something that took a while; slices of one track nest. `name` is one of ours, without quotes."""
+        """Write an event with a duration; slices of a track nest. `name` is a fixed name without quotes."""
         told = f',"args":{json.dumps(args)}' if args else ""
         begin_ns = round(begin_s * 1e9)
-        dur_ns = max(0, round(end_s * 1e9) - begin_ns)  # of whole nanoseconds slices nest as they did before
+        dur_ns = max(0, round(end_s * 1e9) - begin_ns)  # whole nanoseconds, so rounded slices still nest
         self._write(f'{{"ph":"X","tid":{track},"name":"{name}","ts":{_us(begin_ns)},"dur":{_us(dur_ns)}{told}}}\n')
 
     def flow(self, track: int, request_id: str, at_s: float) -> None:
-        """The way of a request leads through the slice that is on the track at that time."""
+        """Write a point in the flow of a request, inside the slice on `track` at `at_s`."""
         self._write(
             f'{{"ph":"t","tid":{track},"cat":"{CATEGORY}","name":"{CATEGORY}","id":"{flow_id(request_id)}",'
             f'"ts":{_us(round(at_s * 1e9))}}}\n'
@@ -46,14 +46,14 @@ class Tracer:
 
 
 class Lanes:
-    """Tracks for what overlaps: a stretch gets one on which nothing else was since its beginning."""
+    """Tracks for overlapping stretches of time; a stretch gets a track free since the stretch began."""
 
     def __init__(self) -> None:
         self._num_lanes = 0
-        self._free: list[tuple[float, int]] = []  # a heap of when each was let go of, and the track
+        self._free: list[tuple[float, int]] = []  # heap of (end of last use, track)
 
     def take(self, begin_s: float) -> int:
-        """A track that is free from then on, until it is let go of."""
+        """Reserve a track free from `begin_s` on, until `let_go`."""
         if self._free and self._free[0][0] <= begin_s:
             return heapq.heappop(self._free)[1]
         self._num_lanes += 1
@@ -64,12 +64,12 @@ class Lanes:
 
 
 def flow_id(request_id: str) -> str:
-    """64 bits in hexadecimal: viewers read an id as such a number."""
+    """Hash a request id to 64 bits in hexadecimal, because viewers read ids as such numbers."""
     return f"0x{hashlib.blake2b(request_id.encode(), digest_size=8).hexdigest()}"
 
 
 def shown(key: Key) -> str:
-    """As slices and the log name an attempt."""
+    """Format an attempt for slices and the log."""
     return f"{key[0]}#{key[1]}"
 
 

@@ -1,7 +1,7 @@
-"""One process's part of a trace: events in a file of its own, a line each, which whoever writes them never waits for.
+"""A process's part of a trace: a file with an event on each line, written without blocking the caller.
 
-A thread writes what has been queued, several times a second and whole lines at a time: of a process that is killed the
-last fraction of a second is missing, and at most the last line is cut. Of a long trace the last part is kept.
+A thread writes the queued lines several times a second, whole lines at a time. A killed process loses its last fraction
+of a second, and at most its last line is cut. A long trace keeps its last part.
 """
 
 import errno
@@ -22,22 +22,22 @@ from common.base.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PROCESS = "baton_process"
-"""The name of the event that a file begins with: whose it is, and when its clock was what the wall clock said."""
+"""Name of a file's first event: the process, and the monotonic and wall clocks at the same moment."""
 SUFFIX, OLDER = ".jsonl", ".older.jsonl"
 FLUSH_S = 0.2
 MAX_QUEUED_LINES = 200_000
-"""A disk that is as far behind loses lines, which is counted."""
+"""Lines beyond the limit are dropped and counted."""
 LINES_AT_ONCE = 2_000
-"""Joined and written by the thread in one go: a fraction of a millisecond, for which the others have to wait."""
+"""Lines joined and written in a go; other threads wait for a fraction of a millisecond."""
 CLOSE_S = 2.0
 MAX_STARTS = 4
-"""Of a process that is started again and again the files of the last starts are kept."""
+"""Starts of a process whose files are kept."""
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""Of a disk that took what was written before: who is started again without room for a trace serves all the same."""
+"""Errors of a full or failing disk; a process starts and serves without a trace."""
 
 
 class Process(NamedTuple):
-    """Whose a file is."""
+    """Owner of a trace file."""
 
     role: str
     id: str
@@ -45,13 +45,13 @@ class Process(NamedTuple):
 
 
 class TraceFile:
-    """Queues lines for a file; call `write` from one thread.
+    """Queue of lines for a file; call `write` from a single thread.
 
     Args:
-        directory: made if need be, for this user alone.
-        max_bytes: of the file and the part before it, together; the older half goes first.
+        directory: created if missing, for the current user alone.
+        max_bytes: limit for the file and its older part together; the older half is dropped first.
 
-    Raises ConfigError if nothing can be written there; on a full disk there is an error in the log, and no trace.
+    Raises ConfigError if the directory cannot be written. On a full disk, logs an error and writes no trace.
     """
 
     def __init__(self, directory: Path, process: Process, max_bytes: int) -> None:
@@ -84,7 +84,7 @@ class TraceFile:
             self._num_dropped += 1
 
     def close(self) -> None:
-        """Write what is queued, unless the disk takes too long."""
+        """Write the queued lines, unless the disk takes too long."""
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
@@ -116,7 +116,7 @@ class TraceFile:
             time.sleep(0)
 
     def _end_part(self) -> None:
-        """What was written becomes the older part, in place of the one before."""
+        """Rename the file to the older part, replacing the previous older part, and begin a new file."""
         if not self._older.exists():
             logger.warning("%s is long: its older parts are dropped from now on (trace.max_bytes)", self.path)
         self._end_file()
@@ -141,7 +141,7 @@ class TraceFile:
 
 
 def _drop_old(directory: Path, process: Process) -> None:
-    """What all but the last starts of the process left there."""
+    """Remove the files of all but the last starts of the process."""
     starts: dict[str, list[Path]] = {}  # the latest first
     for path in sorted(directory.glob(f"{_owner(process)}.*{SUFFIX}"), key=_age_s):
         starts.setdefault(path.name.split(".")[2], []).append(path)
@@ -154,7 +154,7 @@ def _drop_old(directory: Path, process: Process) -> None:
 def _age_s(path: Path) -> float:
     try:
         return time.time() - path.stat().st_mtime
-    except FileNotFoundError:  # it has just become the older part, or another start has removed it
+    except FileNotFoundError:  # just renamed to the older part, or removed by another start
         return 0.0
 
 
@@ -163,7 +163,7 @@ def _file_name(process: Process) -> str:
 
 
 def _owner(process: Process) -> str:
-    """Other than its id, which may have anything in it."""
+    """Build the file name's prefix; differs from the process id, which may hold any character."""
     return f"{process.role}.{re.sub(r'[^A-Za-z0-9_-]', '_', process.id)}"
 
 
@@ -174,7 +174,7 @@ def _header(process: Process) -> dict[str, Any]:
 
 
 def _boot() -> str:
-    """Processes of the same one have the same monotonic clock."""
+    """Return the boot id; processes of the same boot share a monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

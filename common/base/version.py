@@ -1,4 +1,4 @@
-"""The version of Baton: that of the package, and the commit that it was made of or is checked out at."""
+"""The version of Baton: the package's release and the commit that was built or is checked out."""
 
 from importlib import metadata
 from pathlib import Path
@@ -8,10 +8,10 @@ COMMIT_CHARS = 9
 
 
 def commit_of(root: Path) -> str:
-    """Return the first characters of the commit that a checkout is at; empty where `root` is no checkout."""
+    """Return the first characters of a checkout's commit; empty where `root` is no checkout."""
     try:
         git = root / ".git"
-        if git.is_file():  # of a worktree, whose branches are those of the repository
+        if git.is_file():  # a worktree, whose branches are in the repository
             git = root / git.read_text().partition(":")[2].strip()
         head = (git / "HEAD").read_text().strip()
         return (_resolved(git, head.removeprefix("ref: ")) if head.startswith("ref: ") else head)[:COMMIT_CHARS]
@@ -28,7 +28,7 @@ def _resolved(git: Path, ref: str) -> str:
 
 
 def _version() -> str:
-    """Ask the checkout that this file is in, else the installed package: an editable one is as old as its install."""
+    """Ask the checkout of this file, else the installed package; an editable package is as old as its install."""
     if commit := commit_of(Path(__file__).parents[2]):
         return f"{RELEASE}+g{commit}"
     try:

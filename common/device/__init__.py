@@ -1,1 +1,1 @@
-"""What both workers compute on: the device with a model and a pool on it, prompt steps, tokens on their way back."""
+"""Computation on a worker's device: the model and its KV pool, prompt steps, and tokens on the way back."""

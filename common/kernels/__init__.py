@@ -1,4 +1,4 @@
-"""One Triton operation a file: the kernel and its checked launcher. Its reference is in `common.ops.reference`.
+"""Triton operations, a file each: the kernel and its checked launcher. References are in `common.ops.reference`.
 
 Knows torch and triton only.
 """

@@ -1,4 +1,4 @@
-"""KV blocks: ids (`blocks`), memory (`pool`) and their move between processes (`transport` and one file each).
+"""KV blocks: ids (`blocks`), memory (`pool`) and transport between processes (`transport`, a file for each kind).
 
 Knows no models and no sockets.
 """

@@ -1,4 +1,4 @@
-"""Ids of blocks: which are somebody's to use, and which a peer has. No memory, no torch."""
+"""Ids of blocks: checks of a peer's ids, and the allocator's interface. No memory, no torch."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -15,40 +15,40 @@ def check_sources(block_ids: Sequence[int], num_blocks: int) -> None:
 
 
 class Allocator(Protocol):
-    """Hands out block ids; nothing that it says or does waits. Counts are by group."""
+    """Allocator of block ids; never waits. Counts are by group."""
 
     shape: PoolShape
     capacity: Counts
-    """Blocks that can be had at most."""
+    """Largest number of blocks that can be allocated."""
 
     @property
     def num_free(self) -> Counts:
-        """Blocks that can be had now."""
+        """Blocks available now."""
         ...
 
     @property
     def num_unused(self) -> Counts:
-        """Blocks of the pool that this worker makes no use of."""
+        """Blocks of the pool that this worker does not use."""
         ...
 
     def has(self, counts: Counts) -> bool:
-        """Whether so many can be had now, of every group."""
+        """Tell whether `counts` blocks are available now."""
         ...
 
     def fetch(self, counts: Counts) -> bool:
-        """The same; if not, and others have some, they are asked for."""
+        """Tell whether `counts` blocks are available now; if not, ask other workers for some."""
         ...
 
     def is_exhausted(self) -> bool:
-        """Whether what is missing now will not come but by blocks that are freed here."""
+        """Tell whether only blocks freed by this worker can end the lack."""
         ...
 
     def allocate(self, counts: Counts) -> list[list[int]]:
-        """So many blocks of each group, or OutOfBlocks and none."""
+        """Take blocks of each group; raises OutOfBlocks, and takes none, if some are not available."""
         ...
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Take blocks back that no launched step touches; raises KVError when one is not in use."""
+        """Take back blocks that no launched step touches; raises KVError for a block not in use."""
         ...
 
     def check(self, owned: Iterable[Iterable[int]]) -> None:

@@ -1,4 +1,4 @@
-"""Blocks of one prompt on their way here, in one pull or several."""
+"""Copies of a prompt's blocks into this worker's pool, in a pull or several."""
 
 from collections.abc import Sequence
 from operator import mul
@@ -12,14 +12,14 @@ from common.wire.values.pool_shape import PoolShape
 
 
 class Missing(NamedTuple):
-    """What is still to be copied, and where to."""
+    """Blocks still to copy, and their targets."""
 
     source_ids: list[int]
     target_ids: list[int]
 
 
 def missing(tables: Tables, source_ids: Sequence[Sequence[int]], here: Sequence[Sequence[int]]) -> Missing:
-    """Blocks of a prompt in a source, by group and place; these tables have as many of the first as are `here`."""
+    """Return blocks of a prompt not yet copied; each table's first blocks match `here`, by group."""
     rest, targets = list[int](), list[int]()
     for table, ids, of_group in zip(tables, source_ids, here, strict=True):
         rest += ids[len(of_group) :]
@@ -28,16 +28,16 @@ def missing(tables: Tables, source_ids: Sequence[Sequence[int]], here: Sequence[
 
 
 class Copies:
-    """Pulls into the blocks of one prompt; `problem` says why some of it will not arrive, if that is so."""
+    """Pulls of a prompt's blocks; `problem` tells why some will not arrive."""
 
     def __init__(self) -> None:
         self.problem = ""
-        self.num_pulls = self.num_bytes = 0  # that have arrived
-        self.seconds = 0.0  # that those took
-        self._under_way: list[tuple[Pull, int]] = []  # with the bytes of each
+        self.num_pulls = self.num_bytes = 0  # arrived
+        self.seconds = 0.0  # spent on arrived pulls
+        self._under_way: list[tuple[Pull, int]] = []  # pulls and their bytes
 
     def start(self, source_pool: PeerPool, source_ids: list[int], pool: KVPool, target_ids: list[int]) -> None:
-        """Begin to pull; a pull that cannot begin is a problem."""
+        """Begin a pull; a failure to begin sets `problem`."""
         try:
             self._under_way.append(
                 (source_pool.pull(source_ids, pool, target_ids), _num_bytes(source_pool.shape, source_ids))
@@ -46,7 +46,7 @@ class Copies:
             self.problem = str(error)
 
     def over(self) -> bool:
-        """Whether nothing is under way any more: all has arrived, or there is a problem."""
+        """Tell whether no pull is under way; all blocks have arrived unless `problem` is set."""
         self._under_way = [under_way for under_way in self._under_way if not self._ended(*under_way)]
         return not self._under_way
 

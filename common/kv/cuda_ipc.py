@@ -1,7 +1,7 @@
-"""Pools in GPU memory, mapped through a CUDA IPC handle of their memory server, on the same GPU or another one.
+"""Pools in GPU memory, mapped through a memory server's CUDA IPC handle, from the same GPU or another.
 
-A pull is a kernel for each group of blocks that gathers them over the mapping, on a stream of its own; nobody waits for
-it, `done` polls an event.
+A pull launches a gather kernel for each group over the mapping, on a stream of its own. The caller does not wait:
+`done` polls an event.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ class CudaPeerPool:
             raise
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "CudaPull":
-        """One gather kernel for each group that has some."""
+        """Launch a gather kernel for each group with blocks."""
         check_sources(source_ids, self.shape.num_ids)
         groups = pairs_by_group(self.shape, source_ids, target.shape, target_ids)
         pinned = [torch.tensor(pair, dtype=torch.int32).pin_memory() for pair in groups]  # each [2, num_pulled]
@@ -92,10 +92,10 @@ def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def _mapped_bytes(address: int) -> int | None:
-    """How much is mapped from there on; None where the driver cannot say."""
+    """Return the number of mapped bytes from an address on; None if the driver cannot tell."""
     try:
         status, base, num_bytes = driver.cuMemGetAddressRange(address)
-    except RuntimeError:  # it has no such function
+    except RuntimeError:  # the driver lacks the function
         return None
     return int(base) + int(num_bytes) - address if status == driver.CUresult.CUDA_SUCCESS else None
 

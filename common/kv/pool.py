@@ -1,4 +1,4 @@
-"""The memory of KV blocks, shaped by groups. Knows bytes, not who owns them (see `blocks`)."""
+"""Memory of KV blocks, shaped by groups. Knows bytes, not owners (see `blocks`)."""
 
 from contextlib import nullcontext
 
@@ -22,12 +22,15 @@ class KVPool:
             self.caches.append(used.view(DTYPES[group.dtype]).view(count, *group.block_shape))
 
     def block(self, block_id: int) -> Tensor:
-        """`[block_bytes]` uint8."""
+        """Return the memory of a block: `[block_bytes]` uint8."""
         number = self.shape.group_of(block_id)
         return self.blocks[number][block_id - self.shape.proof_ids[number]]
 
     def read_block(self, block_id: int) -> bytes:
-        """The bytes of one block, on the host; what wrote them must be over, and nothing else is waited for."""
+        """Return the bytes of a block, on the host.
+
+        Writes of the block must be over. Does not wait for other work.
+        """
         block = self.block(block_id)
         with torch.cuda.stream(torch.cuda.Stream(block.device)) if block.is_cuda else nullcontext():
             return bytes(block.cpu().numpy())

@@ -1,4 +1,4 @@
-"""Proof that blocks really travel: when two workers meet, a known block is pulled and compared."""
+"""Proof that blocks travel between two workers: a known block is pulled and compared."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -13,21 +13,21 @@ from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape
 
 Proof = Generator[None, None, float]
-"""A proof under way: to be resumed again and again, as it never waits; its value is GB/s."""
+"""A proof under way: a generator to resume again and again; never waits. Its value is GB/s."""
 
 PROOF_TIMEOUT_S = 2.0
-"""A pull takes milliseconds."""
+"""Longest wait for blocks, and for a pull, which takes milliseconds."""
 _MEASURED_BYTES = {"cuda": 256 * 1024 * 1024, "cpu": 16 * 1024 * 1024}
 _AT_MOST = 16
-"""Of a pool, a proof takes one part in so many: it shows in heartbeats as blocks in use."""
+"""A proof takes at most 1/16 of a pool, because heartbeats count its blocks as used."""
 _REPEATS = 3
 
 
 def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator) -> Proof:
-    """Pull the proof block of each group of that pool into one of ours and compare, then time a larger pull.
+    """Pull and compare the proof block of each group, then time a larger pull.
 
-    Raises TransferFailed when the bytes differ or do not arrive in time, or there is no block to pull into. What it
-    borrows it gives back, also when it is closed.
+    Raises TransferFailed if bytes differ or are late, or no block is free to pull into. Borrowed blocks are given back,
+    also when the generator is closed.
     """
     theirs, shape = peer.shape, ours.shape
     measured = _measured(ours, theirs, allocator)
@@ -53,14 +53,17 @@ def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator)
 
 
 def _measured(ours: KVPool, theirs: PoolShape, allocator: Allocator) -> Counts:
-    """Blocks of each group to time a pull of, beside the proof blocks."""
+    """Return the blocks of each group to pull for timing."""
     num_bytes = _MEASURED_BYTES[ours.blocks[0].device.type] // len(ours.blocks)
     wanted = (num_bytes // group.block_bytes for group in ours.layout.groups)
     return tuple(map(min, wanted, theirs.capacity, (count // _AT_MOST for count in allocator.capacity)))
 
 
 def _room(allocator: Allocator, num_wanted: Counts) -> Iterator[None]:
-    """Until there are so many blocks to copy into, or at least one of each group after a while."""
+    """Yield until `num_wanted` blocks are available; after a timeout, one of each group is enough.
+
+    Raises TransferFailed if even those are not available.
+    """
     deadline_s = time.monotonic() + PROOF_TIMEOUT_S
     while not allocator.fetch(num_wanted):
         is_late = time.monotonic() > deadline_s

@@ -1,6 +1,6 @@
-"""Pools in host memory, for workers on a CPU: files without a name, of which a pull reads.
+"""Pools in host memory, for workers on a CPU: anonymous files, read by pulls.
 
-Were one mapped that becomes shorter, it would end this process with SIGBUS.
+The files are not mapped, because a mapped file that shrinks would end the process with SIGBUS.
 """
 
 import os
@@ -16,7 +16,7 @@ from common.memory.client.client import PoolClaim
 
 
 class ShmPeerPool:
-    """A peer's memory, as a file."""
+    """A peer's pool as a file."""
 
     def __init__(self, claim: PoolClaim, worker_id: str) -> None:
         if claim.descriptor is None:
@@ -25,7 +25,7 @@ class ShmPeerPool:
         self.descriptor, self.shape, self.worker_id = claim.descriptor, claim.shape, worker_id
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
-        """Copies before it returns: on a CPU there is nobody else to do it."""
+        """Copy before returning, because a CPU has no asynchronous copies."""
         check_sources(source_ids, self.shape.num_ids)
         begin_s = time.perf_counter()
         for number, (sources, targets) in enumerate(pairs_by_group(self.shape, source_ids, target.shape, target_ids)):
@@ -38,7 +38,7 @@ class ShmPeerPool:
         return FinishedPull(time.perf_counter() - begin_s)
 
     def close(self) -> None:
-        """The file is the caller's."""
+        """Do nothing, because the caller owns the file."""
 
 
 class FinishedPull:

@@ -1,7 +1,7 @@
-"""How KV blocks get from a prefill worker's pool into a decode worker's: the protocol and the choices.
+"""Transport of KV blocks from a prefill worker's pool to a decode worker's: interface and choice.
 
-The decode worker pulls. A transport is one file with a `Transport` in it and one line in `TRANSPORTS`: how memory of
-another process's memory server is mapped. Nothing is sent per request but block ids.
+The decode worker pulls. A transport is a file with a `Transport`, and a line in `TRANSPORTS`; it maps memory of another
+memory server. Requests send only block ids.
 """
 
 import importlib
@@ -22,11 +22,11 @@ class Pull(Protocol):
     """A copy of blocks under way."""
 
     def done(self) -> bool:
-        """True once every byte has arrived; raises TransferFailed when no more will be written, yet some is missing."""
+        """Tell whether every byte has arrived; raises TransferFailed if bytes are missing and none will come."""
         ...
 
     def duration_s(self) -> float:
-        """How long a copy that is done took, in seconds."""
+        """Return the duration of a finished copy, in seconds."""
         ...
 
 
@@ -36,9 +36,9 @@ class PeerPool(Protocol):
     shape: PoolShape
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
-        """Start copying whole blocks, each into one of the same group, which are in the same order in both lists.
+        """Begin to copy whole blocks, in order, each to a block of equal group; return at once.
 
-        Returns at once. Raises TransferFailed when it cannot, as for ids of no block.
+        Raises TransferFailed if the copy cannot begin, for example for invalid ids.
         """
         ...
 
@@ -48,14 +48,14 @@ class PeerPool(Protocol):
 
 
 class Transport(Protocol):
-    """One way of moving blocks."""
+    """A way of moving blocks."""
 
     name: str
 
     def open_peer(self, claim: PoolClaim, worker_id: str, device: torch.device) -> PeerPool:
-        """Map the pool of a worker there; raises TransferFailed naming the reason and the remedy.
+        """Map the pool of a worker; raises TransferFailed with reason and remedy.
 
-        The claim's descriptor, if it has one, stays the caller's, who closes it after the pool.
+        The claim's descriptor stays the caller's, who closes it after the pool.
         """
         ...
 
@@ -73,7 +73,10 @@ TRANSPORTS = {
 
 
 def make_transport(name: str, device: torch.device) -> Transport:
-    """The transport called `name`; `auto` and `none` take the one whose memory lives on `device`."""
+    """Return the transport called `name`; `auto` and `none` mean the transport for `device`.
+
+    Raises ConfigError if the transport does not fit the device.
+    """
     if name in ("auto", "none"):
         name = next(known for known, choice in TRANSPORTS.items() if choice.device_type == device.type)
     choice = TRANSPORTS[name]
@@ -86,7 +89,10 @@ def make_transport(name: str, device: torch.device) -> Transport:
 def pairs_by_group(
     theirs: PoolShape, source_ids: list[int], ours: PoolShape, target_ids: list[int]
 ) -> list[tuple[Sequence[int], Sequence[int]]]:
-    """Blocks to copy and those to copy into, counted within each group; raises TransferFailed if groups differ."""
+    """Return source and target blocks of each group, counted within the group.
+
+    Raises TransferFailed if the numbers of blocks differ in a group.
+    """
     sources, targets = theirs.within_groups(source_ids), ours.within_groups(target_ids)
     if [len(ids) for ids in sources] != [len(ids) for ids in targets]:
         raise TransferFailed(
@@ -97,7 +103,7 @@ def pairs_by_group(
 
 
 def check_size(claim: PoolClaim, worker_id: str, num_bytes: int) -> None:
-    """Raise TransferFailed when memory of `num_bytes` is smaller than the pool that is said to be there."""
+    """Raise TransferFailed if memory of `num_bytes` is smaller than the claimed pool."""
     if num_bytes < claim.num_bytes:
         raise TransferFailed(
             f"the pool of worker {worker_id} has {shown(claim.shape.num_blocks)} blocks, which are {claim.num_bytes} "
@@ -106,7 +112,7 @@ def check_size(claim: PoolClaim, worker_id: str, num_bytes: int) -> None:
 
 
 def check_compatible(export: KVPoolExport, target: KVPool, transport: str) -> None:
-    """Raise LayoutMismatch naming every difference between a peer's pool and ours."""
+    """Raise LayoutMismatch with all differences between a peer's pool and ours."""
     differences = target.layout.differences(export.layout)
     if export.transport != transport:
         differences.append(f"transport: {export.transport!r} there, {transport!r} here")

@@ -1,4 +1,4 @@
-"""Memory that outlives the workers that use it: one small process for each device owns it, and workers map it.
+"""Memory with a life beyond workers: a small process for each device owns the memory, and workers map regions.
 
-`server` and all it needs are torch-free; `client` is what workers have of it, `mapping` makes tensors of it.
+`server` and its imports are torch-free. `client` is the worker's side; `client.mapping` makes tensors.
 """

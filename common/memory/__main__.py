@@ -36,9 +36,9 @@ It ends with SIGTERM; workers whose memory server is gone finish what they have 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process; returns its exit status: 0, or 2 for a setting that is wrong.
+    """Run the process; return its exit status: 0, or 2 for a wrong setting.
 
-    One that workers start for all of them is not needed, and that is no error, where there is another.
+    A server started by a worker (`memory.linger_s` is set) exits with 0 if another server has the socket.
     """
     prog = "python -m common.memory"
     try:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _backing(device: str) -> Backing:
-    """Of `cpu` or `cuda:N`; raises ConfigError."""
+    """Return the backing of `cpu` or `cuda:N`; raises ConfigError."""
     return HostBacking() if device == "cpu" else CudaBacking(int(device.partition(":")[2]))
 
 

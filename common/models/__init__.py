@@ -1,4 +1,4 @@
-"""One architecture a file, named by `model_type` in config.json.
+"""Model architectures, a file for each `model_type` of config.json.
 
-Models know no kernels: they call the ops handed to them.
+Models know no kernels, because the caller hands over the ops.
 """

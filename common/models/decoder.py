@@ -1,6 +1,6 @@
-"""The dense decoder that Qwen3 and Llama 3 share: grouped-query attention and a gated MLP, pre-norm.
+"""Dense decoder shared by Qwen3 and Llama 3: grouped-query attention and a gated MLP, pre-norm.
 
-An architecture file turns its config.json into a `DecoderConfig`; what differs between them is data.
+An architecture file turns its config.json into a `DecoderConfig`; architectures differ only in data.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from common.ops.base import AttentionWeights, ForwardBatch, Ops, Residual
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What the forward pass needs to know; all sizes in elements."""
+    """Settings of the forward pass; all sizes in elements."""
 
     vocab_size: int
     hidden_size: int
@@ -28,11 +28,11 @@ class DecoderConfig:
     tied_embeddings: bool
     qk_norm: bool
     inverse_frequencies: tuple[float, ...]  # [head_dim / 2], radians a position
-    dtype: str  # the checkpoint's own
+    dtype: str  # of the checkpoint
 
 
 class Piece(NamedTuple):
-    """One checkpoint tensor and where it lies in ours: rows `[begin, begin + shape[0])`."""
+    """A checkpoint tensor and its place in a stacked tensor: rows `[begin, begin + shape[0])`."""
 
     checkpoint_name: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class LayerWeights:
 
 
 def weight_pieces(config: DecoderConfig) -> dict[str, list[Piece]]:
-    """Our tensors by name, each with the checkpoint tensors that are stacked into it."""
+    """Return the checkpoint tensors stacked into each of the decoder's tensors, by the decoder tensor's name."""
     pieces = {
         "embed": [Piece("model.embed_tokens.weight", (config.vocab_size, config.hidden_size), 0)],
         "norm": [Piece("model.norm.weight", (config.hidden_size,), 0)],
@@ -89,7 +89,7 @@ def _layer_pieces(config: DecoderConfig, prefix: str) -> dict[str, list[Piece]]:
 
 
 def rope_table(config: DecoderConfig, max_positions: int, device: torch.device) -> Tensor:
-    """Cosines then sines of every position's half angles: `[max_positions, head_dim]` fp32."""
+    """Return cosines, then sines, of every position's half angles: `[max_positions, head_dim]` fp32."""
     frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
@@ -99,8 +99,8 @@ class Decoder:
     """Weights and the forward pass over them.
 
     Args:
-        tensors: as named by `weight_pieces`, on one device and of one dtype.
-        max_positions: longest sequence that will be served, in tokens.
+        tensors: as named by `weight_pieces`, all on the same device and of the same dtype.
+        max_positions: longest sequence served, in tokens.
     """
 
     def __init__(self, config: DecoderConfig, tensors: dict[str, Tensor], max_positions: int) -> None:
@@ -132,15 +132,15 @@ class Decoder:
         )
 
     def forward(self, batch: ForwardBatch, ops: Ops) -> Tensor:
-        """Logits of the tokens that `batch` wants, fp32 `[num_wanted, vocab]`; K and V of all tokens are written."""
+        """Write K and V of all tokens; return logits of the tokens wanted by `batch`, fp32 `[num_wanted, vocab]`."""
         return self.logits(self.hidden(batch, ops), ops)
 
     def logits(self, x: Residual, ops: Ops) -> Tensor:
-        """Of what `hidden` gave, or of some of it: fp32 `[num_tokens, vocab]`."""
+        """Return logits of all or some rows of the result of `hidden`: fp32 `[num_tokens, vocab]`."""
         return ops.logits(x, self.norm, self.config.norm_eps, self.lm_head)
 
     def hidden(self, batch: ForwardBatch, ops: Ops) -> Residual:
-        """The tokens that `batch` wants behind the last layer; K and V of all tokens are written."""
+        """Write K and V of all tokens; return the residual stream of the wanted tokens behind the last layer."""
         eps, last_layer = self.config.norm_eps, len(self.layers) - 1
         batch = ops.begin(batch, self.config.num_q_heads)
         x = ops.embed(batch.token_ids, self.embed)
@@ -148,7 +148,7 @@ class Decoder:
             qkv = ops.norm_linear(x, layer.attention_norm, eps, layer.qkv)
             if layer_id == last_layer and batch.last_tokens is not None:
                 attended = ops.attention_of_last(qkv, layer.attention, layer_id, batch)
-                x = Residual(x.rows[batch.last_tokens])  # of the others nobody reads more than K and V
+                x = Residual(x.rows[batch.last_tokens])  # only K and V of the other tokens are needed
             else:
                 attended = ops.attention(qkv, layer.attention, layer_id, batch)
             x = ops.linear_add(attended, layer.o, x)

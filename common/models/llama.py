@@ -1,4 +1,4 @@
-"""Llama 3, 3.1, 3.2 and 3.3, with the RoPE scaling that 3.1 introduced."""
+"""Llama 3, 3.1, 3.2 and 3.3, with the RoPE scaling introduced by 3.1."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
-    """The forward pass's config; raises ModelError for a setting that this file does not compute."""
+    """Return the config of the forward pass; raises ModelError for an unsupported setting."""
 
     def scaled(frequencies: list[float], scaling: dict[str, Any]) -> list[float]:
         return _scaled(frequencies, scaling, settings.where)
@@ -20,7 +20,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
 
 
 def _scaled(frequencies: list[float], scaling: dict[str, Any], where: str) -> list[float]:
-    """Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    """Scale by Llama 3.1's rule: stretch long wavelengths by `factor`, keep short ones, blend those between."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return frequencies

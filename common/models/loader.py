@@ -1,4 +1,4 @@
-"""A model directory -> a model on a device. The architecture is the module named by `model_type`."""
+"""Load a model directory onto a device; the architecture is the module named by `model_type`."""
 
 import importlib
 import pkgutil
@@ -20,17 +20,17 @@ _SHARED = {"decoder", "loader", "settings", "upload", "weights"}
 
 
 def architectures() -> list[str]:
-    """The `model_type`s that can be served: one module each."""
+    """Return the supported values of `model_type`, sorted; each names a module."""
     return sorted(module.name for module in pkgutil.iter_modules(common.models.__path__) if module.name not in _SHARED)
 
 
 def read_config(model_dir: Path) -> DecoderConfig:
-    """The decoder's config from config.json; raises ModelError for what cannot be served."""
+    """Return the decoder's config from config.json; raises ModelError for an unsupported model."""
     return decoder_config(Settings.read(model_dir))
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
-    """The same from what was read."""
+    """Return the decoder's config from settings already read; raises ModelError for an unsupported model."""
     model_type = settings.values.get("model_type")
     known = architectures()
     if model_type not in known:
@@ -45,7 +45,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
 
 
 def resolve_dtype(choice: str, config: DecoderConfig, device: torch.device) -> str:
-    """`auto` is the checkpoint's half precision on a GPU and float32 on a CPU."""
+    """Resolve `auto` to the checkpoint's half precision on a GPU (else bfloat16), and to float32 on a CPU."""
     if choice != "auto":
         return choice
     if device.type == "cpu":
@@ -54,14 +54,14 @@ def resolve_dtype(choice: str, config: DecoderConfig, device: torch.device) -> s
 
 
 def resolve_max_len(section: ModelSection, config: DecoderConfig) -> int:
-    """Longest sequence served, in tokens."""
+    """Return the longest sequence served, in tokens; raises ConfigError if the model has fewer positions."""
     if section.max_len > config.max_positions:
         raise ConfigError(f"model.max_len = {section.max_len}: the model has {config.max_positions} positions")
     return section.max_len or config.max_positions
 
 
 def model_bytes(config: DecoderConfig, dtype: str) -> int:
-    """Of its weights, where they lie in one region."""
+    """Return the size of the weights in one region, alignment included."""
     return weights_layout(weight_pieces(config), DTYPES[dtype]).num_bytes
 
 

@@ -8,7 +8,7 @@ from common.models.settings import Settings, dense_config
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
-    """The forward pass's config; raises ModelError for a setting that this file does not compute."""
+    """Return the config of the forward pass; raises ModelError for an unsupported setting."""
     settings.refuse("use_sliding_window", False)
 
     def unscaled(frequencies: list[float], scaling: dict[str, Any]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Reading config.json: typed look-ups whose errors name the key, the value and what would do."""
+"""Typed look-ups in config.json, whose errors name the key, the value and the values accepted."""
 
 import json
 from collections.abc import Callable
@@ -13,13 +13,13 @@ MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_WIDTH = 1 << 24
-"""Of a layer, or of the vocabulary."""
+"""Elements of a layer's width, or tokens of the vocabulary."""
 Scale = Callable[[list[float], dict[str, Any]], list[float]]
-"""(plain rotary frequencies, scaling table of config.json) -> the frequencies to use."""
+"""Maps plain rotary frequencies and the scaling table of config.json to the frequencies used."""
 
 
 class Settings:
-    """A config.json."""
+    """Contents of a config.json; `where` is the file's path, for errors."""
 
     def __init__(self, values: dict[str, Any], where: str) -> None:
         self.values = values
@@ -37,7 +37,7 @@ class Settings:
         return Settings(values, str(path))
 
     def count(self, key: str, most: int, default: int | None = None) -> int:
-        """A whole number of 1 to `most`: what is far beyond any model is a broken file."""
+        """Return a whole number of 1 to `most`; raises ModelError beyond, because no model is as large."""
         value = self.values.get(key)
         if value is None and default is not None:
             value = default
@@ -60,7 +60,7 @@ class Settings:
         return bool(value)
 
     def refuse(self, key: str, wanted: object, table: dict[str, Any] | None = None) -> None:
-        """Raise unless `key` is absent, null or `wanted`: the setting would change the computation.
+        """Raise ModelError unless `key` is absent, null or `wanted`: another value would change the computation.
 
         `table`: where to look, config.json itself by default.
         """
@@ -72,7 +72,7 @@ class Settings:
             )
 
     def refuse_other_layers(self) -> None:
-        """Raise unless all layers attend to the whole context, if config.json says what they do."""
+        """Raise ModelError if config.json names layers that do not attend to the whole context."""
         kinds = self.values.get("layer_types")
         if kinds is None:
             return
@@ -86,7 +86,7 @@ class Settings:
             )
 
     def head_dim(self, hidden_size: int, num_q_heads: int) -> int:
-        """Size of a head, by default an equal share of the hidden size."""
+        """Return the size of a head, by default an equal share of the hidden size."""
         if self.values.get("head_dim") is None and hidden_size % num_q_heads:
             raise ModelError(
                 f"{self.where}: hidden_size = {hidden_size} cannot be divided among {num_q_heads} heads; "
@@ -98,7 +98,7 @@ class Settings:
         return head_dim
 
     def rope(self) -> tuple[float, dict[str, Any]]:
-        """The rotary base and the scaling table, from either of the two spellings in use."""
+        """Return the rotary base and the scaling table, from either spelling in use."""
         table = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
         if not isinstance(table, dict):
             raise ModelError(f"{self.where}: rope_parameters = {table!r:.200}, an object is needed")
@@ -110,12 +110,12 @@ class Settings:
         return float(base), table
 
     def dtype(self) -> str:
-        """The checkpoint's own dtype; bfloat16 when it does not say."""
+        """Return the checkpoint's dtype; bfloat16 if config.json names none."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "bfloat16")
 
 
 def is_positive(value: object) -> TypeGuard[int | float]:
-    """Whether a value of a JSON file is a number above 0, and none whose powers and quotients overflow.
+    """Tell whether a JSON value is a number above 0 whose powers and quotients do not overflow.
 
     Python's parser lets NaN, Infinity and whole numbers of any length pass.
     """
@@ -123,10 +123,10 @@ def is_positive(value: object) -> TypeGuard[int | float]:
 
 
 def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale: Scale) -> DecoderConfig:
-    """The config of a dense decoder, from the keys that its architectures share.
+    """Return the config of a dense decoder, from the keys common to all dense architectures.
 
     Args:
-        default_eps: of the norms, where config.json does not say.
+        default_eps: epsilon of the norms if config.json names none.
         qk_norm: query and key heads are normed before the rotation.
         scale: the architecture's change to the rotary frequencies, given the scaling table of config.json.
     """
@@ -156,5 +156,5 @@ def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale
 
 
 def inverse_frequencies(base: float, head_dim: int) -> list[float]:
-    """Rotary frequencies of plain RoPE, radians a position: `[head_dim / 2]`."""
+    """Return rotary frequencies of plain RoPE, in radians a position: `[head_dim / 2]`."""
     return [float(base ** (-2.0 * i / head_dim)) for i in range(head_dim // 2)]

@@ -1,9 +1,8 @@
-"""Parts of files -> tensors on a device: several threads read, and what is read is copied meanwhile.
+"""Upload of parts of files to tensors on a device: each of several threads reads while its last read is copied.
 
-Files are read, not mapped: a read copies out of the page cache at memory speed, where a mapping
-takes a fault every few pages and counts as memory of this process. Host memory is bounded by the
-staging slots, pinned for a GPU; they go back to the system at the end, which is why they do not
-come from torch's pinned allocator: that one keeps what it has.
+Files are read, not mapped: a read copies out of the page cache at memory speed. A mapping takes a fault every few pages
+and counts as memory of the process. Host memory is bounded by the staging slots, pinned for a GPU. The slots go back to
+the system at the end, so torch's pinned allocator is not used, because that allocator keeps its memory.
 """
 
 import mmap
@@ -23,7 +22,7 @@ from torch import Tensor
 from common.base.errors import ModelError
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes loaded, bytes in all), as they are on the device."""
+"""Called with (bytes on the device, bytes in all)."""
 
 NUM_THREADS = 4
 SLOTS_PER_THREAD = 2
@@ -32,7 +31,7 @@ SLOT_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Elements of one file from byte `offset` on, and the tensor that they fill."""
+    """Elements of a file from byte `offset` on, and the tensor to fill."""
 
     path: Path
     offset: int
@@ -44,7 +43,7 @@ class Part:
         return self.target.numel() * self.dtype.itemsize
 
     def split(self, max_bytes: int) -> Iterator["Part"]:
-        """The same in parts of at most `max_bytes`."""
+        """Yield the part in pieces of at most `max_bytes`."""
         step = max_bytes // self.dtype.itemsize
         for begin in range(0, self.target.numel(), step):
             offset = self.offset + begin * self.dtype.itemsize
@@ -52,12 +51,12 @@ class Part:
 
 
 class Upload:
-    """Fills targets from construction on; they are complete when `wait` returns.
+    """An upload that fills targets from construction on; targets are complete when `wait` returns.
 
-    As a context, it is given up when something fails inside.
+    As a context, the upload is given up when something fails inside.
 
     Args:
-        parts: with contiguous targets on `device`, whose memory nobody else uses meanwhile.
+        parts: with contiguous targets on `device`, whose memory has no other user meanwhile.
     """
 
     def __init__(self, parts: Sequence[Part], device: torch.device, progress: Progress) -> None:
@@ -75,13 +74,13 @@ class Upload:
         self.futures = [self.pool.submit(self._work) for _ in range(NUM_THREADS)]
 
     def wait(self) -> None:
-        """Return when all is on the device; raises ModelError for a file that cannot be read."""
+        """Return when all targets are on the device; raises ModelError for an unreadable file."""
         with self.opened, self.pool:
             for future in self.futures:
                 future.result()
 
     def cancel(self) -> None:
-        """Read nothing more; targets hold whatever they hold."""
+        """Stop reading; targets keep partial contents."""
         with self.lock:
             self.parts = iter(())
         with self.opened:
@@ -126,7 +125,7 @@ class Upload:
 
 
 class _Slot:
-    """Memory for one part on its way."""
+    """Staging memory for a part between file and device."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.device = device
@@ -137,7 +136,7 @@ class _Slot:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
 
     def read(self, file: int, part: Part) -> None:
-        """Read a part once the last one has been copied out."""
+        """Read a part, once the slot's last part has been copied out."""
         self._settle()
         view, begin = memoryview(self.memory)[: part.num_bytes], 0
         while begin < part.num_bytes:
@@ -150,10 +149,10 @@ class _Slot:
             begin += num_read
 
     def copy_to(self, target: Tensor, dtype: torch.dtype) -> None:
-        """Start copying what was read, as elements of `dtype`."""
+        """Start copying the part just read, as elements of `dtype`."""
         source = self.bytes[: target.numel() * dtype.itemsize].view(dtype)
         if dtype != target.dtype:
-            source = source.to(self.device, non_blocking=True)  # converted there
+            source = source.to(self.device, non_blocking=True)  # converted on the device
         target.copy_(source, non_blocking=True)
         if self.device.type == "cuda":
             self.copied = torch.cuda.Event()

@@ -1,7 +1,7 @@
-"""Safetensors files -> our stacked tensors on a device, every name and shape checked.
+"""Load safetensors files into stacked tensors on a device; every name and shape is checked.
 
-A checkpoint is checked as a whole before anything is loaded: one error names all tensors that are
-missing, unexpected or of another shape. safetensors checks the files; their bytes are read by `upload`.
+A checkpoint is checked as a whole before anything is loaded: a single error names all missing, unexpected or misshapen
+tensors. safetensors checks the files; `upload` reads the bytes.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from common.base.errors import ModelError
 from common.models.decoder import Piece
 from common.models.upload import Part, Progress, Upload
 
-# Buffers that old checkpoints carry although they follow from the config.
+# Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _SHOWN = 5
@@ -31,7 +31,7 @@ ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class WeightsLayout:
-    """Where each of our tensors lies in one region of memory."""
+    """Places of the stacked tensors in one region of memory."""
 
     pieces: dict[str, list[Piece]]
     dtype: torch.dtype
@@ -40,12 +40,12 @@ class WeightsLayout:
 
     @property
     def name(self) -> str:
-        """The same for layouts that put the same tensors into the same places."""
+        """Return a digest, equal for layouts with the same tensors at the same places."""
         described = [(name, _stacked_shape(stacked), self.offsets[name]) for name, stacked in self.pieces.items()]
         return hashlib.sha256(repr([str(self.dtype), described]).encode()).hexdigest()[:16]
 
     def tensors(self, region: Tensor) -> dict[str, Tensor]:
-        """Views of a region `[num_bytes]` uint8."""
+        """Return views of a region `[num_bytes]` uint8, by tensor name."""
         return {name: self._view(region, name, stacked) for name, stacked in self.pieces.items()}
 
     def _view(self, region: Tensor, name: str, stacked: list[Piece]) -> Tensor:
@@ -54,7 +54,7 @@ class WeightsLayout:
 
 
 def weights_layout(pieces: dict[str, list[Piece]], dtype: torch.dtype) -> WeightsLayout:
-    """One tensor behind the other, each aligned as an allocation of its own would be."""
+    """Lay tensors out one behind the other, each aligned like a separate allocation."""
     offsets, end = {}, 0
     for name, stacked in pieces.items():
         offsets[name] = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -63,10 +63,10 @@ def weights_layout(pieces: dict[str, list[Piece]], dtype: torch.dtype) -> Weight
 
 
 class Loading(Protocol):
-    """Weights on their way; as a context, given up when something fails inside."""
+    """Weights being loaded; as a context, the loading is given up when something fails inside."""
 
     def wait(self) -> None:
-        """Return when all are there; raises ModelError for a file that cannot be read."""
+        """Return when all weights are loaded; raises ModelError for an unreadable file."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -75,14 +75,14 @@ class Loading(Protocol):
 
 
 Fill = Callable[[Tensor, Progress], Loading]
-"""Begins to load into a region."""
+"""Begins to load weights into a region."""
 
 
 class WeightsMemory(Protocol):
-    """Who owns the memory of weights."""
+    """Owner of the memory of weights."""
 
     def begin(self, layout: WeightsLayout, fill: Fill) -> tuple[Tensor, Loading]:
-        """A region `[num_bytes]` uint8, and what brings the weights there: `fill`, or what somebody else does."""
+        """Return a region `[num_bytes]` uint8, and the loading of its weights: by `fill`, or by another process."""
         ...
 
 
@@ -106,7 +106,7 @@ def load_weights(
 
 
 def _tensor_files(model_dir: Path) -> dict[str, Path]:
-    """Which file holds which checkpoint tensor."""
+    """Return the file of each checkpoint tensor."""
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         return _files_of_index(index)
@@ -123,7 +123,7 @@ def _files_of_index(index: Path) -> dict[str, Path]:
         files = {str(name): index.parent / Path(str(file)).name for name, file in weight_map.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index}: not an index of safetensors files ({error}); fetch the model again") from None
-    lost = sorted({path.name for path in files.values() if not os.path.isfile(path)})  # any name, however odd
+    lost = sorted({path.name for path in files.values() if not os.path.isfile(path)})  # isfile takes any name
     if lost:
         raise ModelError(f"{index}: names files that are not there: {_listed(lost)}; fetch the model again")
     return files
@@ -149,7 +149,7 @@ def _check_names(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Pat
 
 
 def _check_shapes(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Path]) -> dict[str, torch.dtype]:
-    """The types of the wanted tensors in their files."""
+    """Return the dtypes of the wanted tensors in their files; raises ModelError naming each tensor at fault."""
     problems, dtypes = [], {}
     with ExitStack() as opened:
         handles = {path: opened.enter_context(_opened(path)) for path in sorted(set(files.values()))}
@@ -172,7 +172,7 @@ def _check_shapes(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Pa
 
 
 def _offsets(path: Path) -> dict[str, int]:
-    """Byte of the file at which each tensor begins; safetensors has checked the header."""
+    """Return the byte of the file at which each tensor begins; safetensors has checked the header."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))

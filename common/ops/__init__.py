@@ -1,4 +1,5 @@
-"""The operations a model is written in.
+"""Operations in which models are written.
 
-`base` says what they are, `reference` what they compute, `torch_ops` runs them anywhere, `cuda_ops` fast on a GPU.
+`base` declares the operations and `reference` defines their results. `torch_ops` runs anywhere, `cuda_ops` fast on a
+GPU.
 """

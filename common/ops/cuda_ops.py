@@ -1,4 +1,4 @@
-"""The operations on a GPU: Triton kernels around products that a plan chooses for."""
+"""Operations on a GPU: Triton kernels around products chosen by a plan."""
 
 from dataclasses import replace
 from threading import Lock
@@ -37,8 +37,8 @@ class CudaOps:
 
     Args:
         kv_cache: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, the pool.
-        kernels: which implementation each operation has.
-        max_num_seqs: most sequences of a batch with one token each.
+        kernels: the implementation of each operation.
+        max_num_seqs: most sequences of a batch with a token each.
         pdl: launch kernels before their predecessors have finished; pays in a captured graph.
     """
 
@@ -48,7 +48,7 @@ class CudaOps:
         self.max_num_seqs = max_num_seqs
         self.pdl = pdl
         self._gpu = gpu_of(kv_cache.device)
-        # Planned kernels fuse norm and activation, and are made for two bytes an element.
+        # Planned kernels fuse norm and activation, and exist for two bytes an element only.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and kv_cache.element_size() == 2
         self.plans: Plans = LinearPlans(self._gpu)
@@ -56,25 +56,25 @@ class CudaOps:
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
         )
-        self._making = Lock()  # threads that compile kernels ask for the same room at once
+        self._making = Lock()  # threads that compile kernels ask for workspaces at the same time
         self._workspace: PartsWorkspace | None = None
         self._query_parts: QueryParts | None = None
         self._shared_parts: SharedParts | None = None
 
     @property
     def graph_safe(self) -> bool:
-        """Whether a decode step may be captured: the references wait for the device."""
+        """Tell whether a decode step may be captured; references cannot be, because they wait for the device."""
         kernels = self.kernels
         step = (kernels.norm, kernels.rope, kernels.activation, kernels.decode_attention)
         return all(choice == "triton" for choice in step)
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether blocks that rows share are read once: `ForwardBatch.prefixes` has an effect."""
-        return self.fuses_attention(num_q_heads=self.kv_cache.shape[4])  # or of more heads, which attention knows
+        """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
+        return self.fuses_attention(num_q_heads=self.kv_cache.shape[4])  # or more heads; `attention` knows the number
 
     def fuses_attention(self, num_q_heads: int) -> bool:
-        """Whether attention of one token a sequence, with all that precedes it, is one kernel."""
+        """Tell whether decode attention, with norm, RoPE and the write of K and V, is a single kernel."""
         chosen = self.kernels.rope == self.kernels.decode_attention == "triton"
         return chosen and self._gpu.is_hopper and is_supported(num_q_heads, self.kv_cache)
 
@@ -173,7 +173,7 @@ class CudaOps:
         )
 
     def _query_workspace(self) -> QueryParts:
-        """Made by the first prompt step, which runs before any graph is captured."""
+        """Return the workspace; made by the first prompt step, which runs before any graph is captured."""
         with self._making:
             if self._query_parts is None:
                 num_kv, head_dim = self.kv_cache.shape[4:]
@@ -239,7 +239,7 @@ class CudaOps:
         return programs_per_sm(batch.seq_lens.shape[0], self.kv_cache.shape[4], self._gpu.num_sms)
 
     def _parts_workspace(self, num_q_heads: int) -> PartsWorkspace:
-        """Made by the first decode step, which runs before any graph is captured."""
+        """Return the workspace; made by the first decode step, which runs before any graph is captured."""
         with self._making:
             if self._workspace is None:
                 num_kv, head_dim = self.kv_cache.shape[4:]
@@ -249,7 +249,7 @@ class CudaOps:
             return self._workspace
 
     def _shared_workspace(self) -> SharedParts:
-        """Made by the first step that shares, which runs before its graph is captured."""
+        """Return the workspace; made by the first step with shared prefixes, before the capture of its graph."""
         with self._making:
             if self._shared_parts is None:
                 num_kv, head_dim = self.kv_cache.shape[4:]

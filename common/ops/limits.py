@@ -1,4 +1,4 @@
-"""Which models the kernels compute: what they are not made for is refused by name when the config is read."""
+"""Limits of the kernels, checked against a model's config: an unsupported model is refused by name."""
 
 from common.base.errors import ModelError
 from common.kernels.base.operands import HEAD_DIMS, MAX_VOCAB
@@ -6,7 +6,7 @@ from common.settings.config import KernelsSection
 
 
 def check_model(kernels: KernelsSection, head_dim: int, vocab_size: int) -> None:
-    """Raise ModelError for a model that one of the chosen kernels does not compute."""
+    """Raise ModelError for a model that a chosen kernel does not compute."""
     attention = ("rope", "prefill_attention", "decode_attention")
     if head_dim not in HEAD_DIMS and (chosen := _chosen(kernels, *attention)):
         sizes = ", ".join(map(str, HEAD_DIMS))

@@ -1,4 +1,4 @@
-"""Products with weight matrices on a GPU, with what surrounds them: the plan says which kernels."""
+"""Products with weight matrices on a GPU, fused with norm, residual and gate; a plan chooses the kernels."""
 
 from collections.abc import Callable
 
@@ -21,11 +21,11 @@ SiluMul = Callable[[Tensor], Tensor]
 
 
 class FusedLinear:
-    """Runs plans.
+    """Runs plans for products.
 
     Args:
-        norm: stands in for the kernel where the norm is not fused into a product; None for the kernel itself.
-        activation: the same of SiLU(gate) * up.
+        norm: replaces the norm kernel where the norm is not fused into a product; None for the kernel.
+        activation: computes SiLU(gate) * up where the gate is not fused into a product.
     """
 
     def __init__(self, *, norm: Norm | None = None, activation: SiluMul = silu_mul) -> None:
@@ -35,7 +35,7 @@ class FusedLinear:
     def norm_linear(
         self, plan: Plan, x: Residual, norm: Tensor, eps: float, weight: Tensor, out_dtype: torch.dtype, pdl: bool
     ) -> Tensor:
-        """`rms_norm(x) @ weight.T`: `[num_tokens, n]`."""
+        """Return `rms_norm(x) @ weight.T`: `[num_tokens, n]`."""
         if plan.kind is Kind.CUBLAS:
             y = self._normed(x, norm, eps, pdl)
             return (
@@ -47,7 +47,7 @@ class FusedLinear:
         return _product(plan, self._normed(x, norm, eps, pdl), weight, out, pdl=pdl)
 
     def linear_add(self, plan: Plan, x: Tensor, weight: Tensor, residual: Residual, pdl: bool) -> Residual:
-        """`residual + x @ weight.T`, in the memory of `residual`; where K is split, the next norm adds it up."""
+        """Return `residual + x @ weight.T`, in the memory of `residual`; if K is split, the next norm adds up parts."""
         rows = residual.rows
         if plan.kind is Kind.CUBLAS:
             return Residual(torch.addmm(rows, x, weight.t(), out=rows))
@@ -55,12 +55,12 @@ class FusedLinear:
             return Residual(gemv(x, weight, rows, residual=rows, pdl=pdl, **plan.gemv_tiles))
         if plan.splits == 1:
             return Residual(_product(plan, x, weight, rows, residual=rows, pdl=pdl))
-        # In a captured graph, the graph's own memory.
+        # In a captured graph, memory of the graph's own pool.
         parts = torch.empty((plan.splits, *rows.shape), dtype=torch.float32, device=x.device)
         return Residual(rows, _product(plan, x, weight, parts, splits=plan.splits, pdl=pdl))
 
     def norm_gate_up(self, plan: Plan, x: Residual, norm: Tensor, eps: float, gate_up: Tensor, pdl: bool) -> Tensor:
-        """`silu(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
+        """Return `silu(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
         if plan.kind is Kind.CUBLAS:
             return self.activation(functional.linear(self._normed(x, norm, eps, pdl), gate_up))
         if plan.kind is Kind.GATED:
@@ -72,7 +72,7 @@ class FusedLinear:
         return _product(plan, self._normed(x, norm, eps, pdl), gate_up, out, gated=True, pdl=pdl)
 
     def whole(self, x: Residual, pdl: bool) -> Tensor:
-        """The rows, with the parts added to them."""
+        """Return the rows, with the parts added in place."""
         return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=pdl)
 
     def _normed(self, x: Residual, norm: Tensor, eps: float, pdl: bool) -> Tensor:

@@ -1,7 +1,7 @@
-"""Which kernel multiplies by a weight matrix, and with which tiles: measured per GPU type, kept as data.
+"""Choice of the kernel and tiles for each product with a weight matrix: measured per GPU type, kept as data.
 
-`plans/<gpu>.json` is written by `benchmarks/tune_linear.py`, which times every candidate among its
-neighbours in a decode step. For an unknown GPU or shape a rule of thumb is used.
+`plans/<gpu>.json` is written by `benchmarks/tune_linear.py`, which times every candidate among its neighbours in a
+decode step. For an unknown GPU or shape, a rule of thumb decides.
 """
 
 import json
@@ -16,13 +16,13 @@ from common.kernels.base.gpu import Gpu
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
-SHORT_STEPS = (16, 32, 64)  # tokens of graphs of short prompt steps
+SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 
 
 class Fusion(StrEnum):
-    """What is computed around the product."""
+    """Computation fused around a product."""
 
     NORM = "norm"  # norm before
     ADD = "add"  # residual after
@@ -65,7 +65,7 @@ class RingTiles(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A kernel and its tile sizes; the ones that the kind does not have are 0."""
+    """A kernel and its tile sizes; sizes unused by the kind are 0."""
 
     kind: Kind
     rows: int = 0
@@ -96,22 +96,22 @@ class _Entry:
 
 
 class Plans(Protocol):
-    """Says how each product is to be run."""
+    """Source of plans: says how to run each product."""
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
-        """The plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
+        """Return the plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
         ...
 
 
 class LinearPlans:
-    """Plans for one GPU type, as measured."""
+    """Measured plans for a GPU type, with the rule of thumb for the rest."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._measured = _read_plans(plan_file(gpu.name))
 
     def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
-        """The plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
+        """Return the plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
         for entry in self._measured.get((fusion, n, k), ()):
             if num_tokens <= entry.max_tokens:
                 return entry.plan
@@ -120,9 +120,10 @@ class LinearPlans:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlans:
-    """Another's plans for steps that replay a graph; of others of a few tokens cuBLAS, which takes any count of them.
+    """Plans for prompt steps: `plans` where a step replays a graph, and for one token or many.
 
-    So only few kernels are compiled for the products of short steps.
+    Other steps of a few tokens use cuBLAS, which takes any number of tokens. So only few kernels are compiled for the
+    products of short steps.
     """
 
     plans: Plans
@@ -133,14 +134,14 @@ class PromptPlans:
 
 
 def plan_file(gpu_name: str) -> Path:
-    """Where the plans of a GPU type are kept: `NVIDIA H200` -> `plans/nvidia_h200.json`."""
+    """Return the file with the plans of a GPU type: `NVIDIA H200` -> `plans/nvidia_h200.json`."""
     return PLANS / f"{re.sub(r'[^a-z0-9]+', '_', gpu_name.lower())}.json"
 
 
 def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu) -> Plan:
-    """A plan that is never bad: GEMV for one token, programs for every SM for a few, cuBLAS above.
+    """Return an acceptable plan without measurements: GEMV for one token, work for every SM for a few, cuBLAS above.
 
-    On Hopper, the gate of many tokens is applied by the product itself.
+    On Hopper, the product itself applies the gate for many tokens.
     """
     if num_tokens == 1:
         return _gemv_of_thumb(fusion)
@@ -153,13 +154,13 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu) -> 
 
 
 def _gemv_of_thumb(fusion: Fusion) -> Plan:
-    """Programs of one warp, of four for the widest products; as much loaded ahead as registers hold."""
+    """Return a plan with programs of one warp, or four for the widest products; registers limit the loads ahead."""
     rows, warps, stages = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 
 
 def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:
-    """Two programs a multiprocessor, if K may be split and is long enough."""
+    """Return a plan with two programs for each SM, if K may be split and is long enough."""
     block_n, block_k, splits = 32, 128, 1
     programs = -(-n // block_n)
     while fusion is Fusion.ADD and splits < 8 and programs * splits < 2 * num_sms and k // (2 * splits) >= 4 * block_k:
@@ -168,7 +169,7 @@ def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:
 
 
 def _ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """One program with much in flight on more than half of the SMs, or several with less where there are more."""
+    """Return a plan with a deep ring on more than half of the SMs, or several shallower rings an SM."""
     programs, splits, tiles = -(-n // RING_ROWS), 1, k // RING_BLOCK_K
     while fusion is Fusion.ADD and 2 * programs * splits <= num_sms and tiles % (2 * splits) == 0:
         splits *= 2

@@ -1,7 +1,7 @@
-"""What every operation computes, in plain torch: the law that kernels are held to, and the CPU backend.
+"""Definition of every operation in plain torch: the standard for kernels, and the CPU backend.
 
-Written to be read, not to be fast. Norms, rotations, softmax and sampling are computed in fp32 and
-rounded once to the input's dtype.
+Written to be read, not to be fast. Norms, rotations, softmax and sampling are computed in fp32 and rounded once to the
+input's dtype.
 """
 
 import torch
@@ -30,20 +30,20 @@ _U32 = 0xFFFFFFFF
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
+    """Apply the root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
     y = x.float()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
     return (y * weight.float()).to(x.dtype)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` of `[num_tokens, 2 * inner]`, gate first."""
+    """Return `silu(gate) * up` of `[num_tokens, 2 * inner]`, gate first."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
 
 def rotate(x: Tensor, rope: Tensor, positions: Tensor) -> Tensor:
-    """Rotary embedding (Su et al., 2021), halves convention, of fp32 `[num_tokens, heads, head_dim]`."""
+    """Apply rotary embedding (Su et al., 2021), halves convention, to fp32 `[num_tokens, heads, head_dim]`."""
     cos, sin = rope[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # each [num_tokens, 1, head_dim / 2]
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -57,7 +57,7 @@ def qk_norm_rope_kv(
     k_cache: Tensor,  # [num_blocks, block_size, kv_heads, head_dim], strided
     v_cache: Tensor,
 ) -> Tensor:
-    """Write K and V of each token to its slot (none where the slot is -1); return q, normed and rotated."""
+    """Write K and V of each token to its slot (none for slot -1); return q, normed and rotated."""
     num_q, num_kv = weights.num_q_heads, weights.num_kv_heads
     heads = qkv.view(qkv.shape[0], -1, weights.head_dim).float()
     q, k, v = heads[:, :num_q], heads[:, num_q : num_q + num_kv], heads[:, num_q + num_kv :]
@@ -80,7 +80,7 @@ def paged_attention(
     batch: ForwardBatch,
     scale: float,
 ) -> Tensor:
-    """Causal attention of each sequence's last tokens over its blocks: `[num_tokens, q_heads, head_dim]`."""
+    """Attend causally from each sequence's last tokens over its blocks: `[num_tokens, q_heads, head_dim]`."""
     out = torch.zeros_like(q)
     bounds = batch.cu_seqlens.tolist()
     for i, seq_len in enumerate(batch.seq_lens.tolist()):
@@ -95,7 +95,7 @@ def paged_attention(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal softmax attention, fp32; the last query sees all of k: `[queries, q_heads, head_dim]`."""
+    """Return causal softmax attention in fp32; the last query sees all of k: `[queries, q_heads, head_dim]`."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
@@ -111,17 +111,17 @@ def gather_blocks(source: Tensor, source_ids: Tensor, target: Tensor, target_ids
 
 
 def row_slots(positions: Tensor, seq_lens: Tensor, block_tables: Tensor, block_size: int) -> Tensor:
-    """Slot of the position of each row of `block_tables [num_rows, max_blocks]`: `[num_rows]` int64, -1 for padding."""
+    """Return slots of rows' positions, by `block_tables [num_rows, max_blocks]`: `[num_rows]` int64, -1 for padding."""
     positions = positions.long()
     blocks = block_tables.gather(1, (positions // block_size).unsqueeze(1)).squeeze(1).long()
     return torch.where(seq_lens > 0, blocks * block_size + positions % block_size, -1)
 
 
 def advance(batch: ForwardBatch, tokens: Tensor) -> None:
-    """Make `tokens [num_rows]` int32 the last ones of a decode batch's rows; padding stays padding.
+    """Make `tokens [num_rows]` int32 the last tokens of a decode batch's rows; padding stays padding.
 
-    A row with NO_CHOICE stays as it is. One that is `max_seq_len` long stays so: its block table names no block for
-    more.
+    A row with NO_CHOICE stays as it is. A row of length `max_seq_len` keeps this length, because the block table names
+    no further block.
     """
     has_choice = tokens >= 0
     grows = (has_choice & (batch.seq_lens > 0) & (batch.seq_lens < batch.max_seq_len)).int()
@@ -138,7 +138,7 @@ def land(tokens: Tensor, ring: TokenRing) -> None:
 
 
 def update_rows(state: RowState, updates: RowUpdates) -> None:
-    """Write the updates into the state."""
+    """Write the updates into the state; rows may change places."""
     num_rows, num_entries = updates.num_rows, updates.num_entries
     heads, places, words, _ = updates.words.split(
         (
@@ -167,13 +167,16 @@ def adjust_logits(
     next_positions: Tensor,  # [num_rows] int32
     grammars: GrammarMasks | None = None,
 ) -> None:
-    """Change the logits of the rows that have a slot, and count their last tokens, -1 for none.
+    """Change the logits of rows with a slot, and count the last tokens of these rows, -1 for none.
 
-    In this order: biases are added; tokens that are banned up to a position, would complete a bad word together with
-    the latest outputs, or are not in the mask, become -inf; those
-    that prompt or outputs have are penalized: positive ones divided by, others multiplied with `repetition_penalty`;
-    those that outputs have by `frequency_penalty` for each time, and once by `presence_penalty`. A row under a grammar
-    whose mask for `next_positions` is not there loses all logits and counts nothing.
+    The changes, in order:
+
+        1. Biases are added.
+        2. Banned tokens become -inf: banned up to a position, completing a bad word with the latest outputs, or masked.
+        3. Tokens in prompt or outputs: positive logits are divided by `repetition_penalty`, others multiplied.
+        4. Tokens in outputs lose `frequency_penalty` for each occurrence, and `presence_penalty` once.
+
+    A row whose grammar mask for `next_positions` is missing loses all logits and counts nothing.
     """
     tokens = torch.arange(logits.shape[1], device=logits.device)
     for row in (slots >= 0).nonzero().flatten().tolist():
@@ -202,7 +205,7 @@ def adjust_logits(
 
 
 def _ban_words(x: Tensor, words: Tensor, recent: Tensor, last: int, next_position: int) -> None:
-    """Ban the last token, `words[0]`, of each column whose others are the latest outputs, and keep `last` there."""
+    """Ban the last token, `words[0]`, of each column whose other tokens are the latest outputs; record `last`."""
     if last >= 0:
         recent[(next_position - 1) % len(recent)] = last
     latest = recent[(next_position - torch.arange(1, len(recent), device=x.device)) % len(recent)]
@@ -211,12 +214,12 @@ def _ban_words(x: Tensor, words: Tensor, recent: Tensor, last: int, next_positio
 
 
 def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
-    """Next token of each row of fp32 `logits [num_rows, vocab]`: `[num_rows]` int32.
+    """Return the next token of each row of fp32 `logits [num_rows, vocab]`: `[num_rows]` int32.
 
-    Greedy rows take the largest logit, ties to the lowest id. Others take the largest of
-    logit / temperature + Gumbel noise among the tokens that pass the filters, which is a draw from
-    their softmax (Gumbel-max trick). The noise of token t is a function of (seed, positions[row], t).
-    NaN is never chosen over a number; a row of nothing but NaN and -inf gives NO_CHOICE.
+    Greedy rows take the largest logit, ties to the lowest id. Other rows take the largest of logit / temperature +
+    Gumbel noise among the tokens passing the filters. The result is a draw from the softmax of these tokens (Gumbel-max
+    trick). The noise of token t is a function of (seed, positions[row], t). NaN is never chosen over a number; a row of
+    nothing but NaN and -inf gives NO_CHOICE.
     """
     scores = logits.masked_fill(logits.isnan(), float("-inf"))
     drawn = (params.temperature > 0).nonzero().flatten()  # noise costs a CPU more than all else
@@ -230,10 +233,10 @@ def sample(logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor
 
 
 def logprobs(logits: Tensor, num_wanted: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities of each row of fp32 `logits [num_rows, vocab]`: `[num_rows, LOGPROB_WORDS]` int32.
+    """Return log-probabilities of rows of fp32 `logits [num_rows, vocab]`: `[num_rows, LOGPROB_WORDS]` int32.
 
-    Of `num_wanted` entries the first is that of `tokens[row]`, the others are those of the likeliest tokens, ties by
-    id; what has no probability is left out. A row that wants none has 0 entries, and anything in the words behind.
+    The first of `num_wanted` entries is for `tokens[row]`, the others are for the likeliest tokens, ties by id. Tokens
+    of probability 0 are left out. A row with `num_wanted` 0 has 0 entries; the words behind are unspecified.
     """
     logits = logits.masked_fill(logits.isnan(), float("-inf"))
     totals = logits.logsumexp(dim=-1)
@@ -249,7 +252,7 @@ def logprobs(logits: Tensor, num_wanted: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _likeliest(x: Tensor, count: int) -> Tensor:
-    """Ids of so many of the largest of `x [vocab]`, ties by id, -inf left out."""
+    """Return ids of the `count` largest of `x [vocab]`, ties by id, -inf left out."""
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=x.device)
     least = x.topk(count).values[-1]
@@ -258,17 +261,17 @@ def _likeliest(x: Tensor, count: int) -> Tensor:
 
 
 def land_logprobs(words: Tensor, ring: LogprobRing) -> None:
-    """Leave `words [num_rows, LOGPROB_WORDS]` beside the tokens that have landed just before; waits for the device."""
+    """Leave `words [num_rows, LOGPROB_WORDS]` beside the tokens just landed; waits for the device."""
     num_slots = ring.words_cpu.shape[1]
     slots = (ring.turns[: len(words)].cpu().long() - 1) % num_slots
     ring.words_cpu[torch.arange(len(words)), slots] = words.cpu()
 
 
 def filter_threshold(scaled: Tensor, params: SamplingTensors) -> Tensor:
-    """Smallest scaled logit that passes top-k, then top-p, then min-p: `[num_rows]` fp32.
+    """Return the smallest scaled logit that passes top-k, then top-p, then min-p: `[num_rows]` fp32.
 
-    Top-p keeps the smallest set of most likely tokens whose probability, renormalized after top-k,
-    reaches top_p. Tokens that tie with the last one kept are kept as well.
+    Top-p keeps the smallest set of most likely tokens whose probability, renormalized after top-k, reaches top_p.
+    Tokens tied with the last token kept are kept as well.
     """
     ordered = scaled.sort(dim=-1, descending=True).values
     vocab = scaled.shape[1]
@@ -283,7 +286,7 @@ def filter_threshold(scaled: Tensor, params: SamplingTensors) -> Tensor:
 
 
 def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise `[num_rows, vocab]` fp32, keyed on (seed, position): a word of Philox for each token id."""
+    """Return standard Gumbel noise `[num_rows, vocab]` fp32 by (seed, position), a Philox word for each token id."""
     zero = torch.zeros_like(seed)
     low, high, _, _ = philox(positions.long(), zero, seed & _U32, (seed >> 32) & _U32)
     fours = torch.arange(-(-vocab // 4), device=seed.device).expand(seed.shape[0], -1)
@@ -293,11 +296,11 @@ def gumbel(seed: Tensor, positions: Tensor, vocab: int) -> Tensor:
 
 
 def exponential(bits: Tensor) -> Tensor:
-    """`-log(u)` of the uniform numbers `u = 1 - (bits + 1/2) / 2^32`, to a rounding error of fp32 wherever u lies.
+    """Return `-log(u)` of uniform numbers `u = 1 - (bits + 1/2) / 2^32`, to a rounding error of fp32 for all u.
 
-    The largest noise, which decides most draws, comes from u next to 1, where fp32 has only steps of 2^-24. So u is
-    held by its distance to the nearer end, and what `1 - distance` loses by rounding is added to the logarithm:
-    at first order, as it is at most 2^-25.
+    The largest noise, which decides most draws, comes from u near 1, where fp32 has only steps of 2^-24. So u is held
+    by its distance to the nearer end. The loss of `1 - distance` by rounding is added to the logarithm, at first order,
+    because the loss is at most 2^-25.
     """
     is_upper = bits < 1 << 31
     distance = (torch.where(is_upper, bits, _U32 - bits).float() + 0.5) * 2.0**-32  # at most 1/2
@@ -307,7 +310,7 @@ def exponential(bits: Tensor) -> Tensor:
 
 
 def philox(counter: Tensor, counter_1: Tensor, key_0: Tensor, key_1: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox 4x32-10 (Salmon et al., 2011) of counters (c0, c1, 0, 0), as int64 holding 32-bit words."""
+    """Return Philox 4x32-10 (Salmon et al., 2011) of counters (c0, c1, 0, 0), as int64 holding 32-bit words."""
     c0, c1 = counter & _U32, counter_1 & _U32
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
     for _ in range(PHILOX_ROUNDS):
@@ -319,7 +322,7 @@ def philox(counter: Tensor, counter_1: Tensor, key_0: Tensor, key_1: Tensor) -> 
 
 
 def _mul_32(a: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of the 64-bit product, without overflowing int64."""
+    """Return high and low 32 bits of the 64-bit product, without overflowing int64."""
     low = (a & 0xFFFF) * factor
     high = (a >> 16) * factor + (low >> 16)
     return (high >> 16) & _U32, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

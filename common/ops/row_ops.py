@@ -1,4 +1,4 @@
-"""The host's changes to the rows of a decode batch, by kernel on a GPU and by reference elsewhere."""
+"""Changes by the host to the rows of a decode batch, by kernel on a GPU and by reference elsewhere."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +8,7 @@ from common.ops import reference
 
 
 def row_updater(state: RowState) -> Callable[[RowUpdates], None]:
-    """Writes what the host changed, between two steps."""
+    """Return a function that writes the host's changes between two steps."""
     if state.words.device.type != "cuda":
         return partial(reference.update_rows, state)
     # Imported here, so that a process on a CPU loads no triton.

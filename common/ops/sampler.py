@@ -1,4 +1,4 @@
-"""The choice of the next token, by kernel or by reference."""
+"""Choice of the next token, by kernel or by reference."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from common.ops.base import ForwardBatch
 
 
 class Sampler:
-    """Samples up to `max_rows` rows of `vocab` logits; holds what the kernels need between them.
+    """Samples up to `max_rows` rows of `vocab` logits; holds the kernels' workspace.
 
     Args:
         kernels_choice: "triton", which needs a GPU, or "torch".
@@ -44,8 +44,8 @@ class Sampler:
     ) -> None:
         """Change fp32 `logits [num_rows, vocab]` of the rows with a slot before they are sampled at `positions`.
 
-        `slots`, `token_ids`, the last tokens, which are counted, and `positions` are `[num_rows]` int32. Where masks of
-        `grammars` become known while the step runs, rows whose mask is late have no choice.
+        `slots`, `token_ids` and `positions` are `[num_rows]` int32; `token_ids` are the last tokens, which are counted.
+        Masks of `grammars` may become known while the step runs; rows with a late mask get no choice.
         """
         columns = (logits, params, slots, adjustments, token_ids, positions, grammars)
         if self._has_kernels:
@@ -54,13 +54,13 @@ class Sampler:
             reference.adjust_logits(*columns)
 
     def sample(self, logits: Tensor, params: SamplingTensors, positions: Tensor) -> Tensor:
-        """Token ids `[num_rows]` int32 for fp32 `logits [num_rows, vocab]` and `positions [num_rows]` int32."""
+        """Return token ids `[num_rows]` int32 for fp32 `logits [num_rows, vocab]` and `positions [num_rows]` int32."""
         if self._has_kernels:
             return self._kernels.sample(logits, params, positions, self._workspace, pdl=self._pdl)
         return reference.sample(logits, params, positions)
 
     def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch, ring: TokenRing) -> None:
-        """End a decode step: the token chosen for each row becomes its last one, and positions and seq_lens grow.
+        """End a decode step: each row's chosen token becomes its last token, and positions and seq_lens grow.
 
         The host finds the tokens in `ring`.
         """
@@ -75,16 +75,17 @@ class Sampler:
             reference.land(tokens, ring)
 
     def logprobs(self, logits: Tensor, num_wanted: Tensor, tokens: Tensor) -> Tensor:
-        """How likely `tokens [num_rows]` were in fp32 `logits [num_rows, vocab]`: `[num_rows, LOGPROB_WORDS]` int32.
+        """Return `[num_rows, LOGPROB_WORDS]` int32: log-probabilities of `tokens [num_rows]` and the likeliest tokens.
 
-        `num_wanted` entries of each row, `[num_rows]` int32, as in `reference.logprobs`.
+        `logits` are fp32 `[num_rows, vocab]`. `num_wanted`, `[num_rows]` int32, counts the entries of each row, as in
+        `reference.logprobs`.
         """
         if self._has_kernels:
             return self._logprobs.logprobs(logits, num_wanted, tokens, pdl=self._pdl)
         return reference.logprobs(logits, num_wanted, tokens)
 
     def land_logprobs(self, logits: Tensor, params: SamplingTensors, tokens: Tensor, ring: LogprobRing) -> None:
-        """Behind `sample_and_advance`: the same of the tokens that it chose, left where the host finds them."""
+        """Leave log-probabilities of the tokens chosen by `sample_and_advance` in `ring`; call behind it."""
         if self._has_kernels:
             self._logprobs.land_logprobs(logits, params.num_logprobs, tokens, ring, pdl=self._pdl)
         else:

@@ -1,4 +1,4 @@
-"""The operations in plain torch: the CPU backend, and what the GPU's are compared with."""
+"""Operations in plain torch: the CPU backend, and the standard for the GPU's operations."""
 
 from dataclasses import replace
 

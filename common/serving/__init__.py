@@ -1,1 +1,1 @@
-"""What the loops of several programs share: how a process starts, settles and ends, and when a request is over."""
+"""Parts shared by the loops of several programs: start, settling and end of a process, and end of a request."""

@@ -1,1 +1,1 @@
-"""Options of all programs, and where their values come from."""
+"""Options of all programs, and the sources of their values."""

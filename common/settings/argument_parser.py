@@ -1,4 +1,4 @@
-"""A command line that guesses what an option which it does not know was meant to be."""
+"""A command line that guesses the meant option for an unknown option."""
 
 import argparse
 import difflib
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 RESEMBLANCE = 0.75
-"""Of 1: below that two names have little in common."""
+"""Least similarity of two names, from 0 to 1, for a guess."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """One that refuses what it does not know by itself: a command says so with its own usage, not that of them all."""
+    """Parser that refuses unknown arguments, so a subcommand shows its own usage."""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Exits with status 2 where anything is left over."""
+        """Exit with status 2 if any argument is left over."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._guess(unknown)}")
@@ -27,4 +27,4 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[ArgumentParser]"
-"""Where a program with several adds one."""
+"""Holder of a program's subcommands."""

@@ -1,7 +1,7 @@
-"""Every option of every program, in one place; all programs read the same TOML file.
+"""All options of all programs; all programs read the same TOML file.
 
-Only `options` reads the environment, and only for these options: what a program does follows from them. Limits stand
-beside each option; a section checks how its options depend on one another when it is built.
+Only `options` reads the environment, and only for options defined here, so the options determine a program's behaviour.
+Limits stand beside each option. A section checks the dependencies between its options when built.
 """
 
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ ORIGINS = (
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
 MAX_TOKENS = 1 << 24
-"""Of a sequence; longer than any model's context."""
+"""Tokens of a sequence; longer than any model's context."""
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 8192, 1024
 GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 MAX_QUEUED_TOKENS = 1 << 40
@@ -38,7 +38,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelSection:
-    """Which model is served; router and workers must agree."""
+    """The served model; router and workers must agree."""
 
     path: str = option("deploy/demo_model", "model directory in Hugging Face layout")
     name: str = option("", "name that clients use; the directory's name when empty", form=MODEL_NAME)
@@ -55,7 +55,7 @@ class ModelSection:
         return self.name or Path(self.path).resolve().name
 
     def require_directory(self) -> None:
-        """Raise ConfigError when there is no model to be served: what a program says first of all."""
+        """Raise ConfigError when there is no model directory; programs call before any other work."""
         if not (Path(self.path) / "config.json").is_file():
             raise ConfigError(
                 f"model.path = {self.path}: no directory with a model's config.json; name one with --model-path, and "
@@ -65,7 +65,7 @@ class ModelSection:
 
 @dataclass(frozen=True, slots=True)
 class NetSection:
-    """How the processes reach one another."""
+    """Connections between the processes."""
 
     router_endpoint: str = option(
         "auto", "where the router binds and the others dial: ipc://PATH in a directory of your own, or tcp://HOST:PORT "
@@ -184,7 +184,7 @@ class RouterSection:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSection:
-    """What both kinds of worker have."""
+    """Options of prefill and decode workers."""
 
     id: str = option("", "name in logs and routing; role, host name and process id when empty", form=WORKER_ID)
     device: str = option(
@@ -243,7 +243,7 @@ class PrefillSection:
         )
 
     def on(self, device_type: str) -> "PrefillSection":
-        """The same section with a step budget, that of a kind of device if none was chosen."""
+        """Return the section with a step budget; an unset budget becomes the device type's default."""
         default = CPU_STEP_TOKENS if device_type == "cpu" else GPU_STEP_TOKENS
         return replace(self, max_batch_tokens=self.max_batch_tokens or default)
 
@@ -282,14 +282,14 @@ class DecodeSection:
         )
 
     def on(self, device_type: str) -> "DecodeSection":
-        """The same section with a size of chunks, that of a kind of device if none was chosen."""
+        """Return the section with a chunk size; an unset size becomes the device type's default."""
         default = CPU_CHUNK_TOKENS if device_type == "cpu" else GPU_CHUNK_TOKENS
         return replace(self, local_chunk_tokens=self.local_chunk_tokens or default)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelsSection:
-    """Which implementation each operation has on a GPU; torch is slow, for debugging and comparison."""
+    """Implementation of each operation on a GPU; torch is slow, for debugging and comparison."""
 
     norm: str = option("triton", "RMSNorm", choices=KERNELS)
     rope: str = option("triton", "query/key norm, RoPE and the write of K and V", choices=KERNELS)
@@ -305,7 +305,7 @@ class KernelsSection:
 
 @dataclass(frozen=True, slots=True)
 class TraceSection:
-    """What happens when, in every process, for `baton trace`."""
+    """A timeline of every process, for `baton trace`."""
 
     dir: str = option(
         "",
@@ -328,7 +328,7 @@ class LogSection:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All sections; each program is given the ones it has a use for as flags."""
+    """All sections; each program has flags for the sections in its use."""
 
     model: ModelSection = field(default_factory=ModelSection)
     net: NetSection = field(default_factory=NetSection)
@@ -345,5 +345,5 @@ class Config:
 
 ROUTER_SECTIONS = ("model", "net", "router", "log", "trace")
 WORKER_SECTIONS = ("model", "net", "worker", "prefill", "decode", "kv", "kernels", "log", "trace")
-"""Of both kinds, as each leaves room for the steps of the other where they share a GPU."""
+"""Sections of both roles, because each leaves room for the other's steps on a shared GPU."""
 MEMORY_SECTIONS = ("memory", "net", "log")

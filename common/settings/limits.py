@@ -1,4 +1,4 @@
-"""What options may be, where those of several sections are alike."""
+"""Allowed values shared by options of several sections."""
 
 WORKER_ID = (r"[!-~]{0,100}", "at most 100 ASCII characters, no spaces")
 SOCKET = (r"auto|/[!-~]{1,99}", "auto, or an absolute path of at most 100 ASCII characters")

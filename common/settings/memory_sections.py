@@ -1,4 +1,4 @@
-"""Options of memory: of the server that owns a device's, and of the pool of KV blocks in it."""
+"""Options of a device's memory server and of its pool of KV blocks."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ MAX_POOL_BYTES = 1 << 44
 
 @dataclass(frozen=True, slots=True)
 class MemorySection:
-    """The memory server of one device."""
+    """The memory server of a device."""
 
     id: str = option("", "name in logs and at the router; memory, host name and process id when empty", form=WORKER_ID)
     socket: str = option(
@@ -44,7 +44,7 @@ class MemorySection:
 
 @dataclass(frozen=True, slots=True)
 class KVSection:
-    """The pool of KV blocks, which workers of a device share."""
+    """The pool of KV blocks, shared by the workers of a device."""
 
     block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
     pool_bytes: int = option(

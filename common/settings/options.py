@@ -1,8 +1,8 @@
-"""Frozen config dataclasses from command-line flags, the environment and one TOML file.
+"""Frozen config dataclasses from command-line flags, the environment and a TOML file.
 
-A config is a dataclass of sections, a section a dataclass of options made with `option`. The flag `--kv-block-size`,
-the variable `BATON_KV__BLOCK_SIZE` and the TOML key `[kv] block_size` are the same option, and win in this order. What
-an option may be is declared with it, shown by --help, and checked wherever it comes from. All that is wrong is said at
+A config is a dataclass of sections; a section is a dataclass of options made with `option`. The flag `--kv-block-size`,
+the variable `BATON_KV__BLOCK_SIZE` and the TOML key `[kv] block_size` name the same option, and win in this order. The
+allowed values are declared with the option, shown by --help, and checked for every source. All errors are reported at
 once.
 """
 
@@ -24,7 +24,7 @@ from common.settings.sources import Given, Table, flag_name, from_environment, r
 Config = TypeVar("Config")
 Number = TypeVar("Number", int, float)
 UNSHOWABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-"""Control characters, and what stands for bytes that are no UTF-8."""
+"""Control characters, and surrogates for bytes outside UTF-8."""
 
 
 def option(
@@ -35,11 +35,11 @@ def option(
     choices: Sequence[Any] | None = None,
     form: tuple[str, str] | None = None,
 ) -> Any:
-    """A dataclass field with the help text and the allowed values of its flag.
+    """Return a dataclass field with a flag's help text and allowed values.
 
     Args:
-        within: the least and the most that a number may be; each number has them, or `choices`.
-        form: of a text: a regular expression, and what that is in words.
+        within: least and greatest number; every number has `within` or `choices`.
+        form: for a text, a regular expression and its meaning in words.
     """
     return dataclasses.field(
         default=default, metadata={"help": help, "within": within, "choices": choices, "form": form}
@@ -47,7 +47,7 @@ def option(
 
 
 def number(kind: Callable[[str], Number], least: Number, most: Number) -> Callable[[str], Number]:
-    """The type of an argparse argument that is no option of a config: a number from `least` to `most`."""
+    """Return an argparse type for numbers from `least` to `most`, for arguments outside a config."""
 
     def parsed(text: str) -> Number:
         try:
@@ -64,14 +64,14 @@ def number(kind: Callable[[str], Number], least: Number, most: Number) -> Callab
 def parse(
     config_cls: type[Config], sections: Sequence[str], prog: str, description: str, argv: Sequence[str]
 ) -> Config:
-    """The config of one program; with `--print-config` it is printed, and nothing else is done."""
+    """Build a program's config; with `--print-config`, print the config and exit instead."""
     parser = ArgumentParser(prog=prog, usage=f"{prog} [option ...]", description=description)
     add_flags(parser, config_cls, sections)
     return from_flags(config_cls, parser.parse_args(argv))
 
 
 def add_flags(parser: argparse.ArgumentParser, config_cls: type[Any], sections: Sequence[str]) -> None:
-    """`--config`, `--print-config` and one flag for each option of `sections`."""
+    """Add `--config`, `--print-config` and a flag for each option of `sections`."""
     parser.add_argument(
         "--config", metavar="FILE", help="TOML file; over it win variables such as BATON_KV__BLOCK_SIZE, and flags"
     )
@@ -88,9 +88,9 @@ def add_flags(parser: argparse.ArgumentParser, config_cls: type[Any], sections: 
 
 
 def from_flags(config_cls: type[Config], args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Config:
-    """Build the config from parsed flags, and what they leave open from the environment and a TOML file.
+    """Build the config from parsed flags, then the environment, then a TOML file.
 
-    Raises ConfigError that names every wrong value and where it is from; SystemExit when the config was to be printed.
+    Raises ConfigError naming every wrong value and its origin. Raises SystemExit after printing the config.
     """
     classes = _section_classes(config_cls)
     given = read_toml(args.config) if args.config else {}
@@ -114,13 +114,13 @@ def from_flags(config_cls: type[Config], args: argparse.Namespace, environ: Mapp
 
 
 def from_tables(config_cls: type[Config], tables: dict[str, dict[str, Any]]) -> Config:
-    """Build the config from TOML tables; an unknown section or key lists the known ones."""
+    """Build the config from TOML tables; an error for an unknown section or key lists the known names."""
     given = {name: {key: Given(value, "") for key, value in table.items()} for name, table in tables.items()}
     return _built(config_cls, given)
 
 
 def _built(config_cls: type[Config], given: dict[str, Table], found: Sequence[str] = ()) -> Config:
-    """Raises ConfigError with what was `found` to be wrong before, and all else that is."""
+    """Build the config; raises ConfigError with the problems `found` before and all new ones."""
     classes = _section_classes(config_cls)
     problems = [*found, *_unknown("section", given, classes)]
     built = {}
@@ -145,12 +145,12 @@ def _built(config_cls: type[Config], given: dict[str, Table], found: Sequence[st
 
 
 def _said(origin: str) -> str:
-    """Where a wrong value is from, unless its own name says so."""
+    """Name the origin of a wrong value, unless the error already names a flag."""
     return "" if not origin or origin.startswith("--") else f" [{origin}]"
 
 
 def _as_toml(config: Any, sections: Sequence[str], given: dict[str, Table]) -> str:
-    """A file that says the same, each value with its origin."""
+    """Format the config as a TOML file, each value with its origin."""
     lines: list[str] = []
     for section in sections:
         lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
@@ -164,9 +164,9 @@ def _as_toml(config: Any, sections: Sequence[str], given: dict[str, Table]) -> s
 
 
 def to_flags(config: Any, sections: Sequence[str]) -> list[str]:
-    """The flags that reproduce `sections` of `config` in a child process; defaults are left out.
+    """Return the flags that reproduce `sections` of `config` in a child process; defaults are left out.
 
-    But not where the environment, which children have too, says otherwise.
+    A default is passed, too, where the inherited environment sets the option.
     """
     flags = []
     for section in sections:
@@ -201,7 +201,7 @@ def _add_flag(group: argparse._ArgumentGroup, section: str, field: "dataclasses.
 
 
 def _read(text: str, default: Any) -> Any:
-    """A text as a value of the type of a default; the text itself if it is none."""
+    """Convert a text to the type of a default; an unreadable text is returned unchanged."""
     kind = type(default)
     if kind is bool:
         return {"true": True, "false": False}.get(text, text)

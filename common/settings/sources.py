@@ -1,7 +1,7 @@
-"""Where values of options come from, and what an option is called there.
+"""Sources of option values, and the name of an option in each source.
 
-Two underscores between section and key keep apart from these what others put into the environment: Docker's compose
-file has variables of its own, and Kubernetes makes BATON_ROUTER_PORT of a service named baton-router.
+Variable names have two underscores between section and key, unlike foreign variables. Docker's compose file has
+variables of its own, and Kubernetes makes BATON_ROUTER_PORT for a service named baton-router.
 """
 
 import difflib
@@ -17,14 +17,14 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class Given(NamedTuple):
-    """A value, and where it is from: a flag, a variable, a file, or ""."""
+    """A value and its origin: a flag, a variable, a file, or "" for none."""
 
     value: Any
     origin: str
 
 
 Table = dict[str, Given]
-"""Of one section, by key."""
+"""Values of a section, by key."""
 
 
 def flag_name(section: str, name: str) -> str:
@@ -38,13 +38,13 @@ def variable_name(section: str, name: str) -> str:
 def from_environment(
     environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, str, str]]:
-    """Section, key and text of each option that is set there."""
+    """Yield section, key and text of each option set in the environment."""
     options = _variables(known)
     return ((*options[variable], environ[variable]) for variable in sorted(environ) if variable in options)
 
 
 def strangers(environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong with variables that look like options, and are none of ours."""
+    """List variables that look like options but are unknown, each with a guess at the meant option."""
     options, problems = _variables(known), []
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and BETWEEN in variable and variable not in options:
@@ -55,12 +55,12 @@ def strangers(environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]
 
 
 def _variables(known: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Section and key of each option, by its variable."""
+    """Map the variable of each option to section and key."""
     return {variable_name(section, name): (section, name) for section in known for name in known[section]}
 
 
 def read_toml(path: str) -> dict[str, Table]:
-    """Sections of a file; raises ConfigError for one that is none."""
+    """Read the sections of a TOML file; raises ConfigError for a wrong file."""
     try:
         text = read_plain(path, MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:

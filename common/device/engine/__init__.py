@@ -1,1 +1,1 @@
-"""The device of a worker: a model and a pool of KV blocks on it, and how much memory and time they may take."""
+"""A worker's device with a model and a pool of KV blocks, and limits on their memory and time."""

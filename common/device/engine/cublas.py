@@ -1,8 +1,8 @@
-"""How many multiprocessors cuBLAS plans for, on the calling thread.
+"""The number of multiprocessors that cuBLAS plans for, on the calling thread.
 
-Many of its kernels are programs that stay, one for each multiprocessor, and divide the tiles of a product among
-themselves beforehand. Where fewer are free, those that find no place begin when the others are done, and the
-product may take twice as long: whoever runs on a share of the GPU has to say so.
+Many cuBLAS kernels are persistent: each multiprocessor runs a program, and the tiles are divided in advance. With fewer
+free multiprocessors, the surplus programs start after the others, and a product may take twice as long. So code on a
+share of the GPU must set the number.
 """
 
 import ctypes
@@ -12,15 +12,15 @@ import torch
 
 
 def set_sm_count(num_sms: int) -> None:
-    """Plan products launched from now on for `num_sms` multiprocessors; 0 for all that the GPU has.
+    """Plan products launched from now on for `num_sms` multiprocessors; 0 means the whole GPU.
 
-    Raises OSError or RuntimeError where cuBLAS cannot be told.
+    Raises OSError or RuntimeError if cuBLAS cannot be told.
     """
     _check(_library().cublasSetSmCountTarget(_handle(), ctypes.c_int(num_sms)))
 
 
 def sm_count() -> int:
-    """What was set; 0 for all."""
+    """Return the number set before; 0 means the whole GPU."""
     num_sms = ctypes.c_int()
     _check(_library().cublasGetSmCountTarget(_handle(), ctypes.byref(num_sms)))
     return num_sms.value
@@ -28,7 +28,7 @@ def sm_count() -> int:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The one that PyTorch has loaded."""
+    """Return the cuBLAS loaded by PyTorch."""
     version = torch.version.cuda
     if version is None:
         raise RuntimeError("this PyTorch is not built for CUDA")

@@ -1,6 +1,6 @@
-"""What both kinds of worker stand on: a device, a model on it, a pool of KV blocks, and the ops between.
+"""The device side of a worker: a device, a model, a pool of KV blocks, and the operations between them.
 
-Building it takes seconds and says how far it is.
+Building takes seconds, with progress in the log.
 """
 
 import importlib
@@ -43,24 +43,24 @@ class Engine:
     device: torch.device
     model: Decoder
     ops: Ops
-    step_ops: Ops  # for decode steps, which are captured
-    pdl: bool  # whether kernels of a decode step start before their predecessors have finished
+    step_ops: Ops  # for decode steps, captured in graphs
+    pdl: bool  # kernels of a decode step start before their predecessors end
     sampler: Sampler
     pool: KVPool
     allocator: Allocator
     shared: SharedPool
     transport: Transport
     max_len: int  # tokens
-    graph_safe: bool  # whether a decode step may be captured in a CUDA graph
+    graph_safe: bool  # a decode step may be captured in a CUDA graph
 
     def leave(self) -> None:
-        """Let others have what is at hand here; nothing more is launched."""
+        """Give this worker's free leased blocks to other workers; launch nothing afterwards."""
         if self.shared is not None:
             self.shared.leave()
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Upper limit of token ids, exclusive."""
         return self.model.config.vocab_size
 
 
@@ -75,10 +75,10 @@ def build_engine(
     """Load the model and claim the pool.
 
     Args:
-        memory: the device's memory server, which has the weights and the pool.
-        step_tokens: most tokens of one step.
-        logit_rows: most rows of logits of one step.
-        meanwhile: called with the engine while its weights are still being written: what is computed then is void.
+        memory: the device's memory server, owner of the weights and the pool.
+        step_tokens: most tokens of a step.
+        logit_rows: most rows of logits of a step.
+        meanwhile: called with the engine while weights are still being written; results computed then are void.
     """
     begin_s = time.monotonic()
     _import_ahead(config)
@@ -124,7 +124,7 @@ def _assemble(
     step_tokens: int,
     logit_rows: int,
 ) -> Engine:
-    """All around the model: the pool that its memory leaves room for, and operations over that."""
+    """Claim the pool beside the model's memory, and build the operations on both."""
     model_config = model.config
     transport = make_transport(config.kv.transport, device)
     num_blocks = pool_blocks(config, model_config, layout, device, max_len)
@@ -152,19 +152,19 @@ def _assemble(
 
 
 def launches_early(config: Config, device: torch.device) -> bool:
-    """Whether kernels of a decode step start before their predecessors have finished: if wanted, where a GPU can."""
+    """Tell whether kernels of a decode step start before their predecessors end: if enabled and supported."""
     wanted = config.kernels.pdl and config.worker.cuda_graphs
     return wanted and device.type == "cuda" and gpu_of(device).has_dependent_launch
 
 
 def _import_ahead(config: Config) -> None:
-    """Begin a second of imports while the GPU makes a context; who needs some of them waits at its own import."""
+    """Begin a second of imports while the GPU makes a context; later imports of the same modules wait."""
     if config.worker.device != "cpu" and torch.cuda.is_available():
         Thread(target=importlib.import_module, args=("common.device.steps.kernel_code",), daemon=True).start()
 
 
 def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLayout:
-    """Of one group: all layers of the models here see all tokens."""
+    """Return a layout with a single group, because all layers of supported models see all tokens."""
     group = KVGroup(
         kind=CacheKind.FULL,
         num_layers=model_config.num_layers,
@@ -197,7 +197,7 @@ def _log_pool(config: Config, pool: KVPool, device: torch.device, num_blocks: Co
 
 
 def resolve_device(choice: str) -> torch.device:
-    """`auto` takes the current GPU if there is one; raises ConfigError for a GPU that is not there, or too old."""
+    """Resolve a device name; `auto` takes the current GPU if any. Raises ConfigError for a missing or old GPU."""
     if choice == "auto":
         choice = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -225,7 +225,7 @@ def resolve_device(choice: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> tuple[str, str]:
-    """(text for people, UUID of the GPU or "")."""
+    """Return (text for people, UUID of the GPU or "")."""
     if device.type == "cpu":
         return "cpu", ""
     properties = torch.cuda.get_device_properties(device)
@@ -233,7 +233,7 @@ def describe_device(device: torch.device) -> tuple[str, str]:
 
 
 class LoadProgress:
-    """Logs how far the weights are, at each tenth and at most twice a second."""
+    """Log of the progress of loading weights, at most twice a second."""
 
     def __init__(self) -> None:
         self.begin_s = self.said_s = time.monotonic()
@@ -251,7 +251,7 @@ class LoadProgress:
 
 
 def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int, *, pdl: bool) -> tuple[Ops, Ops, bool]:
-    """Ops for prompts, ops for decode steps, and whether the latter may be captured."""
+    """Return ops for prompts, ops for decode steps, and whether decode steps may be captured."""
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
 

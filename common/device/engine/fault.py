@@ -1,8 +1,8 @@
-"""Whether a device is of any more use to this process after an error.
+"""Test whether an error has made the device useless to the process.
 
-After running out of memory, or a launch that was refused, it is: whoever asks it for something else gets that. A
-kernel that touched what it may not, or that the hardware gave up, ends the process's context: from then on every call
-returns that error. What other threads of such a kernel have written until then lies anywhere in what is mapped here.
+After running out of memory or a refused launch, the device still works. A kernel with an invalid access or a hardware
+failure ends the process's CUDA context, and every later call returns the error. Until then, other threads of the kernel
+may have written anywhere in the memory mapped here.
 """
 
 import threading
@@ -10,11 +10,11 @@ import threading
 import torch
 
 ANSWER_S = 5.0
-"""For what is under way to end; a device that hangs has shown no fault."""
+"""Longest wait for running work; a hanging device shows no fault."""
 
 
 def device_fault() -> str:
-    """What the device answers to everything; empty if it works, or none was used."""
+    """Return the error that the device gives to every call; empty if the device works or was never used."""
     if not torch.cuda.is_initialized():
         return ""
     problems: list[str] = []

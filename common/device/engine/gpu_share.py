@@ -1,8 +1,8 @@
-"""How much of the GPU a prompt step may use: all of it, or a share that leaves the rest to others.
+"""The part of the GPU for a prompt step: the whole GPU, or a share that leaves the rest to decode steps.
 
-A share is a green context: kernels on its stream run on its multiprocessors only, be they launched
-there or replayed from a graph that was captured there; cuBLAS is told how many those are. Invariant: steps
-keep the order in which they are launched, whichever stream each of them is on.
+A share is a green context: kernels on the share's stream run on the share's multiprocessors only. A replayed graph
+keeps the context of its capture. cuBLAS is told the number of multiprocessors. Invariant: steps run in launch order, on
+either stream.
 """
 
 import ctypes
@@ -20,34 +20,34 @@ from common.kernels.base.gpu import gpu_of
 logger = logging.getLogger(__name__)
 
 SM_GROUP = 8
-"""Multiprocessors are given out in groups of this many."""
+"""Multiprocessors are allotted in groups of 8."""
 
 
 class GpuShare:
-    """The whole device, on the current stream: the only choice there is."""
+    """The whole device, on the current stream; used where nothing is limited."""
 
     limited: torch.cuda.Stream | None = None
-    """Where kernels are confined to the share; None when nothing is."""
+    """Stream confined to the share; None without a share."""
 
     def stream(self, *, whole: bool) -> AbstractContextManager[None]:
-        """Around the launch of a step: what is launched inside runs after all that was launched so before."""
+        """Return a context for the launch of a step; the step runs after all steps launched in earlier contexts."""
         return nullcontext()
 
 
 class LimitedShare(GpuShare):
-    """A stream with all multiprocessors, and one with a share of them.
+    """A stream with all multiprocessors, and a stream with a share.
 
     Args:
-        whole: where steps run that may use everything.
-        limited: where the others run.
-        num_planned: multiprocessors that cuBLAS plans for on the share; 0 where it cannot be told.
+        whole: stream of steps on the whole GPU.
+        limited: stream of steps on the share.
+        num_planned: multiprocessors that cuBLAS plans for on the share; 0 if cuBLAS cannot be told.
     """
 
     def __init__(self, whole: torch.cuda.Stream, limited: torch.cuda.Stream, num_planned: int) -> None:
         self.whole = whole
         self.limited: torch.cuda.Stream = limited
         self.num_planned = num_planned
-        self._last = whole  # what was launched before the first step is there
+        self._last = whole  # work before the first step was launched there
 
     @contextmanager
     def stream(self, *, whole: bool) -> Iterator[None]:
@@ -70,9 +70,9 @@ def _products_planned_for(num_sms: int) -> Iterator[None]:
 
 
 def make_share(percent: int, device: torch.device) -> GpuShare:
-    """The share that `prefill.sm_share` asks for; nothing is limited at 100 or on a CPU.
+    """Build the share of `prefill.sm_share`; nothing is limited at 100 percent or on a CPU.
 
-    A GPU that cannot be divided is used whole, with a warning: decode steps become longer, nothing fails.
+    A GPU that cannot be divided is used whole, with a warning: decode steps get longer, nothing fails.
     """
     if percent == 100 or device.type != "cuda":
         return GpuShare()
@@ -90,7 +90,7 @@ def make_share(percent: int, device: torch.device) -> GpuShare:
 
 
 def _cublas_listens() -> bool:
-    """Whether cuBLAS can be told for how many multiprocessors to plan; the log says if not."""
+    """Tell whether cuBLAS can plan for a number of multiprocessors; log a warning if not."""
     try:
         cublas.set_sm_count(0)
     except (RuntimeError, OSError) as error:
@@ -100,17 +100,17 @@ def _cublas_listens() -> bool:
 
 
 def limited_stream(num_sms: int, device: torch.device) -> torch.cuda.Stream:
-    """A stream whose kernels run on `num_sms` multiprocessors only; raises RuntimeError where that cannot be had."""
+    """Make a stream whose kernels run on `num_sms` multiprocessors only; raises RuntimeError if unsupported."""
     if not green_contexts.SUPPORTED:
         raise RuntimeError(f"PyTorch {torch.__version__} has no green contexts; one for CUDA 12.8 or later has")
     context: Any = green_contexts.GreenContext.create(num_sms=num_sms, device_id=device.index)
     stream: torch.cuda.Stream = context.Stream()
-    # PyTorch keeps memory that it once gave to the stream, with events on it, until the process ends. So does the
-    # context have to stay: one that is destroyed before aborts the process, and so would one at the interpreter's end.
+    # PyTorch keeps the stream's memory, with events on the stream, until the process ends. So the context must never
+    # be destroyed: destruction earlier, or at the interpreter's end, aborts the process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
     return stream
 
 
 def share_of(num_sms: int, percent: int) -> int:
-    """Multiprocessors in `percent` of `num_sms`, rounded down to whole groups, at least one."""
+    """Return the multiprocessors in `percent` of `num_sms`, rounded down to whole groups, at least one group."""
     return max(SM_GROUP, num_sms * percent // 100 // SM_GROUP * SM_GROUP)

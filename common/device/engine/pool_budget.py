@@ -1,7 +1,7 @@
-"""How many KV blocks there is memory for.
+"""The number of KV blocks that fit in a device's memory.
 
-Workers of a device share one pool, which is made by the first of them. So how large it is follows from settings that
-all of them have, and not from who makes it: beside it there is room for the steps of each that is to come.
+Workers of a device share a pool, made by the first worker. So the pool's size follows from settings common to all
+workers, and not from the maker. The pool leaves room for the steps of every worker still to come.
 """
 
 import logging
@@ -22,13 +22,13 @@ from common.wire.values.kv_layout import Counts, KVLayout
 logger = logging.getLogger(__name__)
 
 TYPICAL_TOKENS = 4096
-"""Of a sequence: by what it has of each group of KV blocks their memory is divided."""
+"""Tokens of a typical sequence; its blocks in each group give the ratio of pool sizes."""
 CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
-"""Kept free for the CUDA context, cuBLAS workspaces and loaded kernels of a worker."""
+"""Reserve of a worker for the CUDA context, cuBLAS workspaces and loaded kernels."""
 
 
 class StepSize(NamedTuple):
-    """Of the largest step of a worker."""
+    """Size of a worker's largest step."""
 
     num_tokens: int
     num_logit_rows: int
@@ -37,7 +37,9 @@ class StepSize(NamedTuple):
 def pool_blocks(
     config: Config, model_config: DecoderConfig, layout: KVLayout, device: torch.device, max_len: int
 ) -> Counts:
-    """Blocks of each group of the pool of all workers on a device; raises ConfigError when there is room for too few.
+    """Count the blocks, by group, of the pool shared by all workers of a device.
+
+    Raises ConfigError when there is room for too few blocks.
 
     Args:
         max_len: tokens of the longest sequence.
@@ -62,7 +64,7 @@ def pool_blocks(
 
 
 def _warn_of_little_ram(needed_bytes: int) -> None:
-    """What workers share on a CPU counts as memory of the one that touches it first: its container may end for that."""
+    """Warn of weights and pool beyond RAM; the first worker to touch shared memory is charged, and may be killed."""
     if needed_bytes > (had_bytes := ram_bytes()):
         logger.warning(
             "weights and KV blocks take %.2f GB when they are full, and this process may have %.2f GB: it may be "
@@ -73,26 +75,26 @@ def _warn_of_little_ram(needed_bytes: int) -> None:
 
 
 def bytes_beside_weights(config: Config, model_config: DecoderConfig, device: torch.device, dtype: str) -> int:
-    """Of a GPU's memory: for KV blocks and the workers."""
+    """Return the bytes of a GPU for KV blocks and workers."""
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     return int(config.kv.memory_fraction * total_bytes) - model_bytes(model_config, dtype)
 
 
 def prompt_step(config: Config, device: torch.device, max_len: int) -> StepSize:
-    """Of a prefill worker; without chunking a step holds at least one whole prompt."""
+    """Return the largest step of a prefill worker; without chunking, a step holds at least a whole prompt."""
     section = config.prefill.on(device.type)
     num_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, max_len)
     return StepSize(num_tokens, section.max_num_seqs)
 
 
 def decode_step(config: Config, device: torch.device) -> StepSize:
-    """Of a decode worker; it may compute a chunk of a prompt, too."""
+    """Return the largest step of a decode worker, which may hold a chunk of a prompt."""
     section = config.decode.on(device.type)
     return StepSize(section.local_chunk_tokens, section.max_num_seqs)
 
 
 def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.device, max_len: int) -> int:
-    """What all workers that share the pool take beside it and the weights."""
+    """Return the bytes of all workers of the pool, besides pool and weights."""
     steps = (
         (config.kv.prefill_sharers, prompt_step(config, device, max_len)),
         (config.kv.decode_sharers, decode_step(config, device)),
@@ -105,7 +107,7 @@ def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.de
 
 
 def _shared_bytes(config: Config, model_config: DecoderConfig, device: torch.device) -> int:
-    """What a decode worker takes to read prefixes once that rows share."""
+    """Return a decode worker's bytes for reading prefixes shared by rows once."""
     gpu, max_rows = gpu_of(device), config.decode.on(device.type).max_num_seqs
     if not (config.decode.share_prefixes and gpu.is_hopper):
         return 0
@@ -113,9 +115,9 @@ def _shared_bytes(config: Config, model_config: DecoderConfig, device: torch.dev
 
 
 def step_bytes(config: DecoderConfig, step: StepSize) -> int:
-    """Upper bound of what one step holds at once, doubled for the allocator's rounding.
+    """Return an upper bound of the bytes held at once by a step, doubled for the allocator's rounding.
 
-    With logits stay copies of them, what is counted of their tokens, and what the sampler needs between its kernels.
+    Each logit row counts four times, for copies of the logits, token counts and the sampler's intermediate results.
     """
     rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
     width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
@@ -123,7 +125,7 @@ def step_bytes(config: DecoderConfig, step: StepSize) -> int:
 
 
 def log_use() -> None:
-    """Say, when all is over, how much of the room that was left for it a worker's steps have taken."""
+    """Log the device memory taken by a worker's steps, at the end of the worker."""
     if torch.cuda.is_initialized():
         taken_gb = torch.cuda.max_memory_reserved() / 1e9
         logger.info("steps took up to %.2f GB of device memory, beside what CUDA itself takes", taken_gb)

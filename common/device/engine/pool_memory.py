@@ -1,4 +1,4 @@
-"""The pool of KV blocks, which is the memory server's."""
+"""The pool of KV blocks in memory owned by the memory server."""
 
 import torch
 
@@ -14,9 +14,9 @@ from common.wire.values.kv_layout import Counts, KVLayout
 def claimed_pool(
     client: MemoryClient, layout: KVLayout, num_blocks: Counts, device: torch.device
 ) -> tuple[KVPool, SharedPool]:
-    """The pool of all workers of that layout, and this worker's part in it, with a block at hand.
+    """Return the pool shared by all workers of the layout and this worker's part, with a block at hand.
 
-    Whoever comes first says how large it is. Raises ConfigError or MemoryLost.
+    The first worker sets the size. Raises ConfigError or MemoryLost.
     """
     claim = client.claim_pool(layout, num_blocks)
     mapping, shape = Mapping(claim, device), claim.shape

@@ -1,6 +1,6 @@
-"""How many tokens of prompts a step computes where nobody chose: fewer where there is little memory.
+"""Default numbers of prompt tokens in a step: fewer where memory is short.
 
-What a step holds at once grows with its tokens, and what it takes KV blocks cannot have.
+A step's memory grows with its tokens, and KV blocks get only the rest.
 """
 
 from dataclasses import replace
@@ -14,13 +14,13 @@ from common.models.loader import read_config, resolve_dtype
 from common.settings.config import Config
 
 STEP_PART, CHUNK_PART = 6, 16
-"""One part in so many of what is left beside the weights is for the largest step of a prefill, of a decode worker."""
+"""Divisors of memory beside the weights: largest prefill step, largest decode-worker chunk."""
 FEWEST_TOKENS = 512
-"""With fewer a GPU is not busy."""
+"""Fewer tokens leave a GPU idle."""
 
 
 def sized(config: Config, device: torch.device) -> Config:
-    """The same with sizes of steps; all workers of a device find the same. Raises ModelError for a wrong model."""
+    """Return `config` with step sizes, equal for all workers of a device. Raises ModelError for a wrong model."""
     prefill, decode = config.prefill.on(device.type), config.decode.on(device.type)
     if device.type == "cuda" and not config.kv.pool_bytes:
         model = read_config(Path(config.model.path))
@@ -35,7 +35,7 @@ def sized(config: Config, device: torch.device) -> Config:
 
 
 def _fitting(num_tokens: int, model: DecoderConfig, num_bytes: int) -> int:
-    """So many tokens, or the largest half, quarter and so on of them whose step takes at most so many bytes."""
+    """Halve `num_tokens` until a step takes at most `num_bytes`, but not below FEWEST_TOKENS."""
     while num_tokens > FEWEST_TOKENS and step_bytes(model, StepSize(num_tokens, 0)) > num_bytes:
         num_tokens //= 2
     return num_tokens

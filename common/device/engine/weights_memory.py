@@ -1,4 +1,4 @@
-"""The weights, which are the memory server's."""
+"""Model weights in memory owned by the memory server."""
 
 from contextlib import ExitStack
 from typing import Any, Self
@@ -14,11 +14,11 @@ from common.wire.messages.memory import RegionState
 
 
 class ServedWeights:
-    """Memory of the server: whoever comes first fills it for all.
+    """The memory server's region for the weights; the first worker fills the region for all.
 
     Args:
-        fingerprint: of the model, as `wire.fingerprint` makes it.
-        progress: told how far it is, whoever fills it.
+        fingerprint: of the model, made by `wire.values.fingerprint`.
+        progress: called with the bytes filled so far, by any worker.
     """
 
     def __init__(self, client: MemoryClient, fingerprint: str, device: torch.device, progress: Progress) -> None:
@@ -31,13 +31,13 @@ class ServedWeights:
         return mapping.tensor(writable=False), loading
 
     def report(self, num_filled: int, num_bytes: int) -> None:
-        """Of what is filled here."""
+        """Report progress of a fill by this worker, here and to the memory server."""
         self.progress(num_filled, num_bytes)
         self.client.report(num_filled)
 
 
 class ServedLoading:
-    """Weights that this worker or another brings; the model reads them through a mapping that cannot write."""
+    """Weights filled by this or another worker; the model reads through a mapping without write access."""
 
     def __init__(self, weights: ServedWeights, mapping: Mapping, state: RegionState, fill: Fill) -> None:
         self.weights, self.mapping, self.state, self.fill = weights, mapping, state, fill

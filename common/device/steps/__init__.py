@@ -1,1 +1,1 @@
-"""Steps on a device: their inputs, launches and results, and the kernels that they need."""
+"""Steps on a device: inputs, launches, results, and loading of kernels."""

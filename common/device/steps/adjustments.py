@@ -1,7 +1,7 @@
-"""What changes the logits of some sequences before a token is chosen, where kernels find it.
+"""State that changes the logits of some sequences before sampling, at addresses known to kernels.
 
-A sequence that asks for it has a slot, filled from its token log when it enters a batch and kept up by the steps
-themselves from then on. So it is the same after a replay, which brings the log along.
+A sequence with adjustments has a slot. The slot is filled from the token log when the sequence enters a batch; steps
+then update the slot. So the state survives a replay, because a replay carries the log.
 """
 
 from collections.abc import Sequence
@@ -32,30 +32,30 @@ from common.wire.values.sampling_params import (
 
 ALWAYS = (1 << 31) - 1
 NO_MASK = -1
-"""Position of a place that has no mask yet."""
+"""Position in a place without a mask."""
 assert MAX_BIASED + MAX_STOP_TOKENS <= MAX_EDITS, "a slot holds what a request may ask for"
 assert MAX_BAD_WORDS <= MAX_WORDS and MAX_WORD_TOKENS <= WORD_TOKENS, "and all its bad words"
 NUM_PIECES = 6
 
 
 class SlotFill(NamedTuple):
-    """What a slot is to hold: a sequence's state after `token_ids`, its prompt and then its outputs."""
+    """Contents of a slot: a sequence's state after `token_ids`, the prompt and then the outputs."""
 
     slot: int
     sampling: SamplingParams
     token_ids: Sequence[int]
-    num_outputs: int  # of the tokens, the last ones
-    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: what its grammar lets follow, where it is known before
-    place: int = -1  # of `GrammarMasks`, where it becomes known while steps run
+    num_outputs: int  # outputs at the end of `token_ids`
+    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: tokens allowed by the grammar, if known in advance
+    place: int = -1  # place in `GrammarMasks`, if the mask arrives while steps run
 
 
 def num_mask_words(vocab: int) -> int:
-    """Words that have a bit for each token."""
+    """Return the number of words with a bit for each token."""
     return -(-vocab // 32)
 
 
 def make_grammar_masks(num_places: int, max_rows: int, vocab: int, device: torch.device) -> GrammarMasks:
-    """Places without masks, for steps of up to `max_rows` rows."""
+    """Make places without masks, for steps of up to `max_rows` rows."""
     is_cuda = device.type == "cuda"
     return GrammarMasks(
         masks_cpu=torch.zeros((num_places, num_mask_words(vocab)), dtype=torch.int32, pin_memory=is_cuda),
@@ -65,7 +65,7 @@ def make_grammar_masks(num_places: int, max_rows: int, vocab: int, device: torch
 
 
 class Adjustments:
-    """Slots for `num_slots` sequences of a model of `vocab` tokens."""
+    """Slots for `num_slots` sequences of a model with `vocab` tokens."""
 
     def __init__(self, num_slots: int, vocab: int, device: torch.device) -> None:
         def zeros(*shape: int) -> Tensor:
@@ -85,7 +85,7 @@ class Adjustments:
         self._uploader = WordUploader(device)
 
     def fill(self, fills: Sequence[SlotFill]) -> None:
-        """Fill slots, in stream order: one upload, and a few launches each."""
+        """Fill slots in stream order, with a single upload and a few launches for each slot."""
         if not fills:
             return
         pieces = [piece for fill in fills for piece in _pieces(fill, self.vocab)]
@@ -120,7 +120,7 @@ class Adjustments:
 
 
 def _pieces(fill: SlotFill, vocab: int) -> tuple[np.ndarray, ...]:
-    """Prompt, outputs, edits, mask, bad words and the latest outputs, empty where there is nothing of it: int32."""
+    """Return prompt, outputs, edits, mask, bad words and latest outputs as int32; empty where unused."""
     num_prompt = len(fill.token_ids) - fill.num_outputs
     prompt, outputs = np.split(np.array(fill.token_ids, np.int32), [num_prompt])
     edits, mask = _edits(fill.sampling, num_prompt, vocab), _joined(_mask(fill.sampling, vocab), fill.mask)
@@ -129,27 +129,27 @@ def _pieces(fill: SlotFill, vocab: int) -> tuple[np.ndarray, ...]:
 
 
 def _joined(allowed: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Both; either may be missing."""
+    """Return the intersection of two masks, either of which may be missing."""
     if mask is None:
         return allowed
     return allowed & mask if len(allowed) else mask
 
 
 def _edits(sampling: SamplingParams, num_prompt: int, vocab: int) -> np.ndarray:
-    """Biases, and bans of stop tokens until there are `min_tokens` outputs: a column each of tokens, values, ends."""
+    """Return biases, and bans of stop tokens before `min_tokens` outputs; columns of tokens, values, ends."""
     first_stop = min(ALWAYS, num_prompt + sampling.min_tokens)
     biases = zip(sampling.biased_token_ids, sampling.biases, strict=True)
     edits = [(token_id, bias, ALWAYS) for token_id, bias in biases]
     if sampling.min_tokens:
         edits += [(token_id, -np.inf, first_stop) for token_id in sampling.stop_token_ids]
-    edits = [edit for edit in edits if edit[0] < vocab]  # a stop token may be none of the model's
+    edits = [edit for edit in edits if edit[0] < vocab]  # a stop token may be outside the vocabulary
     token_ids, values, ends = zip(*edits, strict=True) if edits else ((), (), ())
     columns = (np.array(token_ids, np.int32), np.array(values, np.float32).view(np.int32), np.array(ends, np.int32))
     return np.concatenate(columns)
 
 
 def _mask(sampling: SamplingParams, vocab: int) -> np.ndarray:
-    """A bit a token, of those that may be chosen."""
+    """Return a mask with a bit for each allowed token."""
     if not sampling.allowed_token_ids:
         return np.empty(0, np.int32)
     allowed = np.zeros(num_mask_words(vocab) * 32, bool)
@@ -159,7 +159,7 @@ def _mask(sampling: SamplingParams, vocab: int) -> np.ndarray:
 
 
 def _words(sampling: SamplingParams) -> np.ndarray:
-    """A column of each, from its last token to its first."""
+    """Return a column for each bad word, from last token to first."""
     columns = np.full((WORD_TOKENS, len(sampling.bad_words)), -1, np.int32)
     for i, packed in enumerate(sampling.bad_words):
         token_ids = unpack_ids(packed)
@@ -168,7 +168,7 @@ def _words(sampling: SamplingParams) -> np.ndarray:
 
 
 def _recent(num_prompt: int, outputs: np.ndarray) -> np.ndarray:
-    """The latest outputs, each where its position says."""
+    """Return the latest outputs, each at its position modulo WORD_TOKENS."""
     latest = np.full(WORD_TOKENS, -1, np.int32)
     num_latest = min(len(outputs), WORD_TOKENS)
     positions = num_prompt + len(outputs) - num_latest + np.arange(num_latest)

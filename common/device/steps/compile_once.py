@@ -1,4 +1,4 @@
-"""Kernels that several threads want: each is compiled, or loaded, once."""
+"""Compilation of kernels wanted by several threads: each kernel is compiled, or loaded, once."""
 
 from concurrent.futures import Executor
 from threading import Lock
@@ -8,7 +8,7 @@ from triton import AsyncCompileMode
 
 
 class OneOfEach(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
-    """By the threads of `executor`; those who ask for one at the same moment get the same."""
+    """Compile mode on the threads of `executor`; simultaneous requests for a kernel share its compilation."""
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)

@@ -1,4 +1,4 @@
-"""What loading kernels needs, ready once it is imported. It takes a second: import it early, in a thread of its own."""
+"""Preparation for loading kernels, done on import. Importing takes a second, so import early, in a separate thread."""
 
 import sys
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ from triton.runtime.jit import JITCallable
 import common.kernels.sampling.adjust_logits
 import common.kernels.sampling.logprobs
 import common.kernels.sampling.sampling
-import common.ops.cuda_ops  # noqa: F401 - all four are here to be imported
+import common.ops.cuda_ops  # noqa: F401 - all four are imported for their kernels
 
 
 def functions() -> Iterator[JITCallable]:
-    """Those of all kernels that are imported."""
+    """Yield the functions of all imported kernels."""
     for name, module in list(sys.modules.items()):
         if name.startswith("common.kernels."):
             yield from (value for value in vars(module).values() if isinstance(value, JITCallable))
 
 
 def hash_helpers_first(function: JITCallable) -> None:
-    """Have Triton hash a function, by which its kernel is found on disk, and what it calls before it.
+    """Make Triton hash the callees of a function before the function, so a kernel's key on disk is stable.
 
-    Otherwise the hash would depend on what was hashed before, which threads leave to chance: constants of a helper are
-    part of it if the helper has been hashed by then.
+    Otherwise the hash would depend on the order of hashing, left to chance by threads. A hash includes a helper's
+    constants only if the helper was hashed before.
     """
     if function.hash is None:
         for name in function.fn.__code__.co_names:
@@ -33,6 +33,6 @@ def hash_helpers_first(function: JITCallable) -> None:
         _ = function.cache_key
 
 
-triton_key()  # a hash of all of Triton, 460 MB, kept once it is there; threads that want it at once would each make it
+triton_key()  # hash of all of Triton, 460 MB; cached here, because threads asking at once would each compute the hash
 for _function in functions():
     hash_helpers_first(_function)

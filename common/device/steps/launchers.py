@@ -1,8 +1,8 @@
-"""Triton's launchers, loaded by several threads.
+"""Thread-safe loading of Triton's launchers.
 
-Before 3.7 Triton compiles a launcher for each signature, an extension module, and gives all of them one name. When one
-is loaded again, for another kernel of that signature, Python updates whatever module has the name at that moment: a
-thread that is about to take its own launcher out of it gets another kernel's.
+Before 3.7, Triton compiles a launcher for each signature as an extension module, always with the same module name.
+Loading a launcher again, for another kernel of the signature, makes Python update whatever module has the name then.
+Another thread, about to read its own launcher from the module, gets a wrong launcher.
 """
 
 import threading
@@ -14,9 +14,9 @@ from typing import Any
 
 @contextmanager
 def launchers_apart(build: Any) -> Iterator[None]:
-    """Meanwhile each load is by itself, and what it found stays as it was. `build` is Triton's module of that name."""
+    """Serialize loads inside the context, and copy each result; `build` is Triton's module `build`."""
     load, turn = getattr(build, "_load_module_from_path", None), threading.Lock()
-    if load is None:  # a Triton that loads nothing so
+    if load is None:  # a Triton without the function
         yield
         return
 

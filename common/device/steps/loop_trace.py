@@ -1,4 +1,4 @@
-"""What a worker's loop tells about its steps and requests, whether somebody listens or not."""
+"""Interface by which a worker's loop reports steps and requests, traced or not."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -6,37 +6,37 @@ from contextlib import AbstractContextManager, nullcontext
 from common.base.trace_events import Key
 
 WAIT = "wait"
-"""The phase in which the host has nothing to do but wait for the device."""
+"""Phase in which the host only waits for the device."""
 
 _NOTHING = nullcontext()
 
 
 class Trace:
-    """What a loop tells about its steps; this one keeps nothing."""
+    """Receiver of a loop's reports; the base class keeps nothing."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Around one turn of the loop; turns in which nothing happens are not kept."""
+        """Return a context for a turn of the loop; turns without events are dropped."""
         return _NOTHING
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Around a part of a turn; phases may nest."""
+        """Return a context for a part of a turn; phases may nest."""
         return _NOTHING
 
     def device(self, size: int, unit: str) -> AbstractContextManager[None]:
-        """Around the launch of a step over `size` rows or tokens."""
+        """Return a context for the launch of a step over `size` rows or tokens."""
         return _NOTHING
 
     def join(self, keys: Iterable[Key]) -> None:
-        """The next step is one of these requests', too."""
+        """Add these requests to the next step."""
 
     def meet(self, key: Key) -> None:
-        """This phase is one of the request's."""
+        """Add a request to the current phase."""
 
     def stretch(self, name: str, key: Key, begin_s: float, end_s: float) -> None:
-        """A request waited, or was busy with something of its own, on `time.monotonic`."""
+        """Record a request's wait or own work; times are of `time.monotonic`."""
 
     def finish(self) -> None:
-        """The loop has ended: write what is left."""
+        """Write the rest, after the loop's end."""
 
 
 UNTRACED = Trace()

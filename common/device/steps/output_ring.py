@@ -1,8 +1,8 @@
-"""Sampled tokens on their way to the host, so that a step can be launched without waiting for the one before it.
+"""Transfer of sampled tokens to the host, so a step can be launched without waiting for the step before.
 
-They come through pinned memory in either of two ways. `Landing` copies them in stream order: what a step
-sampled is on its way before the next step, or the next replay of the same graph, may overwrite it. Into
-the ring of a `RingLanding` the step stores them itself, so that the next one waits for no copy.
+Tokens travel through pinned memory in either of two ways. `Landing` copies tokens in stream order, before the next step
+or graph replay may overwrite them. With `RingLanding`, the step stores tokens into a ring itself, so the next step
+waits for no copy.
 """
 
 from collections import deque
@@ -17,18 +17,18 @@ from common.device.steps.step_output import StepOutput
 from common.kernels.base.operands import LOGPROB_WORDS, LogprobRing, TokenRing
 
 NUM_SLOTS = 3
-"""One step runs, one is queued, one is being read."""
+"""A step runs, a step is queued, a step is being read."""
 LOOK_INTERVAL_S = 50e-6
-"""A loop's sleep between two looks at whether a step is over: short beside a step, long beside a look."""
+"""Sleep between two polls for a finished step: short beside a step, long beside a poll."""
 NO_TOKEN = -1
 
 
 class PendingOutput:
-    """What one launched step yields, to be read once.
+    """Output of a launched step, to be read once.
 
     Args:
-        read: the tokens of each row, or NO_CHOICE, when the step is over.
-        event: recorded after the step; None if it is over.
+        read: returns the tokens of each row, or NO_CHOICE, after the step.
+        event: recorded after the step; None for a finished step.
     """
 
     def __init__(self, read: Callable[[], StepOutput], event: "torch.cuda.Event | None") -> None:
@@ -36,18 +36,18 @@ class PendingOutput:
         self.event = event
 
     def ready(self) -> bool:
-        """Whether the step is over: its tokens are here and all it wrote is written."""
+        """Tell whether the step is over, with tokens on the host and all writes done."""
         return self.event is None or bool(self.event.query())
 
     def output(self) -> StepOutput:
-        """The tokens of each row; waits for the step."""
+        """Return the tokens of each row; waits for the step."""
         if self.event is not None:
             self.event.synchronize()
         return self.read()
 
 
 class Landing:
-    """Pinned memory for what `NUM_SLOTS` steps of up to `max_rows` rows yield, used in turn."""
+    """Pinned memory for the outputs of `NUM_SLOTS` steps of up to `max_rows` rows, used in turn."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
@@ -55,9 +55,9 @@ class Landing:
         self.slots = deque(torch.zeros(shape, dtype=torch.int32, pin_memory=self.is_cuda) for _ in range(NUM_SLOTS))
 
     def fetch(self, sampled: Tensor, logprobs: Tensor | None = None) -> PendingOutput:
-        """Start copying `sampled [num_rows]` int32, and the words of their log-probabilities if there are any.
+        """Start copying `sampled [num_rows]` int32, and words of log-probabilities if any.
 
-        At most `NUM_SLOTS` may be unread at once.
+        At most `NUM_SLOTS` outputs may be unread at once.
         """
         num_rows = sampled.shape[0]
         slot = self.slots[0].view(-1)[: self.slots[0].shape[1] * num_rows]
@@ -77,10 +77,10 @@ class Landing:
 
 
 class RingLanding:
-    """The host's side of a ring for decode steps of up to `max_rows` rows.
+    """Host side of a ring for decode steps of up to `max_rows` rows.
 
-    A captured step has the same arguments at each replay, so the device itself keeps which slot of a row comes
-    next. A step moves the turns of its own rows on, and as the host knows which those are, it does the same.
+    A captured step has fixed arguments, so the device itself keeps the next slot of each row. A step advances the turns
+    of its rows; the host knows the rows and advances its own copy.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -93,9 +93,9 @@ class RingLanding:
         self._turns = np.zeros(max_rows, np.int64)
 
     def launched(self, num_rows: int, num_run: int, *, has_logprobs: bool = False) -> PendingOutput:
-        """What the first `num_rows` rows of the step just launched yield, which runs over `num_run`.
+        """Return the output of the first `num_rows` rows of the step just launched over `num_run` rows.
 
-        To be called after every step that runs; at most `NUM_SLOTS` may be unread at once.
+        Must be called after every step that runs; at most `NUM_SLOTS` outputs may be unread at once.
         """
         turns = self._turns[:num_rows].copy()
         self._turns[:num_run] = (self._turns[:num_run] + 1) % NUM_SLOTS
@@ -111,7 +111,7 @@ class RingLanding:
 
 
 def make_ring(max_rows: int, device: torch.device) -> TokenRing:
-    """A ring without tokens."""
+    """Make a ring without tokens."""
     shape, is_cuda = (max_rows, NUM_SLOTS), device.type == "cuda"
     return TokenRing(
         tokens_cpu=torch.full(shape, NO_TOKEN, dtype=torch.int32, pin_memory=is_cuda),
@@ -120,7 +120,7 @@ def make_ring(max_rows: int, device: torch.device) -> TokenRing:
 
 
 def make_logprob_ring(ring: TokenRing) -> LogprobRing:
-    """The one beside it."""
+    """Make the ring of log-probabilities beside a token ring, with common turns."""
     shape = (*ring.tokens_cpu.shape, LOGPROB_WORDS)
     words_cpu = torch.zeros(shape, dtype=torch.int32, pin_memory=ring.tokens_cpu.is_pinned())
     return LogprobRing(words_cpu, ring.turns)

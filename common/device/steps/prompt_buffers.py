@@ -1,8 +1,8 @@
-"""The inputs of a prompt step: filled on the host in place, uploaded in few copies, read at fixed addresses.
+"""Inputs of a prompt step: filled on the host in place, uploaded in few copies, read at fixed addresses.
 
-Fixed addresses are what a captured graph needs, and one piece of memory is what keeps a short prompt
-from waiting for a dozen little copies. A step is staged while an earlier one is still queued: on the
-device its inputs follow in the order of launch, on the host they take turns in `NUM_STAGINGS` pinned pieces.
+A captured graph needs fixed addresses. A single piece of memory spares a short prompt a dozen little copies. A step is
+staged while an earlier step is still queued. So host inputs take turns in `NUM_STAGINGS` pinned pieces; device inputs
+follow in launch order.
 """
 
 from collections import deque
@@ -21,23 +21,23 @@ from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, Sampli
 
 NUM_STAGINGS = 2
 ALIGNMENT = 16
-"""Of every input, in bytes, as memory of its own would have: kernels are compiled anew for addresses that have less."""
+"""Alignment of every input in bytes, because kernels are recompiled for addresses with less."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Tokens `[start, start + len(token_ids))` of one sequence."""
+    """Tokens `[start, start + len(token_ids))` of a sequence."""
 
     token_ids: Sequence[int]
     start: int
-    tables: Sequence[Sequence[int]]  # block ids by group and place; they cover at least the chunk's end
+    tables: Sequence[Sequence[int]]  # block ids by group and place, at least up to the chunk's end
     sampling: SamplingParams
-    is_last: bool  # the prompt ends here: a token is sampled
+    is_last: bool  # the prompt ends with the chunk, so a token is sampled
     sequence_ids: Sequence[int] = ()  # all tokens of the sequence, if logits are adjusted or its prompt is scored
-    num_outputs: int = 0  # of those, the last ones
-    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: what a grammar lets follow the prompt
-    num_prompt_logprobs: int = 0  # log-probabilities of each prompt token, its own and those of the likeliest
-    first_scored: int = 0  # position from which on they are wanted
+    num_outputs: int = 0  # outputs at the end of `sequence_ids`
+    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: tokens allowed by a grammar after the prompt
+    num_prompt_logprobs: int = 0  # log-probabilities at each prompt position: the token's and the likeliest
+    first_scored: int = 0  # first prompt position with log-probabilities
 
     @property
     def end(self) -> int:
@@ -45,17 +45,17 @@ class PromptChunk:
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed before the token is sampled."""
+        """Tell whether logits are changed before sampling."""
         return self.is_last and self.sampling.adjusts_logits
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether log-probabilities of the token are asked for."""
+        """Tell whether log-probabilities of the sampled token are requested."""
         return self.is_last and self.sampling.num_logprobs > 0
 
     @property
     def scored(self) -> range:
-        """Positions of the prompt tokens whose log-probabilities this chunk tells: each follows one of its tokens."""
+        """Positions of prompt tokens scored by the chunk: each position follows a token of the chunk."""
         if not self.num_prompt_logprobs:
             return range(0)
         num_prompt = len(self.sequence_ids) - self.num_outputs
@@ -63,11 +63,11 @@ class PromptChunk:
 
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
-"""Shape and type of each input; the tables come last."""
+"""Shape and type of each input; tables come last."""
 
 
 class _Staging:
-    """The inputs of one step on the host, and when their upload is over."""
+    """Inputs of a step on the host, with the event of their upload."""
 
     def __init__(self, shapes: Shapes, num_bytes: int, device: torch.device) -> None:
         self.memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -77,7 +77,7 @@ class _Staging:
         self.uploaded: torch.cuda.Event | None = None
 
     def claim(self) -> None:
-        """Wait until the memory may be written again; it can be, unless steps pile up."""
+        """Wait until the memory may be written again; waits only if steps pile up."""
         if self.uploaded is not None:
             self.uploaded.synchronize()
 
@@ -106,8 +106,8 @@ class PromptBuffers:
     def fill(self, chunks: Sequence[PromptChunk], num_tokens: int, num_seqs: int) -> None:
         """Stage and upload the chunks, padded to `num_tokens` tokens and `num_seqs` sequences.
 
-        Padding tokens have slot -1 and belong to no sequence; padding sequences are empty. A token is sampled for
-        padding and for chunks that end no prompt, too; nobody reads it.
+        Padding tokens have slot -1 and belong to no sequence; padding sequences are empty. Padding and chunks inside a
+        prompt get a sampled token, too, to be ignored.
         """
         self._stagings.rotate(-1)
         self._stagings[0].claim()
@@ -137,7 +137,7 @@ class PromptBuffers:
     def forward_batch(
         self, num_tokens: int, num_seqs: int, *, max_query_len: int, max_seq_len: int, num_keys: int
     ) -> ForwardBatch:
-        """Views of the first tokens and sequences."""
+        """Return views of the first tokens and sequences."""
         return ForwardBatch(
             token_ids=self._view("token_ids", num_tokens),
             positions=self._view("positions", num_tokens),
@@ -152,12 +152,12 @@ class PromptBuffers:
         )
 
     def sampling(self, num_seqs: int) -> tuple[SamplingTensors, Tensor]:
-        """Sampling parameters of the first sequences, and the positions of the tokens to be sampled."""
+        """Return sampling parameters of the first sequences, and positions of the tokens to sample."""
         tensors = SamplingTensors(**{column.name: self._view(column.name, num_seqs) for column in SAMPLING_COLUMNS})
         return tensors, self._view("next_positions", num_seqs)
 
     def state_slots(self, num_seqs: int) -> Tensor:
-        """Where what adjusts the logits of the first sequences is, -1 where there is nothing."""
+        """Return the adjustment slots of the first sequences, -1 for none."""
         return self._view("state_slots", num_seqs)
 
     def _fill_tokens(self, chunk: PromptChunk, begin: int) -> None:
@@ -179,7 +179,7 @@ class PromptBuffers:
         self._host_of("cu_seqlens")[row + 1] = tokens_end
 
     def _upload(self, num_seqs: int) -> None:
-        """All that is small in one copy, and of each table the rows that there are."""
+        """Copy all small inputs at once, then the used rows of each block table."""
         host, (_, tables_begin, *_) = self._stagings[0].memory, self._table_places[0]
         pieces = [slice(0, tables_begin)]
         for name, begin, *_ in self._table_places:
@@ -198,7 +198,7 @@ class PromptBuffers:
 
 
 def _within(block_ids: Sequence[int], begin: int) -> np.ndarray:
-    """Counted from the first block of a group, as its cache on the device has them; places without one stay so."""
+    """Return block ids relative to a group's first block, as in the group's cache; negative ids are kept."""
     ids = np.asarray(block_ids, dtype=np.int32)
     return np.where(ids < 0, ids, ids - begin) if begin else ids
 
@@ -220,7 +220,7 @@ def _shapes(max_tokens: int, max_seqs: int, num_places: dict[str, int]) -> Shape
 
 
 def _places(shapes: Shapes) -> Iterator[tuple[str, int, int, tuple[int, ...], np.dtype[np.generic]]]:
-    """(name, begin, end, shape, type) of each input; bytes from the start of the memory."""
+    """Yield (name, begin, end, shape, type) of each input, in bytes from the start of the memory."""
     begin = 0
     for name, (shape, dtype) in shapes.items():
         end = begin + int(np.prod(shape)) * dtype.itemsize

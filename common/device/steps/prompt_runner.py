@@ -1,9 +1,9 @@
-"""Computes chunks of prompts and samples the token after each finished one.
+"""Computation of prompt chunks, and sampling of the token after each finished prompt.
 
-Stands in `common` because a decode worker computes a prompt itself when there is no prefill worker.
-Up to one or two thousand tokens, as hosts differ, launching the kernels takes longer than running them: such
-steps replay a graph captured for the next larger bucket of tokens and sequences. Where steps are confined
-to a share of the GPU, so are the graphs: a lone prompt, which may use all of it, has graphs of its own.
+The runner is in `common` because a decode worker computes prompts itself when there is no prefill worker. Up to one or
+two thousand tokens, depending on the host, launching kernels takes longer than running them. Such steps replay a graph
+captured for the next larger bucket of tokens and sequences. Graphs are confined to the GPU share like steps. A lone
+prompt may use the whole GPU, so lone prompts have their own graphs.
 """
 
 import logging
@@ -33,7 +33,7 @@ MAX_GRAPH_SEQS = 8
 
 
 class Bucket(NamedTuple):
-    """What a graph holds at most, and where it runs."""
+    """Limits of a graph, and the part of the GPU for its kernels."""
 
     num_tokens: int
     num_seqs: int
@@ -41,17 +41,17 @@ class Bucket(NamedTuple):
 
     @property
     def num_keys(self) -> int:
-        """Most keys of all sequences together, 0 for any: where they are gathered, enough for beginnings of prompts."""
+        """Most keys of all sequences, 0 for any; where keys are gathered, enough for beginnings of prompts."""
         return self.num_tokens if self.num_tokens > GATHERED_ABOVE else 0
 
     def holds(self, num_tokens: int, num_seqs: int, num_keys: int) -> bool:
-        """Whether a step of that size may replay the graph."""
+        """Tell whether a step of the given size may replay the graph."""
         has_keys = not self.num_keys or num_keys <= self.num_keys
         return num_tokens <= self.num_tokens and num_seqs <= self.num_seqs and has_keys
 
 
 class PendingPrompts:
-    """A launched step; when it is over, all KV of its chunks is in the pool."""
+    """A launched step; after its end, all KV of its chunks is in the pool."""
 
     def __init__(self, sampled: PendingOutput, are_last: list[bool], scorer: PromptScorer | None = None) -> None:
         self.sampled = sampled
@@ -62,22 +62,22 @@ class PendingPrompts:
         return self.sampled.ready()
 
     def tokens(self) -> list[OutputToken | None]:
-        """The first token after each chunk that ends its prompt, None for the others; waits for the step."""
+        """Return the first token after each finished prompt, None for other chunks; waits for the step."""
         pairs = zip(self.sampled.output().rows, self.are_last, strict=True)
         return [row[0] if is_last else None for row, is_last in pairs]
 
     def scores(self) -> list[PromptScores | None]:
-        """What each chunk tells of its prompt's tokens, None where nothing is asked; after `tokens`."""
+        """Return the scores of each chunk's prompt tokens, None for a chunk without any; call after `tokens`."""
         return [None] * len(self.are_last) if self.scorer is None else self.scorer.scores()
 
 
 class PromptRunner:
-    """Runs one ragged batch of chunks at a time.
+    """Runner of ragged batches of chunks, a single batch at a time.
 
     Args:
         max_tokens: most tokens of a step.
         max_seqs: most sequences of a step.
-        share: how much of the GPU steps may use; all of it by default.
+        share: part of the GPU for steps; the whole GPU by default.
     """
 
     def __init__(self, engine: Engine, max_tokens: int, max_seqs: int, share: GpuShare | None = None) -> None:
@@ -87,14 +87,15 @@ class PromptRunner:
         self.all_counted = torch.full((max_seqs,), -1, dtype=torch.int32, device=device)
         self.landing = Landing(max_seqs, engine.device)
         self.graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.share = share or GpuShare()  # ends after the graphs that were captured in it
+        self.share = share or GpuShare()  # must outlive the graphs captured in the share
         self.trace = Trace()
 
     def launch(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> PendingPrompts:
-        """Start a step over the chunks; it runs after every step launched before it.
+        """Start a step over the chunks, to run after every step launched before.
 
-        One that tells log-probabilities, of its token or of the prompt, is launched kernel by kernel: no graph does.
-        `whole_gpu`: it may use more than the share, as there is nobody to leave the rest to.
+        A step with log-probabilities, of the sampled token or of the prompt, is launched without a graph, because
+        graphs have no code for log-probabilities. `whole_gpu` allows more than the share, for times without decode
+        steps.
         """
         num_tokens, num_seqs = sum(len(chunk.token_ids) for chunk in chunks), len(chunks)
         num_keys = sum(chunk.end for chunk in chunks)
@@ -124,7 +125,7 @@ class PromptRunner:
             return pending.tokens()
 
     def capture(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> None:
-        """Capture a graph for every bucket that steps of so many tokens replay, largest first: all share its memory."""
+        """Capture a graph for every bucket up to `num_tokens`, largest first, because all graphs share memory."""
         begin_s, memory = time.monotonic(), None
         for bucket in self._wanted_buckets(num_tokens):
             self.graphs[bucket] = self._captured(bucket, memory)
@@ -132,10 +133,10 @@ class PromptRunner:
         logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
 
     def _wanted_buckets(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> list[Bucket]:
-        """Those up to the first that holds so many, largest first: a lone prompt may use the whole GPU, several keep to
-        the share.
+        """Return buckets up to the first that holds `num_tokens`, largest first.
 
-        Several have the whole GPU beside a share only in a backlog, when their steps are too long for a graph.
+        Buckets for a lone prompt use the whole GPU; buckets for several prompts keep to the share. Several prompts get
+        the whole GPU beside a share only in a backlog, with steps too long for a graph.
         """
         buffers, unlimited = self.buffers, self.share.limited is None
         kinds = {(1, True), (min(MAX_GRAPH_SEQS, buffers.max_seqs), unlimited)}
@@ -146,7 +147,7 @@ class PromptRunner:
         return [Bucket(size, *kind) for size in sizes for kind in sorted(kinds)]
 
     def _bucket(self, num_tokens: int, num_seqs: int, num_keys: int, *, whole_gpu: bool) -> Bucket | None:
-        """The smallest captured bucket that holds the step."""
+        """Return the smallest captured bucket for the step, if any."""
         fitting = (
             bucket
             for bucket in self.graphs
@@ -165,7 +166,7 @@ class PromptRunner:
         has_logprobs: bool = False,
         scorer: PromptScorer | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens, and words of log-probabilities if they are asked for."""
+        """Return tokens, and words of log-probabilities if requested."""
         batch = self.buffers.forward_batch(
             num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len, num_keys=num_keys
         )
@@ -180,7 +181,7 @@ class PromptRunner:
         return sampled, self.engine.sampler.logprobs(unadjusted, params.num_logprobs, sampled)
 
     def _logits(self, batch: ForwardBatch, scorer: PromptScorer | None) -> Tensor:
-        """Of each sequence's last token; those of others exist for as long as they are scored."""
+        """Return logits of each sequence's last token; logits of other tokens exist only while being scored."""
         model, ops = self.engine.model, self.engine.ops
         if scorer is None:
             return model.forward(batch, ops)
@@ -190,7 +191,7 @@ class PromptRunner:
         return model.logits(x.of(batch.last_tokens), ops)
 
     def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """A graph over padding; what it computes follows from the buffers at replay."""
+        """Capture a graph over padding; a replay reads the buffers."""
         num_tokens, num_seqs, whole_gpu = bucket
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill([], num_tokens, num_seqs)

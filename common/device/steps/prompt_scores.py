@@ -1,7 +1,7 @@
-"""How likely the tokens of prompts were: what a prompt step tells of them beside the token that it samples.
+"""Log-probabilities of prompt tokens, computed by a prompt step beside its sampled token.
 
-The logits of all tokens of a step would take gigabytes. So they are computed for a few at a time, from what the step
-leaves behind the last layer, and only the numbers that were asked for are kept.
+The logits of all tokens of a step would take gigabytes. So logits are computed for a few tokens at a time, from the
+output of the last layer, and only the requested numbers are kept.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,20 +21,20 @@ from common.wire.values.output_token import MAX_LOGPROBS
 SLICE_ROWS = 128
 """Tokens whose logits exist at once."""
 MESSAGE_TOKENS = 2048
-"""Of one message, which so has at most 0.4 MB."""
+"""Most tokens in a message, for at most 0.4 MB."""
 RANK = LOGPROB_WORDS
-"""Column of the rank, behind the words of the log-probabilities."""
+"""Column of the rank, behind the words of log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Of the tokens of one sequence from `first_position` on."""
+    """Log-probabilities of a sequence's tokens from `first_position` on."""
 
     first_position: int
-    words: np.ndarray  # [num_tokens, LOGPROB_WORDS + 1] int32: those of `reference.logprobs`, then the rank
+    words: np.ndarray  # [num_tokens, LOGPROB_WORDS + 1] int32: words of `reference.logprobs`, then the rank
 
     def messages(self, worker_id: str, epoch: int, request_id: str, attempt: int) -> Iterator[PromptLogprobs]:
-        """As the router is told, in the order of positions."""
+        """Yield messages to the router, in order of positions."""
         for begin in range(0, len(self.words), MESSAGE_TOKENS):
             words = self.words[begin : begin + MESSAGE_TOKENS]
             is_entry = np.arange(MAX_LOGPROBS + 1) < words[:, :1]
@@ -52,7 +52,7 @@ class PromptScores:
 
 
 class PromptScorer:
-    """Of one step: which of its tokens are followed by one that is asked about, and how likely those were."""
+    """Selection and scoring of a step's tokens whose next token needs log-probabilities."""
 
     def __init__(self, chunks: Sequence[PromptChunk], engine: Engine) -> None:
         self._chunks = chunks
@@ -71,7 +71,7 @@ class PromptScorer:
         self._words_cpu = torch.empty(shape, dtype=torch.int32, pin_memory=engine.device.type == "cuda")
 
     def score(self, x: Residual) -> None:
-        """Launch everything that tells it of the step's tokens; the host has it when the step is over."""
+        """Launch the scoring of a step's tokens; the host has the results when the step is over."""
         for begin in range(0, len(self._rows), SLICE_ROWS):
             part = slice(begin, begin + SLICE_ROWS)
             logits = self._engine.model.logits(x.of(self._rows[part]), self._engine.ops)
@@ -82,7 +82,7 @@ class PromptScorer:
             self._words_cpu[part].copy_(torch.cat((words, ranks), dim=1), non_blocking=True)
 
     def scores(self) -> list[PromptScores | None]:
-        """Of each chunk, None where nothing is asked; to be called when the step is over."""
+        """Return the scores of each chunk, None for a chunk without any; call after the step is over."""
         words, begin = self._words_cpu.numpy(), 0
         found: list[PromptScores | None] = []
         for chunk in self._chunks:

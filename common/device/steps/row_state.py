@@ -1,7 +1,7 @@
-"""What a decode batch keeps of its rows, in one piece of memory: where each column lies there, and what fills a row.
+"""Memory of a decode batch's rows in a single piece: the place of each column, and the words of a row.
 
-In one piece, because a launch takes the longer the more addresses it is given. Which columns there are follows from the
-sampling parameters that the wire declares.
+The memory is a single piece, because a launch takes longer with more addresses. The columns follow from the sampling
+parameters declared by the wire.
 """
 
 from operator import attrgetter
@@ -15,43 +15,43 @@ from common.kernels.base.operands import RowState, SamplingTensors, SharedPrefix
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 
 ALIGNMENT_WORDS = 64
-"""Of every column, as memory of its own would have: kernels are compiled anew for addresses that have less."""
+"""Alignment of every column, because kernels are recompiled for addresses with less."""
 FORMATS = {"float32": "f", "int32": "i", "int64": "q"}
 HEADS = ("token_ids", "positions", "seq_lens")
-"""Which steps advance, and rows that move take along: the kernel finds them first, each a column after the other."""
+"""Columns advanced by steps and moved with rows; first and consecutive, for the kernel."""
 
 _RECORD = Struct("=iii" + "".join(FORMATS[column.dtype] for column in SAMPLING_COLUMNS))
 _values_of = attrgetter(*(column.name for column in SAMPLING_COLUMNS))
 
 
 def row_record(state_slot: int, prefix: tuple[int, int], params: SamplingParams) -> bytes:
-    """All that a row is told beside its head and its block tables, word after word, as `RowLayout.record_places`.
+    """Pack a row's words, without heads and block tables, in the order of `RowLayout.record_places`.
 
     Args:
-        prefix: its number and tokens of `SharedPrefixes`.
+        prefix: the row's number and tokens in `SharedPrefixes`.
     """
     return _RECORD.pack(state_slot, *prefix, *_values_of(params))
 
 
 class RowLayout:
-    """Where everything lies in `RowState.words` of `max_rows` rows and block tables of `num_entries` in all."""
+    """Places in `RowState.words` for `max_rows` rows and `num_entries` block-table entries in all."""
 
     def __init__(self, max_rows: int, num_entries: int) -> None:
         self.max_rows, self.num_entries = max_rows, num_entries
         self.column_words = -(-max_rows // ALIGNMENT_WORDS) * ALIGNMENT_WORDS
         sizes = [1, 1, 1, *(np.dtype(column.dtype).itemsize // 4 for column in SAMPLING_COLUMNS)]
         ends = self.column_words * (len(HEADS) + np.cumsum(sizes))
-        self._begins = [len(HEADS) * self.column_words, *ends[:-1].tolist()]  # as records have it
+        self._begins = [len(HEADS) * self.column_words, *ends[:-1].tolist()]  # in the order of records
         self.tables_begin = int(ends[-1])
         words = [(begin + word, size) for begin, size in zip(self._begins, sizes, strict=True) for word in range(size)]
         first_places, strides = np.array(words, np.int32).T
         self.record_places = first_places + strides * np.arange(max_rows, dtype=np.int32)[:, None]
-        """Of each row, where the words of `row_record` go: [max_rows, num_words] int32."""
+        """Place of each word of a row's `row_record`: [max_rows, num_words] int32."""
         self.prefix_places = self.record_places[:, 1:3]
-        """Of these, where those of its prefix go."""
+        """Columns of `record_places` for the prefix."""
 
     def make_state(self, device: torch.device) -> RowState:
-        """Of nothing but padding."""
+        """Make a state of padding rows."""
         words = torch.zeros(self.tables_begin + self.num_entries, dtype=torch.int32, device=device)
 
         def column(begin: int, dtype: torch.dtype = torch.int32) -> Tensor:

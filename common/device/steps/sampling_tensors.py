@@ -1,4 +1,4 @@
-"""Sampling parameters as tensors: what follows from the columns that the wire declares."""
+"""Sampling parameters as tensors, with the columns declared by the wire."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from common.wire.values.sampling_params import SAMPLING_COLUMNS, SamplingParams
 
 
 def sampling_tensors(params: Sequence[SamplingParams], device: torch.device) -> SamplingTensors:
-    """A row for each."""
+    """Build tensors with a row for each of `params`."""
     return SamplingTensors(
         **{
             column.name: torch.tensor(column.values(params), dtype=getattr(torch, column.dtype), device=device)

@@ -1,7 +1,7 @@
-"""Where a worker's time goes, step by step: slices of a trace, and a line that sums them up.
+"""Timing of a worker's steps: slices of a trace, and a summary line.
 
-Host phases are read from the clock, device times from CUDA events around each step. The loop says the
-same things whether it is traced or not (see `loop_trace`).
+Host phases are read from the clock, device times from CUDA events around each step. The loop makes the same calls
+without tracing (see `loop_trace`).
 """
 
 import logging
@@ -24,21 +24,21 @@ from common.settings.config import TraceSection
 logger = logging.getLogger(__name__)
 
 MAX_STEPS = 20_000
-"""Of which times are summed up, the last ones."""
+"""Number of latest steps in the summary."""
 ANCHOR_S, OLDEST_ANCHOR_S = 1.0, 10.0
-"""The clocks of host and device are compared so often; a comparison that took long counts only after the second."""
+"""Seconds between comparisons of host and device clocks; slow comparisons count only after the second."""
 MAX_ANCHOR_S = 100e-6
 
 
 class Event(Protocol):
-    """A `torch.cuda.Event` with timing."""
+    """The interface of a `torch.cuda.Event` with timing."""
 
     def record(self) -> Any: ...
 
     def query(self) -> bool: ...
 
     def elapsed_time(self, later: Any, /) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         ...
 
 
@@ -46,16 +46,16 @@ class Timer(Protocol):
     """The clock of a device."""
 
     def event(self) -> Event:
-        """To be recorded among what the device computes."""
+        """Make an event, to be recorded in the stream of device work."""
         ...
 
     def moment(self) -> Event:
-        """One that the device met between call and return, whatever it computes."""
+        """Return an event that the device met during the call, independently of running work."""
         ...
 
 
 class CudaTimer:
-    """That of a GPU; moments are met on a stream of its own."""
+    """The clock of a GPU; moments are recorded on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1)
@@ -71,7 +71,7 @@ class CudaTimer:
 
 
 class Slice(NamedTuple):
-    """A phase of a turn; seconds on the trace's clock."""
+    """A phase of a turn, in seconds on the trace's clock."""
 
     name: str
     begin_s: float
@@ -81,7 +81,7 @@ class Slice(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """One turn of the loop, its phases, and when it met which requests."""
+    """A turn of the loop with phases, and the times of meeting requests."""
 
     begin_s: float
     is_kept: bool = False
@@ -91,7 +91,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step on its way. `is_ahead`: the device had not finished the step before when this one was launched."""
+    """A launched step. `is_ahead`: launched before the device had finished the previous step."""
 
     args: Args
     keys: list[Key]
@@ -106,13 +106,13 @@ def _last() -> deque[float]:
 
 @dataclass(slots=True)
 class Summary:
-    """Of the last steps; empty where there was nothing to measure."""
+    """Times of the last steps; empty where nothing was measured."""
 
     num_steps: int = 0
-    num_late: int = 0  # steps launched when the one before had ended
+    num_late: int = 0  # steps launched after the previous step had ended
     gaps_us: deque[float] = field(default_factory=_last)  # device idle before a step launched ahead
     intervals_us: deque[float] = field(default_factory=_last)  # between beginnings of steps on the device
-    busy_us: deque[float] = field(default_factory=_last)  # host, each turn, without waiting
+    busy_us: deque[float] = field(default_factory=_last)  # host time of each turn, without waits
     phases_us: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(_last))
 
     def __str__(self) -> str:
@@ -125,11 +125,11 @@ class Summary:
 
 
 class StepTrace(Trace):
-    """Writes turns and steps as slices.
+    """Trace that writes turns and steps as slices.
 
     Args:
-        tracer: of this process.
-        timer: of the device; None for a CPU, whose steps are phases of the host.
+        tracer: writer of the process's events.
+        timer: clock of the device; None for a CPU, whose steps are phases of the host.
         close: called at the end.
         clock: seconds, as `time.monotonic`.
     """
@@ -146,11 +146,11 @@ class StepTrace(Trace):
         self.summary, self._lanes = Summary(), Lanes()
         self._turn = Turn(clock())
         self._joining: list[Key] = []
-        self._phase_args: dict[str, Any] = {}  # of the phase that ends next
+        self._phase_args: dict[str, Any] = {}  # for the phase that ends next
         self._launched: deque[Launched] = deque()
-        self._before: Launched | None = None  # the last that was seen to be over
+        self._before: Launched | None = None  # last step seen finished
         self._anchor: tuple[Event, float] | None = None
-        self._device_s = 0.0  # end of the last slice of the device
+        self._device_s = 0.0  # end of the device's last slice
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -216,7 +216,7 @@ class StepTrace(Trace):
     def _write_turn(self, turn: Turn, end_s: float) -> None:
         waited_s = 0.0
         self.tracer.slice(LOOP, "turn", turn.begin_s, end_s)
-        for phase in reversed(turn.phases):  # those inside after those around them, be they equally long
+        for phase in reversed(turn.phases):  # inner phases after outer phases, even of equal length
             self.tracer.slice(LOOP, *phase)
             took_s = phase.end_s - phase.begin_s
             waited_s += took_s if phase.name == WAIT else 0.0
@@ -226,7 +226,7 @@ class StepTrace(Trace):
         self.summary.busy_us.append((end_s - turn.begin_s - waited_s) * 1e6)
 
     def _follow_device(self) -> None:
-        """Write the steps that are over; a device that fails here fails those who compute on it, too."""
+        """Write finished steps; device errors are only logged, because the worker's own calls fail too."""
         try:
             while self._launched and self._launched[0].end.query():
                 self._write_step(self._launched.popleft())
@@ -242,7 +242,7 @@ class StepTrace(Trace):
             self.summary.intervals_us.append(self._before.begin.elapsed_time(step.begin) * 1e3)
         if self._before is not None and step.is_ahead:
             self.summary.gaps_us.append(self._before.end.elapsed_time(step.begin) * 1e3)
-        begin_s = max(begin_s, self._device_s)  # steps do not overlap, but clocks are compared up to microseconds
+        begin_s = max(begin_s, self._device_s)  # steps do not overlap, but clock comparisons err by microseconds
         self._device_s = begin_s + took_ms / 1e3
         args = step.args if step.is_ahead else {**step.args, "late": True}
         self.tracer.slice(DEVICE, "step", begin_s, self._device_s, args)
@@ -251,7 +251,7 @@ class StepTrace(Trace):
         self._before = step
 
     def _host_s(self, event: Event) -> float:
-        """When the device met an event, on the host's clock: told from the last moment at which both were compared."""
+        """Convert an event to host time, from the last comparison of the two clocks."""
         assert self.timer is not None, "it was recorded"
         age_s = self.clock() - self._anchor[1] if self._anchor else OLDEST_ANCHOR_S
         if age_s >= ANCHOR_S:
@@ -266,7 +266,7 @@ class StepTrace(Trace):
 
 
 def make_trace(section: TraceSection, process: Process, device: torch.device) -> Trace:
-    """The trace that is asked for, if any; raises ConfigError if it cannot be written."""
+    """Make the configured trace, if any; raises ConfigError if the directory cannot be written."""
     if not section.dir:
         return Trace()
     file = TraceFile(Path(section.dir), process, section.max_bytes)
@@ -274,7 +274,7 @@ def make_trace(section: TraceSection, process: Process, device: torch.device) ->
 
 
 def device_timer(device: torch.device) -> Timer | None:
-    """That of a GPU; None for a CPU."""
+    """Return the clock of a GPU; None for a CPU."""
     return CudaTimer(device) if device.type == "cuda" else None
 
 

@@ -1,9 +1,8 @@
-"""Gets kernels ready before a worker registers, so that no request pays for a kernel's first use.
+"""Preparation of kernels before a worker registers, so no request pays for a kernel's first use.
 
-Compiling is what a first start spends its time on, and every kernel can be compiled without the
-others: each operation of one layer runs at each size class in a thread of its own, and no kernel is
-compiled twice, however many of them ask for it. What they compute is thrown away. Later starts find
-the kernels on disk.
+A first start spends most of its time on compiling. Kernels compile independently: each operation of a layer runs at
+each size class in its own thread. No kernel is compiled twice, even if several threads need the kernel. The results are
+thrown away. Later starts find the kernels on disk.
 """
 
 import logging
@@ -37,27 +36,27 @@ Task = Callable[[], object]
 Attention = Callable[[torch.Tensor, AttentionWeights, int, ForwardBatch], torch.Tensor]
 
 MAX_THREADS = 16
-# One count for each class that kernels and plans tell apart: tokens, sequences.
+# A (tokens, sequences) pair for each size class of kernels and plans.
 PROMPT_STEPS = ((1, 1), *((count, 1) for count in SHORT_STEPS), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))
-DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # of products; attention divides contexts otherwise for every count
+DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # for products; attention splits contexts differently for every count
 SAMPLED_ROWS = (1, 9)
 TIMED = 3
 
 
 def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool = True) -> None:
-    """Compile every operation of decode steps of so many rows, those first that take longest.
+    """Compile every operation of decode steps for `row_counts`, slowest compilations first.
 
     Args:
-        share_prefixes: of those, too, that read blocks once that rows share, where operations can.
+        share_prefixes: include steps that read shared prefixes once, where the operations can.
     """
     ops, model, most_rows = engine.step_ops, engine.model, max(row_counts)
     batches = _decode_batches(engine, row_counts, share_prefixes=share_prefixes and ops.shares_prefixes)
     tasks: list[Task] = [partial(_attend, engine, ops, ops.attention, batch) for batch in reversed(batches)]
-    rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # kept until the device is done
+    rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # alive until the device is done
     tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
     logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
     logprob_ring = make_logprob_ring(rings[1])
-    tasks += [  # the same for any count
+    tasks += [  # independent of the count
         lambda: ops.embed(batches[0].token_ids, model.embed),
         partial(_adjust, engine, most_rows),
         lambda: engine.sampler.land_logprobs(logits, sampling, batches[0].token_ids[:1], logprob_ring),
@@ -88,7 +87,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
 
 
 def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
-    """Run the tasks side by side; a kernel that several of them need is compiled for the first, the others wait."""
+    """Run the tasks in parallel; a kernel needed by several tasks is compiled once while the others wait."""
     from triton.runtime import build  # here, so that a process on a CPU loads no triton
 
     import common.device.steps.kernel_code  # noqa: F401 - waits for the thread that imports it
@@ -109,9 +108,9 @@ def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
 
 
 def warm_up_prompts(runner: PromptRunner) -> None:
-    """The longest prompt of a step and a batch of two, sampled by every filter: cuBLAS and memory are ready too.
+    """Run the longest prompt and a batch of two, with every sampling filter, so cuBLAS and memory are ready too.
 
-    Both belong to a stream, so each stream that steps may run on has its turn.
+    cuBLAS workspaces and cached memory belong to a stream, so the prompts run on each stream of steps.
     """
     engine = runner.engine
     longest = min(runner.buffers.max_tokens, engine.max_len)
@@ -122,7 +121,7 @@ def warm_up_prompts(runner: PromptRunner) -> None:
 
 
 def time_prompt(runner: PromptRunner, num_tokens: int) -> float:
-    """What a prompt of so many tokens takes by itself, in seconds; its kernels are there."""
+    """Return the seconds of a step for a lone prompt of `num_tokens`; kernels must be ready."""
     times_s = []
     for _ in range(TIMED):
         begin_s = time.monotonic()
@@ -138,7 +137,7 @@ def _run(device: torch.device, task: Task) -> None:
 
 
 def _products(engine: Engine, ops: Ops, num_tokens: int) -> list[Task]:
-    """One layer's products with what surrounds them, on zeros; norms of rows with and without parts to be added."""
+    """Return tasks for a layer's products and norms on zeros, with and without split-K parts to add."""
     layer, eps = engine.model.layers[0], engine.model.config.norm_eps
 
     def rows() -> Residual:
@@ -200,14 +199,14 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
 
 
 def _decode_batches(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool) -> list[ForwardBatch]:
-    """Of every kind that attention tells apart."""
+    """Return a batch of each kind distinguished by attention."""
     batches = [_padding(engine, rows, rows) for rows in row_counts]
     sharing = [_with_prefixes(batch) for batch in batches if 1 < len(batch.seq_lens) <= MAX_SHARING_ROWS]
     return [*batches, *sharing] if share_prefixes else batches
 
 
 def _with_prefixes(batch: ForwardBatch) -> ForwardBatch:
-    """As a decode step is run that reads shared prefixes once; none is shared."""
+    """Return the batch in the form of a step that reads shared prefixes once, with none shared."""
     none = torch.full_like(batch.seq_lens, -1)
     return replace(batch, prefixes=SharedPrefixes(numbers=none, num_tokens=none))
 
@@ -228,7 +227,7 @@ def _sample_and_advance(engine: Engine, ring: TokenRing) -> None:
 
 
 def _adjust(engine: Engine, most_rows: int = 0) -> None:
-    """With grammars, if there are rows that may be under one."""
+    """Run the adjustment of logits, with grammars if `most_rows` is positive."""
     grammars = make_grammar_masks(1, most_rows, engine.vocab_size, engine.device) if most_rows else None
     adjustments = Adjustments(1, engine.vocab_size, engine.device)
     none, ones = torch.full((1,), -1, dtype=torch.int32, device=engine.device), _padding(engine, 1, 1).token_ids
@@ -237,7 +236,7 @@ def _adjust(engine: Engine, most_rows: int = 0) -> None:
 
 
 def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:
-    """All in one block of each group, again and again: nobody reads it, and others may need the rest of the pool."""
+    """Run prompts in a single block of each group, because results are void and other blocks may be needed."""
     groups, allocator = runner.engine.pool.layout.groups, runner.engine.allocator
     filtered = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01)
     blocks = allocator.allocate(tuple(1 for _ in groups))

@@ -1,4 +1,4 @@
-"""Words that the host tells the device without waiting for the stream."""
+"""Uploads of int32 words to the device without waiting for the stream."""
 
 from collections import deque
 
@@ -7,26 +7,25 @@ import torch
 from torch import Tensor
 
 FIRST_WORDS = 1 << 16
-"""Of a buffer: memory is seldom pinned while streams wait for it, as that takes milliseconds."""
+"""Size of a buffer; large because pinning memory takes milliseconds while streams wait."""
 
 
 class WordBuffer:
-    """Memory of the host for int32 words, as torch and as numpy have it, and when it was last read."""
+    """Host memory for int32 words, as torch and numpy arrays, with the event of its last use."""
 
     __slots__ = ("array", "event", "words")
 
     def __init__(self, num_words: int, event: "torch.cuda.Event | None") -> None:
         self.words = torch.empty(num_words, dtype=torch.int32, pin_memory=event is not None)
-        self.array: np.ndarray = self.words.numpy()  # once: of a core that has not done it lately it takes 50 us
+        self.array: np.ndarray = self.words.numpy()  # made once, because a cold core takes 50 us
         self.event = event
 
 
 class WordStage:
-    """Words that what is launched next reads.
+    """Words read by the next launch.
 
-    Two pinned buffers take turns, since the last launch may still wait for the step in flight. That
-    step started after the launch before it, so a buffer is free again when its turn comes; its event
-    makes sure.
+    Two pinned buffers take turns, because the last launch may still wait for the step in flight. The step in flight
+    started after the launch before, so a buffer is free at its next turn. The buffer's event makes sure.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +34,7 @@ class WordStage:
         self._is_filled = False
 
     def room(self, num_words: int) -> WordBuffer:
-        """For at least so many, to be filled; what was filled before has been launched."""
+        """Return a buffer for at least `num_words`, to be filled; earlier words must have been launched."""
         self.launched()
         buffer = self._buffers[0]
         if buffer.event is not None:
@@ -46,7 +45,7 @@ class WordStage:
         return buffer
 
     def launched(self) -> None:
-        """What reads the words, if there are some, is launched; sooner or later, as it suits."""
+        """Mark the filled words, if any, as read by a launch; may be called late."""
         if self._is_filled:
             if (event := self._buffers[0].event) is not None:
                 event.record()
@@ -55,13 +54,13 @@ class WordStage:
 
 
 class WordUploader:
-    """Sends int32 arrays of any length, one before each step."""
+    """Sender of int32 arrays of any length, a single array before each step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._stage = device, WordStage(device)
 
     def send(self, words: np.ndarray) -> Tensor:
-        """The words on the device, in stream order."""
+        """Return the words on the device, in stream order."""
         if self.device.type == "cpu":
             return torch.from_numpy(words)
         buffer = self._stage.room(len(words))

@@ -1,1 +1,1 @@
-"""Attention kernels of prompts and decode steps, and how they divide and join contexts."""
+"""Attention kernels of prompts and decode steps, with division and joining of contexts."""

@@ -1,6 +1,6 @@
-"""Attention of one token a sequence, each program an item of the batch's division (`decode_division`).
+"""Attention of one token a sequence; each program computes items of the batch's division (`decode_division`).
 
-All query heads of a KV head share one tile, so K and V are read once.
+All query heads of a KV head share a tile, so K and V are read once.
 """
 
 import torch
@@ -39,19 +39,19 @@ NUM_STAGES = 3
 def _decode_attention_kernel(
     q_ptr,  # [num_seqs, num_q, head_dim], contiguous
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
-    v_cache_ptr,  # the same
+    v_cache_ptr,  # as k_cache_ptr
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
-    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
-    counts_ptr,
+    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`
+    counts_ptr,  # [1 + num_layers] int32, of `Division`
     out_ptr,  # [num_seqs, num_q, head_dim], contiguous; written here for contexts that are whole
-    partial_ptr,  # [max_joins, MAX_PARTS, num_q, head_dim] fp32, of `PartsWorkspace`, as the next two
-    maxima_ptr,
-    sums_ptr,
+    partial_ptr,  # [max_joins, MAX_PARTS, num_q, head_dim] fp32, of `PartsWorkspace`
+    maxima_ptr,  # [max_joins, MAX_PARTS, num_q] fp32, of `PartsWorkspace`
+    sums_ptr,  # [max_joins, MAX_PARTS, num_q] fp32, of `PartsWorkspace`
     arrivals_ptr,  # [max_joins, NUM_KV] int32
     layer_id,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
-    stride_block,  # of both caches, in elements, as the next two
+    stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
     stride_head,
     NUM_Q: tl.constexpr,
@@ -68,7 +68,7 @@ def _decode_attention_kernel(
     UNITS_AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: any number. Each program has an item of a KV head, and draws another one when it is done."""
+    """Grid: any number. Each program has an item of a KV head, and draws another after each item."""
     num_items = tl.load(counts_ptr) * NUM_KV
     index = tl.program_id(0)
     while index < num_items:
@@ -132,9 +132,9 @@ def _attend_item(
     lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
     no_sum = tl.zeros((ROWS,), tl.float32)
     nothing = (no_acc, lowest, no_sum)
-    acc, row_max, row_sum = nothing  # of the part under way
-    unit = nothing  # its parts joined so far
-    whole = nothing  # runs of the context
+    acc, row_max, row_sum = nothing  # of the current part
+    unit = nothing  # parts of the unit joined so far
+    whole = nothing  # runs of the context joined so far
     first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_Q)
     for tile in tl.range(begin, end):
         keys = tile * TILE + tl.arange(0, TILE)
@@ -151,10 +151,10 @@ def _attend_item(
         v = tl.load(v_ptr + elements, mask=inside[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
-        if ((tile + 1) % part_tiles == 0) | (tile + 1 == end):  # the part is over
+        if ((tile + 1) % part_tiles == 0) | (tile + 1 == end):  # the part ends
             unit = folded(unit, (acc, row_max, row_sum), 1)
             acc, row_max, row_sum = nothing
-            if ((tile + 1) % (part_tiles * unit_parts) == 0) | (tile + 1 == end):  # so is the unit
+            if ((tile + 1) % (part_tiles * unit_parts) == 0) | (tile + 1 == end):  # the unit ends, too
                 if join < 0:
                     whole = folded(whole, unit, 1)
                 else:
@@ -193,7 +193,7 @@ def _join(
     UNITS_AT_ONCE: tl.constexpr,
     RUN_PARTS: tl.constexpr,
 ):
-    """Write the output of a context of which all programs have stored their units."""
+    """Write the output of a context whose units have all been stored."""
     partial_ptr, maxima_ptr, sums_ptr = parts
     group = tl.arange(0, HEADS)
     elements = group[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
@@ -224,7 +224,7 @@ def decode_attention(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Each query sees the `seq_len` keys of its sequence: `[num_seqs, num_q_heads, head_dim]`, zeros for padding."""
+    """Attend from each query to the `seq_len` keys of the sequence: `[num_seqs, num_q_heads, head_dim]`, padding 0."""
     _check(q, k_cache, v_cache, block_tables, seq_lens)
     num_seqs, num_q, head_dim = q.shape
     num_kv = k_cache.shape[2]

@@ -1,9 +1,9 @@
-"""How the contexts of a decode batch are divided over programs: by what is to be read, whoever's it is.
+"""Division of a decode batch's contexts over programs, by the amount to read, not by sequence.
 
-A captured step has a fixed grid, but contexts of any lengths. So the first kernel of a step looks at all
-lengths and deals out items, each a run of parts (`decode_parts`) of one context, for all layers: contexts that
-are long beside a program's share of the batch are cut into several, the rest stay whole. Long items come first
-(longest processing time, Graham, 1969), so that the last to end are short.
+A captured step has a fixed grid, but contexts of any lengths. So the first kernel of a step looks at all lengths and
+deals out items for all layers. An item is a run of parts (`decode_parts`) of one context. Contexts long beside a
+program's share of the batch are cut into several items, the rest stay whole. Long items come first (longest processing
+time, Graham, 1969), so the last items to end are short.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from common.kernels.base.checks import check_column
 from common.kernels.base.operands import Division, SharedDivision
 from common.kernels.base.pdl import wait_for_predecessor
 
-ITEM_WORDS = 9  # as `load_item` reads them, and the context's number of items, of units, and its own first tile
+ITEM_WORDS = 9  # words of `load_item`, then of the context: number of items, number of units, own first tile
 MOST_PROGRAMS_PER_SM = 3
 MIN_ROWS = 128  # so that few kernels are compiled
-JOIN_TILES = 16  # that a program computes while many contexts are joined: to save less, none are cut
-SIZE_CLASSES = 6  # of items: each down to two thirds of the largest of the one before
+JOIN_TILES = 16  # tiles computed in the time of joining many contexts; contexts are not cut to save less
+SIZE_CLASSES = 6  # classes of item sizes, each down to two thirds of the class before
 
 
 @triton.jit
 def load_item(item_ptr):
-    """Row, its length in tokens, first tile, tile after the last, join (-1: the context is whole), parts of a unit.
+    """Load row, length in tokens, first tile, tile after the last, join (-1: context is whole), parts of a unit.
 
-    For Gluon, too, as the next three.
+    Callable from Gluon, like `load_join`, `load_own_begin` and `next_item`.
     """
     row = tl.load(item_ptr)
     seq_len = tl.load(item_ptr + 1)
@@ -42,19 +42,19 @@ def load_item(item_ptr):
 
 @triton.jit
 def load_join(item_ptr):
-    """The number of items that the context of an item has, and the number of units that these leave."""
+    """Load the number of items of the item's context, and the number of units stored by these items."""
     return tl.load(item_ptr + 6), tl.load(item_ptr + 7)
 
 
 @triton.jit
 def load_own_begin(item_ptr):
-    """The tile that the first item of the item's context begins with: before it are those that others share."""
+    """Load the first tile of the item's context that is not shared; tiles before are shared with other rows."""
     return tl.load(item_ptr + 8)
 
 
 @triton.jit
 def next_item(draws_ptr, num_items):
-    """The item of a KV head that a program of attention computes after its first; `num_items` or more: none."""
+    """Draw a KV head's next item for a program past its first; `num_items` or more means none."""
     drawn = num_items
     if tl.num_programs(0) < num_items:
         drawn = tl.num_programs(0) + tl.atomic_add(draws_ptr, 1, sem="relaxed")
@@ -63,11 +63,14 @@ def next_item(draws_ptr, num_items):
 
 @triton.jit
 def _pieces(tiles, part_tiles, longest, wanted, RUN_PARTS: tl.constexpr):
-    """Pieces of each context, if those above `longest` tiles are cut into about `wanted`, and parts of each piece."""
+    """Return the number of pieces of each context and the parts of a piece.
+
+    Contexts above `longest` tiles are cut into pieces of about `wanted` tiles.
+    """
     num_parts = (tiles + part_tiles - 1) // part_tiles
     piece_parts = tl.maximum(tl.floor(wanted / part_tiles + 0.5).to(tl.int32), 1)
     pieces = tl.where(tiles > longest, (num_parts + piece_parts - 1) // piece_parts, 1)
-    piece_parts = tl.maximum((num_parts + pieces - 1) // tl.maximum(pieces, 1), 1)  # as even as may be
+    piece_parts = tl.maximum((num_parts + pieces - 1) // tl.maximum(pieces, 1), 1)  # as even as possible
     whole_runs = (piece_parts + RUN_PARTS - 1) // RUN_PARTS * RUN_PARTS
     piece_parts = tl.where(piece_parts < RUN_PARTS, piece_parts, whole_runs)
     return (num_parts + piece_parts - 1) // piece_parts, piece_parts
@@ -83,11 +86,11 @@ def _best_pieces(
     RUN_PARTS: tl.constexpr,
     JOIN_TILES: tl.constexpr,
 ):
-    """`_pieces` that programs compute in about the same time.
+    """Return `_pieces` computed by programs in about equal time.
 
-    `share`: tiles of each program that runs at once, if all have as many. Nothing is better than as many pieces of
-    about that size. If there are more, programs have several one after another, so that contexts of different
-    lengths even out; if few programs would have one more than the others for long, pieces have to be smaller.
+    `share`: tiles of each program that runs at once, if all have equally many. Best is as many pieces as programs, of
+    about the share's size. With more pieces, programs have several in turn, so contexts of different lengths even out.
+    Pieces must be smaller if few programs would work a piece longer than the rest.
     """
     exact, roomy = share * 1.1, share * 4 / 3
     exact_pieces, exact_parts = _pieces(tiles, part_tiles, exact, exact, RUN_PARTS)
@@ -109,8 +112,8 @@ def _best_pieces(
 def _divide_kernel(
     seq_lens_ptr,  # [num_rows] int32, 0 for padding
     own_begins_ptr,  # [num_rows] int32, of `SharedDivision`; anything if not SHARED
-    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
-    counts_ptr,
+    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`
+    counts_ptr,  # [1 + num_layers] int32, of `Division`
     num_rows,
     num_layers,
     NUM_KV: tl.constexpr,
@@ -134,7 +137,7 @@ def _divide_kernel(
     seq_lens = tl.load(seq_lens_ptr + rows, mask=inside, other=0)
     all_tiles = num_tiles_of(seq_lens, TILE)
     part_tiles = part_tiles_of(all_tiles, PART_TILES, MAX_PARTS)
-    own_begin = tl.zeros((ROWS,), tl.int32)  # a part's, even a run's
+    own_begin = tl.zeros((ROWS,), tl.int32)  # begins a part, even a run
     if SHARED:
         own_begin = tl.load(own_begins_ptr + rows, mask=inside, other=0)
     tiles = all_tiles - own_begin
@@ -154,7 +157,7 @@ def _divide_kernel(
         size_class += (piece_tiles * 3**smaller <= largest * 2**smaller).to(tl.int32)
     begin = 0
     first_item = tl.zeros((ROWS,), tl.int32)
-    size_class = 2 * size_class + (pieces == 1).to(tl.int32)  # what is to be joined is done early
+    size_class = 2 * size_class + (pieces == 1).to(tl.int32)  # items to be joined are done early
     for which in tl.static_range(2 * SIZE_CLASSES):
         counted = tl.where(size_class == which, pieces, 0)
         first_item = tl.where(size_class == which, begin + tl.cumsum(counted, axis=0) - counted, first_item)
@@ -180,16 +183,17 @@ def _divide_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What no lengths of a batch's contexts exceed."""
+    """Upper limits of a division, for all lengths of contexts."""
 
     max_items: int  # of each KV head
     max_joins: int
 
 
 def limits_for(num_rows: int, num_kv_heads: int, num_slots: int) -> Limits:
-    """What follows from a context being long above half a program's share of a step, and a piece a third of it.
+    """Return limits of items and joins.
 
-    Rounded to whole parts a piece may have two thirds of the tiles wanted, and half of them if it is evened out.
+    A context is cut if longer than half of a program's share of a step; a piece is about a third of the share. Rounding
+    to whole parts may leave a piece two thirds of the wanted tiles, and evening out half of the wanted tiles.
     """
     most_pieces = 6 * num_slots // num_kv_heads  # and at most one more for each context
     most_long = max(2 * num_slots // num_kv_heads, 1)
@@ -200,7 +204,7 @@ def limits_for(num_rows: int, num_kv_heads: int, num_slots: int) -> Limits:
 
 
 def programs_per_sm(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """How many programs are to share a multiprocessor: 3 if they are few or just fit, else 2."""
+    """Return the number of programs that share a multiprocessor: 3 if programs are few or just fit, else 2."""
     programs = num_rows * num_kv_heads
     three_are_a_wave = 11 * num_sms <= 4 * programs <= 12 * num_sms
     return 3 if 2 * programs < 3 * num_sms or three_are_a_wave else 2
@@ -215,9 +219,9 @@ def divide(
     shared: SharedDivision | None = None,
     pdl: bool = False,
 ) -> Division:
-    """What each program of a step's attention computes in each of `num_layers`; `num_slots` programs run at once.
+    """Return the items of attention of a decode step, for each of `num_layers`; `num_slots` programs run at once.
 
-    Without what is computed as `shared` says. A row of padding is an item without tiles.
+    Keys computed by the division `shared` are left out. A row of padding is an item without tiles.
     """
     num_rows = seq_lens.shape[0]
     check_column("seq_lens", seq_lens, num_rows)

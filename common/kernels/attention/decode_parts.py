@@ -1,10 +1,12 @@
-"""The parts of a context in decode attention, and how they are joined (Flash-Decoding, Dao et al., 2023).
+"""Parts of a context in decode attention, and the joining of parts (Flash-Decoding, Dao et al., 2023).
 
-Where parts begin follows from the length of the context alone, and each has a softmax of its own. RUN_PARTS in a
-row are joined first, from the first to the last, and these runs then, in order too. So it makes no difference to
-the result how many programs compute the parts of a sequence, which follows from all sequences of the batch
-(`decode_division`): a program that computes all of them joins them as it goes; the others store theirs, whole runs
-if they have several, and the last one to end joins what they stored.
+The begins of parts follow from the length of the context alone, and each part has a softmax of its own. RUN_PARTS
+neighbours are joined first, from first to last; then these runs are joined, in order too. So the result does not depend
+on the number of programs that compute the parts of a sequence. The number of programs follows from all sequences of the
+batch (`decode_division`).
+
+A program with all parts of a context joins parts on the way. Other programs store units: single parts, or whole runs if
+a program has several parts. The last program to end joins the stored units.
 """
 
 from dataclasses import dataclass
@@ -17,36 +19,40 @@ from torch import Tensor
 from common.kernels.base.operands import Division
 
 LOG2_E = 1.4426950408889634
-TILE = 64  # keys that are multiplied at once; a part has whole tiles
-PART_TILES = 2  # of a part, at least: to join a part with the others takes about as long as a tile
-MAX_PARTS = 48  # of a context: about as many programs as a large GPU runs at once share its 8 KV heads
+TILE = 64  # keys multiplied at once; a part has whole tiles
+PART_TILES = 2  # tiles of a part, at least: joining a part takes about as long as a tile
+MAX_PARTS = 48  # parts of a context: about as many programs as a large GPU runs at once share its 8 KV heads
 RUN_PARTS = 2
-NO_KEYS = tl.constexpr(-1e38)  # maximum over no scores: finite, so that differences of two are
+NO_KEYS = tl.constexpr(-1e38)  # maximum over no scores: finite, so that differences are finite
 
 
 def units_at_once(num_heads: int, head_dim: int) -> int:
-    """Units on their way to the four warps that join them: what 64 registers of a thread hold, and whole runs."""
+    """Return the units loaded at once for four joining warps: at most 64 registers of a thread, and whole runs."""
     return min(max(64 * 128 // (num_heads * head_dim), RUN_PARTS), 16)
 
 
 @triton.jit
 def num_tiles_of(seq_len, TILE: tl.constexpr):
-    """Tiles of a context, as a number or a tensor. For Gluon, too, as all in this file."""
+    """Return the number of tiles of a context, as a number or a tensor.
+
+    Callable from Gluon, like all jit functions of this file.
+    """
     return (seq_len + TILE - 1) // TILE
 
 
 @triton.jit
 def part_tiles_of(num_tiles, PART_TILES: tl.constexpr, MAX_PARTS: tl.constexpr):
-    """Tiles of each part of a context but the last, which may have fewer."""
+    """Return the tiles of each part of a context; the last part may have fewer."""
     return tl.maximum((num_tiles + MAX_PARTS - 1) // MAX_PARTS, PART_TILES)
 
 
 @triton.jit
 def folded(whole, part, AXIS: tl.constexpr):
-    """What is joined so far, and one part more: sums of values, maxima in units of log2 and sums of weights.
+    """Fold one more part into the parts joined so far.
 
-    AXIS is the one of the sums of values that the two others, which have only heads, do not have. To fold
-    nothing, with a maximum of NO_KEYS and sums of 0, into anything or the other way round changes no bit.
+    Both are sums of values, maxima in units of log2, and sums of weights. AXIS is the axis present in the sums of
+    values only; maxima and sums of weights have only heads. Folding nothing (a maximum of NO_KEYS, sums of 0) into
+    anything, or the other way round, changes no bit.
     """
     acc, row_max, row_sum = whole
     part_acc, part_max, part_sum = part
@@ -62,7 +68,7 @@ def folded(whole, part, AXIS: tl.constexpr):
 def _load_units(
     unit_ptrs, masks, first, num_units, NUM_Q: tl.constexpr, HEAD_DIM: tl.constexpr, UNITS_AT_ONCE: tl.constexpr
 ):
-    """As many units as are on their way at once; those past the last, which were never written, are nothing."""
+    """Load UNITS_AT_ONCE units at once; units past the last, never written, read as nothing."""
     partial_ptrs, maxima_ptrs, sums_ptrs = unit_ptrs
     present, present_heads = masks
     units = ()
@@ -78,9 +84,9 @@ def _load_units(
 
 @triton.jit
 def joined_units(
-    whole,  # what comes before: `[heads, HEAD_DIM]`, `[heads]` twice
-    nothing,  # shaped as these
-    unit_ptrs,  # of the first unit, shaped as these
+    whole,  # units joined before: `[heads, HEAD_DIM]`, `[heads]`, `[heads]`
+    nothing,  # shaped like `whole`
+    unit_ptrs,  # pointers to the first unit, shaped like `whole`
     masks,  # of heads and dimensions, of heads
     num_units,
     are_runs,  # else units are single parts
@@ -89,7 +95,7 @@ def joined_units(
     UNITS_AT_ONCE: tl.constexpr,
     RUN_PARTS: tl.constexpr,
 ):
-    """All units of a context, which have been stored, joined to `whole`."""
+    """Join all stored units of a context to `whole`."""
     if are_runs:
         for first in range(0, num_units, UNITS_AT_ONCE):
             units = _load_units(unit_ptrs, masks, first, num_units, NUM_Q, HEAD_DIM, UNITS_AT_ONCE)
@@ -108,19 +114,19 @@ def joined_units(
 
 @triton.jit
 def output_of(whole):
-    """Of a context of which all parts are joined, `[heads, HEAD_DIM]`; of heads that are masked, and padding, zeros."""
+    """Return the output `[heads, HEAD_DIM]` of a context with all parts joined; masked heads and padding give zeros."""
     acc, _, row_sum = whole
     return acc / tl.expand_dims(tl.where(row_sum > 0, row_sum, 1.0), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class PartsWorkspace:
-    """Where programs leave what is to be joined; one is enough for all layers, which run one after another."""
+    """Memory for units to be joined; all layers share an instance, because layers run in sequence."""
 
     partial: Tensor  # [max_joins, MAX_PARTS, num_q_heads, head_dim] fp32: weighted sums of values
-    maxima: Tensor  # [max_joins, MAX_PARTS, num_q_heads] fp32: of scores, in units of log2
-    sums: Tensor  # the same shape: of weights
-    arrivals: Tensor  # [max_joins, num_kv_heads] int32, 0: programs that have stored theirs
+    maxima: Tensor  # [max_joins, MAX_PARTS, num_q_heads] fp32: maxima of scores, in units of log2
+    sums: Tensor  # [max_joins, MAX_PARTS, num_q_heads] fp32: sums of weights
+    arrivals: Tensor  # [max_joins, num_kv_heads] int32, 0: programs that have stored their units
 
     @property
     def max_joins(self) -> int:
@@ -130,7 +136,7 @@ class PartsWorkspace:
 def make_workspace(
     max_joins: int, num_q_heads: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> PartsWorkspace:
-    """Room for the parts of `max_joins` contexts (`decode_division.limits_for`)."""
+    """Allocate room for the parts of `max_joins` contexts (`decode_division.limits_for`)."""
     shape = (max_joins, MAX_PARTS, num_q_heads)
     return PartsWorkspace(
         partial=torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
@@ -143,7 +149,7 @@ def make_workspace(
 def check_room(
     workspace: PartsWorkspace, division: Division, num_q_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
-    """Whether the parts that a division leaves fit."""
+    """Require room for the parts left by a division."""
     max_joins = division.max_joins
     assert max_joins <= workspace.max_joins, f"{max_joins} joins: the workspace has room for {workspace.max_joins}"
     shape = (*workspace.partial.shape[2:], workspace.arrivals.shape[1])

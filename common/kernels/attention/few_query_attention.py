@@ -1,10 +1,11 @@
-"""Causal attention of few queries over contexts of any length, which are cut so that they fill the GPU.
+"""Causal attention of few queries over contexts of any length, which are cut to fill the GPU.
 
-What a prompt step is of which all but the last tokens were seen before. All query heads of a KV head share a tile
-with some queries of a sequence, so K and V are read once. How many parts each context has, every program reckons from
-the lengths of all: as many as its share of the step's work is of the programs that run at once. A part has a softmax
-of its own; the last program of a tile to end joins them, from the first to the last. Contexts that are short, as those
-of prompts that begin, or one among many, have one part, whose program writes the output.
+For prompt steps with all but the last tokens already cached. All query heads of a KV head share a tile with some
+queries of a sequence, so K and V are read once. Every program computes the number of each context's parts from all
+lengths. The parts are to the programs running at once as the context is to the step's work.
+
+Each part has a softmax of its own; the last program of a tile to end joins the parts, from first to last. Short
+contexts, as of prompts that begin, or a context among many, have a single part, whose program writes the output.
 """
 
 import torch
@@ -20,10 +21,10 @@ from common.kernels.base.gpu import Gpu
 from common.kernels.base.last_program import is_last
 from common.kernels.base.ragged import max_seqs_for, num_tiles
 
-PART_UNIT = 64  # keys: parts begin at multiples of it, which are multiples of every tile's keys
-MIN_PART_KEYS = 256  # to join a part takes about as long as to walk a tile or two
-MAX_PARTS = 16  # of a context: one program reads them all back
-JOIN_ROWS = 16  # joined at once
+PART_UNIT = 64  # keys: parts begin at multiples of PART_UNIT, itself a multiple of every tile's keys
+MIN_PART_KEYS = 256  # joining a part takes about as long as walking a tile or two
+MAX_PARTS = 16  # of a context: one program reads all of them back
+JOIN_ROWS = 16  # rows joined at once
 
 
 @triton.jit
@@ -35,9 +36,9 @@ def _parts_of(
     MIN_PART_KEYS: tl.constexpr,
     PART_UNIT: tl.constexpr,
 ):
-    """Parts of a context, and keys of each but the last, as numbers or tensors.
+    """Return the number of parts of a context, and the keys of each part but the last, as numbers or tensors.
 
-    Of all tiles together no more than tiles and ALL_PARTS, and those of tiles with several no more than ALL_PARTS.
+    Over all tiles there are at most tiles + ALL_PARTS parts. Tiles with several parts have at most ALL_PARTS in all.
     """
     share = ALL_PARTS * seq_len // total_keys
     wanted = tl.maximum(tl.minimum(tl.minimum(share, seq_len // MIN_PART_KEYS), MAX_PARTS), 1)
@@ -45,23 +46,23 @@ def _parts_of(
     return tl.maximum(tl.cdiv(seq_len, part_keys), 1), part_keys
 
 
-@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # they differ from batch to batch
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # both differ from batch to batch
 def _few_query_attention_kernel(
     q_ptr,  # [num_tokens, num_q, head_dim], contiguous
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
-    v_cache_ptr,  # the same
+    v_cache_ptr,  # as k_cache_ptr
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
     cu_seqlens_ptr,  # [num_seqs + 1] int32
     seq_lens_ptr,  # [num_seqs] int32
     out_ptr,  # [num_tokens, num_q, head_dim], contiguous
-    partial_ptr,  # [ALL_PARTS, NUM_KV, TILE_ROWS, head_dim] fp32, of `QueryParts`, as the next three
-    maxima_ptr,
-    sums_ptr,
-    arrivals_ptr,
+    partial_ptr,  # [ALL_PARTS, NUM_KV, TILE_ROWS, head_dim] fp32, of `QueryParts`
+    maxima_ptr,  # [ALL_PARTS, NUM_KV, TILE_ROWS] fp32, of `QueryParts`
+    sums_ptr,  # [ALL_PARTS, NUM_KV, TILE_ROWS] fp32, of `QueryParts`
+    arrivals_ptr,  # [ALL_PARTS, NUM_KV] int32, of `QueryParts`
     scale_log2,  # softmax scale times log2(e)
     num_seqs,
     table_stride,
-    stride_block,  # of both caches, in elements, as the next two
+    stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
     stride_head,
     NUM_KV: tl.constexpr,
@@ -80,7 +81,7 @@ def _few_query_attention_kernel(
     JOIN_ROWS: tl.constexpr,
     UNITS_AT_ONCE: tl.constexpr,
 ):
-    """Grid: (NUM_KV, tiles + ALL_PARTS). One program a part of a tile; those that are not needed are the last."""
+    """Grid: (NUM_KV, tiles + ALL_PARTS). A program takes a part of a tile; programs without work come last."""
     TOKENS: tl.constexpr = BLOCK_M // HEADS
     kv_head = tl.program_id(0)
     item = tl.program_id(1)
@@ -93,7 +94,7 @@ def _few_query_attention_kernel(
     total_keys = tl.maximum(tl.sum(tiles * lens, axis=0), 1)
     parts, _ = _parts_of(lens, total_keys, ALL_PARTS, MAX_PARTS, MIN_PART_KEYS, PART_UNIT)
     items = tiles * parts
-    precede = tl.cumsum(items, axis=0) <= item  # all of theirs
+    precede = tl.cumsum(items, axis=0) <= item  # all items of the sequence come before
     seq = tl.sum(precede.to(tl.int32), axis=0)
     if seq >= num_seqs:
         return
@@ -110,7 +111,7 @@ def _few_query_attention_kernel(
     prior = seq_len - query_len
     tile_end = tl.maximum(tl.minimum(seq_len, prior + first_query + TOKENS), 0)
     num_parts = tl.maximum(tl.cdiv(tile_end, part_keys), 1)
-    if part >= num_parts:  # all its keys come after the tile's last query
+    if part >= num_parts:  # all keys of the part come after the tile's last query
         return
 
     rows = tl.arange(0, BLOCK_M)
@@ -130,7 +131,7 @@ def _few_query_attention_kernel(
     end = tl.minimum(begin + part_keys, tile_end)
     unmasked_end = tl.maximum(tl.minimum(end, prior + first_query + 1) // BLOCK_N * BLOCK_N, begin)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-    row_max = tl.full((BLOCK_M,), NO_KEYS, tl.float32)  # finite: of a part a query may see nothing
+    row_max = tl.full((BLOCK_M,), NO_KEYS, tl.float32)  # finite, because a query may see no key of a part
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     acc, row_max, row_sum = attend_keys(
         acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
@@ -176,7 +177,7 @@ def _join(
     JOIN_ROWS: tl.constexpr,
     UNITS_AT_ONCE: tl.constexpr,
 ):
-    """Write the output of a tile of which all programs have stored their parts."""
+    """Write the output of a tile whose parts have all been stored."""
     partial_ptr, maxima_ptr, sums_ptr = unit_ptrs
     columns = tl.arange(0, HEAD_DIM)[None, :]
     nothing = (
@@ -208,9 +209,10 @@ def few_query_attention(
     workspace: QueryParts,
     gpu: Gpu,
 ) -> Tensor:
-    """Query i of a sequence sees its first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
+    """Attend from query i to the first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
 
-    Tokens outside `cu_seqlens` are not computed. A KV head must not have more query heads than `tokens_of_tile` says.
+    Tokens outside `cu_seqlens` are not computed. A KV head must not have more query heads than allowed by
+    `tokens_of_tile`.
     """
     check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
     num_tokens, num_q, head_dim = q.shape
@@ -258,7 +260,7 @@ def few_query_attention(
         MIN_PART_KEYS=MIN_PART_KEYS,
         PART_UNIT=PART_UNIT,
         JOIN_ROWS=JOIN_ROWS,
-        UNITS_AT_ONCE=min(16 * 1024 // (JOIN_ROWS * head_dim), MAX_PARTS),  # what 128 registers of a thread hold
+        UNITS_AT_ONCE=min(16 * 1024 // (JOIN_ROWS * head_dim), MAX_PARTS),  # as many as 128 registers of a thread hold
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -1,14 +1,16 @@
-"""All between two products of a decode step in one kernel: norms, RoPE, the write of K and V, and attention.
+"""All work between two products of a decode step in one kernel: norms, RoPE, the write of K and V, and attention.
 
-A program attends one KV head of one sequence over the parts of the context that an item of the batch's division
-names (`decode_division`), and draws another item when it is done. One of its warps fetches keys and values by
-the tensor memory accelerator, four attend, and fetching runs ahead of them into the next item. A step writes one
-token a sequence, so the keys of all others are there before it begins: fetching does not wait for the QKV
-projection. The warps that attend do; then they norm and rotate the queries themselves, and with the last
-part of a context the new key, which they write and attend from registers.
+A program attends a KV head of a sequence over some parts of the context. An item of the batch's division
+(`decode_division`) names the parts; then the program draws another item. A warp fetches keys and values by the tensor
+memory accelerator, four warps attend, and fetching runs ahead into the next item.
 
-Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only, two bytes an element;
-Triton's interpreter does not run it.
+A step writes one token a sequence, so the keys of all other tokens exist before the step begins. So fetching does not
+wait for the QKV projection; the attending warps do. After the wait, the attending warps norm and rotate the queries.
+With the last part of a context, the attending warps also norm, rotate and write the new key, and attend to it from
+registers.
+
+Written in Gluon, Triton's lower layer, because in Gluon warps can have different tasks. Hopper only, two bytes an
+element; Triton's interpreter does not run Gluon.
 """
 
 import torch
@@ -47,14 +49,14 @@ from common.kernels.base.operands import AttentionWeights, Division, SharedDivis
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
 NUM_WARPS = 4
-STAGES_OF = {3: 2, 2: 3}  # tiles on the way at once, by the programs that then share a multiprocessor
-MAX_REGS = 80  # of a thread, on average: so that three programs share a multiprocessor, or two and the next kernel's
-FETCH_REGS = 24  # of one that does not attend
+STAGES_OF = {3: 2, 2: 3}  # tiles on the way at once, by the number of programs that share a multiprocessor
+MAX_REGS = 80  # of a thread, on average: three programs share a multiprocessor, or two and the next kernel's
+FETCH_REGS = 24  # of a thread of the fetching warp
 
 
 @gluon.jit
 def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexpr, ITEM_WORDS: gl.constexpr):
-    """One warp's task: the tiles of keys and values of every item, as their slots become free, and to draw the next."""
+    """Fetch tiles of keys and values of every item, as slots become free, and draw items: the task of a warp."""
     k_ring, v_ring, _, _, item_smem, item_full, item_empty, full, empty = shared
     items_ptr, counts_ptr, draws_ptr = division
     pool_desc, _, block_tables_ptr, table_stride, block_rows, layer_row = pool
@@ -65,10 +67,10 @@ def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexp
     seq, seq_len, begin, end, _, _ = load_item(items_ptr + item // NUM_KV * ITEM_WORDS)  # perhaps of no item
     num_items = gl.load(counts_ptr) * NUM_KV
     slot = 0
-    phase = 1  # the first wait for something empty returns at once
+    phase = 1  # the first wait for an empty slot returns at once
     item_phase = 1
     while item < num_items:
-        num_blocks = (gl.maximum(seq_len - 1, 0) + BLOCK_SIZE - 1) // BLOCK_SIZE  # that hold keys of earlier steps
+        num_blocks = (gl.maximum(seq_len - 1, 0) + BLOCK_SIZE - 1) // BLOCK_SIZE  # with keys of earlier steps
         table_ptr = block_tables_ptr + seq.to(gl.int64) * table_stride
         column = item % NUM_KV * HEAD_DIM
         for tile in range(begin, end):
@@ -76,7 +78,7 @@ def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexp
             mbarrier.wait(empty.index(slot), phase)
             copy_tile(pool_desc, rows, column, k_ring.index(slot), v_ring.index(slot), full.index(slot), BLOCK_SIZE)
             slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(item_empty, item_phase)  # nothing is drawn long before it is computed
+        mbarrier.wait(item_empty, item_phase)  # so that no item is drawn long before its computation
         item = next_item(draws_ptr, num_items)
         announce(item, item_smem, item_empty, item_phase)
         mbarrier.arrive(item_full, count=1)
@@ -86,7 +88,7 @@ def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexp
 
 @gluon.jit
 def _attend(
-    shared,  # as in the kernel, as all that are no constants
+    shared,  # as in the kernel, like all arguments that are no constants
     division,
     pool,
     token,
@@ -107,7 +109,7 @@ def _attend(
     HAS_NORM: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Four warps' task: every item to its output, or its units."""
+    """Attend every item, to its output or its units: the task of four warps."""
     k_ring, _, q_smem, _, item_smem, item_full, item_empty, _, _ = shared
     items_ptr, counts_ptr, _ = division
     _, _, _, arrivals_ptr = parts
@@ -130,9 +132,9 @@ def _attend(
     item_phase = 0
     while item < num_items:
         kv_head = item % NUM_KV
-        num_tiles = num_tiles_of(seq_len, TILE)  # the new key may be alone in the last
+        num_tiles = num_tiles_of(seq_len, TILE)  # the new key may be alone in the last tile
         part_tiles = part_tiles_of(num_tiles, PART_TILES, MAX_PARTS)
-        past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, and so the new one's position
+        past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, which is also the new key's position
         writes = (end == num_tiles) & (seq_len > 0)
         new_scores, new_value = begin_token(
             shared, token, pool, seq, past, kv_head, item == gl.program_id(0), writes, mma,
@@ -141,17 +143,17 @@ def _attend(
         new_scores = new_scores * scale_log2
         new_value = new_value[:, None] + no_acc
         first_head = join.to(gl.int64) * (MAX_PARTS * NUM_Q) + kv_head * GROUP  # of the context's units
-        last_part = (num_tiles - 1) // part_tiles * part_tiles  # the tile that the part of the new key begins with
+        last_part = (num_tiles - 1) // part_tiles * part_tiles  # first tile of the part with the new key
         part = begin_part(begin == last_part, new_value, new_scores, no_sums)
         own_begin = 0
         num_before = 0
         group_before = (before[0], before[1], before[2], NUM_KV * MAX_QUERIES)
-        if MAX_QUERIES > 0:  # what others share with the context comes first
+        if MAX_QUERIES > 0:  # keys shared with other rows come first
             own_begin = load_own_begin(item_ptr)
             group_before, num_before = units_before(
                 before, seq, kv_head, own_begin > 0, NUM_KV, HEADS, HEAD_DIM, MAX_QUERIES
             )
-        unit = nothing  # parts joined so far, and runs
+        unit = nothing  # parts joined so far, and below, runs
         whole = nothing
         if join < 0:
             whole = begin_whole(nothing, group_before, num_before, GROUP)
@@ -161,13 +163,13 @@ def _attend(
             part = attend_tile(shared, part, slot, phase, past - tile * TILE, scale_log2, BLOCK_SIZE)
             slot, phase = advance(slot, phase, STAGES)
             tiles_left -= 1
-            if (tiles_left == 0) | (tile + 1 == end):  # the part is over
+            if (tiles_left == 0) | (tile + 1 == end):  # the part ends
                 tiles_left = part_tiles
                 acc, row_max, sums = part
                 unit = folded(unit, (acc, row_max, gl.sum(sums, axis=0)), 0)
                 part = begin_part(tile + 1 == last_part, new_value, new_scores, no_sums)
                 parts_left -= 1
-                if (parts_left == 0) | (tile + 1 == end):  # so is the unit
+                if (parts_left == 0) | (tile + 1 == end):  # the unit ends, too
                     parts_left = unit_parts
                     if join < 0:
                         whole = folded(whole, unit, 0)
@@ -197,29 +199,29 @@ def _attend(
 def _fused_decode_attention_kernel(
     qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous
     q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
-    k_norm_ptr,  # the same
+    k_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
     rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
     pool_desc,  # [num_blocks * block_rows, NUM_KV * HEAD_DIM], tiles of BLOCK_SIZE x HEAD_DIM
-    pool_ptr,  # the same memory
+    pool_ptr,  # memory of pool_desc
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
-    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`, as the next
-    counts_ptr,
+    items_ptr,  # [max_items, ITEM_WORDS] int32, of `Division`
+    counts_ptr,  # [1 + num_layers] int32, of `Division`
     out_ptr,  # [num_seqs, NUM_KV * GROUP, HEAD_DIM], contiguous; written here for contexts that are whole
-    partial_ptr,  # [max_joins, MAX_PARTS, NUM_KV * GROUP, HEAD_DIM] fp32, of `PartsWorkspace`, as the next three
-    maxima_ptr,
-    sums_ptr,
+    partial_ptr,  # [max_joins, MAX_PARTS, NUM_KV * GROUP, HEAD_DIM] fp32, of `PartsWorkspace`
+    maxima_ptr,  # [max_joins, MAX_PARTS, NUM_KV * GROUP] fp32, of `PartsWorkspace`
+    sums_ptr,  # [max_joins, MAX_PARTS, NUM_KV * GROUP] fp32, of `PartsWorkspace`
     arrivals_ptr,  # [max_joins, NUM_KV] int32
-    before_partial_ptr,  # [max_items, NUM_KV, MAX_QUERIES, HEAD_DIM] fp32, of `SharedParts`, as the next two
-    before_maxima_ptr,
-    before_sums_ptr,
-    units_ptr,  # [num_seqs] int32, of `SharedDivision`, as the next two
-    pieces_ptr,
-    places_ptr,
+    before_partial_ptr,  # [max_items, NUM_KV, MAX_QUERIES, HEAD_DIM] fp32, of `SharedParts`
+    before_maxima_ptr,  # [max_items, NUM_KV, MAX_QUERIES] fp32, of `SharedParts`
+    before_sums_ptr,  # [max_items, NUM_KV, MAX_QUERIES] fp32, of `SharedParts`
+    units_ptr,  # [num_seqs] int32, of `SharedDivision`
+    pieces_ptr,  # [num_seqs] int32, of `SharedDivision`
+    places_ptr,  # [num_seqs] int32, of `SharedDivision`
     eps,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
     block_rows,  # rows of a block: K and V of all layers
-    layer_row,  # where in a block the layer begins: BLOCK_SIZE rows of K, then as many of V
+    layer_row,  # row of a block at which the layer begins: BLOCK_SIZE rows of K, then as many of V
     NUM_KV: gl.constexpr,
     GROUP: gl.constexpr,  # query heads of a KV head
     HEADS: gl.constexpr,  # power of two, at least GROUP
@@ -234,11 +236,11 @@ def _fused_decode_attention_kernel(
     UNITS_AT_ONCE: gl.constexpr,
     STAGES: gl.constexpr,  # tiles on the way at once
     FETCH_REGS: gl.constexpr,
-    MAX_QUERIES: gl.constexpr,  # 0: nothing is shared, and `before_partial_ptr` to `places_ptr` are anything
+    MAX_QUERIES: gl.constexpr,  # 0: nothing is shared, and `before_partial_ptr` to `places_ptr` are unused
     HAS_NORM: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Grid: any number. Each program has an item of a KV head, and draws another one when it is done."""
+    """Grid: any number. Each program has an item of a KV head, and draws another after each item."""
     dtype: gl.constexpr = pool_desc.dtype
     ring_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, HEAD_DIM], dtype)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], ring_layout)
@@ -282,7 +284,7 @@ def _fused_decode_attention_kernel(
 
 
 def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
-    """Whether a pool and the heads over it are of the kind that this is for; whether the GPU is, the caller knows."""
+    """Tell whether the kernel supports a pool and the number of query heads; the caller checks the GPU."""
     block_size, num_kv, head_dim = kv_cache.shape[3:]
     fits = head_dim in (64, 128) and block_size >= 16 and TILE % block_size == 0
     return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() == 2
@@ -305,11 +307,13 @@ def fused_decode_attention(
 ) -> Tensor:
     """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
 
-    The token's position is `seq_len - 1`, its slot that position's in the block table. Padding gives zeros
-    and writes nothing. With `pdl`, block tables, seq_lens, the division and all K and V but the new must be
-    older than the kernel before this one. The fewer `programs_per_sm`, the more tiles each has on the way.
-    Where the division is without what is `shared`, that is `before`, as `shared_prefix_attention` left it: all
-    those must then be older than the kernel before that one, behind which this one starts (`wait_behind_next`).
+    The token's position is `seq_len - 1`, and the slot follows from the block table. Padding gives zeros and writes
+    nothing. With fewer `programs_per_sm`, each program has more tiles on the way.
+
+    With `pdl`, some inputs must be older than the kernel before: block tables, seq_lens, the division, and all K and V
+    but the new. If the division leaves out keys of a `shared` division, `before` is their result by
+    `shared_prefix_attention`. Then all inputs named must be older than the kernel before `shared_prefix_attention`,
+    because `shared_prefix_attention` lets this kernel start ahead (`wait_behind_next`).
     """
     _check(qkv, weights, kv_cache, block_tables, seq_lens)
     num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
@@ -362,7 +366,7 @@ def fused_decode_attention(
         MAX_QUERIES=0 if before is None else before.sums.shape[2],
         HAS_NORM=weights.q_norm is not None,
         PDL=pdl,
-        num_warps=NUM_WARPS,  # that attend; the one that fetches comes on top
+        num_warps=NUM_WARPS,  # attending warps; the fetching warp comes on top
         maxnreg=MAX_REGS,
         launch_pdl=pdl,
     )
@@ -370,7 +374,7 @@ def fused_decode_attention(
 
 
 def _descriptor(kv_cache: Tensor) -> TensorDescriptor:
-    """The pool as rows of one token's K or V in a layer; a tile is one head of a block."""
+    """Describe the pool as rows, a token's K or V in a layer; a tile is a head of a block."""
     block_size, num_kv, head_dim = kv_cache.shape[3:]
     dtype = gl.float16 if kv_cache.dtype == torch.float16 else gl.bfloat16
     tile = [block_size, head_dim]

@@ -1,7 +1,7 @@
-"""K and V of ragged sequences out of their blocks, into one piece that is read in tiles of `TILE` keys.
+"""Copy of K and V of ragged sequences from their blocks into contiguous memory, read in tiles of `TILE` keys.
 
-A tile holds keys of one sequence only, and zeros after its last one: a masked key has weight 0, but
-0 times what another sequence or unwritten memory holds need not be 0. Tiles lie as in `ragged`.
+A tile holds keys of a single sequence, and zeros behind the last key. A masked key has weight 0, but 0 times another
+sequence's values or unwritten memory need not be 0. Tiles are placed as in `ragged`.
 """
 
 import torch
@@ -16,18 +16,18 @@ TILE = 128
 TOKENS_PER_PROGRAM = 16
 
 
-@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # they differ from batch to batch
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # both differ from batch to batch
 def _gather_kv_kernel(
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
-    v_cache_ptr,  # the same
+    v_cache_ptr,  # as k_cache_ptr
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
     seq_lens_ptr,  # [num_seqs] int32
     k_ptr,  # [num_rows, num_kv, head_dim], contiguous
-    v_ptr,  # the same
+    v_ptr,  # as k_ptr
     zeroed_ptr,  # [1] int32, set to 0 for the kernel that follows
     num_seqs,
     table_stride,
-    stride_block,  # of both caches, in elements, as the next one
+    stride_block,  # of both caches, in elements, as is stride_token
     stride_token,
     WIDTH: tl.constexpr,  # num_kv * head_dim
     COLUMNS: tl.constexpr,  # power of two, at least WIDTH
@@ -36,7 +36,7 @@ def _gather_kv_kernel(
     TILE: tl.constexpr,
     TOKENS: tl.constexpr,  # divides TILE
 ):
-    """Grid: (num_rows // TOKENS,). One program TOKENS rows of a tile, K and V."""
+    """Grid: (num_rows // TOKENS,). A program copies TOKENS rows of a tile, K and V."""
     row = tl.program_id(0) * TOKENS
     if row == 0:
         tl.store(zeroed_ptr, 0)
@@ -47,7 +47,7 @@ def _gather_kv_kernel(
     begin = tl.sum(tl.where(seqs < seq, lens, 0), axis=0)
     first_token = row - first_tile(begin, seq, TILE) * TILE
     seq_len = tl.load(seq_lens_ptr + seq)
-    if first_token >= tl.cdiv(seq_len, TILE) * TILE:  # a tile that the sequence does not need
+    if first_token >= tl.cdiv(seq_len, TILE) * TILE:  # a tile not needed by the sequence
         return
 
     tokens = first_token + tl.arange(0, TOKENS)
@@ -71,12 +71,12 @@ def gather_kv(
     seq_lens: Tensor,  # [num_seqs] int32
     num_keys: int,  # at least the sum of seq_lens
     *,
-    zeroed: Tensor,  # [1] int32: a count of the kernel that reads the piece, which so needs no launch of its own
+    zeroed: Tensor,  # [1] int32: a counter of the kernel that reads the copy; no other launch resets it
 ) -> Tensor:
-    """`[2, num_rows, num_kv_heads * head_dim]`: K, then V. Sets `zeroed` to 0 on the way.
+    """Gather `[2, num_rows, num_kv_heads * head_dim]`: K, then V; set `zeroed` to 0 on the way.
 
-    Sequence i has its keys from row `TILE * first_tile(keys of the sequences before it, i, TILE)`, zeros up to
-    the end of its last tile; rows of tiles that no sequence needs stay unwritten.
+    Sequence i has its keys from row `TILE * first_tile(keys of the sequences before, i, TILE)`. Zeros follow up to the
+    end of the sequence's last tile; rows of tiles that no sequence needs stay unwritten.
     """
     num_seqs, width = seq_lens.shape[0], k_cache.shape[2] * k_cache.shape[3]
     check_caches(k_cache, v_cache, k_cache.shape[3])

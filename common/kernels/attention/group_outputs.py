@@ -1,19 +1,19 @@
-"""What a program of decode attention leaves of the query heads of one KV head, a group: output, or a unit. Gluon."""
+"""Results of a program of decode attention for a group, the query heads of a KV head: an output, or a unit. Gluon."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from common.kernels.attention.decode_parts import NO_KEYS, folded, joined_units, output_of
 
-BEFORE_AT_ONCE = gl.constexpr(4)  # on their way to who joins them
+BEFORE_AT_ONCE = gl.constexpr(4)  # units loaded at once
 
 
 @gluon.jit
 def join_units(
     out_ptr,  # of the group
-    before,  # as in `begin_whole`
+    before,  # units shared with other rows, as in `begin_whole`
     num_before,
-    parts,  # as in the kernel
+    parts,  # partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr
     first_head,  # of the group in the context's first unit, over all heads of all units
     num_units,
     are_runs,
@@ -24,7 +24,7 @@ def join_units(
     UNITS_AT_ONCE: gl.constexpr,
     RUN_PARTS: gl.constexpr,
 ):
-    """Write the output of a context of which all programs have stored their units."""
+    """Write the output of a context whose units have all been stored."""
     partial_ptr, maxima_ptr, sums_ptr, _ = parts
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HEAD_DIM, HEAD_DIM // 4], [4, 1], [1, 0])
     layout_heads: gl.constexpr = gl.SliceLayout(1, layout)
@@ -47,7 +47,7 @@ def join_units(
 
 @gluon.jit
 def _begun(nothing, before, num_before, elements, heads, masks, AXIS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """What the group's shared parts come to, joined; nothing where it has none."""
+    """Join the group's shared parts; the result is `nothing` if there are none."""
     acc_ptr, maxima_ptr, sums_ptr, stride = before
     whole = nothing
     for first in range(0, num_before, BEFORE_AT_ONCE):
@@ -69,7 +69,7 @@ def units_before(
     before, seq, kv_head, is_any,
     NUM_KV: gl.constexpr, HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, MAX_QUERIES: gl.constexpr,
 ):  # fmt: skip
-    """Where the units lie that a row shares, as `begin_whole` has them, and how many there are."""
+    """Return pointers to the units that a row shares, as taken by `begin_whole`, and the number of these units."""
     partial_ptr, maxima_ptr, sums_ptr, units_ptr, pieces_ptr, places_ptr = before
     unit = gl.load(units_ptr + seq, mask=is_any, other=0).to(gl.int64)
     num_units = gl.load(pieces_ptr + seq, mask=is_any, other=0)
@@ -82,11 +82,11 @@ def units_before(
 @gluon.jit
 def begin_whole(
     nothing,
-    before,  # `SharedParts` as pointers, at the group's first head of the first unit, and queries from unit to unit
-    num_before,  # units, which come before all that the context has for itself
+    before,  # pointers into `SharedParts` at the group's first head of the first unit, and queries from unit to unit
+    num_before,  # number of shared units, which precede the context's own
     GROUP: gl.constexpr,
 ):
-    """What a context begins with that it shares; `nothing` says how it is laid out."""
+    """Begin a context with its shared units joined; `nothing` gives the layout."""
     acc = nothing[0]
     HEAD_DIM: gl.constexpr = acc.shape[0]
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))
@@ -98,7 +98,7 @@ def begin_whole(
 
 @gluon.jit
 def store_unit(parts, unit, first_head, NUM_Q: gl.constexpr, GROUP: gl.constexpr):
-    """Leave a unit for who joins; `first_head`: of the group, over all heads of all units."""
+    """Store a unit for the program that joins; `first_head`: of the group, over all heads of all units."""
     partial_ptr, maxima_ptr, sums_ptr, _ = parts
     acc, row_max, row_sum = unit
     HEAD_DIM: gl.constexpr = acc.shape[0]
@@ -112,7 +112,7 @@ def store_unit(parts, unit, first_head, NUM_Q: gl.constexpr, GROUP: gl.constexpr
 
 @gluon.jit
 def store_whole(out_ptr, whole, GROUP: gl.constexpr):
-    """Write the output of a context of which the program has computed all parts; `out_ptr`: of the group."""
+    """Write the output of a context whose parts were all computed by the program; `out_ptr`: of the group."""
     acc, _, row_sum = whole
     HEAD_DIM: gl.constexpr = acc.shape[0]
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))

@@ -1,18 +1,19 @@
 """Causal attention of long prompt steps: K and V are gathered from their blocks first, then read in large tiles.
 
-Reading scattered blocks costs a matrix unit more waiting than copying them costs memory: a step of
-thousands of tokens reads every key many times and gathers it once. What then limits attention is the
-softmax, for which the matrix units wait. So the warps of a program have different tasks, and some product
-is nearly always running (FlashAttention-3, Shah et al. 2024): one warp fetches tiles by the tensor memory
-accelerator; two groups of four attend, 64 queries each. A group starts the scores of a tile and the product
-of the weights of the tile before with V together, and takes the softmax of the scores while that goes on.
+A matrix unit waits longer for scattered blocks than copying the blocks takes. The copy pays because a step of thousands
+of tokens reads every key many times, but gathers once. Attention is then limited by the softmax, for which the matrix
+units wait. So the warps of a program have different tasks, and some product is nearly always running (FlashAttention-3,
+Shah et al. 2024). One warp fetches tiles by the tensor memory accelerator; two groups of four warps attend, 64 queries
+each.
 
-There is a program a multiprocessor. It draws items (`items`), a query tile of a head each: longest contexts
-first, so that all programs end at about the same time. What the next item needs arrives while the last is
-attended to.
+A group starts two products together: the scores of a tile, and the weights of the tile before times V. The softmax of
+the scores runs beside the second product.
 
-Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only; Triton's
-interpreter does not run it. Query tiles of all sequences lie on one axis (`ragged`).
+Each multiprocessor has a program, which draws items (`items`), a query tile of a head each. Longest contexts come
+first, so all programs end at about the same time. Data of the next item arrive during attention to the last item.
+
+Written in Gluon, Triton's lower layer, because in Gluon warps can have different tasks. Hopper only; Triton's
+interpreter does not run Gluon. Query tiles of all sequences lie on one axis (`ragged`).
 """
 
 import torch
@@ -35,17 +36,17 @@ from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announce, announced, draw
 from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
-ROWS = 64  # queries of a group of four warps, what they multiply at once
-BLOCK_M = 2 * ROWS  # of a program
+ROWS = 64  # queries of a group of four warps, multiplied at once
+BLOCK_M = 2 * ROWS  # queries of a program
 STAGES = 2  # tiles of keys in shared memory, and as many of values
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
 
 
 @gluon.jit
 def _place(item, work, NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Where an item's queries and keys lie. It has no tile of keys if its sequence does not need that query tile.
+    """Locate an item's queries and keys; a query tile not needed by the sequence has no key tiles.
 
-    All heads of a query tile follow each other: they read the same keys at about the same time.
+    All heads of a query tile follow each other, to read the same keys at about the same time.
     """
     cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles = work
     tile = num_query_tiles - 1 - item // NUM_Q
@@ -77,7 +78,7 @@ def _fetch(
     GROUP: gl.constexpr,
     MAX_SEQS: gl.constexpr,
 ):
-    """One warp's task: take items; of each the queries, then tiles of K and V by turns, as their slots become free."""
+    """Draw items and fetch queries, then tiles of K and V by turns, as slots become free: the task of a warp."""
     queries, k_ring, v_ring, item_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = shared
     ROWS: gl.constexpr = queries.shape[1]
     HEAD_DIM: gl.constexpr = queries.shape[2]
@@ -85,7 +86,7 @@ def _fetch(
     BLOCK_N: gl.constexpr = k_ring.shape[1]
     num_items = work[3] * NUM_Q
     slot = 0
-    phase = 1  # the first wait for something empty returns at once
+    phase = 1  # the first wait for an empty slot returns at once
     q_phase = 1
     item = draw(ticket_ptr)
     while item < num_items:
@@ -109,14 +110,14 @@ def _fetch(
             mbarrier.expect(v_full.index(slot), BLOCK_N * HEAD_DIM * 2)
             tma.async_copy_global_to_shared(kv_desc, [num_rows + row, column], v_full.index(slot), v_ring.index(slot))
             slot, phase = advance(slot, phase, STAGES)
-        item = draw(ticket_ptr)  # meanwhile STAGES tiles are left to attend to
+        item = draw(ticket_ptr)  # meanwhile the groups have STAGES tiles left
     announce(num_items, item_smem, q_empty, q_phase)  # no item: the groups end
     mbarrier.arrive(q_full, count=1)
 
 
 @gluon.jit
 def _masked(scores, tile, positions):
-    """Scores of a tile of keys, -inf where the key comes after the query."""
+    """Mask scores of a tile of keys: -inf where the key comes after the query."""
     BLOCK_N: gl.constexpr = scores.shape[1]
     keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))
     return gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
@@ -124,16 +125,16 @@ def _masked(scores, tile, positions):
 
 @gluon.jit
 def _weigh(scores, row_max, scale_log2):
-    """Weights of a tile, not yet normalized, and the running maximum, which they are relative to, in units of log2."""
+    """Return weights of a tile relative to the new running maximum, and the new maximum in units of log2."""
     new_max = gl.maximum(row_max, gl.max(scores, axis=1) * scale_log2)
     return gl.exp2(scores * scale_log2 - new_max[:, None]), new_max
 
 
 @gluon.jit
 def _lane_sums(weights):
-    """[ROWS, 4] of [ROWS, BLOCK_N]: of each of the four lanes that share a row, two columns in eight each.
+    """Sum `[ROWS, BLOCK_N]` to `[ROWS, 4]`: each of the four lanes sharing a row sums two columns in every eight.
 
-    Only the end needs the sum of lanes: shuffles in every tile would be latency.
+    Lanes are added up only at the end, because shuffles in every tile would cost latency.
     """
     ROWS: gl.constexpr = weights.shape[0]
     COLUMNS: gl.constexpr = weights.shape[1]
@@ -142,14 +143,14 @@ def _lane_sums(weights):
 
 @gluon.jit
 def _as_operand(weights, acc, dtype: gl.constexpr):
-    """Weights as the product with V takes them: every lane has what it needs."""
+    """Convert weights to the operand layout of the product with V; every lane already has its elements."""
     layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=2)
     return gl.convert_layout(weights.to(dtype), layout)
 
 
 @gluon.jit
 def _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID: gl.constexpr):
-    """The state after an item's first tile of keys, as `_step` leaves it."""
+    """Compute the state after an item's first tile of keys, as `_step` leaves it."""
     queries, k_ring, _, _, _, _, k_full, k_empty, _, _ = shared
     ROWS: gl.constexpr = queries.shape[1]
     HEAD_DIM: gl.constexpr = queries.shape[2]
@@ -174,7 +175,7 @@ def _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID: 
 @gluon.jit
 def _step(
     shared,  # as in the kernel
-    state,  # weights of tile - 1; acc without them; row_max and lane sums with them; slot and phase of tile - 1
+    state,  # weights of tile - 1; acc before them; row_max and lane sums after them; slot and phase of tile - 1
     tile,  # of keys, arrived
     num_key_tiles,
     positions,
@@ -182,7 +183,7 @@ def _step(
     GROUP_ID: gl.constexpr,
     IS_MASKED: gl.constexpr,
 ):
-    """The state after one more tile: its scores and the product of the weights before it with V run together."""
+    """Compute the state after another tile; its scores run together with the product of the last weights and V."""
     queries, k_ring, v_ring, _, _, _, k_full, k_empty, v_full, v_empty = shared
     weights, acc, row_max, row_sums, v_slot, v_phase = state
     STAGES: gl.constexpr = k_ring.shape[0]
@@ -202,8 +203,8 @@ def _step(
     decay = gl.exp2(row_max - new_max)
     row_sums = row_sums * gl.convert_layout(decay, gl.SliceLayout(1, row_sums.type.layout))[:, None]
     row_sums += _lane_sums(new_weights)
-    # Awaiting the next keys here parts the softmax from the wait for the product: with nothing between them the
-    # assembler puts the wait first, and the softmax no longer runs beside the product.
+    # The wait for the next keys stands between the softmax and the wait for the product. Without it, the assembler puts
+    # the wait for the product first, and the softmax no longer runs beside the product.
     next_slot, next_phase = advance(slot, phase, STAGES)
     mbarrier.wait(k_full.index(next_slot), next_phase, pred=tile + 1 < num_key_tiles)
     acc, weights, new_weights = warpgroup_mma_wait(0, deps=[acc, weights, new_weights])
@@ -214,7 +215,7 @@ def _step(
 
 @gluon.jit
 def _finish(shared, state):
-    """[ROWS, HEAD_DIM], with the product of the last weights, normalized; slot and phase of the next item's keys."""
+    """Add the last weights times V, and normalize: `[ROWS, HEAD_DIM]`, then slot and phase of the next item's keys."""
     queries, k_ring, v_ring, _, _, _, _, _, v_full, v_empty = shared
     weights, acc, _, row_sums, slot, phase = state
     mbarrier.wait(v_full.index(slot), phase)
@@ -236,7 +237,7 @@ def _attend(
     NUM_Q: gl.constexpr,
     MAX_SEQS: gl.constexpr,
 ):
-    """Four warps' task: ROWS queries of every item. Those past the sequence's end are computed, but not stored."""
+    """Attend ROWS queries of every item: the task of four warps. Queries past the sequence's end are not stored."""
     queries, k_ring, _, item_smem, q_full, q_empty, _, _, _, _ = shared
     ROWS: gl.constexpr = queries.shape[1]
     HEAD_DIM: gl.constexpr = queries.shape[2]
@@ -269,14 +270,14 @@ def _attend(
         item = announced(item_smem, q_full, q_phase)
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_query_tiles"])  # they differ from batch to batch
+@gluon.jit(do_not_specialize=["num_seqs", "num_query_tiles"])  # both differ from batch to batch
 def _long_attention_kernel(
     q_desc,  # [num_tokens, NUM_Q * HEAD_DIM], tiles of ROWS x HEAD_DIM
     kv_desc,  # [2 * num_rows, num_kv * HEAD_DIM], K, then V, as gathered; tiles of BLOCK_N x HEAD_DIM
     cu_seqlens_ptr,  # [num_seqs + 1] int32
     seq_lens_ptr,  # [num_seqs] int32
     out_ptr,  # [num_tokens, NUM_Q, HEAD_DIM], contiguous
-    ticket_ptr,  # [1] int32, items taken so far: set to 0 by the kernel before this one
+    ticket_ptr,  # [1] int32, items drawn so far: set to 0 by the kernel before
     scale_log2,  # softmax scale times log2(e)
     num_seqs,
     num_rows,
@@ -289,12 +290,13 @@ def _long_attention_kernel(
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Grid: any size. Programs take items of 2 * ROWS queries of a head until none is left."""
+    """Grid: any size. Programs draw items of 2 * ROWS queries of a head until none is left."""
     queries = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, HEAD_DIM], q_desc.layout)
     k_ring = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], kv_desc.layout)
     v_ring = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, BLOCK_N, HEAD_DIM], kv_desc.layout)
     item_smem = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    # Barriers of K and V are kept apart: in one piece, the compiler has warps meet once more a tile.
+    # Barriers of K and V are separate allocations: in a single allocation, the compiler adds a meeting of warps to
+    # every tile.
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -332,7 +334,10 @@ def long_attention(
     num_keys: int,  # at least the sum of seq_lens
     scale: float,
 ) -> Tensor:
-    """What `prefill_attention` gives: `[num_tokens, num_q_heads, head_dim]`. Takes memory for K and V of all keys."""
+    """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
+
+    Takes memory for a copy of K and V of all keys.
+    """
     check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
     num_tokens, num_q, head_dim = q.shape
     num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
@@ -360,6 +365,6 @@ def long_attention(
         ROWS=ROWS,
         BLOCK_N=TILE,
         STAGES=STAGES,
-        num_warps=4,  # of a group; those of the others come on top
+        num_warps=4,  # warps of a group; other warps come on top
     )
     return out

@@ -1,4 +1,4 @@
-"""What the newest token of a sequence brings to decode attention: queries, normed and rotated, key and value. Gluon."""
+"""Inputs from the newest token of a sequence to decode attention: queries, normed and rotated, key and value. Gluon."""
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -11,7 +11,7 @@ from common.kernels.base.pdl import wait_for_predecessor
 
 @gluon.jit
 def _rotated(head_ptr, mask, norm_low, norm_high, cos, sin, eps, HAS_NORM: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Both halves of heads, normed and rotated, `[heads, HEAD_DIM // 2]` each, as `head_ptr` and all others are."""
+    """Return both halves of heads, normed and rotated, `[heads, HEAD_DIM // 2]` each, shaped like all arguments."""
     a = gl.load(head_ptr, mask=mask, other=0.0).to(gl.float32)
     b = gl.load(head_ptr + HEAD_DIM // 2, mask=mask, other=0.0).to(gl.float32)
     if HAS_NORM:
@@ -24,14 +24,14 @@ def _rotated(head_ptr, mask, norm_low, norm_high, cos, sin, eps, HAS_NORM: gl.co
 
 @gluon.jit
 def begin_token(
-    shared,  # as in the kernel, as the next two
+    shared,  # as in the kernel, like token and pool
     token,
     pool,
     seq,
     past,  # the new token's position
     kv_head,
-    is_first,  # item of the program
-    writes,  # whether the new key and value are to be written
+    is_first,  # tells whether the item is the program's first
+    writes,  # tells whether to write the new key and value
     mma: gl.constexpr,
     NUM_KV: gl.constexpr,
     GROUP: gl.constexpr,
@@ -39,9 +39,9 @@ def begin_token(
     HAS_NORM: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Leave the group's queries in shared memory; write the new key and value if they are the program's to write.
+    """Leave the group's queries in shared memory; write the new key and value if `writes`.
 
-    Returns scores of the new key, not scaled, `[ROWS]`, and its value `[HEAD_DIM]`, laid out as slices of `mma`.
+    Returns scores of the new key, unscaled, `[ROWS]`, and the new value `[HEAD_DIM]`, laid out as slices of `mma`.
     """
     _, _, q_smem, _, _, _, _, _, _ = shared
     qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, eps = token
@@ -87,7 +87,7 @@ def begin_token(
 
 @gluon.jit
 def begin_part(is_last, new_value, new_scores, sums):
-    """A part without keys yet: a context's last one begins with the new key."""
+    """Begin a part without keys; the last part of a context begins with the new key."""
     tile_keys = gl.arange(0, sums.shape[0], gl.SliceLayout(1, sums.type.layout))
     acc = gl.where(is_last, new_value, gl.zeros_like(new_value))
     row_max = gl.where(is_last, new_scores, gl.full_like(new_scores, NO_KEYS))

@@ -1,4 +1,4 @@
-"""Tiles of keys and values on their way from the blocks of a sequence into shared memory. Gluon, Hopper only."""
+"""Copies of keys and values from the blocks of a sequence into tiles in shared memory. Gluon, Hopper only."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -15,9 +15,9 @@ def rows_of_tile(
     BLOCK_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
-    """The rows of the pool at which the keys of each block of a tile begin; past the sequence's last: before the pool.
+    """Return the pool's rows at which keys of each block of a tile begin; rows of missing blocks lie before the pool.
 
-    From there nothing is read, and zeros arrive.
+    Reads before the pool give zeros.
     """
     rows = ()
     for i in gl.static_range(TILE // BLOCK_SIZE):
@@ -34,7 +34,7 @@ def copy_tile(
     column,
     k_tile,  # [TILE, HEAD_DIM], shared memory
     v_tile,
-    arrived,  # barrier of the two
+    arrived,  # barrier of both tiles
     BLOCK_SIZE: gl.constexpr,
 ):
     """Begin loading the keys and values of a tile."""
@@ -48,7 +48,7 @@ def copy_tile(
 
 @gluon.jit
 def clear_end(v_tile, num_keys, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Zero what the block that the context ends in holds behind its end: it has weight 0, but may be NaN."""
+    """Zero the values behind the context's end in the last block: the weight there is 0, but NaN times 0 is NaN."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
     rows = gl.arange(0, BLOCK_SIZE, gl.SliceLayout(1, layout))
     for i in gl.static_range(TILE // BLOCK_SIZE):

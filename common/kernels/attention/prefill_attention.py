@@ -1,7 +1,7 @@
 """Causal attention of ragged prompt chunks over their blocks (FlashAttention-2, Dao 2023, on a paged cache).
 
-Query tiles of all sequences lie on one grid axis (`ragged`). Keys that every query of a tile sees are
-walked without masks; only the last tiles, at the diagonal, pay for them.
+Query tiles of all sequences lie on one grid axis (`ragged`). Keys seen by every query of a tile are walked without
+masks; only the last tiles, at the diagonal, are masked.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from common.kernels.base.gpu import Gpu
 from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 LOG2_E = 1.4426950408889634
-LARGE_TILES_BYTES = 150_000  # of shared memory: what the larger tiles need for heads of 256
+LARGE_TILES_BYTES = 150_000  # of shared memory: needed by the larger tiles for heads of 256
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def attend_keys(
     query_positions,  # [BLOCK_M] int32
     table_ptr,  # [max_blocks] int32, of this sequence
     k_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided, at this KV head
-    v_ptr,  # the same
+    v_ptr,  # as k_ptr
     stride_block,
     stride_token,
     begin,
@@ -39,7 +39,7 @@ def attend_keys(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Fold keys [begin, end) into the running softmax; `begin` is a multiple of BLOCK_N, as is `end` unless MASKED."""
+    """Fold keys [begin, end) into the running softmax; `begin` is a multiple of BLOCK_N, so is `end` unless MASKED."""
     columns = tl.arange(0, HEAD_DIM)[None, :]
     for start in tl.range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
@@ -66,11 +66,11 @@ def attend_keys(
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # they differ from batch to batch
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # both differ from batch to batch
 def _prefill_attention_kernel(
     q_ptr,  # [num_tokens, num_q, head_dim], contiguous
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
-    v_cache_ptr,  # the same
+    v_cache_ptr,  # as k_cache_ptr
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
     cu_seqlens_ptr,  # [num_seqs + 1] int32
     seq_lens_ptr,  # [num_seqs] int32
@@ -78,7 +78,7 @@ def _prefill_attention_kernel(
     scale_log2,  # softmax scale times log2(e)
     num_seqs,
     table_stride,
-    stride_block,  # of both caches, in elements, as the next two
+    stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
     stride_head,
     NUM_Q: tl.constexpr,
@@ -89,7 +89,7 @@ def _prefill_attention_kernel(
     BLOCK_M: tl.constexpr,  # queries of a tile
     BLOCK_N: tl.constexpr,  # keys of a tile
 ):
-    """Grid: (query tiles, NUM_Q). One program a query tile of a head, longest contexts first."""
+    """Grid: (query tiles, NUM_Q). A program takes a query tile of a head, longest contexts first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     seqs = tl.arange(0, MAX_SEQS)
@@ -132,7 +132,7 @@ def _prefill_attention_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Shape of one program's work and how it is run."""
+    """Shape of a program's work, with its warps and pipeline stages."""
 
     block_m: int
     block_n: int
@@ -141,9 +141,9 @@ class Tile:
 
 
 def tile_for(dtype: torch.dtype, head_dim: int, max_query_len: int, shared_bytes: int) -> Tile:
-    """Tiles for Hopper, where a warp group's matrix unit takes 64 rows, unless they exceed a program's shared memory.
+    """Return tiles for Hopper, or smaller tiles if a program's shared memory is too small.
 
-    fp32 is for comparison only and kept small.
+    On Hopper, a warp group's matrix unit takes 64 rows. fp32 serves comparison only; its tiles are small.
     """
     if dtype == torch.float32:
         return Tile(block_m=32, block_n=32, num_warps=4, num_stages=1)
@@ -165,7 +165,7 @@ def prefill_attention(
     scale: float,
     gpu: Gpu,
 ) -> Tensor:
-    """Query i of a sequence sees its first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
+    """Attend from query i to the first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
 
     Tokens outside `cu_seqlens` are not computed.
     """

@@ -1,9 +1,9 @@
-"""Which rows of a decode step attend together to the keys that they begin with, and how that is divided over programs.
+"""Groups of decode rows that attend together to a shared prefix, and the division of this attention over programs.
 
-Rows of one number (`SharedPrefixes`) have the same blocks at their beginning. They attend to these together, up to so
-many rows of a group at a time, a bundle: keys and values are read once for all of them, not by each. What is left of
-each context, from its own first tile on, `decode_division` deals out. That tile begins a run of the context's parts, so
-rows whose parts are of different lengths are not of one group.
+Rows with equal numbers (`SharedPrefixes`) begin with the same blocks. Such a group attends to the shared blocks in
+bundles of limited size, so a bundle reads keys and values once, not each row. `decode_division` deals out the rest of
+each context, from the context's own first tile on. The own first tile begins a run of the context's parts, so rows with
+parts of different lengths belong to different groups.
 """
 
 import torch
@@ -17,23 +17,23 @@ from common.kernels.base.checks import check_column
 from common.kernels.base.operands import SharedDivision, SharedPrefixes
 from common.kernels.base.pdl import wait_for_predecessor
 
-MIN_TOKENS = 4  # rows of a bundle: no KV head has more query heads than 16
-SHARED_ITEM_WORDS = 4  # as `load_shared_item` reads them
+MIN_TOKENS = 4  # rows of a bundle, at least: a KV head has at most 16 query heads
+SHARED_ITEM_WORDS = 4  # int32 words read by `load_shared_item`
 MIN_ROWS = 64  # so that few kernels are compiled
 
 
 @triton.jit
 def load_shared_item(item_ptr):
-    """First and number of the bundle's places among members, first tile and tile after the last."""
+    """Load first and number of the bundle's places among members, first tile, and tile after the last."""
     return tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2), tl.load(item_ptr + 3)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _share_kernel(
-    numbers_ptr,  # [num_rows] int32, of `SharedPrefixes`, as the next
-    num_tokens_ptr,
+    numbers_ptr,  # [num_rows] int32, of `SharedPrefixes`
+    num_tokens_ptr,  # [num_rows] int32, of `SharedPrefixes`
     seq_lens_ptr,  # [num_rows] int32, 0 for padding
-    own_begins_ptr,  # [num_rows] int32, of `SharedDivision`, as all to `num_items_ptr`
+    own_begins_ptr,  # [num_rows] int32, of `SharedDivision`, as are all pointers to `num_items_ptr`
     units_ptr,
     pieces_ptr,
     places_ptr,
@@ -73,10 +73,10 @@ def _share_kernel(
     leads = is_shared & (rank == 0)
     tl.store(own_begins_ptr + rows, shared, mask=inside)
 
-    bundles = tl.where(leads, tl.cdiv(sharers, TOKENS), 0)  # of groups, where they are led, as all that follows
+    bundles = tl.where(leads, tl.cdiv(sharers, TOKENS), 0)  # of groups, at the leader's row, like all below
     all_tiles = tl.sum(bundles * shared, axis=0) * NUM_KV
-    pieces = tl.maximum(shared * SLOTS // tl.maximum(all_tiles, 1), 1)  # no more than run at once
-    piece_tiles = tl.cdiv(shared, pieces)  # as even as may be
+    pieces = tl.maximum(shared * SLOTS // tl.maximum(all_tiles, 1), 1)  # at most as many as run at once
+    piece_tiles = tl.cdiv(shared, pieces)  # as even as possible
     pieces = tl.cdiv(shared, tl.maximum(piece_tiles, 1))
     led = tl.where(leads, sharers, 0)
     first_member = tl.cumsum(led, axis=0) - led
@@ -102,12 +102,12 @@ def _share_kernel(
 
 
 def bundle_queries(num_rows: int, num_q_heads: int, num_kv_heads: int) -> int:
-    """Of a bundle, where it is one of a batch of `num_rows`."""
+    """Return the queries of a bundle for a batch of `num_rows`."""
     return SMALL_BUNDLE if num_rows << _log_heads(num_q_heads, num_kv_heads) <= SMALL_BUNDLE else LARGE_BUNDLE
 
 
 def tokens_of_bundle(queries: int, num_q_heads: int, num_kv_heads: int) -> int:
-    """Rows that have so many queries."""
+    """Return the number of rows with `queries` queries in all."""
     return queries >> _log_heads(num_q_heads, num_kv_heads)
 
 
@@ -124,9 +124,9 @@ def share(
     *,
     pdl: bool = False,
 ) -> SharedDivision:
-    """What each program of a step's shared attention computes in every layer; `num_slots` programs run at once.
+    """Return the items of a step's shared attention, equal for every layer; `num_slots` programs run at once.
 
-    `tokens`: rows that attend together at most.
+    `tokens`: most rows of a bundle.
     """
     num_rows = seq_lens.shape[0]
     check_column("seq_lens", seq_lens, num_rows)

@@ -1,6 +1,6 @@
-"""Room for what rows of a decode step attend to together (`shared_prefix_attention`): how much, and how much memory.
+"""Workspace for attention to prefixes shared by decode rows (`shared_prefix_attention`): number of items, and memory.
 
-Knows no Triton, as what a step takes is reckoned where there may be none.
+Imports no Triton, because memory of a step is also computed where Triton may be missing.
 """
 
 import torch
@@ -8,32 +8,35 @@ import torch
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.operands import SharedParts
 
-SMALL_BUNDLE = 64  # queries: those of all query heads of a KV head
+SMALL_BUNDLE = 64  # queries of a bundle: of all query heads of a KV head
 LARGE_BUNDLE = 128
 MAX_SHARING_ROWS = 512
-"""Of a step: each is compared with each, by a kernel that takes minutes to compile for twice as many."""
-PROGRAMS_PER_SM = {SMALL_BUNDLE: 2, LARGE_BUNDLE: 1}  # by queries
+"""Rows of a step, at most: every pair is compared, and twice as many rows take minutes to compile."""
+PROGRAMS_PER_SM = {SMALL_BUNDLE: 2, LARGE_BUNDLE: 1}  # by queries of a bundle
 
 
 def shared_slots(queries: int, gpu: Gpu) -> int:
-    """Programs with bundles of so many queries that run at once."""
+    """Return the number of programs, with bundles of `queries` queries, that run at once."""
     return PROGRAMS_PER_SM[queries] * gpu.num_sms
 
 
 def most_shared_slots(gpu: Gpu) -> int:
-    """Of bundles of any size."""
+    """Return the most programs, with bundles of any size, that run at once."""
     return max(shared_slots(queries, gpu) for queries in PROGRAMS_PER_SM)
 
 
 def max_shared_items(num_rows: int, num_kv_heads: int, num_slots: int) -> int:
-    """Of each KV head: every group has two rows or more, and every piece but one of a bundle a program's share."""
+    """Return the most items for each KV head.
+
+    Every group has at least two rows. Every piece of a bundle but one is a program's share.
+    """
     return num_rows // 2 + num_slots // num_kv_heads  # a bundle has at least `shared_division.MIN_TOKENS`
 
 
 def make_shared_parts(
     max_rows: int, num_slots: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> SharedParts:
-    """Room for what any division of up to `max_rows` rows leaves."""
+    """Allocate room for the results of any division of up to `max_rows` rows."""
     shape = (max_shared_items(max_rows, num_kv_heads, num_slots), num_kv_heads, LARGE_BUNDLE)
     return SharedParts(
         partial=torch.empty((*shape, head_dim), dtype=torch.float32, device=device),
@@ -43,5 +46,5 @@ def make_shared_parts(
 
 
 def shared_parts_bytes(max_rows: int, num_slots: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of what `make_shared_parts` makes."""
+    """Return the size of `make_shared_parts`' result."""
     return max_shared_items(max_rows, num_kv_heads, num_slots) * num_kv_heads * LARGE_BUNDLE * (head_dim + 2) * 4

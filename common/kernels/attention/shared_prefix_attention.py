@@ -1,8 +1,8 @@
-"""Attention of decode rows over keys that several of them begin with: each tile is read once for up to 128 queries.
+"""Attention of decode rows over a shared prefix: each tile is read once for up to 128 queries.
 
-Comes before attention of what each row has for itself, in each layer of a step whose rows share blocks
-(`shared_division`), and leaves for that what the shared keys come to: sums of values, not divided by those of weights.
-Queries are normed and rotated here, too. After Hydragen (Juravsky et al., 2024), on a paged cache.
+Runs before attention of each row's own keys, in each layer of a step whose rows share blocks (`shared_division`).
+Leaves the result of the shared keys for that attention: sums of values, not divided by the sums of weights. Queries are
+normed and rotated here, too. After Hydragen (Juravsky et al., 2024), on a paged cache.
 """
 
 import triton
@@ -17,7 +17,7 @@ from common.kernels.base.checks import check_block_tables, check_column, check_q
 from common.kernels.base.operands import AttentionWeights, SharedDivision, SharedParts
 from common.kernels.base.pdl import wait_behind_next
 
-NUM_WARPS = {SMALL_BUNDLE: 4, LARGE_BUNDLE: 8}  # by queries
+NUM_WARPS = {SMALL_BUNDLE: 4, LARGE_BUNDLE: 8}  # by queries of a bundle
 NUM_STAGES = {SMALL_BUNDLE: 3, LARGE_BUNDLE: 5}
 
 
@@ -26,7 +26,7 @@ def _load_queries(
     qkv_ptr, norm_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Queries of rows and heads, normed and rotated: `[queries, HEAD_DIM]`."""
+    """Return queries of rows and heads, normed and rotated: `[queries, HEAD_DIM]`."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, HEAD_DIM)
     partners = (dims + HALF) % HEAD_DIM
@@ -50,19 +50,19 @@ def _shared_prefix_attention_kernel(
     q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
     rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
-    v_cache_ptr,  # the same
+    v_cache_ptr,  # as k_cache_ptr
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
     seq_lens_ptr,  # [num_seqs] int32
-    members_ptr,  # [num_seqs] int32, of `SharedDivision`, as the next two
-    items_ptr,
-    num_items_ptr,
-    partial_ptr,  # [max_items, NUM_KV, MAX_QUERIES, HEAD_DIM] fp32, of `SharedParts`, as the next two
-    maxima_ptr,
-    sums_ptr,
+    members_ptr,  # [num_seqs] int32, of `SharedDivision`
+    items_ptr,  # [max_items, ITEM_WORDS] int32, of `SharedDivision`
+    num_items_ptr,  # [1] int32, of `SharedDivision`
+    partial_ptr,  # [max_items, NUM_KV, MAX_QUERIES, HEAD_DIM] fp32, of `SharedParts`
+    maxima_ptr,  # [max_items, NUM_KV, MAX_QUERIES] fp32, of `SharedParts`
+    sums_ptr,  # [max_items, NUM_KV, MAX_QUERIES] fp32, of `SharedParts`
     eps,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
-    stride_block,  # of both caches, in elements, as the next two
+    stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
     stride_head,
     NUM_KV: tl.constexpr,
@@ -77,14 +77,14 @@ def _shared_prefix_attention_kernel(
     HAS_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: any number. Programs have items of KV heads in turn."""
+    """Grid: any number. Programs take items of KV heads in turn."""
     num_items = tl.load(num_items_ptr) * NUM_KV
     queries = tl.arange(0, QUERIES)
-    wait_behind_next(PDL)  # without an item, too: who waits for this kernel waits for all before it
+    wait_behind_next(PDL)  # also without an item: a kernel that waits for this kernel waits for all kernels before
     for index in tl.range(tl.program_id(0), num_items, tl.num_programs(0)):
         item, kv_head = index // NUM_KV, index % NUM_KV
         first, num_members, begin, end = load_shared_item(items_ptr + item * ITEM_WORDS)
-        leader = tl.load(members_ptr + first)  # any of them: the blocks are those of all
+        leader = tl.load(members_ptr + first)  # any member would do, because all have the same blocks
         present = (queries // HEADS < num_members) & (queries % HEADS < GROUP)
         rows = tl.load(members_ptr + first + queries // HEADS, mask=present, other=0)
         heads = kv_head * GROUP + queries % HEADS
@@ -119,9 +119,9 @@ def shared_prefix_attention(
     *,
     pdl: bool = False,
 ) -> None:
-    """Leave in `parts` what each item of the division comes to.
+    """Store the results of all items of the division in `parts`.
 
-    With `pdl`, the division, block tables and seq_lens must be older than the kernel before this one.
+    With `pdl`, the division, block tables and seq_lens must be older than the kernel before.
     """
     num_seqs, num_q, head_dim = qkv.shape[0], weights.num_q_heads, weights.head_dim
     block_size, num_kv = k_cache.shape[1:3]

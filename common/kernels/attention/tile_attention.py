@@ -1,6 +1,6 @@
-"""One tile of keys and values in decode attention. Gluon, Hopper only.
+"""Attention to a tile of keys and values in a decode step. Gluon, Hopper only.
 
-Keys are the tall operand of `wgmma` and queries the short one: a group is rarely more than eight heads.
+Keys are the tall operand of `wgmma` and queries the short operand, because a group rarely has more than eight heads.
 """
 
 import triton.language as tl
@@ -18,7 +18,7 @@ from common.kernels.attention.paged_tiles import clear_end
 
 @gluon.jit
 def attend_tile(shared, part, slot, phase, num_keys, scale_log2, BLOCK_SIZE: gl.constexpr):
-    """A part with one more tile, of which `num_keys` are keys. Its slot is free then."""
+    """Fold a tile with `num_keys` keys into a part, and free the tile's slot."""
     k_ring, v_ring, q_smem, p_smem, _, _, _, full, empty = shared
     acc, row_max, sums = part
     TILE: gl.constexpr = k_ring.shape[1]

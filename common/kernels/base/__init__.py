@@ -1,1 +1,1 @@
-"""What all kernels share: bundles of tensors, checks of them, and idioms of launches."""
+"""Code shared by all kernels: bundles of tensors, checks of tensors, and idioms of launches."""

@@ -1,4 +1,4 @@
-"""What launchers ask of tensors: a kernel reads memory as it is told to, and would not notice anything wrong."""
+"""Checks of tensors by launchers, because a kernel reads memory as told and would not notice a wrong layout."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from common.kernels.base.operands import HEAD_DIMS, AttentionWeights
 
 
 def check_column(what: str, column: Tensor, length: int, dtype: torch.dtype = torch.int32) -> None:
-    """`what` has a number for each of `length` rows."""
+    """Require a number for each of `length` rows; `what` names the column in errors."""
     assert column.shape == (length,) and column.is_contiguous(), f"{_laid_out(what, column)}: [{length}] needed"
     assert column.dtype == dtype, f"{what} of {column.dtype}: {dtype} needed"
 
 
 def check_block_tables(block_tables: Tensor, num_rows: int) -> None:
-    """`[num_rows, max_blocks]` int32, rows may be strided."""
+    """Require `[num_rows, max_blocks]` int32; rows may be strided."""
     assert block_tables.shape[0] == num_rows and block_tables.stride(1) == 1, (
         f"{_laid_out('block_tables', block_tables)}: [{num_rows}, max_blocks], contiguous columns needed"
     )
@@ -21,7 +21,7 @@ def check_block_tables(block_tables: Tensor, num_rows: int) -> None:
 
 
 def check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
-    """`[num_blocks, block_size, num_kv_heads, head_dim]`, strided, each head contiguous."""
+    """Require caches `[num_blocks, block_size, num_kv_heads, head_dim]`, strided alike, each head contiguous."""
     assert k_cache.shape == v_cache.shape and k_cache.stride() == v_cache.stride(), (
         f"{_laid_out('k_cache', k_cache)}, {_laid_out('v_cache', v_cache)}: laid out alike needed"
     )
@@ -32,7 +32,7 @@ def check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
 
 
 def check_queries(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """`q` is `[num_tokens, num_q_heads, head_dim]`, contiguous, of heads that attention over the caches is made for."""
+    """Require contiguous `q [num_tokens, num_q_heads, head_dim]`, a supported head_dim, heads that fit the caches."""
     assert q.ndim == 3 and q.is_contiguous(), f"{_laid_out('q', q)}: contiguous, 3-D needed"
     assert q.shape[2] in HEAD_DIMS, f"head_dim {q.shape[2]}: one of {HEAD_DIMS} needed"
     check_caches(k_cache, v_cache, q.shape[2])
@@ -43,7 +43,7 @@ def check_queries(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
 def check_prompts(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_seqlens: Tensor, seq_lens: Tensor
 ) -> None:
-    """The operands are as prompt attention takes them."""
+    """Require operands as prompt attention takes them."""
     num_seqs = seq_lens.shape[0]
     check_queries(q, k_cache, v_cache)
     check_block_tables(block_tables, num_seqs)
@@ -52,7 +52,7 @@ def check_prompts(
 
 
 def check_qkv(qkv: Tensor, weights: AttentionWeights) -> None:
-    """`qkv` is `[num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim]`, and the weights fit it."""
+    """Require contiguous `qkv [num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim]`, and weights that fit."""
     head_dim = weights.head_dim
     width = (weights.num_q_heads + 2 * weights.num_kv_heads) * head_dim
     assert qkv.ndim == 2 and qkv.shape[1] == width and qkv.is_contiguous(), (
@@ -71,7 +71,7 @@ def check_qkv(qkv: Tensor, weights: AttentionWeights) -> None:
 
 
 def check_product(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, *, splits: int, gated: bool) -> None:
-    """`out [m, n]`, or its parts `[splits, m, n]`, is for `x [m, k] @ weight.T`; `weight` has 2 * n rows if gated."""
+    """Require `out [m, n]`, or parts `[splits, m, n]`, for `x [m, k] @ weight.T`; a gated `weight` has 2 * n rows."""
     (m, k), n = x.shape, weight.shape[0] // (2 if gated else 1)
     assert weight.shape[1] == k and x.is_contiguous() and weight.is_contiguous(), (
         f"{_laid_out('x', x)}, {_laid_out('weight', weight)}: contiguous, alike in k needed"

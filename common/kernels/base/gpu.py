@@ -1,10 +1,12 @@
-"""What a GPU can do, as far as kernels and the choice among them depend on it. Asked here and nowhere else.
+"""Abilities of a GPU, as far as kernels and the choice among kernels depend on them. Asked here and nowhere else.
 
-Every kernel in Triton is compiled for whatever GPU there is; what differs is said by `Gpu`:
+Triton compiles every kernel for the GPU at hand. `Gpu` describes the differences, by compute capability:
 
-    capability  8.0      8.6, 8.9   9.0      10.0, 10.3   12.0, 12.1
-    GPUs        A100     A10, L4    H100     B200, B300   5090, GB10
-    shared      163 KiB  99 KiB     227 KiB  227 KiB      99 KiB
+    8.0         A100        163 KiB of shared memory for a program.
+    8.6, 8.9    A10, L4      99 KiB.
+    9.0         H100        227 KiB.
+    10.0, 10.3  B200, B300  227 KiB.
+    12.0, 12.1  5090, GB10   99 KiB.
 """
 
 from dataclasses import dataclass
@@ -13,32 +15,35 @@ from typing import Any
 import torch
 
 MIN_CAPABILITY = (8, 0)
-"""Older GPUs have neither matrix products in bfloat16 nor copies into shared memory that run beside them."""
+"""Compute capability; older GPUs lack bfloat16 matrix products and asynchronous copies into shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU."""
+    """Name, compute capability and limits of a GPU."""
 
     name: str
     capability: tuple[int, int]
     num_sms: int  # multiprocessors
-    shared_bytes: int  # most shared memory of a program
+    shared_bytes: int  # most shared memory of a program, in bytes
 
     @property
     def is_hopper(self) -> bool:
-        """Whether it runs what is written in Gluon: `wgmma`, its matrix product, no other GPU has, before or after."""
+        """Tell whether the GPU runs the kernels written in Gluon.
+
+        No other GPU, before or after Hopper, has `wgmma`, the matrix product of these kernels.
+        """
         return self.capability[0] == 9
 
     @property
     def has_dependent_launch(self) -> bool:
-        """Whether a kernel may start while the one before it ends (see `pdl`)."""
+        """Tell whether a kernel may start while the kernel before ends (see `pdl`)."""
         return self.capability >= (9, 0)
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The GPU that `device` names."""
-    properties: Any = torch.cuda.get_device_properties(device)  # its stub lacks a field
+    """Return the properties of `device`, a CUDA device."""
+    properties: Any = torch.cuda.get_device_properties(device)  # the stub lacks a field
     return Gpu(
         name=properties.name,
         capability=(properties.major, properties.minor),

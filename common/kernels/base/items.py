@@ -1,8 +1,8 @@
-"""How a program whose warps have different tasks takes work: items, drawn one by one from a ticket.
+"""Work items for programs whose warps have different tasks: items are drawn singly from a ticket.
 
-A ticket is a count in global memory. One warp draws the next item as soon as it has asked for all data
-of the last, and writes its number down for the warps that compute. So programs that start late, as on a
-share of the GPU or beside other kernels, own no work that all others have long passed.
+A ticket is a count in global memory. A warp draws the next item as soon as all data of the last item are requested. The
+warp writes the item's number down for the warps with arithmetic. So programs starting late, on a shared GPU or beside
+other kernels, own no work long passed by the others.
 """
 
 import triton.language as tl
@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 @gluon.jit
 def advance(slot, phase, STAGES: gl.constexpr):
-    """The next slot of a ring, and the phase that its barriers are awaited in: another one every time around."""
+    """Return the next slot of a ring, and the phase in which to await its barriers; the phase flips on every wrap."""
     slot += 1
     if slot == STAGES:
         slot = 0
@@ -23,20 +23,20 @@ def advance(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def draw(ticket_ptr):
-    """The number of the next item, or one past the last."""
+    """Return the number of the next item; a number past the last means no item."""
     return gl.atomic_add(ticket_ptr, 1, sem="relaxed")
 
 
 @gluon.jit
 def announce(item, item_smem, empty, phase):
-    """Write down an item once all are done with the one before; what then arrives at their barrier comes after it."""
+    """Write down an item once all warps are done with the item before; publish by a later arrival at their barrier."""
     mbarrier.wait(empty, phase)
     item_smem.store(gl.full([1], item, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-    tl.debug_barrier()  # all lanes store; the one that arrives does so after all of them
+    tl.debug_barrier()  # all lanes store; the lane that arrives does so after all stores
 
 
 @gluon.jit
 def announced(item_smem, full, phase):
-    """The item that was written down."""
+    """Return the item written down by `announce`."""
     mbarrier.wait(full, phase)
     return gl.sum(item_smem.load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), axis=0)

@@ -1,13 +1,18 @@
-"""Programmatic dependent launch: a kernel starts while the one before it ends.
+"""Programmatic dependent launch: a kernel starts while the kernel before ends.
 
-A kernel launched with `launch_pdl` may run before its predecessor has finished, but not before that
-one's predecessor has: every kernel of a chain waits before it lets the next one start (but for
-`wait_behind_next`). So what a
-kernel does before `wait_for_predecessor` may touch anything that its direct predecessor neither
-writes nor, if it is to be overwritten, reads. Weights always qualify; so does what the first kernel of
-a step (slots, if they are needed), its last one (tokens, positions, seq_lens, turns) and the host's
-changes between two steps write, for every kernel that does not follow them directly. After the wait
-everything earlier is visible. Without `launch_pdl` both calls do nothing.
+A kernel launched with `launch_pdl` may run before its predecessor has finished, but not before the predecessor's
+predecessor has. The reason: every kernel of a chain waits before letting the next kernel start. Only `wait_behind_next`
+departs from this order.
+
+Before `wait_for_predecessor`, a kernel may touch only memory not written by the direct predecessor. Memory to be
+overwritten must not be read by the direct predecessor either. Weights always qualify. Other memory qualifies for
+kernels that do not directly follow the writer:
+
+  - results of a step's first kernel: slots, if needed.
+  - results of a step's last kernel: tokens, positions, seq_lens, turns.
+  - changes by the host between two steps.
+
+After the wait, everything earlier is visible. Without `launch_pdl`, both calls do nothing.
 """
 
 import triton
@@ -16,7 +21,7 @@ import triton.language as tl
 
 @triton.jit
 def wait_for_predecessor(PDL: tl.constexpr):
-    """All that ran before is visible from here on, and the next kernel may start up to its own wait."""
+    """Wait until all earlier work is visible, then let the next kernel run up to its own wait."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -24,9 +29,10 @@ def wait_for_predecessor(PDL: tl.constexpr):
 
 @triton.jit
 def wait_behind_next(PDL: tl.constexpr):
-    """As `wait_for_predecessor`, but the next kernel may start before this one's predecessor has finished, too.
+    """Let the next kernel start first, then wait: the next kernel may start before the predecessor has finished.
 
-    For a kernel before one that reads much ahead of its own wait, and nothing that the two before it write.
+    For a kernel whose successor reads much ahead of its own wait, but nothing written by the two kernels before the
+    successor.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

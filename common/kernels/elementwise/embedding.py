@@ -1,6 +1,6 @@
 """Rows of the embedding table, with which a decode step begins.
 
-As torch has it, but for the dependent launch: the first product loads its weights meanwhile.
+Computes as torch does, but with dependent launch: the first product loads its weights meanwhile.
 """
 
 import torch
@@ -21,7 +21,7 @@ def _embedding_kernel(
     BLOCK: tl.constexpr,  # power of two, at least HIDDEN
     PDL: tl.constexpr,
 ):
-    """Grid: (num_tokens,). One program a row."""
+    """Grid: (num_tokens,). A program copies a row."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -37,7 +37,7 @@ def embedding(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Rows of `table`: `[num_tokens, hidden]`."""
+    """Return rows of `table`: `[num_tokens, hidden]`."""
     (num_tokens,), hidden = token_ids.shape, table.shape[1]
     check_column("token_ids", token_ids, num_tokens)
     assert table.is_contiguous(), f"table with strides {table.stride()}: contiguous needed"

@@ -1,4 +1,4 @@
-"""The handoff's copy: whole KV blocks out of a peer's pool, mapped by address, into our own, in one launch."""
+"""Copy of a handoff: whole KV blocks from a peer's pool, mapped by address, into the local pool, in one launch."""
 
 import torch
 import triton
@@ -18,10 +18,10 @@ def _gather_blocks_kernel(
     source_ids_ptr,  # [num_copies] int32
     target_ptr,  # [target_blocks, WORDS] int32
     target_ids_ptr,  # [num_copies] int32
-    WORDS: tl.constexpr,  # of a block; a multiple of 4
+    WORDS: tl.constexpr,  # int32 words of a block; a multiple of 4
     BLOCK: tl.constexpr,
 ):
-    """Grid: (num_copies, cdiv(WORDS, BLOCK)). One program BLOCK words of a block, 16 bytes an access."""
+    """Grid: (num_copies, cdiv(WORDS, BLOCK)). A program copies BLOCK words of a block, 16 bytes an access."""
     copy = tl.program_id(0)
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = words < WORDS
@@ -35,9 +35,9 @@ def _gather_blocks_kernel(
 def gather_blocks(source_ptr: int, source_ids: Tensor, target: Tensor, target_ids: Tensor) -> None:
     """Copy block `source_ids[i]` of the pool at address `source_ptr` to block `target_ids[i]` of `target`, for all i.
 
-    `target [num_blocks, block_bytes]` uint8, contiguous, block_bytes a multiple of 16; ids `[num_copies]`
-    int32 on the target's device, `target_ids` distinct. The source has blocks of the same size, and its
-    owner keeps them unchanged until the copy is done.
+    `target` is `[num_blocks, block_bytes]` uint8, contiguous, with block_bytes a multiple of 16. Ids are `[num_copies]`
+    int32 on the target's device, `target_ids` distinct. The source has blocks of equal size; the owner keeps the copied
+    blocks unchanged until the copy is done.
     """
     assert source_ptr % 16 == 0, f"source address {source_ptr:#x}: a multiple of 16 needed"
     assert target.ndim == 2 and target.dtype == torch.uint8 and target.is_contiguous(), "target is contiguous uint8"

@@ -1,7 +1,6 @@
-"""What stands between the QKV projection and attention, in one launch: norms, RoPE, and the write of K and V.
+"""Fusion of all work between the QKV projection and attention: norms, RoPE, and the write of K and V.
 
-Heads are taken in tiles that never straddle the borders between q, k and v, so that each program
-does one kind of work.
+Tiles of heads never straddle the borders between q, k and v, so each program does one kind of work.
 """
 
 import math
@@ -15,8 +14,8 @@ from common.kernels.base.checks import check_caches, check_column, check_qkv
 from common.kernels.base.operands import AttentionWeights
 from common.kernels.base.pdl import wait_for_predecessor
 
-MAX_HEADS = 8  # of a tile; more spills, less leaves too little work to a program
-LOW_LATENCY_TOKENS = 32  # up to here one head a program, to spread a decode step over the whole GPU
+MAX_HEADS = 8  # heads of a tile; more spills registers, less leaves a program too little work
+LOW_LATENCY_TOKENS = 32  # up to here a program takes one head, to spread a decode step over the whole GPU
 
 
 @triton.jit
@@ -28,10 +27,10 @@ def _qk_norm_rope_kv_kernel(
     positions_ptr,  # [num_tokens] int32
     slot_mapping_ptr,  # [num_tokens] int64, -1 for padding
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
-    v_cache_ptr,  # the same
+    v_cache_ptr,  # as k_cache_ptr
     q_out_ptr,  # [num_tokens, num_q, head_dim], contiguous
     eps,
-    stride_block,  # of both caches, in elements, as the next two
+    stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
     stride_head,
     NUM_Q: tl.constexpr,
@@ -42,7 +41,7 @@ def _qk_norm_rope_kv_kernel(
     HAS_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_tokens, (NUM_Q + 2 * NUM_KV) // HEADS). One program a tile of heads of a token."""
+    """Grid: (num_tokens, (NUM_Q + 2 * NUM_KV) // HEADS). A program takes a tile of heads of a token."""
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
@@ -50,7 +49,7 @@ def _qk_norm_rope_kv_kernel(
     columns = tl.arange(0, HALF)[None, :]
     tile = heads * HEAD_DIM + columns  # [HEADS, HALF]
     source_ptr = qkv_ptr + (token * (NUM_Q + 2 * NUM_KV) + first) * HEAD_DIM + tile
-    slot = tl.load(slot_mapping_ptr + token)  # written by the first kernel of the step, which no layer follows directly
+    slot = tl.load(slot_mapping_ptr + token)  # written by the step's first kernel, which no layer follows directly
     wait_for_predecessor(PDL)
     low = tl.load(source_ptr)  # first half of every head
     high = tl.load(source_ptr + HALF)
@@ -71,7 +70,7 @@ def _qk_norm_rope_kv_kernel(
             scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
             a = a * scale * tl.load(norm_ptr + columns).to(tl.float32)
             b = b * scale * tl.load(norm_ptr + HALF + columns).to(tl.float32)
-        position = tl.where(kept, tl.load(positions_ptr + token), 0).to(tl.int64)  # padding may say anything
+        position = tl.where(kept, tl.load(positions_ptr + token), 0).to(tl.int64)  # positions of padding may be invalid
         cos = tl.load(rope_ptr + position * HEAD_DIM + columns)
         sin = tl.load(rope_ptr + position * HEAD_DIM + HALF + columns)
         rotated_a = a * cos - b * sin
@@ -131,7 +130,7 @@ def qk_norm_rope_kv(
 
 
 def heads_per_program(num_tokens: int, num_q_heads: int, num_kv_heads: int) -> int:
-    """Largest power of two up to MAX_HEADS that divides both counts; 1 for few tokens."""
+    """Return the largest power of two, up to MAX_HEADS, that divides both counts; 1 for few tokens."""
     if num_tokens <= LOW_LATENCY_TOKENS:
         return 1
     common = math.gcd(num_q_heads, num_kv_heads)

@@ -1,7 +1,7 @@
-"""Root-mean-square norm of every row; statistics in fp32, one rounding at the end.
+"""Root-mean-square norm of every row; statistics in fp32, rounded once at the end.
 
-Where the product before has split K over programs, its parts are added to the row on the way: a
-launch less, and the matrix that follows is on its way the sooner.
+After a product with K split over programs, the norm first adds the product's parts to the row. A launch is saved, and
+the weights of the next product are requested sooner.
 """
 
 import torch
@@ -14,7 +14,7 @@ from common.kernels.base.pdl import wait_for_predecessor
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr,  # [num_tokens, hidden], rows x_stride apart; with parts, the sum is left here
+    x_ptr,  # [num_tokens, hidden], rows x_stride apart; with parts, the sum is stored here
     weight_ptr,  # [hidden]
     parts_ptr,  # [SPLITS, num_tokens, hidden] fp32
     out_ptr,  # [num_tokens, hidden], contiguous
@@ -25,7 +25,7 @@ def _rms_norm_kernel(
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_tokens,). One program a row, the row in registers."""
+    """Grid: (num_tokens,). A program holds a row in registers."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -35,7 +35,7 @@ def _rms_norm_kernel(
         wait_for_predecessor(PDL)
         x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     else:
-        # The predecessor wrote the parts alone; what wrote the rows was over before it began.
+        # The predecessor wrote only the parts; the kernel that wrote the rows had ended before the predecessor began.
         x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
         wait_for_predecessor(PDL)
         parts_ptr += token * HIDDEN
@@ -54,10 +54,10 @@ def rms_norm(
     weight: Tensor,  # [hidden]
     eps: float,
     *,
-    parts: Tensor | None = None,  # [splits, num_tokens, hidden] fp32, contiguous: added to `x`, in its memory, first
+    parts: Tensor | None = None,  # [splits, num_tokens, hidden] fp32, contiguous: first added to `x` in place
     pdl: bool = False,
 ) -> Tensor:
-    """The rows of `x`, normed and scaled by `weight`: `[num_tokens, hidden]`, contiguous."""
+    """Return the rows of `x`, normed and scaled by `weight`: `[num_tokens, hidden]`, contiguous."""
     assert x.ndim == 2 and x.stride(1) == 1, f"x {tuple(x.shape)} with strides {x.stride()}: contiguous columns needed"
     num_tokens, hidden = x.shape
     assert weight.shape == (hidden,) and weight.is_contiguous(), f"weight {tuple(weight.shape)}: ({hidden},) needed"

@@ -1,4 +1,4 @@
-"""Where a decode step writes K and V of each row: the first kernel of a step whose attention asks for it."""
+"""Slots where a decode step writes K and V of each row: the first kernel of a step whose attention needs slots."""
 
 import torch
 import triton
@@ -23,7 +23,7 @@ def _row_slots_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (cdiv(num_rows, BLOCK),). One program BLOCK rows."""
+    """Grid: (cdiv(num_rows, BLOCK),). A program takes BLOCK rows."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < num_rows
     wait_for_predecessor(PDL)
@@ -35,14 +35,14 @@ def _row_slots_kernel(
 
 
 def row_slots(
-    positions: Tensor,  # [num_rows] int32: of the token whose K and V are to be written
+    positions: Tensor,  # [num_rows] int32: of the token whose K and V will be written
     seq_lens: Tensor,  # [num_rows] int32; 0 is padding
     block_tables: Tensor,  # [num_rows, max_blocks] int32
     block_size: int,
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """The slot of each row's position, -1 for padding: `[num_rows]` int64."""
+    """Return the slot of each row's position, -1 for padding: `[num_rows]` int64."""
     num_rows = positions.shape[0]
     check_column("positions", positions, num_rows)
     check_column("seq_lens", seq_lens, num_rows)

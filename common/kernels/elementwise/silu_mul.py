@@ -1,4 +1,4 @@
-"""The gate of a gated MLP, `silu(gate) * up`, in one pass over both halves."""
+"""Gate of a gated MLP, `silu(gate) * up`, in one pass over both halves."""
 
 import torch
 import triton
@@ -15,7 +15,7 @@ def _silu_mul_kernel(
     INNER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: (num_tokens, cdiv(INNER, BLOCK)). One program BLOCK columns of a row."""
+    """Grid: (num_tokens, cdiv(INNER, BLOCK)). A program takes BLOCK columns of a row."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < INNER
@@ -27,7 +27,7 @@ def _silu_mul_kernel(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """`silu(gate) * up` of contiguous `gate_up [num_tokens, 2 * inner]`: `[num_tokens, inner]`."""
+    """Return `silu(gate) * up` of contiguous `gate_up [num_tokens, 2 * inner]`: `[num_tokens, inner]`."""
     assert gate_up.ndim == 2 and gate_up.is_contiguous(), f"gate_up {tuple(gate_up.shape)}: contiguous, 2-D needed"
     assert gate_up.shape[1] % 2 == 0, f"gate_up {tuple(gate_up.shape)}: an even number of columns needed"
     num_tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2

@@ -1,7 +1,7 @@
-"""What the host changed between two decode steps, written to the batch in one launch however much it is.
+"""Changes by the host between two decode steps, written to the batch in one launch, however many.
 
-Rows may change places: all last tokens and lengths that move are read by one program, before it writes any. No
-other state is read, so nothing else can be read too late.
+Rows may change places: a single program reads all last tokens and lengths to move, before writing any. No other state
+is read, so no read can come too late.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ HEAD_WORDS = tl.constexpr(operands.HEAD_WORDS)
 BLOCK = 256  # entries of a program
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_entries"])  # one binary for every turn
+@triton.jit(do_not_specialize=["num_rows", "num_entries"])  # one binary for all update sizes
 def _update_rows_kernel(
     words_ptr,  # int32, see RowUpdates
     state_ptr,  # [num_words] int32, see RowState
@@ -27,7 +27,7 @@ def _update_rows_kernel(
     MAX_ROWS: tl.constexpr,  # power of two, at least num_rows
     BLOCK: tl.constexpr,
 ):
-    """Grid: (1 + cdiv(num_entries, BLOCK),). The first program the heads of rows, the others all else."""
+    """Grid: (1 + cdiv(num_entries, BLOCK),). The first program writes the heads of rows, the others all entries."""
     program = tl.program_id(0)
     if program > 0:
         entries = (program - 1) * BLOCK + tl.arange(0, BLOCK)
@@ -57,17 +57,17 @@ def _update_rows_kernel(
 
 
 class RowUpdater:
-    """Writes updates into one state, by the rules of `reference.update_rows`.
+    """Writer of updates into a state, by the rules of `reference.update_rows`.
 
-    Which binary that takes is looked up once: Triton finds it by the kinds of all arguments, which takes longer than
-    the launch itself, and here they are the same every time, as the words of all updates are aligned alike.
+    The compiled binary is looked up once. Triton finds a binary by the kinds of all arguments, which takes longer than
+    the launch. Here the kinds never change, because the words of all updates are aligned alike.
     """
 
     def __init__(self, state: RowState) -> None:
         _check(state)
         self._words, self._max_rows = state.words, state.token_ids.shape[0]
         self._constants = (state.column_words, triton.next_power_of_2(self._max_rows), BLOCK)
-        self._compiled: Any = None  # stays so in the interpreter
+        self._compiled: Any = None  # stays None in the interpreter
 
     def __call__(self, updates: RowUpdates) -> None:
         num_rows, num_entries = updates.num_rows, updates.num_entries

@@ -1,16 +1,16 @@
-"""The gated half of an MLP for many tokens: `silu(x @ gate.T) * (x @ up.T)` in one kernel.
+"""Gated half of an MLP for many tokens: `silu(x @ gate.T) * (x @ up.T)` in a single kernel.
 
-As a product and a gate after it, the product is written to memory and read again, four times what is left
-of it in the end: a tenth of the time. Here a program multiplies a tile of tokens by as many rows of gate as
-of up, which lie beside each other in shared memory and are one operand to the matrix unit; the gate is
-applied to what it leaves in registers.
+A separate gate kernel would write the product to memory and read it again, four times the size of the result. That
+would take a tenth of the time. Here a program multiplies a tile of tokens by equally many rows of gate and of up. The
+rows lie beside each other in shared memory and are one operand to the matrix unit. The gate is applied to the product
+in registers.
 
-The product itself is the usual one for this GPU: there is a program a multiprocessor, which draws tiles
-(`items`); one warp fetches operands by the tensor memory accelerator, two groups of four multiply, 64
-tokens each, and fetching goes on while they apply the gate.
+The product itself is the usual design for this GPU. Each multiprocessor has a program, which draws tiles (`items`). One
+warp fetches operands by the tensor memory accelerator; two groups of four warps multiply, 64 tokens each. Fetching goes
+on while the groups apply the gate.
 
-Written in Gluon, Triton's lower layer, since there warps can be told apart. Hopper only; Triton's
-interpreter does not run it.
+Written in Gluon, Triton's lower layer, because in Gluon warps can have different tasks. Hopper only; Triton's
+interpreter does not run Gluon.
 """
 
 import torch
@@ -29,17 +29,17 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announce, announced, draw
 
-ROWS = 64  # tokens of a group of four warps, what they multiply at once
-BLOCK_N = 128  # outputs of a program: as many rows of gate, and of up
+ROWS = 64  # tokens of a group of four warps, multiplied at once
+BLOCK_N = 128  # outputs of a program: rows of gate, and as many of up
 BLOCK_K = 64
 STAGES = 4
-BAND = 32  # tiles of tokens that take turns at the same weights: they stay in the L2 cache meanwhile
+BAND = 32  # tiles of tokens that take turns at the same weights, which stay in the L2 cache meanwhile
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
 
 
 @gluon.jit
 def _place(item, tiles_m, tiles_n, BAND: gl.constexpr):
-    """An item's tile of tokens and of outputs."""
+    """Return an item's tile of tokens and tile of outputs."""
     band = item // (BAND * tiles_n)
     height = gl.minimum(tiles_m - band * BAND, BAND)
     within = item - band * (BAND * tiles_n)
@@ -48,7 +48,7 @@ def _place(item, tiles_m, tiles_n, BAND: gl.constexpr):
 
 @gluon.jit
 def _fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, BAND: gl.constexpr):
-    """One warp's task: draw items; of each the tiles of tokens, gate and up, as their slots become free."""
+    """Draw items and fetch tiles of tokens, gate and up, as slots become free: the task of a warp."""
     x_ring, weight_ring, _, item_smem, item_full, item_empty, full, empty = shared
     tiles_m, tiles_n, steps = work
     STAGES: gl.constexpr = weight_ring.shape[0]
@@ -56,7 +56,7 @@ def _fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, BAND: gl.constexpr)
     BLOCK_N: gl.constexpr = weight_ring.shape[1] // 2
     BLOCK_K: gl.constexpr = x_ring.shape[2]
     slot = 0
-    phase = 1  # the first wait for something empty returns at once
+    phase = 1  # the first wait for an empty slot returns at once
     item_phase = 1
     item = draw(ticket_ptr)
     while item < tiles_m * tiles_n:
@@ -70,7 +70,7 @@ def _fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, BAND: gl.constexpr)
             weights = weight_ring.index(slot)
             mbarrier.wait(empty.index(slot), phase)
             mbarrier.expect(barrier, (2 * ROWS + 2 * BLOCK_N) * BLOCK_K * 2)
-            for half in gl.static_range(2):  # of the tokens, a group's each; of the weights, gate and up
+            for half in gl.static_range(2):  # halves of the tokens, for a group each; of the weights, gate and up
                 row = (2 * tile_m + half) * ROWS
                 tma.async_copy_global_to_shared(x_desc, [row, start], barrier, x_ring.index(2 * slot + half))
                 rows = weights.slice(half * BLOCK_N, BLOCK_N)
@@ -83,7 +83,7 @@ def _fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, BAND: gl.constexpr)
 
 @gluon.jit
 def _multiply(shared, work, out_desc, GROUP: gl.constexpr, BAND: gl.constexpr):
-    """Four warps' task: ROWS tokens of every item. What lies past the edges is zero, and not stored."""
+    """Multiply ROWS tokens of every item: the task of four warps. Elements past the edges are zero, and not stored."""
     x_ring, weight_ring, out_smem, item_smem, item_full, item_empty, full, empty = shared
     tiles_m, tiles_n, steps = work
     STAGES: gl.constexpr = weight_ring.shape[0]
@@ -104,7 +104,7 @@ def _multiply(shared, work, out_desc, GROUP: gl.constexpr, BAND: gl.constexpr):
             mbarrier.wait(full.index(slot), phase)
             weights = weight_ring.index(slot).permute((1, 0))
             acc = warpgroup_mma(x_ring.index(2 * slot + GROUP), weights, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=[acc])  # the product before this one is over, and its slot free
+            acc = warpgroup_mma_wait(1, deps=[acc])  # the product before has ended, and its slot is free
             mbarrier.arrive(empty.index((slot + STAGES - 1) % STAGES), count=1, pred=step > 0)
             slot, phase = advance(slot, phase, STAGES)
         acc = warpgroup_mma_wait(0, deps=[acc])
@@ -119,12 +119,12 @@ def _multiply(shared, work, out_desc, GROUP: gl.constexpr, BAND: gl.constexpr):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles_m"])  # it differs from step to step
+@gluon.jit(do_not_specialize=["tiles_m"])  # differs from step to step
 def _gated_gemm_kernel(
     x_desc,  # [m, k], tiles of ROWS x BLOCK_K
     weight_desc,  # [2 * n, k], gate, then up; tiles of BLOCK_N x BLOCK_K
     out_desc,  # [m, n], tiles of ROWS x BLOCK_N
-    ticket_ptr,  # [1] int32, items drawn so far: 0
+    ticket_ptr,  # [1] int32, items drawn so far: initially 0
     n,
     tiles_m,  # of 2 * ROWS tokens
     tiles_n,
@@ -167,7 +167,7 @@ def gated_gemm(
     x: Tensor,  # [m, k], contiguous, 16 bits
     weight: Tensor,  # [2 * n, k], contiguous: gate, then up
 ) -> Tensor:
-    """`silu(x @ gate.T) * (x @ up.T)`: `[m, n]`. `n` and `k` are multiples of 8."""
+    """Return `silu(x @ gate.T) * (x @ up.T)`: `[m, n]`. `n` and `k` must be multiples of 8."""
     (m, k), n = x.shape, weight.shape[0] // 2
     assert x.element_size() == 2 and weight.dtype == x.dtype, f"x {x.dtype}, weight {weight.dtype}: 16 bits, alike"
     assert weight.shape == (2 * n, k) and x.is_contiguous() and weight.is_contiguous(), (
@@ -191,6 +191,6 @@ def gated_gemm(
         BLOCK_K=BLOCK_K,
         STAGES=STAGES,
         BAND=BAND,
-        num_warps=4,  # of a group; those of the others come on top
+        num_warps=4,  # warps of a group; other warps come on top
     )
     return out

@@ -1,12 +1,12 @@
-"""One token times a weight matrix, at the speed of reading the matrix, with its neighbours fused in.
+"""Product of a token and a weight matrix, at the speed of reading the matrix, with neighbours fused in.
 
-Before: RMSNorm of the input, whose scale is a common factor and is applied to the finished sums, so
-that the row is read once. After: the residual is added, or gate and up are joined by SiLU.
-The first tiles of weights are loaded before the wait for the predecessor: at the start of a kernel
-the memory is busy with weights, not idle until the input is there. From then on each tile that is
-used makes room for one more on the way, which the source says rather than leaves to the compiler: how
-far ahead that loads changes from one version to the next. Programs of one warp with all of their rows
-on the way do best: nothing in them waits for another warp.
+Before the product: RMSNorm of the input. The norm's scale is a common factor, applied to the finished sums, so the row
+is read once. After the product: the residual is added, or gate and up are joined by SiLU.
+
+The first tiles of weights are loaded before the wait for the predecessor. So at the start of a kernel the memory is
+busy with weights, not idle until the input is ready. From then on, each tile used makes room for another tile on the
+way. The source states these loads explicitly, because the compiler's distance of loads ahead changes from version to
+version. Programs of one warp with all rows on the way do best, because no warp waits for another.
 """
 
 import triton
@@ -20,7 +20,7 @@ from common.kernels.base.pdl import wait_for_predecessor
 def _load_tile(
     tile_ptr, inside_n, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_N: tl.constexpr
 ):
-    """Weights `[ROWS, BLOCK_K]`, the tile INDEX, without a mask where all are there; read once, so not kept."""
+    """Load the tile INDEX of weights `[ROWS, BLOCK_K]`, without a mask if whole; read once, so evicted first."""
     if (INDEX + 1) * BLOCK_K <= K:
         if EVEN_N:
             return tl.load(tile_ptr + INDEX * BLOCK_K, eviction_policy="evict_first")
@@ -31,7 +31,7 @@ def _load_tile(
 
 @triton.jit
 def _load_piece(row_ptr, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """`[BLOCK_K]` of a vector, beside the tile INDEX."""
+    """Load the piece `[BLOCK_K]` of a vector beside the tile INDEX."""
     if (INDEX + 1) * BLOCK_K <= K:
         return tl.load(row_ptr + INDEX * BLOCK_K + columns)
     return tl.load(row_ptr + INDEX * BLOCK_K + columns, mask=columns < K - INDEX * BLOCK_K, other=0.0)
@@ -41,7 +41,7 @@ def _load_piece(row_ptr, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K:
 def _load_tiles(
     tile_ptr, inside_n, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr, EVEN_N: tl.constexpr
 ):
-    """The first COUNT tiles, as a tuple: all are on the way before the first is needed."""
+    """Load the first COUNT tiles, as a tuple; all are on the way before the first is needed."""
     tiles = (_load_tile(tile_ptr, inside_n, columns, 0, K, BLOCK_K, EVEN_N),)
     for i in tl.static_range(1, COUNT):
         tiles = tiles + (_load_tile(tile_ptr, inside_n, columns, i, K, BLOCK_K, EVEN_N),)  # type: ignore[assignment]
@@ -50,7 +50,7 @@ def _load_tiles(
 
 @triton.jit
 def _load_pieces(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT: tl.constexpr):
-    """The first COUNT pieces of a vector, as a tuple."""
+    """Load the first COUNT pieces of a vector, as a tuple."""
     pieces = (_load_piece(row_ptr, columns, 0, K, BLOCK_K),)
     for i in tl.static_range(1, COUNT):
         pieces = pieces + (_load_piece(row_ptr, columns, i, K, BLOCK_K),)  # type: ignore[assignment]
@@ -68,15 +68,15 @@ def _gemv_kernel(
     n,
     K: tl.constexpr,
     ROWS: tl.constexpr,  # outputs of a program
-    BLOCK_K: tl.constexpr,  # a multiple of 256 a warp: then a thread has the same columns of all rows
-    STAGES: tl.constexpr,  # tiles on the way at once; not more than there are
+    BLOCK_K: tl.constexpr,  # a multiple of 256 a warp, so that a thread has the same columns of all rows
+    STAGES: tl.constexpr,  # tiles on the way at once; at most the number of tiles
     EVEN_N: tl.constexpr,  # ROWS divides n
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (cdiv(n, ROWS),). One program ROWS outputs, the whole of K."""
+    """Grid: (cdiv(n, ROWS),). A program computes ROWS outputs, over the whole of K."""
     TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_K)
@@ -137,10 +137,10 @@ def gemv(
     gated: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """`norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`; returns `out`.
+    """Write `norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`, to `out`; return `out`.
 
-    A program has `rows` outputs and `warps` warps. Its tiles are `unroll` times 8 columns of each row wide for each
-    thread, and `stages` of them are on the way at once, the first ones while it waits for the predecessor.
+    A program has `rows` outputs and `warps` warps. A tile has, for each thread, `unroll` times 8 columns of each row.
+    `stages` tiles are on the way at once, the first during the wait for the predecessor.
     """
     n, k = weight.shape[0] // (2 if gated else 1), weight.shape[1]
     assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"

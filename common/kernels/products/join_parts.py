@@ -1,4 +1,4 @@
-"""Adds up what a product leaves whose K was split over programs, where no norm follows that does it."""
+"""Sum of the parts of a product with K split over programs, where no norm follows to add the parts."""
 
 import triton
 import triton.language as tl
@@ -34,7 +34,7 @@ def join_parts(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Adds the parts to `rows` and returns it."""
+    """Add the parts to `rows`, in place; return `rows`."""
     assert parts.shape[1:] == rows.shape, f"parts {tuple(parts.shape)}, rows {tuple(rows.shape)}: they differ"
     assert parts.is_contiguous() and rows.is_contiguous(), "parts and rows: contiguous"
     _join_parts_kernel[(triton.cdiv(rows.numel(), COLUMNS),)](

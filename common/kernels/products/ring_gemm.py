@@ -1,12 +1,12 @@
-"""A few tokens times a weight matrix, with weights on their way before the input exists.
+"""Product of a few tokens and a weight matrix, with weights on the way before the input exists.
 
-Every program has a ring of tiles in shared memory, filled by the tensor memory accelerator. The ring
-is filled with weights before the wait for the predecessor, so that the memory never pauses between
-two kernels; the tokens' tiles follow after it. A tile's barrier counts the bytes of both. The product
-itself (`wgmma`, weights as the tall operand) costs nothing beside the reading.
+Every program has a ring of tiles in shared memory, filled by the tensor memory accelerator. The ring is filled with
+weights before the wait for the predecessor, so the memory never pauses between two kernels. The tokens' tiles follow
+after the wait. A tile's barrier counts the bytes of both. The product itself (`wgmma`, weights as the tall operand)
+costs nothing beside the reading.
 
-Written in Gluon, Triton's lower layer, since there a copy can be begun in one place and awaited in
-another. Hopper only, two bytes an element; Triton's interpreter does not run it.
+Written in Gluon, Triton's lower layer, because in Gluon a copy can begin in one place and be awaited in another. Hopper
+only, two bytes an element; Triton's interpreter does not run Gluon.
 """
 
 import torch
@@ -25,14 +25,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from common.kernels.base.checks import check_product
 from common.kernels.base.pdl import wait_for_predecessor
 
-ROWS = 64  # of a tile of weights: what the four warps of a program multiply at once
+ROWS = 64  # of a tile of weights: multiplied at once by the four warps of a program
 WARPS = 4
 MAX_TOKENS = 64
 
 
 @gluon.jit
 def _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES: gl.constexpr, SIDES: gl.constexpr):
-    """Begin loading a slot's weights; its barrier waits for the tokens' bytes, too."""
+    """Begin loading a slot's weights; the barrier also waits for the bytes of the tokens."""
     barrier = arrived.index(slot)
     mbarrier.expect(barrier, TILE_BYTES)
     tma.async_copy_global_to_shared(weight_desc, [row, start], barrier, ring.index(slot * SIDES))
@@ -48,7 +48,7 @@ def _ring_gemm_kernel(
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
     n,
-    TILES: gl.constexpr,  # of one part of K
+    TILES: gl.constexpr,  # of a part of K
     STAGES: gl.constexpr,  # slots of the ring; at most TILES
     BLOCK_M: gl.constexpr,  # at least m
     ROWS: gl.constexpr,
@@ -59,7 +59,7 @@ def _ring_gemm_kernel(
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
-    """Grid: (cdiv(n, ROWS), SPLITS). One program ROWS outputs of all tokens, one part of K."""
+    """Grid: (cdiv(n, ROWS), SPLITS). A program computes ROWS outputs of all tokens, over a part of K."""
     SIDES: gl.constexpr = 2 if GATED else 1
     TILE_BYTES: gl.constexpr = (ROWS * SIDES + BLOCK_M) * BLOCK_K * 2
     dtype: gl.constexpr = weight_desc.dtype
@@ -129,7 +129,7 @@ def ring_gemm(
     gated: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """`x @ weight.T`, then `+ residual` or `silu(gate) * up`, or with splits the parts of it; returns `out`.
+    """Write `x @ weight.T`, then `+ residual` or `silu(gate) * up`, or parts if `splits`, to `out`; return `out`.
 
     `k` is a multiple of `splits * block_k`.
     """

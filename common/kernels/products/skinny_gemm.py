@@ -1,8 +1,8 @@
-"""A few tokens times a weight matrix: tensor cores, tall tiles of weights, and K split over programs.
+"""Product of a few tokens and a weight matrix: tensor cores, tall tiles of weights, and K split over programs.
 
-Up to 64 tokens the time is that of reading the weights, if enough programs read at once. The tokens
-are the narrow side of the product, padded to 16, 32 or 64. Where the outputs are few, K is split as
-well: each part leaves fp32 sums that the next norm adds up.
+Up to 64 tokens take the time of reading the weights, if enough programs read at once. The tokens are the narrow side of
+the product, padded to 16, 32 or 64. For few outputs, K is split as well: each part leaves fp32 sums, which the next
+norm adds up.
 """
 
 import triton
@@ -31,7 +31,7 @@ def _skinny_gemm_kernel(
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (cdiv(n, BLOCK_N), SPLITS). One program BLOCK_N outputs of all tokens, one part of K."""
+    """Grid: (cdiv(n, BLOCK_N), SPLITS). A program computes BLOCK_N outputs of all tokens, over a part of K."""
     PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = tl.program_id(1) * PART
@@ -80,7 +80,7 @@ def skinny_gemm(
     gated: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """`x @ weight.T`, then `+ residual` or `silu(gate) * up`, or with splits the parts of it; returns `out`."""
+    """Write `x @ weight.T`, then `+ residual` or `silu(gate) * up`, or parts if `splits`, to `out`; return `out`."""
     m, k = x.shape
     n = weight.shape[0] // (2 if gated else 1)
     assert 1 <= m <= 64, f"{m} tokens: 1 to 64 here"

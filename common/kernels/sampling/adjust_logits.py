@@ -1,12 +1,12 @@
-"""What requests ask to be changed of their logits before a token is chosen: penalties, biases and bans.
+"""Adjustments of logits requested before a token is chosen: penalties, biases and bans.
 
-One launch for the rows of a step that have something to change; the programs of other rows leave at once. What is
-changed by lies in slots, which stay where they are when rows move. How often a token has occurred is counted here,
-too: a step's input is the token chosen last, so the program that changes its logit counts it first. In rows that
-have bad words the first program keeps it among the latest outputs, where the next steps look.
+A single launch serves the rows of a step with adjustments; programs of other rows leave at once. The data of
+adjustments lie in slots, which stay in place when rows move. Occurrences of tokens are counted here, too. A step's
+input is the token chosen last, so the program with this token's logit counts the token first. In rows with bad words,
+the first program keeps the token among the latest outputs, for the next steps.
 
-Masks of grammars are read out of the host's memory, as they become known while the step runs. Before that a kernel of
-one program looks which of them are there: all programs of a row have to see the same.
+Grammar masks are read from host memory, because masks become known while the step runs. A kernel of a single program
+first looks which masks are ready, because all programs of a row must see the same state.
 """
 
 import torch
@@ -28,14 +28,14 @@ from common.kernels.base.operands import (
 from common.kernels.base.pdl import wait_for_predecessor
 
 CHUNK = 1024  # logits of one program
-EDITS = 128  # edits that a program looks at at once
-WORDS = 128  # bad words
+EDITS = 128  # edits loaded by a program at once
+WORDS = 128  # bad words loaded by a program at once
 IN_PROMPT = tl.constexpr(operands.IN_PROMPT)
 
 
 @triton.jit
 def _load_edits(edits_ptr, begin, num_edits, first, end, MAX_EDITS: tl.constexpr, EDITS: tl.constexpr):
-    """Tokens, values and ends of the edits from `begin` on, and which of them are of tokens from `first` to `end`."""
+    """Load tokens, values and ends of the edits from `begin` on; tell which are for tokens from `first` to `end`."""
     edits = begin + tl.arange(0, EDITS)
     present = edits < num_edits
     tokens = tl.load(edits_ptr + edits, mask=present, other=-1)
@@ -49,13 +49,13 @@ def _find_late_kernel(
     slots_ptr,  # [num_rows] int32
     next_positions_ptr,  # [num_rows] int32
     places_ptr,  # [num_slots] int32
-    positions_cpu_ptr,  # [num_places] int32: memory of the host, which may write it meanwhile
+    positions_cpu_ptr,  # [num_places] int32: host memory, which the host may write meanwhile
     are_late_ptr,  # [num_rows] int32
     num_rows,
     ROWS: tl.constexpr,  # power of two, at least num_rows
     PDL: tl.constexpr,
 ):
-    """Grid: (1,). Tells of every row whether it is under a grammar whose mask for its next token is not there."""
+    """Grid: (1,). Store for every row whether a grammar's mask for the next token is missing."""
     rows = tl.arange(0, ROWS)
     inside = rows < num_rows
     slot = tl.load(slots_ptr + rows, mask=inside, other=-1)
@@ -72,7 +72,7 @@ def _ban_words(
     words_ptr,  # [WORD_TOKENS, MAX_WORDS] int32
     num_words,
     recent_ptr,  # [WORD_TOKENS] int32
-    last,  # the last output; -1 if it is among the recent ones
+    last,  # the last output; -1 if already among the recent outputs
     next_position,
     first,
     end,
@@ -80,7 +80,7 @@ def _ban_words(
     MAX_WORDS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Ban the tokens from `first` to `end` that are the last of a word whose others are the latest outputs."""
+    """Ban tokens from `first` to `end` that are the last of a word whose other tokens are the latest outputs."""
     for begin in tl.range(0, num_words, WORDS):
         words = begin + tl.arange(0, WORDS)
         tokens = tl.load(words_ptr + words, mask=words < num_words, other=-1)
@@ -98,7 +98,7 @@ def _ban_words(
 def _adjust_logits_kernel(
     logits_ptr,  # [num_rows, VOCAB] fp32, rows logits_stride apart
     slots_ptr,  # [num_rows] int32: -1 for rows that stay as they are
-    token_ids_ptr,  # [num_rows] int32: the last token, not counted yet; -1 if all are
+    token_ids_ptr,  # [num_rows] int32: the last token, not counted yet; -1 if all are counted
     next_positions_ptr,  # [num_rows] int32: of the token to be chosen
     presence_ptr,  # [num_rows] fp32
     frequency_ptr,  # [num_rows] fp32
@@ -107,9 +107,9 @@ def _adjust_logits_kernel(
     masks_ptr,  # [num_slots, MASK_WORDS] int32
     edits_ptr,  # [num_slots, 3, MAX_EDITS] int32
     num_edits_ptr,  # [num_slots] int32
-    places_ptr,  # [num_slots] int32, if HAS_GRAMMARS, as the next two
-    masks_cpu_ptr,  # [num_places, MASK_WORDS] int32: memory of the host
-    are_late_ptr,  # [num_rows] int32
+    places_ptr,  # [num_slots] int32, if HAS_GRAMMARS
+    masks_cpu_ptr,  # [num_places, MASK_WORDS] int32, if HAS_GRAMMARS: host memory
+    are_late_ptr,  # [num_rows] int32, if HAS_GRAMMARS
     words_ptr,  # [num_slots, WORD_TOKENS, MAX_WORDS] int32
     num_words_ptr,  # [num_slots] int32
     recent_ptr,  # [num_slots, WORD_TOKENS] int32
@@ -126,9 +126,9 @@ def _adjust_logits_kernel(
     WORDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_rows, cdiv(VOCAB, CHUNK)). One program a chunk of a row: biases, bans, then penalties and masks.
+    """Grid: (num_rows, cdiv(VOCAB, CHUNK)). A program takes a chunk of a row: biases, bans, then penalties and masks.
 
-    A row whose mask is late loses all logits, and counts nothing: its step is repeated.
+    A row with a late mask loses all logits and counts nothing, because the row's step is repeated.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row).to(tl.int64)
@@ -145,7 +145,7 @@ def _adjust_logits_kernel(
         last = tl.where(is_late, -1, last)
     edits_ptr += slot * EDIT_FIELDS * MAX_EDITS
     num_edits = tl.load(num_edits_ptr + slot)
-    for begin in tl.range(0, num_edits, EDITS):  # a token has one bias, so nothing is added to twice
+    for begin in tl.range(0, num_edits, EDITS):  # a token has at most one bias, so no logit is added to twice
         edited, values, _, is_here = _load_edits(edits_ptr, begin, num_edits, first, end, MAX_EDITS, EDITS)
         is_here &= values > float("-inf")
         tl.store(row_ptr + edited, tl.load(row_ptr + edited, mask=is_here) + values, mask=is_here)
@@ -161,9 +161,9 @@ def _adjust_logits_kernel(
         _ban_words(
             row_ptr, words_ptr, num_words, recent_ptr, last, next_position, first, end, WORD_TOKENS, MAX_WORDS, WORDS
         )
-        if (first == 0) & (last >= 0):  # no program of this step looks there
+        if (first == 0) & (last >= 0):  # no program of this step reads this entry
             tl.store(recent_ptr + (next_position - 1) % WORD_TOKENS, last)
-    tl.debug_barrier()  # what one thread has stored another one loads
+    tl.debug_barrier()  # a thread loads values stored by other threads
 
     tokens = first + tl.arange(0, CHUNK)
     inside = tokens < VOCAB
@@ -191,7 +191,7 @@ def _adjust_logits_kernel(
 def adjust_logits(
     logits: Tensor,  # [num_rows, vocab] fp32, rows may be strided; changed in place
     params: SamplingTensors,
-    slots: Tensor,  # [num_rows] int32: each row's own, or -1
+    slots: Tensor,  # [num_rows] int32: slot of the row, or -1
     adjustments: AdjustmentTensors,
     token_ids: Tensor,  # [num_rows] int32
     next_positions: Tensor,  # [num_rows] int32
@@ -199,7 +199,7 @@ def adjust_logits(
     *,
     pdl: bool = False,
 ) -> None:
-    """Change the logits of the rows that have a slot and count their last tokens, as `reference.adjust_logits` does."""
+    """Change the logits of rows with a slot and count their last tokens, by the rules of `reference.adjust_logits`."""
     num_rows, vocab = logits.shape
     _check(logits, params, (slots, token_ids, next_positions), adjustments)
     if num_rows == 0:

@@ -1,9 +1,10 @@
-"""Which token a row with filters draws: the last program of `shortlist_kernel` asks the best ones whether they pass.
+"""Choice of the token of a row with filters: the last program of `shortlist_kernel` tests the best tokens.
 
-A token passes top-k if fewer than k are likelier, and top-p if likelier ones weigh less than p of all. Of one token one
-look at the list tells that, so the limits themselves need not be found. The best of all tokens is asked first. If it
-fails, so does all that is no likelier, and the best of what is likelier is asked next: as that is a draw, mostly more
-than half is gone at each turn. Where both filters are on, top-p is of what top-k leaves, so that is looked for before.
+A token passes top-k if fewer than k tokens are likelier, and top-p if likelier tokens weigh less than p of all. A look
+at the list answers both for a token, so the limits themselves need not be found. The best of all tokens is tested
+first. If the best token fails, all tokens no likelier fail as well, and the best of the likelier tokens is tested next.
+The tested token is a draw, so mostly more than half of the tokens is gone at each turn. With both filters on, top-p
+applies to the tokens left by top-k, so top-k's limit is found first.
 """
 
 import triton
@@ -26,11 +27,11 @@ from common.kernels.sampling.filter_values import (
 
 UNDECIDED = tl.constexpr(-3)
 NO_CHOICE = tl.constexpr(operands.NO_CHOICE)
-# What the programs of a row add up, or the largest of it: int64 each.
-BEST_SURE = tl.constexpr(0)  # `key_of` the best token that passes for certain
+# Sums or maxima over the programs of a row: int64 each.
+BEST_SURE = tl.constexpr(0)  # `key_of` the best token certain to pass
 BEST_LISTED = tl.constexpr(1)
 MASS_SURE = tl.constexpr(2)
-MASS_BEYOND = tl.constexpr(3)  # of what is listed and likelier than anything that is not
+MASS_BEYOND = tl.constexpr(3)  # of listed tokens likelier than all tokens not listed
 NUM_SURE = tl.constexpr(4)
 NUM_BEYOND = tl.constexpr(5)
 NUM_LISTED = tl.constexpr(6)
@@ -39,7 +40,7 @@ NUM_SUMS = tl.constexpr(8)  # a power of two
 
 @triton.jit
 def take_sums(sums_ptr):
-    """The sums of a row, in order; zeros are left for the next launch."""
+    """Load the sums of a row, in order; leave zeros for the next launch."""
     best_sure = tl.load(sums_ptr + BEST_SURE)
     best_listed = tl.load(sums_ptr + BEST_LISTED)
     mass_sure = tl.load(sums_ptr + MASS_SURE)
@@ -54,7 +55,7 @@ def take_sums(sums_ptr):
 
 @triton.jit
 def _load_tile(list_ptr, first, size, top, temperature, by_mass, BLOCK: tl.constexpr):
-    """Orders and weights, mass or 1, of a tile of the list, `[BLOCK]`; past its end nothing weighs anything."""
+    """Load orders and weights (mass or 1) of a tile of the list, `[BLOCK]`; entries past the list's end weigh 0."""
     places = first + tl.arange(0, BLOCK)
     x = load_logits(list_ptr, places, size)
     weights = tl.full((BLOCK,), 1, tl.int64)
@@ -65,9 +66,9 @@ def _load_tile(list_ptr, first, size, top, temperature, by_mass, BLOCK: tl.const
 
 @triton.jit
 def _weight_above(tile, list_ptr, size, order, top, temperature, by_mass, BLOCK: tl.constexpr):
-    """What is listed and has a higher order: its mass, or its number. int64.
+    """Return the mass or the number, int64, of listed tokens with a higher order.
 
-    `tile` is the first one, in registers, since it is mostly all there is.
+    `tile` is the list's first tile, in registers, because mostly there is no other.
     """
     orders, weights = tile
     total = tl.where(orders > order, weights, 0)
@@ -79,7 +80,7 @@ def _weight_above(tile, list_ptr, size, order, top, temperature, by_mass, BLOCK:
 
 @triton.jit
 def _best_above(lists, size, order, least, temperature, BLOCK: tl.constexpr):
-    """`key_of` the best token that is listed, passes min-p and has a higher order; 0 if there is none."""
+    """Return `key_of` the best listed token with a higher order that passes min-p; 0 if there is none."""
     list_ptr, list_scores_ptr, list_ids_ptr = lists
     best = tl.zeros((BLOCK,), tl.int64)
     for first in tl.range(0, size, BLOCK):
@@ -94,11 +95,11 @@ def _best_above(lists, size, order, least, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def _order_below(list_ptr, size, wanted, reach, top, temperature, BLOCK: tl.constexpr):
-    """An order above which are the `wanted` likeliest tokens of the list, and what ties with the last of them."""
+    """Return an order exceeded by the list's `wanted` likeliest tokens and ties with the last, but by no others."""
     _, highest, _, _, unlisted = reach
     tile = _load_tile(list_ptr, 0, size, top, temperature, False, BLOCK)
-    low = order_of(unlisted) - 1  # nothing is as low
-    high = order_of(tl.div_rn(highest, temperature))  # nothing is above
+    low = order_of(unlisted) - 1  # below all listed orders
+    high = order_of(tl.div_rn(highest, temperature))  # no listed order is above
     while low + 1 < high:
         middle = ((low.to(tl.int64) + high) >> 1).to(tl.int32)
         number = _weight_above(tile, list_ptr, size, middle, top, temperature, False, BLOCK)
@@ -113,7 +114,7 @@ def decide(
     lists,  # of the row: list_ptr, list_scores_ptr, list_ids_ptr
     sums,  # of `take_sums`
     reach,
-    total,  # fp32: weight of all tokens, but for SLACK
+    total,  # fp32: weight of all tokens, up to SLACK
     top,
     temperature,
     filters,  # top_k, top_p, by_k, by_p
@@ -121,7 +122,7 @@ def decide(
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """The token of a row, or NO_CHOICE; UNDECIDED if that does not follow from what is listed."""
+    """Return the token of a row, or NO_CHOICE; UNDECIDED if the list does not determine the token."""
     best, key, mass_sure, mass_beyond, num_sure, num_beyond, num_listed = sums
     list_ptr, _, _ = lists
     lowest, _, is_listed, least, unlisted = reach
@@ -129,13 +130,13 @@ def decide(
     size = tl.minimum(num_listed, ROOM).to(tl.int32)
     is_whole = lowest == LOWEST  # all tokens are sure or listed
     reaches_k = is_whole | (num_sure + num_beyond >= top_k)
-    # Whatever is not listed fails a filter, though it may tie with the least logit that is.
+    # Tokens not listed fail a filter, though such a token may tie with the least listed logit.
     reaches = is_whole | (least > unlisted) | (by_k & reaches_k)
     is_clear = is_listed & (num_listed <= ROOM) & (top > -LARGEST)
     if by_k:
         is_clear &= (num_sure < top_k) & ((by_p == 0) | reaches_k)
     above = num_sure
-    limit = top_k.to(tl.int64)  # what is above a token that passes is less
+    limit = top_k.to(tl.int64)  # a token passes if the weight above is less
     limit_at_most = limit
     floor = order_of(tl.full((), float("-inf"), tl.float32))
     if is_clear & (by_k | by_p):

@@ -1,9 +1,9 @@
-"""Where exactly the limits are of a row whose token is undecided: the last kernel of `filtered_draw`.
+"""Exact limits of a row whose token is undecided: the last kernel of `filtered_draw`.
 
-Halves the range of orders in which a limit may be, until so few logits are left in it that registers hold them.
+Halves the range of orders that contains a limit, until few enough logits are left in the range for registers.
 
 Both filters limit the weight of likelier tokens: top-k their number, top-p their probability, in fixed point. Every sum
-is one of integers, so it depends neither on the order of the logits nor on who adds them up.
+is a sum of integers, so neither the order of the logits nor the division over programs matters.
 """
 
 import triton
@@ -22,14 +22,14 @@ from common.kernels.sampling.filter_values import (
     value_of,
 )
 
-TURNS_BY_VALUE = tl.constexpr(10)  # halving distances; orders are as many to 0 as from there on, and always few enough
+TURNS_BY_VALUE = tl.constexpr(10)  # first turns halve distances (orders crowd near 0), later turns orders, always few
 
 
 @triton.jit
 def _load_tile(source_ptr, begin, size, top, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Logits `[BLOCK]` from `begin` on: orders, weights (mass, or 1; int64), and whether they are present.
+    """Load logits `[BLOCK]` from `begin` on: orders, weights (mass, or 1; int64), and whether each is present.
 
-    Those that are not weigh nothing.
+    Absent logits weigh 0.
     """
     places = begin + tl.arange(0, BLOCK)
     x = load_logits(source_ptr, places, size)
@@ -39,7 +39,7 @@ def _load_tile(source_ptr, begin, size, top, temperature, MASS: tl.constexpr, BL
 
 @triton.jit
 def _weight_above(
-    orders,  # [BLOCK], weights too: the first tile, in registers, since it is mostly all there is
+    orders,  # [BLOCK], weights too: the first tile, in registers, because mostly there is no other
     weights,
     source_ptr,
     size,
@@ -49,7 +49,7 @@ def _weight_above(
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Logits whose order exceeds `threshold`: their mass, or their number. int64."""
+    """Return the mass or the number, int64, of logits whose order exceeds `threshold`."""
     total = tl.where(orders > threshold, weights, 0)
     for begin in tl.range(BLOCK, size, BLOCK):
         order, weight, _ = _load_tile(source_ptr, begin, size, top, temperature, MASS, BLOCK)
@@ -59,7 +59,7 @@ def _weight_above(
 
 @triton.jit
 def _mass_from(source_ptr, size, threshold, top, temperature, BLOCK: tl.constexpr):
-    """Mass of the logits whose order is `threshold` at least. int64."""
+    """Return the mass, int64, of logits whose order is at least `threshold`."""
     total = tl.zeros((BLOCK,), tl.int64)
     for begin in tl.range(0, size, BLOCK):
         orders, weights, _ = _load_tile(source_ptr, begin, size, top, temperature, True, BLOCK)
@@ -69,7 +69,7 @@ def _mass_from(source_ptr, size, threshold, top, temperature, BLOCK: tl.constexp
 
 @triton.jit
 def _lowest_within(source_ptr, size, limit, top, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Smallest order above which less than `limit` weighs. `limit` is positive; without logits it is -inf's."""
+    """Return the smallest order above which less than `limit`, positive, weighs; without logits, the order of -inf."""
     orders, weights, present = _load_tile(source_ptr, 0, size, top, temperature, MASS, BLOCK)
     lows = tl.where(present, orders, order_of(tl.full((), float("inf"), tl.float32)))
     highs = tl.where(present, orders, order_of(tl.full((), float("-inf"), tl.float32)))
@@ -91,7 +91,7 @@ def _lowest_within(source_ptr, size, limit, top, temperature, MASS: tl.constexpr
 
 @triton.jit
 def _survey_ends(source_ptr, size, top, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Lowest and highest order of the logits that are not -inf, their weight, int64, and their number, int32."""
+    """Return lowest and highest order of the logits above -inf, their weight, int64, and their number, int32."""
     lows = order_of(tl.full((BLOCK,), float("inf"), tl.float32))
     highs = order_of(tl.full((BLOCK,), float("-inf"), tl.float32))
     lowest = order_of(tl.full((), float("-inf"), tl.float32))
@@ -109,7 +109,7 @@ def _survey_ends(source_ptr, size, top, temperature, MASS: tl.constexpr, BLOCK: 
 
 @triton.jit
 def _beyond(source_ptr, size, threshold, top, temperature, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Logits whose order exceeds `threshold`: their weight, int64, and their number, int32."""
+    """Return the weight, int64, and the number, int32, of logits whose order exceeds `threshold`."""
     total = tl.zeros((BLOCK,), tl.int64)
     number = tl.zeros((BLOCK,), tl.int32)
     for begin in tl.range(0, size, BLOCK):
@@ -122,7 +122,7 @@ def _beyond(source_ptr, size, threshold, top, temperature, MASS: tl.constexpr, B
 
 @triton.jit
 def _put_together(source_ptr, size, few_ptr, low, high, temperature, BLOCK: tl.constexpr):
-    """Stores the logits with orders from `low` to `high` at `few_ptr`, in their order; their number."""
+    """Store the logits with orders from `low` to `high` at `few_ptr`, in source order; return their number."""
     number = tl.full((), 0, tl.int32)
     for begin in tl.range(0, size, BLOCK):
         places = begin + tl.arange(0, BLOCK)
@@ -132,7 +132,7 @@ def _put_together(source_ptr, size, few_ptr, low, high, temperature, BLOCK: tl.c
         between = is_between.to(tl.int32)
         tl.store(few_ptr + number + tl.cumsum(between, axis=0) - 1, x, mask=is_between)
         number += tl.sum(between, axis=0)
-    tl.debug_barrier()  # what one thread has stored another one loads
+    tl.debug_barrier()  # a thread loads values stored by other threads
     return number
 
 
@@ -147,7 +147,7 @@ def _lowest_of_many(
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`_lowest_within` of a source so large that each look at it takes long."""
+    """Return `_lowest_within` for a source so large that each pass takes long."""
     low, high, weight, num_from_low = _survey_ends(source_ptr, size, top, temperature, MASS, BLOCK)
     if weight < limit:  # -inf passes, too
         high = order_of(tl.full((), float("-inf"), tl.float32))
@@ -184,8 +184,8 @@ def limits_kernel(
     min_p_ptr,  # [num_rows] fp32
     top_ptr,  # [num_rows] fp32
     decided_ptr,  # [num_rows] int32
-    few_ptr,  # [num_rows, ROOM] fp32, written; there is room for BLOCK, or for all
-    threshold_ptr,  # [num_rows] fp32: of undecided rows, the smallest scaled logit that passes all filters
+    few_ptr,  # [num_rows, ROOM] fp32, written; ROOM is at least BLOCK, or all tokens
+    threshold_ptr,  # [num_rows] fp32: for undecided rows, the smallest scaled logit that passes all filters
     logits_stride,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,

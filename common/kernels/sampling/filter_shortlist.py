@@ -1,4 +1,4 @@
-"""Tokens that may pass are put together, given their noise, and drawn from or listed: the second of `filtered_draw`.
+"""Shortlist of tokens that may pass: given noise, then drawn from or listed; the second kernel of `filtered_draw`.
 
 The last program of a row decides.
 """
@@ -24,23 +24,23 @@ from common.kernels.sampling.filter_survey import PLAN_FIELDS, load_reach
 from common.kernels.sampling.filter_values import key_of, load_filters, load_logits, mass_of, octaves_per_logit
 from common.kernels.sampling.gumbel import gumbel
 
-ONE = tl.constexpr(1 << 16)  # in a word, above the bits that say which
+ONE = tl.constexpr(1 << 16)  # count of 1 in a word, above the bits that name places
 BITS = tl.constexpr((1 << 16) - 1)
 
 
 @triton.jit
 def _by_threads(values, THREADS: tl.constexpr):
-    """Sums `[THREADS]` of `values`: each thread has groups of four neighbours, so nothing goes from one to another."""
+    """Return sums `[THREADS]` of `values`; each thread has groups of four neighbours, so no value crosses threads."""
     GROUPS: tl.constexpr = values.shape[0] // (4 * THREADS)
     return tl.sum(tl.sum(tl.reshape(values, (GROUPS, THREADS, 4)), axis=2), axis=0)
 
 
 @triton.jit
 def _compact(shortlist_ptr, room, numbers, first, x, reach, TILE: tl.constexpr, THREADS: tl.constexpr):
-    """Stores which places from `first` on may pass, in any order, behind the `numbers` there are; the numbers then.
+    """Store the places from `first` on that may pass, in any order, behind `numbers` places; return new numbers.
 
-    What is sure goes to the begin of the shortlist, what is in question to its end. Words of a thread's own say which
-    of its tokens they are, so only where they go is to be settled between threads.
+    Places of sure tokens go to the begin of the shortlist, places of uncertain tokens to the end. A thread's own words
+    name the thread's tokens, so threads need to settle only the places of their stores.
     """
     lowest, highest, _, _, _ = reach
     num_sure, num_listed = numbers
@@ -48,7 +48,7 @@ def _compact(shortlist_ptr, room, numbers, first, x, reach, TILE: tl.constexpr, 
     bits = (1 << (places // (4 * THREADS) * 4 + places % 4)) + ONE
     sure = _by_threads(tl.where(x > highest, bits, 0), THREADS)
     listed = _by_threads(tl.where(x >= lowest, bits, 0), THREADS) - sure
-    counts = (sure >> 16) + (listed & ~BITS)  # of both, in one word
+    counts = (sure >> 16) + (listed & ~BITS)  # of both, in a single word
     total = tl.sum(counts, axis=0)
     if total > 0:
         before = tl.cumsum(counts, axis=0) - counts
@@ -78,7 +78,7 @@ def _shortlist(
     TILE: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """How many tokens pass for certain, and how many are in question."""
+    """Return the number of tokens certain to pass, and the number of uncertain tokens."""
     room = tl.minimum(end, VOCAB) - begin
     numbers = (tl.full((), 0, tl.int32), tl.full((), 0, tl.int32))
     for first in tl.range(begin, end, TILE):
@@ -86,13 +86,13 @@ def _shortlist(
         coming = first + TILE + tl.arange(0, TILE)
         upcoming = tl.load(row_ptr + coming, mask=coming < tl.where(first + TILE < end, VOCAB, 0), other=float("nan"))
         numbers = _compact(shortlist_ptr, room, numbers, first - begin, x, reach, TILE, THREADS)
-    tl.debug_barrier()  # what one thread has stored another one loads
+    tl.debug_barrier()  # a thread loads values stored by other threads
     return numbers
 
 
 @triton.jit
 def _better(best, scores, ids, among):
-    """Scores and ids, where `among` replaced by better ones."""
+    """Return scores and ids, replaced by better scores where `among`."""
     best_scores, best_ids = best
     is_better = among & ((scores > best_scores) | ((scores == best_scores) & (ids < best_ids)))
     return tl.where(is_better, scores, best_scores), tl.where(is_better, ids, best_ids)
@@ -100,7 +100,7 @@ def _better(best, scores, ids, among):
 
 @triton.jit
 def _best_key(best):
-    """`key_of` the best of all; 0 if there is none."""
+    """Return `key_of` the best of all; 0 if there is none."""
     scores, ids = best
     return tl.max(tl.where(scores > float("-inf"), key_of(scores, ids), 0), axis=0)
 
@@ -123,7 +123,7 @@ def _draw_or_list(
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Of the tokens that pass for certain the best counts, and their mass. The others are listed."""
+    """Add the best of the tokens certain to pass, and their mass, to the row's sums; list the uncertain tokens."""
     list_ptr, list_scores_ptr, list_ids_ptr = lists
     num_sure, num_listed = numbers
     seed, position = noise_key
@@ -184,12 +184,12 @@ def shortlist_kernel(
     top_ptr,  # [num_rows] fp32
     total_ptr,  # [num_rows] fp32
     plan_ptr,  # [num_rows, PLAN_FIELDS] fp32
-    shortlist_ptr,  # [num_rows, VOCAB] int16: places in a chunk, of those that may pass
-    list_ptr,  # [num_rows, ROOM] fp32: logits in any order, as the next two
-    list_scores_ptr,  # [num_rows, ROOM] fp32
-    list_ids_ptr,  # [num_rows, ROOM] int32
+    shortlist_ptr,  # [num_rows, VOCAB] int16: places in a chunk of tokens that may pass
+    list_ptr,  # [num_rows, ROOM] fp32: logits in any order
+    list_scores_ptr,  # [num_rows, ROOM] fp32: in the order of list_ptr
+    list_ids_ptr,  # [num_rows, ROOM] int32: in the order of list_ptr
     sums_ptr,  # [num_rows, NUM_SUMS] int64, 0 before and after
-    arrivals_ptr,  # [num_rows] int32, the same
+    arrivals_ptr,  # [num_rows] int32, 0 before and after
     decided_ptr,  # [num_rows] int32: the token, NO_CHOICE, or UNDECIDED
     logits_stride,
     tiles_a_chunk,
@@ -197,12 +197,12 @@ def shortlist_kernel(
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
     THREADS: tl.constexpr,
-    BLOCK: tl.constexpr,  # tokens that noise is made for at once
+    BLOCK: tl.constexpr,  # tokens given noise at once
     DECISION_BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_rows, num_chunks). The logits are not from the kernel before, so they are loaded before the wait."""
+    """Grid: (num_rows, num_chunks). Logits are loaded before the wait, because the kernel before writes no logits."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     temperature, top_k, top_p, min_p, by_k, by_p, by_min_p = load_filters(

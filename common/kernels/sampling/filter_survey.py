@@ -1,11 +1,11 @@
-"""In which range of logits the limits of top-k and top-p lie: the first kernel of `filtered_draw`.
+"""Range of logits in which the limits of top-k and top-p lie: the first kernel of `filtered_draw`.
 
-Every program adds up the weights of the tokens of its chunk, and counts some of them, picked at random once and for
-all, in buckets of equal width below the largest logit of the chunk. The last program of a row puts them together, below
-the largest of all. How many tokens a bucket has, and how far at most and at least they are from the top, bounds what
-those beyond it weigh, up to the error of counting a sample. So it is known, but for what is most unlikely, above which
-logit all tokens pass, below which none do, and that the limits are between. It only says where to look: what is found
-there is checked.
+Every program adds up the weights of the tokens of a chunk. The program also counts a fixed random sample of the tokens
+in buckets of equal width below the largest logit of the chunk. The last program of a row adds up the chunks, below the
+largest of all logits. Numbers of tokens in buckets, and the buckets' distances from the top, bound the weight of tokens
+beyond a bucket, up to the sampling error. Two logits follow, with overwhelming probability: all tokens above the higher
+pass, all tokens below the lower fail, and the limits lie between. The range only says where to look: results found
+there are checked.
 """
 
 import triton
@@ -27,11 +27,11 @@ from common.kernels.sampling.filter_values import (
 )
 
 PLAN_FIELDS = tl.constexpr(3)
-LOWEST = tl.constexpr(-3.4e38)  # what is -inf may pass, but is never drawn
-ROUNDING = tl.constexpr(1e-5)  # of a logit, generously
-SLACK = tl.constexpr(1e-5)  # of sums of weights, for rounding; a plan keeps twice as far from limits
-DEVIATIONS = tl.constexpr(5.0)  # of the error of a sample: what is taken for most unlikely
-GOLDEN = tl.constexpr(0x9E3779B1)  # its multiples, modulo 2^32, are spread evenly
+LOWEST = tl.constexpr(-3.4e38)  # tokens of -inf may pass, but are never drawn
+ROUNDING = tl.constexpr(1e-5)  # of a logit, a generous bound
+SLACK = tl.constexpr(1e-5)  # rounding of sums of weights, relative; a plan keeps twice as far from limits
+DEVIATIONS = tl.constexpr(5.0)  # of the sampling error; larger errors are most unlikely
+GOLDEN = tl.constexpr(0x9E3779B1)  # multiples modulo 2^32 are spread evenly
 CHUNKS_AT_ONCE = 32
 
 
@@ -47,8 +47,8 @@ def survey_kernel(
     numbers_ptr,  # [num_rows, NUM_CHUNKS] int32: tokens counted
     counts_ptr,  # [num_rows, NUM_CHUNKS, NUM_BUCKETS] int32
     arrivals_ptr,  # [num_rows] int32, 0 before and after
-    top_ptr,  # [num_rows] fp32: the largest of all, if finite
-    total_ptr,  # [num_rows] fp32: weight of all tokens relative to it, but for SLACK
+    top_ptr,  # [num_rows] fp32: the largest of all logits, made finite
+    total_ptr,  # [num_rows] fp32: weight of all tokens relative to the largest, up to SLACK
     plan_ptr,  # [num_rows, PLAN_FIELDS] fp32, see _plan
     logits_stride,
     VOCAB: tl.constexpr,
@@ -94,7 +94,7 @@ def survey_kernel(
         chunks = tl.arange(0, CHUNKS)
         present = chunks < NUM_CHUNKS
         all_largest = tl.load(largest_ptr + chunks, mask=present, other=float("-inf"))
-        weights = tl.load(weights_ptr + chunks, mask=present, other=0.0)  # of no use if there is nothing to plan
+        weights = tl.load(weights_ptr + chunks, mask=present, other=0.0)  # without meaning if there is nothing to plan
         numbers = tl.load(numbers_ptr + chunks, mask=present, other=0)
         top = largest_of(all_largest)
         tl.store(top_ptr + row, top)
@@ -111,11 +111,11 @@ def survey_kernel(
 
 @triton.jit
 def _add_up(counts_ptr, largest_ptr, number, top, per_logit, NUM_CHUNKS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Tokens counted, `number`, by buckets from the top's on: `[NUM_BUCKETS]` int32. The last has all further ones."""
+    """Add up counted tokens, `number` in all, by buckets from the top: `[NUM_BUCKETS]` int32; the last has the rest."""
     buckets = tl.arange(0, NUM_BUCKETS)
     top_bucket = bucket_of(top, per_logit)
     counts = tl.zeros((AT_ONCE, NUM_BUCKETS), tl.int32)
-    for begin in tl.static_range(0, NUM_CHUNKS, AT_ONCE):  # all loads are on their way at once
+    for begin in tl.static_range(0, NUM_CHUNKS, AT_ONCE):  # all loads are on the way at once
         chunks = begin + tl.arange(0, AT_ONCE)
         largest = tl.load(largest_ptr + chunks, mask=chunks < NUM_CHUNKS, other=float("-inf"))
         below = buckets[None, :] - (top_bucket - bucket_of(largest, per_logit))[:, None]
@@ -127,7 +127,7 @@ def _add_up(counts_ptr, largest_ptr, number, top, per_logit, NUM_CHUNKS: tl.cons
 
 @triton.jit
 def _error(counted, unit, SHARE: tl.constexpr):
-    """What is `counted` in a sample of one in SHARE, in tokens of `unit` at most, may be off by."""
+    """Bound the error of `counted`, found in a sample of 1 in SHARE of tokens weighing at most `unit`."""
     seen = counted + unit * ((SHARE - 1) * DEVIATIONS * DEVIATIONS)
     return DEVIATIONS * tl.sqrt((SHARE - 1) * unit * seen)
 
@@ -146,10 +146,10 @@ def _plan(
     SHARE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Where to look for the limits.
+    """Plan where to look for the limits.
 
-    Writes `plan [3] fp32`: the lowest logit that may pass; the highest one that may not; whether the tokens between are
-    few enough for a list of ROOM.
+    Writes `plan [3] fp32`: the lowest logit that may pass; the highest logit that may fail; whether tokens between fit
+    into a list of ROOM.
     """
     buckets = tl.arange(0, NUM_BUCKETS)
     is_inner = buckets < NUM_BUCKETS - 1
@@ -171,7 +171,8 @@ def _plan(
     least_kept = total
     lowest = tl.full((), NUM_BUCKETS - 1, tl.int32)
     highest = tl.full((), NUM_BUCKETS - 1, tl.int32)
-    # What is to a bucket grows with it; the bounds alone need not, as the fewer tokens are left the surer they are.
+    # Sums up to a bucket grow with the bucket, but their bounds need not, because bounds tighten with fewer tokens
+    # left.
     if by_k:
         num_to_there = tl.cumsum(tokens, axis=0)
         error = tl.where(is_inner, _error(num_to_there, 1.0, SHARE), 0.0)
@@ -194,14 +195,14 @@ def _plan(
 
 @triton.jit
 def load_reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
-    """The lowest logit that may pass and the highest one that may not, and whether those between are listed.
+    """Load the lowest logit that may pass, the highest logit that may fail, and whether tokens between are listed.
 
-    Then min-p's limit and the most that is not listed, both of scaled logits.
+    Then follow min-p's limit and the largest value not listed, both as scaled logits.
     """
     least = tl.full((), float("-inf"), tl.float32)
     lowest = tl.full((), float("-inf"), tl.float32)
     has_choice = top > -LARGEST
-    if by_min_p & has_choice:  # alone, it leaves nothing in question
+    if by_min_p & has_choice:  # min-p alone leaves nothing uncertain
         distance = tl.log(min_p) * temperature
         least = tl.div_rn(top, temperature) + tl.log(min_p)
         lowest = top + distance - (tl.abs(top) - distance) * ROUNDING
@@ -211,7 +212,7 @@ def load_reach(plan_ptr, top, temperature, min_p, is_planned, by_min_p):
         lowest = tl.load(plan_ptr)
         highest = tl.load(plan_ptr + 1)
         is_listed = tl.load(plan_ptr + 2)
-    if (has_choice == 0) | (is_listed == 0.0):  # or there is too much for a list
+    if (has_choice == 0) | (is_listed == 0.0):  # or too many tokens for a list
         lowest = tl.full((), float("inf"), tl.float32)
     highest = tl.maximum(highest, lowest)
     is_whole = lowest == LOWEST

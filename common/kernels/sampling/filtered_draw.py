@@ -1,15 +1,15 @@
-"""Draws the tokens of rows with top-k, top-p or min-p, reading their logits twice.
+"""Draw of tokens for rows with top-k, top-p or min-p, reading the logits twice.
 
-    1. `survey_kernel` finds out between which logits the limits are.
-    2. `shortlist_kernel` puts the tokens of each chunk together that may pass, so that noise is made for no others. Of
-       those above the logits in question only the best counts; those between go to a list of the row. The last program
-       of a row takes the best of all that pass.
-    3. `limits_kernel` does nothing but for rows of which more is in question than a list has room for, whose limits are
-       elsewhere after all, or whose token is closer to one than rounding tells: it finds the limits in the row itself,
-       and leaves it to the next kernel to draw by the threshold. That is slower, and the token is the same.
+    1. `survey_kernel` finds a range of logits that contains the limits.
+    2. `shortlist_kernel` gathers the tokens of each chunk that may pass, so only these get noise. Of tokens above
+       the range, only the best counts. Tokens in the range go to a list of the row. The last program
+       of a row takes the best of all tokens that pass.
+    3. `limits_kernel` serves only undecided rows: the list overflows, or the limits lie elsewhere after all,
+       or rounding cannot resolve the token's distance to a limit. The kernel finds the limits in the row itself,
+       and the next kernel draws by the threshold. Such rows are slower, but the token is equal.
 
-Every sum that counts is one of integers, so no token depends on how programs share the rows or on the other rows.
-Limits are exact up to the rounding of probabilities, and tokens that tie with the last one kept are kept. Rows without
+Every sum that counts is a sum of integers, so no token depends on the division of rows over programs or on other rows.
+Limits are exact up to the rounding of probabilities. Tokens tied with the last token kept are kept. Rows without
 filters leave each kernel as soon as its predecessor is done.
 """
 
@@ -26,19 +26,19 @@ from common.kernels.sampling.filter_shortlist import shortlist_kernel
 from common.kernels.sampling.filter_survey import CHUNKS_AT_ONCE, PLAN_FIELDS, survey_kernel
 from common.kernels.sampling.filter_values import NUM_BUCKETS
 
-FEW_ROWS = 8  # up to so many, chunks are small, so that there are programs for all multiprocessors
-SMALL_CHUNK, LARGE_CHUNK = 2048, 4096  # logits that a program has in registers
-SHARE = 8  # of many rows' tokens one in so many is counted, of few rows' all
-MOST_PROGRAMS = 528  # that draw, all at once on a large GPU; each takes several tiles where there are more
-MOST_TILES = 16  # so that a token's place in its chunk has 16 bits
+FEW_ROWS = 8  # up to here, chunks are small, so that there are programs for all multiprocessors
+SMALL_CHUNK, LARGE_CHUNK = 2048, 4096  # logits of a program, in registers
+SHARE = 8  # for many rows, 1 token in SHARE is counted; for few rows, all
+MOST_PROGRAMS = 528  # drawing programs, all at once on a large GPU; with more tiles, a program takes several
+MOST_TILES = 16  # of a chunk, so that a token's place in its chunk has 16 bits
 ROOM = 1 << 15  # tokens in a row's list
-LIST_TILE = 1024  # tokens of it that the last program of a row has in registers
-TILE = 8192  # tokens of a row that the search for its limits has in registers
+LIST_TILE = 1024  # tokens of the list held in registers by the last program of a row
+TILE = 8192  # tokens of a row held in registers in the search for limits
 
 
 @dataclass(frozen=True, slots=True)
 class FilterWorkspace:
-    """What the kernels hand to one another. Of each chunk of a row, or of each row; laid out anew by each launch."""
+    """Data handed from kernel to kernel, for each chunk of a row or for each row; laid out anew by each launch."""
 
     largest: Tensor  # [max_programs] fp32
     weights: Tensor  # [max_programs] fp32
@@ -51,15 +51,15 @@ class FilterWorkspace:
     listed: Tensor  # [max_rows, room] fp32
     scores: Tensor  # [max_rows, room] fp32
     ids: Tensor  # [max_rows, room] int32
-    sums: Tensor  # [max_rows, NUM_SUMS] int64, 0 whenever no launch is under way, as the next two
-    survey_arrivals: Tensor  # [max_rows] int32
-    arrivals: Tensor  # [max_rows] int32
-    decided: Tensor  # [max_rows] int32, the result, of rows with filters
-    threshold: Tensor  # [max_rows] fp32, the result, of those that are undecided
+    sums: Tensor  # [max_rows, NUM_SUMS] int64, 0 between launches
+    survey_arrivals: Tensor  # [max_rows] int32, 0 between launches
+    arrivals: Tensor  # [max_rows] int32, 0 between launches
+    decided: Tensor  # [max_rows] int32, the result for rows with filters
+    threshold: Tensor  # [max_rows] fp32, the result for undecided rows
 
 
 def make_workspace(max_rows: int, vocab: int, device: torch.device) -> FilterWorkspace:
-    """Room for `max_rows` rows of `vocab` logits: 0.7 MB a row of 151,936."""
+    """Allocate room for `max_rows` rows of `vocab` logits: 0.7 MB a row of 151,936."""
     assert vocab <= MAX_VOCAB, f"vocabulary of {vocab}: probabilities of {MAX_VOCAB} tokens add up within int64"
     small, large = triton.cdiv(vocab, SMALL_CHUNK), triton.cdiv(vocab, LARGE_CHUNK)
     max_programs = max(min(max_rows, FEW_ROWS) * small, max_rows * large)
@@ -99,12 +99,12 @@ def filtered_draw(
     *,
     pdl: bool = False,
 ) -> None:
-    """Draws the tokens of rows that are filtered, which greedy ones are not.
+    """Draw the tokens of rows with filters; greedy rows have none.
 
-    Leaves the token of each in `workspace.decided`; UNDECIDED if it is yet to be drawn, by
-    `reference.filter_threshold` in `workspace.threshold`.
+    Leaves each token in `workspace.decided`, or UNDECIDED if the token is yet to be drawn. For undecided rows,
+    `reference.filter_threshold` is left in `workspace.threshold`.
 
-    The operands are checked by `sampling.sample`; `num_rows` is not 0.
+    `sampling.sample` checks the operands; `num_rows` is not 0.
     """
     num_rows, vocab = logits.shape
     has_few = num_rows <= FEW_ROWS

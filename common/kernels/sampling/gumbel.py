@@ -1,4 +1,4 @@
-"""The noise that draws a token: `reference.gumbel`, of whatever tokens are asked for."""
+"""Noise that draws a token: `reference.gumbel` of any tokens."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def exponential(bits):
-    """`reference.exponential` of 32 random bits."""
+    """Compute `reference.exponential` of 32 random bits."""
     signed = bits.to(tl.int32, bitcast=True)
     distance = ((signed ^ (signed >> 31)).to(tl.float32) + 0.5) * (2.0**-32)
     rest = 1.0 - distance
@@ -17,7 +17,7 @@ def exponential(bits):
 
 @triton.jit
 def _words(seed, position, fours):
-    """Four words of noise for each of `fours` groups of four tokens: Philox 4x32-10 as in the reference."""
+    """Return four words of noise for each group of four tokens in `fours`: Philox 4x32-10 as in the reference."""
     key_low, key_high, _, _ = tl.philox(seed, position.to(tl.uint32), 0, 0, 0)
     key = (key_high.to(tl.uint64) << 32) | key_low.to(tl.uint64)
     return tl.philox(key, fours.to(tl.uint32), 0, 0, 0)
@@ -25,7 +25,7 @@ def _words(seed, position, fours):
 
 @triton.jit
 def gumbel(seed, position, tokens):
-    """Standard Gumbel noise of any `tokens`, keyed on (seed, position)."""
+    """Return standard Gumbel noise of any `tokens`, keyed on (seed, position)."""
     a, b, c, d = _words(seed, position, tokens >> 2)
     bits = tl.where((tokens & 2) == 0, tl.where((tokens & 1) == 0, a, b), tl.where((tokens & 1) == 0, c, d))
     return -tl.log(exponential(bits))
@@ -33,7 +33,7 @@ def gumbel(seed, position, tokens):
 
 @triton.jit
 def gumbel_from(seed, position, first, NUM: tl.constexpr):
-    """The same of NUM tokens from `first` on, a multiple of 4: no word of a group is made twice."""
+    """Return the noise of NUM tokens from `first` on, a multiple of 4; each group's words are made only once."""
     a, b, c, d = _words(seed, position, first // 4 + tl.arange(0, NUM // 4))
     bits = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (NUM,))
     return -tl.log(exponential(bits))

@@ -1,8 +1,8 @@
-"""How likely the chosen token of a row was, and which tokens were the likeliest, where a row asks for it.
+"""Log-probabilities of a row's chosen token and of the likeliest tokens, where a row asks.
 
-Two kernels behind the sampler: one reduces each part of a row to its largest logit and its sum, in the other a program
-a row picks the largest logit of all as often as it is asked for, and each time looks through that part again for the
-next. Ties go to the lowest id, and sums do not depend on the rest of the batch.
+Two kernels run behind the sampler. The first reduces each part of a row to the largest logit and a sum. In the second,
+a program for each row picks the largest logit of all, as often as asked for. After each pick, only the part with the
+picked logit is searched again. Ties go to the lowest id, and sums do not depend on the rest of the batch.
 """
 
 import torch
@@ -51,7 +51,7 @@ def _reduce_parts_kernel(
 
 @triton.jit
 def _logprob(x, log_total):
-    """`x - log_total`; -inf where that is no number."""
+    """Return `x - log_total`, with NaN replaced by -inf."""
     logprob = x - log_total
     return tl.where(logprob == logprob, logprob, float("-inf"))
 
@@ -70,8 +70,8 @@ def _pick_kernel(
     largest_ptr,  # [num_rows, NUM_PARTS] fp32
     largest_ids_ptr,  # [num_rows, NUM_PARTS] int32
     sums_ptr,  # [num_rows, NUM_PARTS] fp32
-    words_ptr,  # [num_rows, RING_SLOTS, LOGPROB_WORDS] int32, of the host if there is a ring
-    turns_ptr,  # [num_rows] int32, if there is a ring: slots after those of the tokens just stored
+    words_ptr,  # [num_rows, RING_SLOTS, LOGPROB_WORDS] int32, host memory if there is a ring
+    turns_ptr,  # [num_rows] int32, if there is a ring: slot behind the slot of the token just stored
     logits_stride,
     VOCAB: tl.constexpr,
     PART: tl.constexpr,
@@ -80,7 +80,7 @@ def _pick_kernel(
     RING_SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_rows,). What has no probability is not listed."""
+    """Grid: (num_rows,). Tokens of probability 0 are not listed."""
     row = tl.program_id(0).to(tl.int64)
     num_wanted = tl.load(num_wanted_ptr + row)
     wait_for_predecessor(PDL)
@@ -125,7 +125,7 @@ def logprobs(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Words of each row as `reference.logprobs` gives them: `[num_rows, LOGPROB_WORDS]` int32."""
+    """Return words of each row by the rules of `reference.logprobs`: `[num_rows, LOGPROB_WORDS]` int32."""
     num_rows = logits.shape[0]
     words = torch.empty((num_rows, operands.LOGPROB_WORDS), dtype=torch.int32, device=logits.device)
     _launch(logits, num_wanted, tokens, words, None, pdl)
@@ -140,7 +140,7 @@ def land_logprobs(
     *,
     pdl: bool = False,
 ) -> None:
-    """`logprobs`, left where the host finds them beside the tokens of the same step."""
+    """Leave the result of `logprobs` where the host finds it, beside the tokens of the same step."""
     words_cpu, turns = ring.words_cpu, ring.turns
     assert words_cpu.shape[::2] == (turns.shape[0], operands.LOGPROB_WORDS) and words_cpu.is_contiguous()
     assert turns.is_cpu or words_cpu.is_pinned(), "a GPU reaches pinned memory of the host only"

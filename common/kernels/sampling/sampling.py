@@ -1,8 +1,8 @@
-"""The next token of every row, without a sort and without the host (Gumbel-max trick).
+"""Choice of the next token of every row, without a sort and without the host (Gumbel-max trick).
 
-Four kernels: three are for rows with filters (`filtered_draw`); the fourth finds in all others the best token of each
-chunk of the vocabulary and, in the last program of a row, the best of the chunks. In a decode step that program also
-makes the row ready for the next step, and stores the token where the host finds it: a copy between two steps would keep
+Four kernels run. Three serve rows with filters (`filtered_draw`). In other rows, the fourth finds the best token of
+each chunk of the vocabulary; a row's last program finds the best of the chunks. In a decode step, the last program also
+makes the row ready for the next step, and stores the token where the host finds it. A copy between two steps would keep
 the device waiting.
 """
 
@@ -23,8 +23,8 @@ from common.kernels.sampling.filter_values import best_of, load_filters, load_lo
 from common.kernels.sampling.filtered_draw import FilterWorkspace
 from common.kernels.sampling.gumbel import gumbel_from
 
-TILE = 1024  # logits that a program has in registers
-MOST_PROGRAMS = 640  # all at once on a large GPU; each takes several tiles where there are more
+TILE = 1024  # logits of a program, in registers
+MOST_PROGRAMS = 640  # all at once on a large GPU; with more tiles, a program takes several
 _NO_CHOICE = tl.constexpr(NO_CHOICE)
 
 
@@ -39,9 +39,9 @@ def _finish(
     ADVANCE: tl.constexpr,
     RING_SLOTS: tl.constexpr,
 ):
-    """Store the token of a row; if ADVANCE, make the row ready for the next step, or leave it as it is without choice.
+    """Store the token of a row; if ADVANCE, make the row ready for the next step, unless it has no choice.
 
-    No program of the row that has yet to read its position and turn makes use of them.
+    No other program of the row still needs the row's position and turn.
     """
     tokens_ptr, positions_ptr, next_positions_ptr, ring_ptr, turns_ptr = columns
     if ADVANCE:
@@ -68,7 +68,7 @@ def _best_of_chunk(
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Best score of the tokens from `begin` to before `end`, and its lowest id."""
+    """Return the best score of the tokens from `begin` to before `end`, and the lowest id with this score."""
     upcoming = load_logits(row_ptr, begin + tl.arange(0, TILE), VOCAB)
     best = tl.full((TILE,), float("-inf"), tl.float32)
     best_ids = tl.zeros((TILE,), tl.int32)
@@ -94,12 +94,12 @@ def _choose_kernel(
     top_p_ptr,  # [num_rows] fp32
     min_p_ptr,  # [num_rows] fp32
     seed_ptr,  # [num_rows] int64
-    next_positions_ptr,  # [num_rows] int32: of the token to be chosen; if ADVANCE the seq_lens, which it grows
+    next_positions_ptr,  # [num_rows] int32: of the token to be chosen; if ADVANCE the seq_lens, which grow
     positions_ptr,  # [num_rows] int32, if ADVANCE: of the last token
     ring_ptr,  # [num_rows, RING_SLOTS] int32, if ADVANCE: memory of the host
     turns_ptr,  # [num_rows] int32, if ADVANCE: slot of the row's next token, below RING_SLOTS
-    threshold_ptr,  # [num_rows] fp32, of undecided rows with filters
-    decided_ptr,  # [num_rows] int32, of rows with filters: the token, NO_CHOICE, or UNDECIDED
+    threshold_ptr,  # [num_rows] fp32, for undecided rows with filters
+    decided_ptr,  # [num_rows] int32, for rows with filters: the token, NO_CHOICE, or UNDECIDED
     best_ptr,  # [num_rows, num_chunks] fp32
     best_ids_ptr,  # [num_rows, num_chunks] int32
     arrivals_ptr,  # [num_rows] int32, 0 before and after
@@ -115,11 +115,11 @@ def _choose_kernel(
     RING_SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (num_rows, num_chunks). One program the best token of a chunk, the last of a row the best of those.
+    """Grid: (num_rows, num_chunks). A program finds the best token of a chunk, a row's last program the best of all.
 
-    Ties go to the lowest id. Where no token has a score, the row stays as it is, and NO_CHOICE goes to the host. Where
-    all tokens take part, the best is found before the wait: it needs nothing from the kernel before. A row whose token
-    is decided has it stored, and no more.
+    Ties go to the lowest id. If no token has a score, the row stays as it is, and the host gets NO_CHOICE. In rows
+    without filters, the best is found before the wait, because nothing from the kernel before is needed. For a decided
+    row, the token is only stored.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -164,16 +164,16 @@ def _choose_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SamplingWorkspace:
-    """What the kernels hand to one another."""
+    """Data handed from kernel to kernel."""
 
     filters: FilterWorkspace
     best: Tensor  # [max_rows, num_chunks] fp32
     best_ids: Tensor  # [max_rows, num_chunks] int32
-    arrivals: Tensor  # [max_rows] int32, 0 whenever no launch is under way
+    arrivals: Tensor  # [max_rows] int32, 0 between launches
 
 
 def make_workspace(max_rows: int, vocab: int, device: torch.device) -> SamplingWorkspace:
-    """Room for `max_rows` rows of `vocab` logits."""
+    """Allocate room for `max_rows` rows of `vocab` logits."""
     shape = (max_rows, triton.cdiv(vocab, TILE))
     return SamplingWorkspace(
         filters=filters.make_workspace(max_rows, vocab, device),
@@ -191,7 +191,7 @@ def sample(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """The token of each row, by the rules of `reference.sample`: `[num_rows]` int32."""
+    """Choose the token of each row by the rules of `reference.sample`: `[num_rows]` int32."""
     tokens = torch.empty((logits.shape[0],), dtype=torch.int32, device=logits.device)
     _choose(logits, params, positions, None, None, tokens, workspace, pdl)
     return tokens
@@ -200,7 +200,7 @@ def sample(
 def sample_and_advance(
     logits: Tensor,  # [num_rows, vocab] fp32, rows may be strided
     params: SamplingTensors,
-    token_ids: Tensor,  # [num_rows] int32, as the next two
+    token_ids: Tensor,  # [num_rows] int32, like positions and seq_lens
     positions: Tensor,
     seq_lens: Tensor,
     max_len: int,
@@ -209,9 +209,9 @@ def sample_and_advance(
     *,
     pdl: bool = False,
 ) -> None:
-    """`sample` at `seq_lens`, then `reference.advance` up to `max_len` and `reference.land`.
+    """Do `sample` at `seq_lens`, then `reference.advance` up to `max_len` and `reference.land`.
 
-    Each row is left ready for the next step; an event recorded then tells when its token is in `ring`.
+    Each row is left ready for the next step. An event recorded afterwards tells when the token is in `ring`.
     """
     _choose(logits, params, seq_lens, positions, ring, token_ids, workspace, pdl, max_len)
 
@@ -220,12 +220,12 @@ def _choose(
     logits: Tensor,
     params: SamplingTensors,
     next_positions: Tensor,
-    positions: Tensor | None,  # given, it and `next_positions` are advanced
-    ring: TokenRing | None,  # given with `positions`
+    positions: Tensor | None,  # if given, advanced with `next_positions`
+    ring: TokenRing | None,  # if given, `positions` is given, too
     tokens: Tensor,
     workspace: SamplingWorkspace,
     pdl: bool,
-    max_len: int = 0,  # with `positions`
+    max_len: int = 0,  # with `positions` only
 ) -> None:
     columns = (next_positions, tokens) if positions is None else (next_positions, positions, tokens)
     _check(logits, params, columns, workspace)

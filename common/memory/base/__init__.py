@@ -1,1 +1,1 @@
-"""What workers, memory servers and the router share: frames, CUDA handles, and rules of thumb."""
+"""Parts shared by workers, memory servers and the router: frames, CUDA handles, rules of thumb."""

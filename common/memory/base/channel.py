@@ -1,6 +1,6 @@
-"""One end of a connection between a worker and its memory server: frames behind their length, and descriptors.
+"""An end of a connection between a worker and its memory server: frames with a length prefix, and descriptors.
 
-Never waits: what cannot be sent yet is kept, up to a bound, and what has not all arrived is not received yet.
+A channel never waits. Unsent frames are kept, up to a bound; an incomplete frame is not received yet.
 """
 
 import array
@@ -18,23 +18,23 @@ from common.wire.messages.worker import Message
 LENGTH_BYTES = 4
 READ_BYTES = 65_536
 READ_AT_ONCE_BYTES = 4 * READ_BYTES
-"""Then others have their turn: who sends without end holds up nobody."""
+"""Limit per read, so an endless sender does not hold up other connections."""
 MAX_UNSENT_BYTES = 4 * MAX_FRAME_BYTES
-"""Who reads none of so much is gone."""
+"""Unread bytes after which the other end counts as gone."""
 MAX_DESCRIPTORS = 16
 _CREDENTIALS = struct.Struct("3i")
 
 
 class Gone(Exception):
-    """The other end is gone, or to be treated so."""
+    """The other end is gone, or must be treated as gone."""
 
 
 class HungUp(Gone):
-    """The other end is gone by itself, as it is when its process ends."""
+    """The other end closed the connection, for example because its process ended."""
 
 
 class Channel:
-    """Takes a connected stream socket over."""
+    """Non-blocking frames over a connected stream socket; owns the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -49,7 +49,10 @@ class Channel:
         return self.connection.fileno()
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
-        """Send, or keep for `flush`; a descriptor arrives with its message. Raises Gone."""
+        """Send a message, or keep the message for `flush`; a descriptor arrives with its message.
+
+        Raises Gone, also if too many bytes are unsent.
+        """
         frame = encode(message)
         if self.num_unsent_bytes > MAX_UNSENT_BYTES:
             raise Gone(f"it has not read {MAX_UNSENT_BYTES} bytes")
@@ -58,7 +61,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent; raises Gone."""
+        """Send as much as the socket takes; raises Gone."""
         try:
             while self.unsent:
                 data, descriptor = self.unsent[0]
@@ -73,9 +76,9 @@ class Channel:
             raise HungUp(error.strerror) from None
 
     def receive(self) -> Iterator[tuple[Message, int | None]]:
-        """What has arrived, with the descriptors that came along, which the caller closes.
+        """Yield arrived messages, each with its descriptor; the caller closes descriptors.
 
-        Raises Gone at the end of it, and for what is no message.
+        Raises Gone at the end of the connection, and for an invalid frame.
         """
         is_over = not self._read()
         while len(self.received) >= LENGTH_BYTES:
@@ -101,13 +104,13 @@ class Channel:
         self.connection.close()
 
     def _send(self, data: memoryview, descriptor: int | None) -> int:
-        """Returns how many bytes there was room for."""
+        """Return the number of bytes sent."""
         if descriptor is None:
             return self.connection.send(data)
         return socket.send_fds(self.connection, [data], [descriptor])
 
     def _read(self) -> bool:
-        """Take what has arrived; False when no more will."""
+        """Read arrived bytes; return False at the end of the connection."""
         num_read = 0
         try:
             while num_read < READ_AT_ONCE_BYTES:
@@ -128,7 +131,7 @@ class Channel:
         return True
 
     def _keep(self, descriptors: Iterable[int]) -> None:
-        """No more than may come: who sends others cannot use ours up."""
+        """Keep up to `MAX_DESCRIPTORS`, and close others, so a sender cannot use up this process's descriptors."""
         for descriptor in descriptors:
             if len(self.descriptors) < MAX_DESCRIPTORS:
                 self.descriptors.append(descriptor)
@@ -137,12 +140,12 @@ class Channel:
 
 
 def _brings_one(message: Message) -> bool:
-    """Whether a descriptor comes along."""
+    """Tell whether a descriptor comes with the message."""
     return isinstance(message, MemoryHello) or (isinstance(message, WeightsRegion | PoolRegion) and not message.handle)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of who connected, or listens, at the other end of a unix socket."""
+    """Return process, user and group ids of the process at the other end of a unix socket."""
     process, user, group = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )

@@ -1,4 +1,4 @@
-"""How much memory this host has for us, and what is left of that: the machine's, or what a cgroup lets us have."""
+"""Host memory in total and available: the machine's, or the limit of a cgroup."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,24 +9,24 @@ CGROUPS = "sys/fs/cgroup"
 
 
 def ram_bytes(root: Path = ROOT) -> int:
-    """Of the machine, or the least limit of a cgroup that we are in."""
+    """Return the machine's memory, or the lowest limit of a cgroup of this process."""
     return min([meminfo("MemTotal", root), *(limit for limit, _ in _limits(root))])
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """That can be had without anybody's being swapped out or killed."""
+    """Return the bytes available without swapping or killing any process."""
     return max(0, min([meminfo("MemAvailable", root), *(limit - used for limit, used in _limits(root))]))
 
 
 def meminfo(what: str, root: Path = ROOT) -> int:
-    """In bytes, as /proc/meminfo names it."""
+    """Return an entry of /proc/meminfo, in bytes."""
     with open(root / "proc/meminfo", encoding="ascii") as lines:
         sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
     return sizes[what]
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Of each cgroup that has one: its limit, and what is used of it, but for files that the kernel would drop."""
+    """Yield limit and use of each limited cgroup; the use excludes files that the kernel would drop."""
     for directory, limit, used in _cgroups(root):
         with suppress(OSError, ValueError):  # "max" is no limit
             most, now = int((directory / limit).read_text()), int((directory / used).read_text())
@@ -34,7 +34,7 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Those that we are in, from ours to the root: where each is, and which files have its limit and its use."""
+    """Yield the cgroups of this process, innermost first: directory, file of the limit, file of the use."""
     memberships = (root / "proc/self/cgroup").read_text().splitlines() if (root / "proc/self/cgroup").exists() else []
     for line in memberships:
         _, controllers, path = line.split(":", 2)
@@ -46,7 +46,10 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _upwards(top: Path, path: str, limit: str, used: str) -> Iterator[tuple[Path, str, str]]:
-    """In a container the path may be that of its host, of which only the top is there."""
+    """Yield a cgroup and its parents.
+
+    In a container the path may be the host's path, of which only `top` exists.
+    """
     directory = top / path.strip("/")
     for each in (directory, *directory.parents):
         if each.is_relative_to(top):

@@ -1,16 +1,16 @@
-"""Whether blocks in host memory are better copied back than computed: who asks and who is asked reckon alike."""
+"""Rule for blocks in host memory: copy back, or compute again. Client and memory server share the rule."""
 
 MIN_TOKENS = 128
-"""That are copied back at once: of fewer not much can be saved."""
+"""Fewer tokens are not worth copying."""
 OVERHEAD_US = 1000.0
-"""Beside the copies: what is saved must be more."""
+"""Overhead beside the copies; a restore must save more."""
 
 
 def is_worth_copying(num_blocks: int, block_size: int, computing_us: float, copy_us: float) -> bool:
-    """Whether to copy so many blocks takes less than to compute them, as one takes so long either way."""
+    """Tell whether copying blocks back saves time over computing; times are per block."""
     return num_blocks * block_size >= MIN_TOKENS and num_blocks * (computing_us - copy_us) > OVERHEAD_US
 
 
 def restoring_us(num_blocks: int, copy_us: float) -> float:
-    """How long who asked for them waits."""
+    """Return the wait for a restore, in microseconds."""
     return OVERHEAD_US + num_blocks * copy_us

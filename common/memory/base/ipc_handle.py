@@ -1,4 +1,4 @@
-"""CUDA IPC handles of memory as bytes, which travel between processes.
+"""CUDA IPC handles of memory as bytes, to send to another process.
 
 Handles are read and written by address, because `cuda.bindings` names their bytes differently from version to version.
 """
@@ -10,12 +10,11 @@ HANDLE_BYTES = 64
 
 
 def to_bytes(handle: Any) -> bytes:
-    """Return the bytes of a `cudaIpcMemHandle_t`."""
     return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
 
 
 def from_bytes(data: bytes) -> Any:
-    """Return a `cudaIpcMemHandle_t` of these bytes; raises ValueError if they are not `HANDLE_BYTES`."""
+    """Return a `cudaIpcMemHandle_t`; raises ValueError unless `data` has `HANDLE_BYTES`."""
     from cuda.bindings import runtime
 
     if len(data) != HANDLE_BYTES:

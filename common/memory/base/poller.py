@@ -1,8 +1,8 @@
-"""How a process beside a GPU waits: awake for a while after it had something to do, and asleep after that.
+"""Waiting of a process beside a GPU: awake for a while after an event, and asleep after that.
 
-A core that sleeps for milliseconds is slow when it wakes, as its caches and its clock have gone: a message that is read
-in 15 us takes 200, and so does everything that follows. Beside a GPU that is a good part of a step. A moment ends early
-if something arrives.
+A core wakes slowly from milliseconds of sleep, because caches and clock have gone. Reading a message then takes 200 us
+instead of 15 us, and all further work is slow too. Beside a GPU such a delay is a good part of a step. A nap ends early
+on input.
 """
 
 import os
@@ -14,26 +14,26 @@ from collections.abc import Iterable
 AWAKE_S = 1.0
 MOMENT_S = 50e-6
 MAX_DESCRIPTORS = 1024
-"""Of `select`, which alone can be told to wait for less than a millisecond: those from here on it cannot watch."""
+"""Limit of `select`, the only call with timeouts below a millisecond; higher descriptors are not watched."""
 MIN_CORES = 8
-"""Two workers, their memory server and the router have a core each then, whoever is awake."""
+"""With so many cores, two workers, their memory server and the router have a core each."""
 
 
 def gpu_awake_s() -> float:
-    """How long processes beside a GPU sleep for moments only; where cores are few they would take them from others."""
+    """Return how long a process beside a GPU stays awake: 0 with few cores, because polling takes them from others."""
     return AWAKE_S if len(os.sched_getaffinity(0)) >= MIN_CORES else 0.0
 
 
 def nap(descriptors: Iterable[int]) -> None:
-    """Sleep for a moment, or until one of these may be read."""
+    """Sleep for `MOMENT_S`, or until a descriptor is readable."""
     select.select([descriptor for descriptor in descriptors if descriptor < MAX_DESCRIPTORS], [], [], MOMENT_S)
 
 
 class Vigil:
-    """Selects; for `awake_s` after something has arrived it sleeps for moments only.
+    """A selector that takes only short naps for `awake_s` after an event.
 
     Args:
-        selector: that can be selected itself, as those of the system are.
+        selector: must be selectable itself, as the system's selectors are.
     """
 
     def __init__(self, selector: selectors.DefaultSelector, awake_s: float) -> None:
@@ -41,7 +41,7 @@ class Vigil:
         self._until_s = 0.0
 
     def select(self, wait_s: float) -> list[selectors.SelectorKey]:
-        """What there is to be read or written, after `wait_s` at most."""
+        """Return ready keys, after at most `wait_s`."""
         if is_awake := time.monotonic() < self._until_s:
             nap([self.selector.fileno()])
         events = self.selector.select(0.0 if is_awake else wait_s)

@@ -1,1 +1,1 @@
-"""Which block of a pool is whose, and which can be found by a key. Knows no sockets and no memory."""
+"""Ownership of a pool's blocks, and their lookup by key. Knows no sockets and no memory."""

@@ -1,4 +1,4 @@
-"""What the parts of a server have for its clients."""
+"""Answers of the memory server's parts to clients."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from common.wire.messages.memory import MemoryMessage
 
 
 class Answer(NamedTuple):
-    """A message for a client, and a descriptor that goes along."""
+    """A message for a client, and a descriptor to send along."""
 
     client: int
     message: MemoryMessage
@@ -14,4 +14,4 @@ class Answer(NamedTuple):
 
 
 class Misbehaved(Exception):
-    """A client said what cannot be said now."""
+    """A client sent a message not valid in the client's state."""

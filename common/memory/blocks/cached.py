@@ -1,23 +1,23 @@
-"""Blocks that nobody reads, in the order in which they were let go: who has been there for longest goes first.
+"""Cached blocks, without readers, in order of release: the longest cached block is evicted first.
 
-A log of them, in which those that are read again stay until the log's beginning gets there: so however many come, go or
-are evicted, they do so in a few copies, not one by one.
+The order is a log. After a block is read again, the old entry stays until the log's beginning passes the entry. So many
+blocks are added, removed or evicted with a few array copies.
 """
 
 import numpy as np
 
 NOWHERE = -1
 SPARE = 64
-"""Entries of the log that are looked at beyond those that are lacking, as blocks of some are read again."""
+"""Extra log entries scanned by an eviction, because some blocks are read again."""
 
 
 class CachedBlocks:
-    """Of a pool of `num_ids` blocks."""
+    """Cached blocks of a pool with ids below `num_ids`."""
 
     def __init__(self, num_ids: int) -> None:
         self._log = np.zeros(2 * num_ids, np.intp)  # block ids
-        self._begin, self._end = 0, 0  # of what is in use of it
-        self._place = np.full(num_ids, NOWHERE, np.intp)  # by block: where in the log it is
+        self._begin, self._end = 0, 0  # live part of the log
+        self._place = np.full(num_ids, NOWHERE, np.intp)  # by block: index in the log
         self._num_blocks = 0
 
     def __len__(self) -> int:
@@ -25,17 +25,17 @@ class CachedBlocks:
 
     @property
     def block_ids(self) -> np.ndarray:
-        """In their order: [num_blocks] intp."""
+        """Cached blocks, longest cached first: [num_blocks] intp."""
         block_ids: np.ndarray = self._log[self._begin : self._end][self._are_there(self._begin, self._end)]
         return block_ids
 
     def have(self, block_ids: np.ndarray) -> np.ndarray:
-        """Whether each is there: [num_blocks] bool."""
+        """Tell for each block whether it is cached: [num_blocks] bool."""
         are_there: np.ndarray = self._place[block_ids] != NOWHERE
         return are_there
 
     def add(self, block_ids: np.ndarray) -> None:
-        """These, which are not there yet, are last from now on: [num_added] intp, each once."""
+        """Append blocks that are not cached yet: [num_added] intp, each once."""
         if self._end + len(block_ids) > len(self._log):
             self._tidy()
         begin, self._end = self._end, self._end + len(block_ids)
@@ -44,12 +44,15 @@ class CachedBlocks:
         self._num_blocks += len(block_ids)
 
     def remove(self, block_ids: np.ndarray) -> None:
-        """These, which are there, are read again: [num_removed] intp, each once."""
+        """Remove cached blocks, because they are read again: [num_removed] intp, each once."""
         self._place[block_ids] = NOWHERE
         self._num_blocks -= len(block_ids)
 
     def evict(self, count: int) -> np.ndarray:
-        """The first, so many, of which there must be as many, and one at least: [count] intp."""
+        """Remove and return the `count` longest cached blocks: [count] intp.
+
+        There must be so many, and `count` must be at least 1.
+        """
         assert 0 < count <= len(self), "who evicts some looks first"
         evicted, num_lacking, length = [], count, count + SPARE
         while num_lacking:
@@ -63,12 +66,12 @@ class CachedBlocks:
         return block_ids
 
     def _are_there(self, begin: int, end: int) -> np.ndarray:
-        """Of entries of the log, whether their blocks are where these say: [end - begin] bool."""
+        """Tell for each log entry whether the entry is live: [end - begin] bool."""
         are_there: np.ndarray = self._place[self._log[begin:end]] == np.arange(begin, end)
         return are_there
 
     def _tidy(self) -> None:
-        """Half of the log is in use at most, from its beginning on."""
+        """Move live entries to the front; afterwards at most half of the log is in use."""
         block_ids = self.block_ids
         self._begin, self._end = 0, len(block_ids)
         self._log[: self._end] = block_ids

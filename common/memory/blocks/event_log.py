@@ -1,12 +1,11 @@
-"""What becomes of blocks that can be found by a key, for who keeps account of them elsewhere.
+"""Log of events of sealed blocks, for the router's account of them.
 
-Nothing is kept until somebody asks. Then he is told of all that are there, block id by block id, and of those that are
-in host memory only, slot by slot, some at a time, and in between of what happens meanwhile. What is told of a block
-twice is told in order, so that the last word counts: he knows how things are once all ids and slots have had their
-turn.
+Nothing is kept until the router asks. Then the log tells of all sealed blocks, by block id, and of blocks parked in
+host memory only, by slot. The walk is sent in parts, mixed with new events. Events of a block stay in order, so the
+last event counts. The router's account is right once the walk is over.
 
-Blocks come and go by the thousand while all workers wait, so what happens is noted as it is named, in arrays, and put
-together when it is sent.
+Blocks come and go by the thousand while all workers wait. So events are noted as arrays of keys, and put together when
+they are sent.
 """
 
 from collections import deque
@@ -23,31 +22,31 @@ from common.wire.values.packing import pack_ids
 
 SHORT_KEY = np.dtype(f"V{SHORT_KEY_BYTES}")
 KeysBetween = Callable[[int, int], np.ndarray]
-"""Of blocks with ids from one number to another, those that can be found: [num_found] keys."""
+"""Keys of sealed blocks with ids in [begin, end): [num_found]."""
 
 
 class HostBlocks(Protocol):
-    """Blocks of a pool that are in host memory, too, or only there: by slot, and by key."""
+    """Blocks of a pool with a copy in host memory, by slot and by key."""
 
     @property
     def num_slots(self) -> int: ...
 
     @property
     def copy_us(self) -> int:
-        """What copying one back takes, in microseconds; 0 where that is not known."""
+        """Microseconds to copy a block back; 0 if unknown."""
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Nobody reads these in the pool any more, in the order in which they go there."""
+        """Note keys of blocks read by nobody in the pool from now on, in eviction order."""
 
     def have(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Whether each is there: [num_keys] bool."""
+        """Tell for each key whether its block is in host memory: [num_keys] bool."""
 
     def parked_between(self, begin: int, end: int) -> np.ndarray:
-        """Of slots with numbers from one to another, those whose blocks are there only: [num_parked] keys."""
+        """Return keys in slots [begin, end) whose blocks are in host memory only: [num_parked]."""
 
 
 class Told(NamedTuple):
-    """What is to be told next, as `KVEvents` has it."""
+    """Fields of the next `KVEvents`."""
 
     sequence: int
     kinds: bytes
@@ -57,53 +56,53 @@ class Told(NamedTuple):
 
 
 class EventLog:
-    """Of one pool, whose blocks have ids below `num_ids`."""
+    """Events of a pool with block ids below `num_ids`."""
 
     def __init__(self, num_ids: int, keys_between: KeysBetween) -> None:
         self.is_on = False
         self._num_ids, self._keys_between = num_ids, keys_between
         self._host: HostBlocks | None = None
         self._sequence = 0
-        self._num_walked = num_ids  # ids below have been told of, and then as many slots
+        self._num_walked = num_ids  # walked ids, then slots
         self._runs: deque[tuple[BlockEvent, np.ndarray]] = deque()  # [num_keys] keys
-        self._num_pending = 0  # keys in those
+        self._num_pending = 0  # keys in `_runs`
 
     @property
     def has_news(self) -> bool:
         return self.is_on and bool(self._num_pending or self._num_walked < self._num_places)
 
     def begin(self) -> None:
-        """Tell of everything."""
+        """Turn the log on, and walk all blocks again."""
         self.is_on, self._sequence, self._num_walked = True, 0, 0
         self._forget()
 
     def attach(self, host: HostBlocks | None) -> None:
-        """From now on blocks are in that host memory, too; None: in none."""
+        """Set the host memory that holds blocks too, or None; starts the walk again."""
         self._host = host
         if self.is_on:
             self.begin()
 
     def void(self) -> None:
-        """Nothing is to be found there any more, whatever happens."""
+        """Report no blocks from now on, whatever happens."""
         self._num_ids = 0
         self.attach(None)
 
     def stop(self) -> None:
-        """Nobody listens."""
+        """Turn the log off."""
         self.is_on = False
         self._forget()
 
     def note(self, event: BlockEvent, keys: np.ndarray) -> None:
-        """That became of the blocks of these: [num_blocks] keys."""
+        """Note an event of the blocks with these keys: [num_blocks]."""
         if not (self.is_on and self._num_ids and len(keys)):
             return
         self._runs.append((event, keys))
         self._num_pending += len(keys)
         if self._num_pending > self._num_places:
-            self.begin()  # all that is there is less
+            self.begin()  # a walk of all blocks is shorter
 
     def take(self) -> Told:
-        """What is to be told next, which may be nothing; it is taken to be told then."""
+        """Return the next events, possibly none; they count as sent."""
         runs, room = [], MAX_EVENT_KEYS
         while room and self._runs:
             event, keys = self._runs.popleft()
@@ -124,7 +123,7 @@ class EventLog:
         return self._num_ids + (self._host.num_slots if self._host is not None else 0)
 
     def _walk(self, most: int) -> tuple[BlockEvent, np.ndarray]:
-        """What there is of so many blocks or slots more, or fewer."""
+        """Return keys of at most `most` more block ids or slots."""
         begin = self._num_walked
         if begin < self._num_ids:
             self._num_walked = min(begin + most, self._num_ids)
@@ -140,7 +139,7 @@ class EventLog:
 
 
 def _packed(runs: list[tuple[BlockEvent, np.ndarray]]) -> tuple[bytes, bytes, bytes]:
-    """Kinds and lengths of runs, and their keys, cut short."""
+    """Return kinds of runs, lengths of runs, and shortened keys."""
     lengths = [(event, sum(len(keys) for _, keys in some)) for event, some in groupby(runs, itemgetter(0))]
     keys = np.concatenate([keys for _, keys in runs]) if runs else np.zeros(0, f"V{KEY_BYTES}")
     short = np.ascontiguousarray(keys).view(SHORT_KEY).reshape(-1, KEY_BYTES // SHORT_KEY_BYTES)[:, 0]

@@ -1,18 +1,22 @@
-"""Who has which block of a pool, and since when. Knows clients by number; no memory, no sockets.
+"""State and holder of each block of a pool, by lease. Knows clients by number; no memory, no sockets.
 
-    FREE ──lease──▶ LEASED ──offer──▶ OFFERED ──accept──▶ LEASED (by whom it was offered to)
-      ▲               │ │ │              ├──decline──▶ FREE
-      ├─────free──────┘ │ └──its holder is gone, or who it was offered to (and may have just taken it)──▶ QUARANTINED
-      │                 └──seal──▶ SEALED ──offer, accept, free: so it is read, and by whom──▶ SEALED
-      ├──nobody reads it, and it is wanted, or not the one that its key finds──┘
-      └──────────────────────────────────────it writes no more───────────────────────────────────┘
+    lease:   FREE ──▶ LEASED.
+    free:    LEASED ──▶ FREE.
+    offer:   LEASED ──▶ OFFERED; a SEALED block stays SEALED.
+    accept:  OFFERED ──▶ LEASED, by the target of the offer.
+    decline: OFFERED ──▶ FREE.
+    seal:    LEASED ──▶ SEALED; from then on offer, accept and free change the readers only.
+    last reader gone: still SEALED, now cached, if the key finds the block; else FREE.
+    evict:   SEALED and cached ──▶ FREE.
+    leave:   LEASED, OFFERED ──▶ QUARANTINED, after the end of the holder or target, which may have just accepted.
+    cure:    QUARANTINED ──▶ FREE, because the process writes no more.
 
-Every lease of a block is a new generation of it, and whoever says something of a block says which one: what is said of
-an earlier one is refused. Nothing here is written by two: a block is one client's while it is LEASED, and nobody's
-otherwise; SEALED are those that nobody writes any more, and many may read (see `sealed_blocks`).
+Every lease of a block is a new generation. A message about a block names the generation, and a message about an earlier
+generation is refused. So no block has two writers: a LEASED block has a single client, other blocks have none. A SEALED
+block is immutable, and many clients may read the block (see `sealed`).
 
-Messages name thousands of blocks, so these are arrays: ids in any order, [num_blocks] intp, by which numpy takes and
-puts fastest, and their generations, [num_blocks] int32.
+Messages name thousands of blocks, so blocks are arrays: ids in any order, [num_blocks] intp, because numpy indexes
+fastest by intp, and generations, [num_blocks] int32.
 """
 
 from collections import Counter
@@ -31,12 +35,14 @@ from common.wire.values.pool_shape import PoolShape, are_enough
 
 NOBODY = -1
 OFFERS = -2
-"""Who reads what is sealed and offered."""
+"""Client number that reads sealed blocks of open offers."""
 TIER = -3
-"""Who writes and reads what comes back from host memory (see `host_tier`)."""
+"""Client number that writes and reads blocks restored from host memory (see `host_tier`)."""
 
 
 class BlockState(IntEnum):
+    """State of a block."""
+
     FREE = 0
     LEASED = 1
     OFFERED = 2
@@ -45,17 +51,17 @@ class BlockState(IntEnum):
 
 
 class Claim(NamedTuple):
-    """What a block is to whom."""
+    """State of a block, and its client."""
 
     state: BlockState
-    client: int  # of what is offered, who may take it; of what is quarantined, who had it
+    client: int  # target if OFFERED; last holder if QUARANTINED
 
 
 FREE = Claim(BlockState.FREE, NOBODY)
 SEALED = Claim(BlockState.SEALED, NOBODY)
 
 
-# Claims as numbers, by which those of many blocks are compared at once.
+# Claims as numbers, to compare many at once.
 STATE_BITS = 3
 LEASED_BITS, OFFERED_BITS, QUARANTINED_BITS = map(int, (BlockState.LEASED, BlockState.OFFERED, BlockState.QUARANTINED))
 FREE_CODE, SEALED_CODE = (claim.client << STATE_BITS | claim.state for claim in (FREE, SEALED))
@@ -63,7 +69,7 @@ FREE_CODE, SEALED_CODE = (claim.client << STATE_BITS | claim.state for claim in 
 
 @dataclass(frozen=True, slots=True)
 class OfferKey:
-    """To whom, and which attempt of which request."""
+    """Target client of an offer, and the attempt of a request."""
 
     client: int
     request_id: str
@@ -71,23 +77,23 @@ class OfferKey:
 
 
 class Offered(NamedTuple):
-    """Blocks by what becomes of them."""
+    """Named blocks, split into leased and sealed blocks."""
 
     leased: np.ndarray  # [num_leased] intp
     sealed: Named
 
 
 class BlockIndex:
-    """Every block of one pool but the proof blocks.
+    """Every block of a pool except the proof blocks.
 
     Args:
-        on_free: told of blocks that come free.
+        on_free: called with blocks that come free.
     """
 
     def __init__(self, shape: PoolShape, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
         self.shape, self.on_free = shape, on_free
         self._claims = np.full(shape.num_ids, FREE_CODE, np.int64)  # by block
-        self.generation = np.zeros(shape.num_ids, np.int32)  # the last of each
+        self.generation = np.zeros(shape.num_ids, np.int32)  # latest, by block
         begins = zip(shape.proof_ids, shape.num_blocks, strict=True)
         self.free_ids = [list(range(begin + count - 1, begin, -1)) for begin, count in begins]  # by group
         self.offers: dict[OfferKey, Offered] = {}
@@ -97,7 +103,7 @@ class BlockIndex:
 
     @property
     def num_free(self) -> Counts:
-        """By group; those that are cached are there for who wants them."""
+        """Free blocks by group, cached blocks included."""
         first, *others = map(len, self.free_ids)
         return (first + len(self.sealed.cached), *others)
 
@@ -106,21 +112,24 @@ class BlockIndex:
         return sum(len(offered.leased) for offered in self.offers.values())
 
     def holds(self, client: int) -> bool:
-        """Whether a client has some to write or to read."""
+        """Tell whether a client holds blocks, to write or to read."""
         return self.num_leased[client] > 0 or self.sealed.num_of_client[client] > 0
 
     def claim(self, block_id: int) -> Claim:
-        """What that block is to whom."""
+        """Return state and client of a block."""
         client, state = divmod(int(self._claims[block_id]), 1 << STATE_BITS)
         return Claim(BlockState(state), client)
 
     def generations(self, block_ids: np.ndarray) -> np.ndarray:
-        """Of these blocks: [num_blocks] int32."""
+        """Return generations of blocks: [num_blocks] int32."""
         generations: np.ndarray = self.generation[block_ids]
         return generations
 
     def lease(self, client: int, counts: Counts) -> np.ndarray:
-        """Give that many free blocks of each group, of which there must be so many: [sum(counts)] intp."""
+        """Lease free blocks of each group: [sum(counts)] intp.
+
+        The caller checks `num_free` first. Evicts cached blocks of the first group if needed.
+        """
         assert are_enough(self.num_free, counts), "who leases looks first"
         if (num_lacking := counts[0] - len(self.free_ids[0])) > 0:
             self._release(self.sealed.evict(num_lacking))
@@ -135,9 +144,9 @@ class BlockIndex:
         return block_ids
 
     def seal(self, client: int, block_ids: np.ndarray, generations: np.ndarray, keys: bytes) -> None:
-        """A client writes these no more, and only reads them; raises Misbehaved, and changes nothing.
+        """Seal a client's leased blocks; the client reads them from now on.
 
-        `keys` are packed, see `block_key`.
+        `keys` are packed (see `block_key`). Raises Misbehaved, and changes nothing.
         """
         if not self.shape.layout.is_reusable:
             raise Misbehaved("blocks of this layout cannot be used again")
@@ -149,7 +158,7 @@ class BlockIndex:
         self.sealed.seal(client, leased, keys)
 
     def free(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> None:
-        """Take back what a client has or reads; raises Misbehaved, and takes nothing, if it has not all of it."""
+        """Take back blocks leased or read by a client; raises Misbehaved, and changes nothing."""
         leased, sealed = self._checked(client, block_ids, generations)
         self.num_leased[client] -= len(leased)
         self._release(leased)
@@ -158,7 +167,10 @@ class BlockIndex:
     def offer(
         self, client: int, key: OfferKey, block_ids: np.ndarray, generations: np.ndarray, num_sealed: int
     ) -> None:
-        """From one client to another, the first of them sealed; raises Misbehaved, and changes nothing."""
+        """Offer a client's blocks to another client, sealed blocks first.
+
+        Raises Misbehaved, and changes nothing.
+        """
         leased, sealed = self._checked(client, block_ids, generations)
         are_first = not num_sealed or (self._claims[block_ids[:num_sealed]] == SEALED_CODE).all()
         if sealed.total != num_sealed or not are_first:
@@ -171,22 +183,23 @@ class BlockIndex:
         self.offers[key] = Offered(leased, sealed)
 
     def accept(self, key: OfferKey) -> None:
-        """The offer is who it was made to's own."""
+        """Give the blocks of an offer to its target; raises Misbehaved if there is no such offer."""
         leased, sealed = self._taken(key)
         self._claims[leased] = key.client << STATE_BITS | LEASED_BITS
         self.num_leased[key.client] += len(leased)
         self._move(OFFERS, key.client, sealed)
 
     def decline(self, key: OfferKey) -> None:
-        """Nobody takes the offer."""
+        """Free the blocks of an offer; raises Misbehaved if there is no such offer."""
         leased, sealed = self._taken(key)
         self._release(leased)
         self._let_go(OFFERS, sealed)
 
     def retain(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> None:
-        """Take back all but these, and what a client was offered; raises Misbehaved, and takes nothing.
+        """Take back all blocks of a client and offers to the client, except the named leased blocks.
 
-        What is sealed nobody writes: none of it is kept for him.
+        Named sealed blocks are taken back too, because sealed blocks have no writer. Raises Misbehaved, and changes
+        nothing.
         """
         leased, _ = self._checked(client, block_ids, generations)
         self._forget_offers_to(client)
@@ -196,9 +209,10 @@ class BlockIndex:
         self._release(held[~np.isin(held, leased)])
 
     def leave(self, client: int) -> int:
-        """A client is gone: nobody gets what it may still write, which is what it had or may have just accepted.
+        """Quarantine blocks of a client after the end of its connection; return the number of blocks.
 
-        How many blocks those are. What it reads stays as it is, too, as it may not have noticed that it was let go.
+        The client may still write leased blocks, and blocks of offers that may have been accepted. Sealed blocks stay
+        read, because the client may not have noticed the end.
         """
         if count := self.num_leased.pop(client, 0) + self._forget_offers_to(client):
             self._claims[self._held(client)] = client << STATE_BITS | QUARANTINED_BITS
@@ -206,7 +220,7 @@ class BlockIndex:
         return count
 
     def cure(self, client: int) -> int:
-        """A client that is gone writes and reads no more: what it had is free. How many blocks those are."""
+        """Free all blocks of a client after its last read and write; return the number quarantined."""
         self._release(self.sealed.forget(client))
         count = self.num_quarantined.pop(client, 0)
         if count:
@@ -214,10 +228,10 @@ class BlockIndex:
         return count
 
     def _checked(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> Offered:
-        """Those that are leased, and those that are sealed.
+        """Split blocks into leased and sealed blocks.
 
-        Raises Misbehaved unless all are this client's, by these very leases: to write, each named once, or to read, no
-        more often than it does.
+        Raises Misbehaved unless the client holds all blocks by these generations. A leased block may be named once, a
+        sealed block as often as the client reads the block.
         """
         try:
             claims = self._claims[block_ids]
@@ -239,7 +253,7 @@ class BlockIndex:
         return Offered(leased, sealed)
 
     def _refuse(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> NoReturn:
-        """Say of the first of them that is not its own by that lease why."""
+        """Raise Misbehaved for the first block not held by the client with its generation."""
         for block_id, generation in zip(block_ids.tolist(), generations.tolist(), strict=True):
             claim = self.claim(block_id)
             if claim not in (SEALED, (BlockState.LEASED, client)):
@@ -255,7 +269,7 @@ class BlockIndex:
         return offered
 
     def _forget_offers_to(self, client: int) -> int:
-        """What is in them it has all the same, as it may have accepted. How many blocks are leased of that."""
+        """Give offers to their target, which may have accepted; return the number of leased blocks."""
         taken = [self.offers.pop(key) for key in list(self.offers) if key.client == client]
         for offered in taken:
             self._move(OFFERS, client, offered.sealed)
@@ -270,7 +284,7 @@ class BlockIndex:
             self._release(self.sealed.let_go(client, sealed))
 
     def _held(self, client: int) -> np.ndarray:
-        """In whatever state: [num_held] intp."""
+        """Return blocks claimed by the client, in any state: [num_held] intp."""
         return np.flatnonzero(self._claims >> STATE_BITS == client)
 
     def _release(self, block_ids: np.ndarray) -> None:

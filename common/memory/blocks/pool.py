@@ -1,9 +1,9 @@
-"""One pool of KV blocks: its memory, who uses it, and who gets blocks of it.
+"""A pool of KV blocks: memory, users, and the order in which clients get blocks.
 
-A worker asks for blocks ahead of need, so that no step waits for them, or for all blocks of a prompt. It gets what it
-asks for at once and whole, or waits and holds nothing for it: so no two wait for what the other holds. Those that
-decode come first, as what they have begun would be lost; prompts leave them a reserve to grow into. While somebody
-waits all others are asked to give back what they hold in hand.
+A worker asks for blocks ahead of need, so no step waits. A prefill worker asks for all blocks of a prompt at once. Such
+a want is granted at once and whole, or waits and holds nothing. So no two clients wait for each other's blocks.
+Decoding clients come first, because interrupted work would be lost; prompts leave them a reserve. While a client waits,
+all others are asked to give back spare blocks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,16 +22,16 @@ from common.wire.values.pool_shape import are_enough, minus
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A worker, as far as a pool cares."""
+    """A worker that uses a pool."""
 
     client: int
     worker: tuple[str, int]  # id and epoch
     is_decoding: bool = False
-    is_guest: bool = False  # it takes offers to pull them, and leases nothing
+    is_guest: bool = False  # accepts offers and reads blocks, but leases none
 
 
 WantKey = tuple[int, str, int]
-"""(client, request id, attempt); ("", 0) for blocks that are no prompt's."""
+"""(client, request id, attempt); ("", 0) for blocks that belong to no prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,11 +39,11 @@ class Want:
     """Blocks that a client waits for."""
 
     client: int
-    number: int  # first come, first served
-    num_blocks: Counts  # those that the keys of a prompt find included
+    number: int  # order of arrival
+    num_blocks: Counts  # includes blocks found by the prompt's keys
     prompt: PromptWanted | None = None
-    num_passed: int = 0  # blocks that others got before it that came later
-    is_restoring: bool = False  # what host memory has of the prompt is on its way
+    num_passed: int = 0  # blocks granted to later wants
+    is_restoring: bool = False  # blocks are on their way from host memory
 
     @property
     def key(self) -> WantKey:
@@ -52,29 +52,29 @@ class Want:
 
     @property
     def priority(self) -> int:
-        """Lower is earlier."""
+        """Priority of the prompt; lower is earlier."""
         return 0 if self.prompt is None else self.prompt.priority
 
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Memory, who has its blocks, and who wants some."""
+    """Memory, block index, users and waiting clients of a pool."""
 
     layout: KVLayout
     pool_id: int
     memory: Memory
     index: BlockIndex
-    reserve: float  # share that prompts leave to what is being decoded
+    reserve: float  # share of blocks that prompts leave to decoding
     users: dict[int, User] = field(default_factory=dict)
     wants: dict[WantKey, Want] = field(default_factory=dict)
-    restore: Callable[["Pool", Want], bool] = lambda pool, want: False  # whether what is parked of a prompt comes first
-    is_short: bool = False  # as users were told
-    num_done: int = 0  # how often blocks were sealed, or have changed hands
-    senders: dict[OfferKey, int] = field(default_factory=dict)  # client that made each offer not received yet
+    restore: Callable[["Pool", Want], bool] = lambda pool, want: False  # begins a restore
+    is_short: bool = False  # as last told to users
+    num_done: int = 0  # number of seals and changes of hands
+    senders: dict[OfferKey, int] = field(default_factory=dict)  # sender of each offer not received yet
     _numbers: Iterator[int] = field(default_factory=count)
 
     def want(self, client: int, num_blocks: Counts, prompt: PromptWanted | None = None) -> None:
-        """Let a client wait for blocks, in place of what it wanted before; it keeps its place."""
+        """Let a client wait for blocks. A new want of equal key replaces the earlier want, and keeps its place."""
         want = Want(client, next(self._numbers), num_blocks, prompt)
         if (known := self.wants.get(want.key)) is not None:
             known.num_blocks = num_blocks
@@ -82,36 +82,36 @@ class Pool:
             self.wants[want.key] = want
 
     def unwant(self, key: WantKey) -> None:
-        """Forget what a client wants, if it still does."""
+        """Forget a want, if it still waits."""
         self.wants.pop(key, None)
 
     def forget(self, client: int) -> None:
-        """Forget all that a client wants."""
+        """Forget all wants of a client."""
         self.wants = {key: want for key, want in self.wants.items() if want.client != client}
 
     def received(self, key: OfferKey) -> list[Answer]:
-        """Tell who made an offer, if it waits for that, that it was received."""
+        """Return an answer to the sender of an offer, once: the offer was received."""
         sender = self.senders.pop(key, None)
         return [] if sender is None else [Answer(sender, KVReceived(key.request_id, key.attempt))]
 
     def undelivered(self, keys: Iterable[OfferKey]) -> list[Answer]:
-        """Tell who made these offers, if it waits for that, that they are void."""
+        """Return answers to the senders of offers, if not received yet: the offers are void."""
         senders = ((key, self.senders.pop(key, None)) for key in keys)
         return [Answer(to, KVDeclined(key.request_id, key.attempt)) for key, to in senders if to is not None]
 
     def drop_user(self, client: int) -> list[Answer]:
-        """Let go of a client; offers to it that it has not received are void."""
+        """Remove a client; offers to the client are void if not received."""
         self.users.pop(client, None)
         self.forget(client)
         self.senders = {key: sender for key, sender in self.senders.items() if sender != client}
         return self.undelivered([key for key in self.senders if key.client == client])
 
     def is_waited_for(self, but: int) -> bool:
-        """Whether a client other than that waits for blocks."""
+        """Tell whether a client other than `but` waits for blocks."""
         return any(want.client != but for want in self.wants.values())
 
     def deal(self) -> list[Answer]:
-        """Give blocks to those that wait, in order; who wants little may pass who wants much, for a while."""
+        """Grant wants in order; a small want may pass larger ones for a while."""
         answers, available = [], self.index.num_free
         waiting: list[Want] = []
         for want in self._in_order():
@@ -135,7 +135,7 @@ class Pool:
         return answers
 
     def _in_order(self) -> list[Want]:
-        """Return those that wait: who decodes, and wants least, first; then by priority, first come first."""
+        """Return waiting wants in order: decoding clients first, the smallest want first; then priority, age."""
 
         def place(want: Want) -> tuple[bool, int, int]:
             is_decoding = self.users[want.client].is_decoding
@@ -144,7 +144,7 @@ class Pool:
         return sorted((want for want in self.wants.values() if not want.is_restoring), key=place)
 
     def _lacking(self, want: Want) -> Counts:
-        """Free blocks, cached ones included, that a want takes: also cached blocks of the prompt that it will read."""
+        """Return the number of free blocks taken by a want; cached blocks of its prompt count as free."""
         if want.prompt is None or not want.prompt.keys:
             return want.num_blocks
         return (want.num_blocks[0] - self.index.sealed.num_in_use(want.prompt.keys), *want.num_blocks[1:])
@@ -161,7 +161,11 @@ class Pool:
         return Answer(want.client, PromptBlocks(prompt.request_id, prompt.attempt, *blocks, len(found)))
 
     def may_pass(self, waiting: list[Want], wanted: Counts) -> bool:
-        """Whether prompts that wait for much may wait for that longer: for half as many blocks as they want, in all."""
+        """Tell whether a want may pass waiting prompts.
+
+        A prompt is passed by at most half as many blocks as the prompt wants, in all. A decoding client is never
+        passed.
+        """
         return not any(self.users[want.client].is_decoding for want in waiting) and all(
             want.num_passed + sum(wanted) <= sum(want.num_blocks) // 2 for want in waiting
         )
@@ -170,7 +174,7 @@ class Pool:
         return minus(self.index.num_free, reserve)
 
     def _reserve_before(self, client: int) -> Counts:
-        """Blocks that a client leaves to what is being decoded."""
+        """Return the number of blocks that a client must leave to decoding."""
         index = self.index
         decoding = [user.client for user in self.users.values() if user.is_decoding]
         is_decoding = bool(index.offers) or any(index.holds(client) for client in decoding)
@@ -180,5 +184,5 @@ class Pool:
 
 
 def packed(block_ids: np.ndarray, generations: np.ndarray) -> tuple[bytes, bytes]:
-    """As these travel: ids, [num_blocks] intp, and generations, [num_blocks] int32."""
+    """Pack ids, [num_blocks] intp, and generations, [num_blocks] int32, for a message."""
     return block_ids.astype(np.int32).tobytes(), generations.tobytes()

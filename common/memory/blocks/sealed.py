@@ -1,13 +1,14 @@
-"""Blocks that nobody writes any more: by which keys they are found, who reads them, and which may go.
+"""Sealed blocks of a pool: keys, readers, and the cached blocks ready for eviction.
 
-    sealed, read ──the last reader lets go──▶ cached ──evict──▶ the caller's to lease
-          ▲────────────────match────────────────┘
+    match:            a key finds a block, and the client becomes a reader of the block.
+    last reader gone: the block is cached.
+    evict:            the block is free for a new lease.
 
-The first block of a key is found by it; another of the same key is its reader's alone, and is free when he lets go.
-Of cached blocks those go first that were read longest ago, and of one text its end before its beginning, without which
-it would not be found. Knows clients by number.
+The first block sealed with a key is found by the key. Another block with an equal key serves only its reader, and is
+free when the reader lets go. Eviction takes the block read longest ago first. Of a text the end goes before the
+beginning, because the end cannot be found without the beginning. Knows clients by number.
 
-Messages name thousands of blocks. These are looked up one by one in one dict, by key; all else is arrays by block id.
+Messages name thousands of blocks. Only keys are looked up singly, in a dict; all else is arrays by block id.
 """
 
 from collections import Counter
@@ -26,18 +27,18 @@ KEY = np.dtype(f"V{KEY_BYTES}")
 
 
 class Named(NamedTuple):
-    """Blocks that a message names, as several texts of one reader may begin alike."""
+    """Distinct blocks of a message, with counts, because several texts of a reader may begin alike."""
 
-    block_ids: np.ndarray  # [num_blocks] intp, each once, where it stands first
-    times: np.ndarray | int  # how often each is named: [num_blocks] int64, or the same for all
-    total: int  # how many are named, those that are named again among them
+    block_ids: np.ndarray  # [num_blocks] intp, each once, in order of first mention
+    times: np.ndarray | int  # mentions of each: [num_blocks] int64, or a number for all
+    total: int  # sum of `times`
 
 
 NONE_NAMED = Named(np.zeros(0, np.intp), 1, 0)
 
 
 def named(block_ids: np.ndarray) -> Named:
-    """Of ids in any order: [num_named] intp."""
+    """Count ids in any order: [num_named] intp."""
     ids = block_ids.tolist()
     if len(set(ids)) == len(ids):
         return Named(block_ids, 1, len(ids))
@@ -46,27 +47,27 @@ def named(block_ids: np.ndarray) -> Named:
 
 
 class SealedBlocks:
-    """Of a pool of `num_ids` blocks."""
+    """Sealed blocks of a pool with ids below `num_ids`."""
 
     def __init__(self, num_ids: int) -> None:
         self.num_ids = num_ids
-        self.block_of: dict[bytes, int] = {}  # by key, in the order in which they were sealed
-        self.key = np.zeros(num_ids, KEY)  # by block, of those that are found
+        self.block_of: dict[bytes, int] = {}  # by key, in order of sealing
+        self.key = np.zeros(num_ids, KEY)  # by block, valid where `is_found`
         self.is_found = np.zeros(num_ids, bool)
-        self.num_readings = np.zeros(num_ids, np.int64)  # by block, those of offers included
-        self.of_client: dict[int, np.ndarray] = {}  # the same of each client alone
-        self.num_of_client: Counter[int] = Counter()  # its readings in all
-        self.cached = CachedBlocks(num_ids)  # those that nobody reads
+        self.num_readings = np.zeros(num_ids, np.int64)  # by block, offers included
+        self.of_client: dict[int, np.ndarray] = {}  # readings by block, for each client
+        self.num_of_client: Counter[int] = Counter()  # readings in all
+        self.cached = CachedBlocks(num_ids)  # found and not read
         self._host: HostBlocks | None = None
         self.log = EventLog(num_ids, self._keys_between)
 
     def attach(self, host: HostBlocks | None) -> None:
-        """From now on blocks are in that host memory, too; None: in none."""
+        """Set the host memory that holds blocks too, or None."""
         self._host = host
         self.log.attach(host)
 
     def seal(self, client: int, block_ids: np.ndarray, keys: bytes) -> None:
-        """Their writer reads them from now on, and others may: [num_blocks] intp, each once, and packed keys."""
+        """Seal blocks, [num_blocks] intp, each once, with packed keys; the client becomes a reader."""
         first_of_key = list(map(self.block_of.setdefault, unpacked(keys), block_ids.tolist()))
         are_first = np.array(first_of_key, np.intp) == block_ids
         found = block_ids[are_first]
@@ -77,18 +78,18 @@ class SealedBlocks:
         self._read(client, Named(block_ids, 1, len(block_ids)))
 
     def num_found(self, keys: Sequence[bytes]) -> int:
-        """How many of these, from the first on, find a block."""
+        """Return how many leading keys find a block."""
         return next((number for number, key in enumerate(keys) if key not in self.block_of), len(keys))
 
     def num_in_use(self, keys: bytes) -> int:
-        """Return how many of the blocks that these packed keys find, from the first on, are read by somebody."""
+        """Return how many blocks found by the leading packed keys have readers."""
         found = self._found(keys)
         return int(np.count_nonzero(self.num_readings[found])) if len(found) else 0
 
     def match(self, client: int, keys: bytes) -> np.ndarray:
-        """Blocks of the first of these packed keys, as far as there are some, each of which the client reads once more.
+        """Return the blocks found by the leading packed keys: [num_found] intp.
 
-        Returns [num_found] intp.
+        The client reads each of them once more.
         """
         block_ids = self._found(keys)
         if len(block_ids):
@@ -98,37 +99,37 @@ class SealedBlocks:
         return block_ids
 
     def _found(self, keys: bytes) -> np.ndarray:
-        """Blocks of the first of these packed keys, as far as there are some: [num_found] intp."""
+        """Return the blocks found by the leading packed keys: [num_found] intp."""
         block_ids = takewhile(lambda block_id: block_id is not None, map(self.block_of.get, unpacked(keys)))
         return np.array(list(block_ids), np.intp)
 
     def reads(self, client: int, blocks: Named) -> bool:
-        """Whether it reads each as often as it is named."""
+        """Tell whether the client reads each block as often as named."""
         if (readings := self.of_client.get(client)) is None:
             return not blocks.total
         return not np.count_nonzero(readings[blocks.block_ids] < blocks.times)
 
     def readings(self, client: int) -> dict[int, int]:
-        """How often it reads each block."""
+        """Return how often the client reads each block."""
         if (readings := self.of_client.get(client)) is None:
             return {}
         return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
 
     def move(self, client: int, other: int, blocks: Named) -> None:
-        """Another reads what is named here in place of a client, which does."""
+        """Move readings from a client, which must have them, to another."""
         self._count(client, blocks, -1)
         self._count(other, blocks, 1)
 
     def let_go(self, client: int, blocks: Named) -> np.ndarray:
-        """It reads what is named, in the order of a text, no more; returns what nobody can find or reads.
+        """End readings, named in the order of a text. Return blocks now free: [num_free] intp.
 
-        That is [num_free] intp, as is what `forget` returns.
+        A block without readers is cached if a key finds the block, else free.
         """
         self._count(client, blocks, -1)
         return self._unread(blocks)
 
     def forget(self, client: int) -> np.ndarray:
-        """It is gone, and reads nothing; as `let_go`."""
+        """End all readings of a client after its end. Return blocks now free: [num_free] intp."""
         readings = self.of_client.pop(client, None)
         if not self.num_of_client.pop(client, 0) or readings is None:
             return NONE_NAMED.block_ids
@@ -139,7 +140,10 @@ class SealedBlocks:
         return self._unread(Named(block_ids, times, int(times.sum())))
 
     def evict(self, count: int) -> np.ndarray:
-        """So many cached blocks, of which there must be as many, and one at least, are found no more: [count] intp."""
+        """Evict `count` cached blocks and forget their keys: [count] intp.
+
+        There must be so many, and `count` must be at least 1.
+        """
         block_ids = self.cached.evict(count)
         keys = self.key[block_ids]
         for key in keys.tolist():
@@ -149,7 +153,7 @@ class SealedBlocks:
         return block_ids
 
     def _tell_evicted(self, keys: np.ndarray) -> None:
-        """Some of them may be in host memory: [num_evicted] KEY."""
+        """Log evicted keys, [num_evicted] KEY: PARKED if host memory has the block, else GONE."""
         if self._host is None or not self.log.is_on:
             self.log.note(BlockEvent.GONE, keys)
             return
@@ -158,7 +162,7 @@ class SealedBlocks:
         self.log.note(BlockEvent.GONE, keys[~are_parked])
 
     def _keys_between(self, begin: int, end: int) -> np.ndarray:
-        """Of blocks with ids from one number to another, those that are found: [num_found] KEY."""
+        """Return keys of findable blocks with ids in [begin, end): [num_found] KEY."""
         keys: np.ndarray = self.key[begin:end][self.is_found[begin:end]]
         return keys
 
@@ -185,6 +189,6 @@ class SealedBlocks:
 
 
 def unpacked(keys: bytes) -> list[bytes]:
-    """Of packed keys: [num_blocks] of 16 bytes."""
+    """Split packed keys into keys of 16 bytes."""
     each: list[bytes] = np.frombuffer(keys, KEY).tolist()
     return each

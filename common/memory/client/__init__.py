@@ -1,1 +1,1 @@
-"""A worker's end: its connection to a memory server, and the blocks that it has from there."""
+"""A worker's side of a memory server: connections, and leased blocks."""

@@ -1,4 +1,4 @@
-"""A worker's end: claims a region of weights, fills it or waits for it, and notices when its server is gone."""
+"""A worker's connection to its memory server: claims weights and a pool, and notices the end of the server."""
 
 import os
 import select
@@ -31,9 +31,11 @@ from common.wire.values.pool_shape import PoolShape
 CONNECT_S = 60.0
 ANSWER_S = 60.0
 STALL_S = 120.0
-"""Without a word about the region that we wait for: twice what the server gives its filler."""
+"""Longest silence about an awaited region; twice the server's limit for a filler."""
 SAY_S = 0.2
+"""Shortest time between two progress messages."""
 LAST_WORDS_S = 1.0
+"""Longest wait for unsent messages before the end."""
 Wanted = TypeVar("Wanted", bound=Message)
 Progress = Callable[[int, int], None]
 """Called with (bytes filled, bytes in all)."""
@@ -41,16 +43,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Memory of the server."""
+    """Memory of the server, claimed by this worker."""
 
-    handle: bytes  # of CUDA IPC
-    descriptor: int | None  # of a file, on a CPU; the holder of the claim closes it
+    handle: bytes  # CUDA IPC handle
+    descriptor: int | None  # file, on a CPU; the claim's holder closes it
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsClaim(Claim):
-    """A region of weights, as it was when it was claimed."""
+    """A region of weights, with the region's state at the time of the claim."""
 
     state: RegionState
 
@@ -64,13 +66,13 @@ class PoolClaim(Claim):
 
 
 class MemoryClient:
-    """One connection, for the life of the worker: what it claims ends with it.
+    """A worker's connection to its memory server; claims end with the connection.
 
-    Raises ConfigError when there is no server within `CONNECT_S`, as it may be starting, too, and MemoryLost when it
-    hangs up.
+    Raises ConfigError if no server answers within `CONNECT_S`, because the server may still be starting. Raises
+    MemoryLost when the server hangs up.
 
     Args:
-        summon: called again and again while nobody answers; may raise ConfigError.
+        summon: called again and again until a server answers; may raise ConfigError.
     """
 
     def __init__(
@@ -94,31 +96,34 @@ class MemoryClient:
         self.server_id, self.server_epoch = welcome.server_id, welcome.epoch
 
     def claim_weights(self, fingerprint: str, layout: str, num_bytes: int) -> WeightsClaim:
-        """Raises ConfigError when there is no room for it."""
+        """Claim a region for weights; raises ConfigError if there is no room."""
         self.send(WeightsWanted(fingerprint, layout, num_bytes))
         region, descriptor = self._next(ANSWER_S, WeightsRegion)
         return WeightsClaim(region.handle, descriptor, region.num_bytes, region.state)
 
     def claim_pool(self, layout: KVLayout, num_blocks: Counts) -> PoolClaim:
-        """The pool of that layout, of so many blocks if there is none yet; raises ConfigError without room for it."""
+        """Claim the pool of a layout; a new pool gets `num_blocks`. Raises ConfigError if there is no room."""
         self.send(PoolWanted(layout, num_blocks))
         region, descriptor = self._next(ANSWER_S, PoolRegion)
         shape = PoolShape(layout, region.num_blocks)
         return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
 
     def report(self, num_filled: int) -> None:
-        """Say how far a region is that this worker fills; often, and it is said now and then."""
+        """Report the progress of filling a region; calls within `SAY_S` send nothing."""
         now_s = time.monotonic()
         if now_s - self.said_s > SAY_S:
             self.said_s = now_s
             self.send(WeightsProgress(num_filled))
 
     def publish(self, num_bytes: int) -> None:
-        """The region is filled; all of it must have been written, and nothing in it be written again."""
+        """Declare the region filled. All bytes must be written, and must never be written again."""
         self.send(WeightsFilled(num_bytes))
 
     def wait_filled(self, num_bytes: int, progress: Progress) -> RegionState:
-        """Until the region is FILLED, or EMPTY, as who filled it is gone; raises MemoryLost when neither comes."""
+        """Wait until the region is FILLED, or EMPTY because its filler is gone.
+
+        Raises MemoryLost after `STALL_S` of silence.
+        """
         while True:
             message, again = self._next(STALL_S, WeightsProgress, WeightsFilled, WeightsRegion)
             if again is not None:
@@ -133,7 +138,7 @@ class MemoryClient:
                     return message.state
 
     def receive(self, *kinds: type[Message]) -> list[Message]:
-        """What has arrived of these kinds; what somebody else waits for is left to him. Raises MemoryLost."""
+        """Return arrived messages of these kinds, and keep others; raises MemoryLost."""
         self._read()
         if not self.arrived:
             return []
@@ -142,16 +147,16 @@ class MemoryClient:
         return messages
 
     def send(self, message: MemoryMessage) -> None:
-        """From any thread, as weights are loaded by several, which say how far they are; raises MemoryLost."""
+        """Send a message; raises MemoryLost. Thread-safe, because several threads load weights and report."""
         self.connection.send(message)
 
     def report_fault(self, problem: str) -> None:
-        """Say, last of all, that the device met a fault here; raises MemoryLost."""
+        """Report a fault of the device as the last message; raises MemoryLost."""
         self.send(MemoryTainted(problem))
         self.finish_sending()
 
     def finish_sending(self) -> None:
-        """Wait a moment until all is said; raises MemoryLost."""
+        """Wait up to `LAST_WORDS_S` until all is sent; raises MemoryLost."""
         end_s = time.monotonic() + LAST_WORDS_S
         while self.is_sending and (left_s := end_s - time.monotonic()) > 0:
             select.select([], [self], [], left_s)
@@ -159,12 +164,11 @@ class MemoryClient:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something could not be sent at once: `receive` goes on with it."""
+        """Tell whether messages are unsent; `receive` goes on sending."""
         return self.connection.is_sending
 
     @property
     def num_unsent_bytes(self) -> int:
-        """How much could not be sent at once."""
         return self.connection.channel.num_unsent_bytes
 
     def fileno(self) -> int:
@@ -174,7 +178,10 @@ class MemoryClient:
         self.connection.close()
 
     def _next(self, deadline_s: float, *kinds: type[Wanted]) -> tuple[Wanted, int | None]:
-        """The next message of these kinds; raises MemoryLost without one, and ConfigError for a refusal."""
+        """Wait for the next message of these kinds.
+
+        Raises MemoryLost after `deadline_s`, and ConfigError for a refusal.
+        """
         end_s = time.monotonic() + deadline_s
         while True:
             for index, (message, descriptor) in enumerate(self.arrived):
@@ -190,7 +197,7 @@ class MemoryClient:
             self._read()
 
     def _read(self) -> None:
-        """Take what has arrived; raises MemoryLost when that is nothing and no more will."""
+        """Take arrived messages; raises MemoryLost if there are none and the connection has ended."""
         num_arrived = len(self.arrived)
         try:
             self.arrived.extend(self.connection.receive())
@@ -223,7 +230,7 @@ def _connected(path: Path, hello: MemoryHello, summon: Callable[[], None]) -> Co
 
 
 def _own_pidfd() -> int:
-    """By which the server knows when this process is over."""
+    """Return a descriptor of this process, from which the server learns of the end of the process."""
     try:
         return os.pidfd_open(os.getpid())
     except OSError as error:

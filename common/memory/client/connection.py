@@ -1,4 +1,4 @@
-"""A worker's end of a connection to a memory server, at home or as a guest: it greets, and never waits."""
+"""A worker's connection to a memory server, its own or another pool's; greets first, and never waits."""
 
 import errno
 import os
@@ -14,17 +14,17 @@ from common.wire.messages.memory import MemoryHello, MemoryMessage, MemoryRefuse
 from common.wire.messages.worker import Message
 
 Arrived = tuple[Message, int | None]
-"""With the descriptor that came along."""
+"""A message and its descriptor."""
 
 
 class Connection:
-    """What is claimed over it ends with it. Several threads may send.
+    """A connection with a greeting; claims end with it. Several threads may send.
 
-    Raises OSError when nobody is there.
+    Raises OSError if no server listens.
 
     Args:
-        greeting: who we are, which the server hears first.
-        descriptor: that goes along; it stays the caller's.
+        greeting: names this worker; sent first.
+        descriptor: sent with the greeting; stays the caller's.
     """
 
     def __init__(self, path: Path, greeting: MemoryHello | MemoryVisit, descriptor: int | None = None) -> None:
@@ -32,13 +32,13 @@ class Connection:
         self.channel = Channel(_connected(path))
         self._sending = threading.Lock()
         try:
-            self.send(greeting, descriptor)  # for which a new connection has room
+            self.send(greeting, descriptor)  # fits into a new connection's buffer
         except BaseException:
             self.close()
             raise
 
     def send(self, message: MemoryMessage, descriptor: int | None = None) -> None:
-        """Send, or keep until `receive`; raises MemoryLost."""
+        """Send a message, or keep the message until `receive`; raises MemoryLost."""
         try:
             with self._sending:
                 self.channel.send(message, descriptor)
@@ -46,7 +46,10 @@ class Connection:
             raise MemoryLost(self.problem(str(gone))) from None
 
     def receive(self) -> Iterator[Arrived]:
-        """What has arrived; the caller closes descriptors. Raises ConfigError for a refusal, MemoryLost at the end."""
+        """Yield arrived messages; the caller closes descriptors.
+
+        Raises ConfigError for a refusal, and MemoryLost at the end.
+        """
         try:
             with self._sending:
                 self.channel.flush()
@@ -59,18 +62,18 @@ class Connection:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something could not be sent at once."""
+        """Tell whether messages are unsent."""
         return bool(self.channel.unsent)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server is gone, be there still something to receive or not."""
+        """Tell whether the server is gone, even if unread messages remain."""
         poll = select.poll()
         poll.register(self.channel, select.POLLRDHUP)
         return bool(poll.poll(0))
 
     def problem(self, what: str) -> str:
-        """That with whose problem it is."""
+        """Prefix `what` with the server's socket path, for an error message."""
         return f"memory server {self.path}: {what}"
 
     def fileno(self) -> int:
@@ -81,7 +84,10 @@ class Connection:
 
 
 def _connected(path: Path) -> socket.socket:
-    """Raises OSError, PermissionError where another user is there, who would get weights and prompts."""
+    """Connect to a socket; raises OSError.
+
+    Raises PermissionError for another user's server, because the server would get weights and prompts.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:

@@ -1,11 +1,11 @@
-"""A worker's end of a connection to another pool's memory server: it reads blocks there, and has none.
+"""A guest's connection to another pool's memory server: reads blocks there, and leases none.
 
-    offered ──accept──▶ claimed, for as long as it is pulled ──free──▶ the server's
-       └──decline──▶ the server's                                        ▲
-    looked for ──PromptBlocks──▶ read, for as long as it is pulled ──free─┘
+    accept:        an offered block is claimed during the pull, until `free`.
+    decline:       an offered block is the server's again.
+    PromptBlocks:  blocks found by `look_up` are read during the pull, until `free`.
 
-What was pulled counts only if the connection stands when the pull is over: with its end the claims are void, and the
-blocks may be another's.
+A pull counts only if the connection stands at its end. The end of the connection voids claims, so the blocks may have
+been leased again.
 """
 
 import os
@@ -37,17 +37,18 @@ from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape, shown
 
 OfGuest = KVOffer | PromptBlocks
-"""What a memory server tells a guest of blocks that it may read."""
+"""Messages about blocks that a guest may read."""
 
 
 class Guest:
-    """Never waits: `claim` is there when the server has answered, and `problem` says why it is lost.
+    """A worker connected to another pool's memory server; never waits.
 
-    Raises MemoryLost when nobody is there.
+    `claim` is set once the server has answered. `problem` says why the connection is lost. Raises MemoryLost if no
+    server listens.
 
     Args:
         worker: id and epoch of this worker.
-        pool_id, layout: of the pool to read.
+        pool_id, layout: pool to read.
     """
 
     def __init__(
@@ -70,13 +71,16 @@ class Guest:
         self._said: list[OfGuest] = []
 
     def receive(self) -> list[OfGuest]:
-        """What was offered and found since the last time."""
+        """Return offers and found blocks since the last call."""
         self.look()
         said, self._said = self._said, []
         return said
 
     def look(self) -> None:
-        """See whether the connection stands, and what came: if it does not, no matter what is still to come."""
+        """Take arrived messages and check the connection.
+
+        The end of the connection is a problem even if unread messages remain.
+        """
         if self.problem:
             return
         try:
@@ -89,41 +93,41 @@ class Guest:
             self.problem = self.problem or str(lost)
 
     def tend(self) -> None:
-        """See to the server's being there."""
+        """Ask whether the server is alive, when due; silence is a problem."""
         if self._pulse.asks():
             self._send(MemoryKnock())
         if silence := self._pulse.silence:
             self._lose(silence)
 
     def receive_offer(self, offer: KVOffer) -> None:
-        """Own the request of an offer; its blocks stay the server's."""
+        """Take over the request of an offer; the blocks stay the server's."""
         self._send(KVReceived(offer.request_id, offer.attempt))
 
     def accept(self, offer: KVOffer) -> None:
-        """Claim the blocks of an offer; then they are what they are until they are freed, or the connection ends."""
+        """Claim the blocks of an offer; their bytes stay valid until `free` or the end of the connection."""
         self._send(KVAccepted(offer.request_id, offer.attempt))
 
     def decline(self, offer: KVOffer) -> None:
-        """Let others have the blocks of an offer."""
+        """Decline an offer, so the server may lease its blocks."""
         self._send(KVDeclined(offer.request_id, offer.attempt))
 
     def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
-        """Ask for the blocks of a text, from the first of these on, that are there: a `PromptBlocks` is the answer."""
+        """Ask for blocks of the leading digests of a text; a `PromptBlocks` answers."""
         self._send(PromptWanted(request_id, attempt, pack_keys(digests), block_us=0, num_blocks=0, priority=0))
 
     def free(self, said: OfGuest) -> None:
-        """Nothing here reads the blocks of an accepted offer, or what was found, any more."""
+        """Give back the blocks of an accepted offer or of a `PromptBlocks`."""
         self._send(BlocksFreed(said.block_ids, said.generations))
 
     def report_fault(self, problem: str) -> None:
-        """Say, last of all, that the device met a fault here: it may have written there, too."""
+        """Report a fault of the device as the last message, because the fault may have damaged the pool."""
         self._send(MemoryTainted(problem))
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
     def close(self) -> None:
-        """Give up all claims; nothing may be read any more."""
+        """Close the connection and give up all claims; no block may be read afterwards."""
         self.problem = self.problem or "closed"
         self.connection.close()
         if self.claim is not None and self.claim.descriptor is not None:
@@ -140,11 +144,11 @@ class Guest:
                 self.claim = self._claimed(message, descriptor)
             case MemoryTainted():
                 self._lose(message.problem)
-            case _:  # a welcome, and answers to our knocks
+            case _:  # a welcome, or an answer to a knock
                 pass
 
     def _claimed(self, region: PoolRegion, descriptor: int | None) -> PoolClaim | None:
-        """None if it cannot be a pool of the layout."""
+        """Return a claim; None, and a problem, if the pool does not fit the layout."""
         if len(region.num_blocks) != len(self.layout.groups):
             self._lose(f"its pool has {shown(region.num_blocks)} blocks, for {len(self.layout.groups)} groups")
             if descriptor is not None:

@@ -1,16 +1,20 @@
-"""Blocks that a worker leases of a shared pool: some at hand, so that no step waits for the memory server.
+"""Blocks leased from a shared pool: some are kept at hand, so no step waits for the memory server.
 
-    the server ──leased──▶ at hand ──allocate──▶ in use ◀──adopt── an accepted offer
-        ▲                    │   ▲                │   │
-        └───────too many─────┘   └──────free──────┘   └──release──▶ another worker's, by an offer
+    leased:   the server's ──▶ at hand.
+    allocate: at hand ──▶ in use.
+    adopt:    an accepted offer's ──▶ in use.
+    free:     in use ──▶ at hand.
+    release:  in use ──▶ another worker's, by an offer.
+    surplus:  at hand ──▶ the server's.
 
-What is full and will not be written again is **sealed**: from then on it is read only, here and by whoever begins a
-text alike, and let go when the text ends.
+A full block is **sealed**. From then on the block is only read, here and by others with a text of equal beginning. A
+sealed block is let go when its text ends.
 
-Who finds too few says with that how many it lacks; what is lacking is asked for, comes whole, and waits a moment to be
-used. Who lacks least is served first: so a sequence that grows never waits for a prompt that is to begin. While
-somebody waits for blocks, all but a floor goes back: nobody can wait for what others merely hold. So it is with blocks
-of one group that are of no use yet for want of those of another. Counts are by group.
+A sequence without enough blocks says how many are lacking. Lacking blocks are wanted, come whole, and are kept at hand
+for a moment. The smallest lack is served first, so a growing sequence never waits for a new prompt.
+
+While a worker waits for blocks, all others give back all but a floor, so no worker waits for idle blocks. Then blocks
+of a group go back too if blocks of another group are lacking. Counts are by group.
 """
 
 import time
@@ -39,24 +43,23 @@ from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape, are_enough, minus, shown
 
 LACKING_S = 1.0
-"""How long what somebody lacked is kept for him, who might have said so again."""
+"""Lifetime of a lack that is not repeated."""
 PATIENCE_S = 0.1
-"""For others to give back what they have at hand, before a sequence has to go."""
+"""Wait for blocks from others, before a sequence is dropped."""
 
 
 class Grant(NamedTuple):
-    """All blocks of a prompt, of the first group."""
+    """Blocks of a prompt, of the first group."""
 
-    found: list[int]  # of its first tokens, sealed and read here
+    found: list[int]  # sealed blocks of the prompt's first tokens
     fresh: list[int]  # to be filled
 
 
 class Magazine:
-    """The allocator of a worker that shares its pool. Torch-free.
+    """Block allocator of a worker with a shared pool. Torch-free.
 
     Args:
-        shape: of the pool.
-        send: to the memory server.
+        send: sends a message to the memory server.
     """
 
     def __init__(
@@ -66,46 +69,46 @@ class Magazine:
         self._send, self._clock = send, clock
         self._at_hand: list[list[int]] = [[] for _ in self.capacity]  # by group
         self._is_at_hand = np.zeros(shape.num_ids, bool)
-        self._generation = np.zeros(shape.num_ids, np.int32)  # of all that is leased; 0 of what is not
-        self.readings = Readings(shape.num_ids)  # of what is sealed
-        self.unread: list[int] = []  # read no more, which is not said yet, with their generations
+        self._generation = np.zeros(shape.num_ids, np.int32)  # by block; 0 if not leased
+        self.readings = Readings(shape.num_ids)  # of sealed blocks
+        self.unread: list[int] = []  # read no more; the server is told in `tend`
         self._unread_generations: list[int] = []
         self._num_leased = [0] * len(self.capacity)  # by group
-        self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # the least that somebody lacks, and when he said so
-        self._is_said = False  # since the last `tend`: what was said before has grown, or is no longer lacking
-        self._wanted, self._wanted_s = shape.layout.nothing, 0.0  # as the server was told, and since when some are
+        self._lacking, self._lacking_s = shape.layout.nothing, 0.0  # smallest lack, and its time
+        self._is_said = False  # a lack was noted since the last `tend`; older lacks are outdated
+        self._wanted, self._wanted_s = shape.layout.nothing, 0.0  # as told to the server, and since when
         self._is_short = False
         self._is_lost = False
 
     @property
     def num_free(self) -> Counts:
-        """Blocks at hand."""
+        """Blocks at hand, by group."""
         return tuple(map(len, self._at_hand))
 
     @property
     def num_unused(self) -> Counts:
-        """Blocks of the pool that nothing here uses."""
+        """Blocks of the pool not in use by this worker, by group."""
         columns = zip(self.capacity, self._num_leased, self._at_hand, strict=True)
         first, *others = (capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
         return (first - len(self.readings), *others)
 
     @property
     def is_short(self) -> bool:
-        """Whether some worker waits for blocks of the pool."""
+        """Tell whether a worker waits for blocks of the pool."""
         return self._is_short
 
     @property
     def in_use(self) -> list[int]:
-        """Blocks that are leased and not at hand, and may be written."""
+        """Leased blocks that are not at hand, and may be written."""
         in_use: list[int] = np.flatnonzero((self._generation != 0) & ~self._is_at_hand).tolist()
         return in_use
 
     def has(self, counts: Counts) -> bool:
-        """Whether so many are at hand of each group."""
+        """Tell whether `counts` blocks are at hand."""
         return are_enough(self.num_free, counts)
 
     def fetch(self, counts: Counts) -> bool:
-        """Whether so many are at hand of each group; if not, they are asked for, before all that is more."""
+        """Tell whether `counts` blocks are at hand; if not, want them, unless a smaller lack is noted."""
         if self.has(counts):
             return True
         if not self._is_said or sum(counts) <= sum(self._lacking):
@@ -113,12 +116,12 @@ class Magazine:
         return False
 
     def is_exhausted(self) -> bool:
-        """Whether nobody has blocks to give, and waiting for some has been in vain."""
+        """Tell whether no worker has blocks to give, after a wait of `PATIENCE_S`."""
         has_waited = any(self._wanted) and self._clock() - self._wanted_s > PATIENCE_S
         return self._is_lost or (self._is_short and has_waited)
 
     def allocate(self, counts: Counts) -> list[list[int]]:
-        """So many blocks of each group, or OutOfBlocks and none."""
+        """Take blocks of each group; raises OutOfBlocks, and takes none, if some are not at hand."""
         if not self.has(counts):
             raise OutOfBlocks(f"{shown(counts)} blocks wanted, {shown(self.num_free)} at hand")
         if are_enough(counts, self._lacking):
@@ -126,9 +129,9 @@ class Magazine:
         return self._pop(counts)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Take blocks back that nothing on the device touches; raises KVError for what is not in use here.
+        """Take back blocks that no device work touches; raises KVError for blocks not in use here.
 
-        What is sealed is of no use at hand: it is let go, in the order of its text.
+        Sealed blocks are let go, in the order of their text, because they cannot be written again.
         """
         freed = list(block_ids)
         if num_sealed := self.readings.num_first(freed):
@@ -141,14 +144,17 @@ class Magazine:
             at_hand += of_group
 
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
-        """By which the server knows these blocks, which are in use, those that are sealed first: [num_ids] int32."""
+        """Return generations of blocks in use, sealed blocks first: [num_ids] int32."""
         generations: np.ndarray = self._generation[np.asarray(block_ids, np.int32)]
         if num_sealed := self.readings.num_first(block_ids):
             generations[:num_sealed] = self.readings.generations(block_ids[:num_sealed])
         return generations
 
     def seal(self, block_ids: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Blocks in use are full, and no step writes them any more; raises KVError for what is not in use here."""
+        """Seal full blocks in use, not written by any step from now on.
+
+        Raises KVError for blocks not in use here.
+        """
         generations = self._release(block_ids)
         self.readings.add(block_ids, generations)
         self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), pack_keys(digests)))
@@ -156,26 +162,26 @@ class Magazine:
     def want_prompt(
         self, key: tuple[str, int], digests: Sequence[bytes], num_blocks: int, priority: int = 0, block_us: int = 0
     ) -> None:
-        """Ask for all blocks of a prompt, those that are found by its digests included; `granted` takes the answer.
+        """Ask for all blocks of a prompt, found blocks included; `granted` takes the answer.
 
         Args:
             key: request id and attempt.
-            block_us: what computing a block takes; what is in host memory is restored if that is faster.
+            block_us: microseconds to compute a block; faster restores from host memory come first. 0: no restores.
         """
         self._send(PromptWanted(*key, pack_keys(digests), block_us, num_blocks, priority))
 
     def unwant_prompt(self, key: tuple[str, int]) -> None:
-        """Forget what was asked for a prompt; an answer that comes all the same is to be freed."""
+        """Forget the wish for a prompt; the caller frees the blocks of a late answer."""
         self._send(PromptUnwanted(*key))
 
     def granted(self, message: PromptBlocks) -> Grant:
-        """Take over the blocks of a prompt: some are read here once more, the others are in use."""
+        """Take over the blocks of a prompt: found blocks to read, fresh blocks to use."""
         block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
         self.adopt(block_ids, generations, message.num_sealed)
         return Grant(block_ids[: message.num_sealed], block_ids[message.num_sealed :])
 
     def release(self, block_ids: Sequence[int]) -> np.ndarray:
-        """Blocks in use, those that are sealed first, become another's; returns their generations: [num_ids] int32."""
+        """Give blocks in use to another worker, sealed blocks first. Return generations: [num_ids] int32."""
         generations, num_sealed = self.generations(block_ids), self.readings.num_first(block_ids)
         self._release(block_ids[num_sealed:])
         if num_sealed:
@@ -183,7 +189,7 @@ class Magazine:
         return generations
 
     def adopt(self, block_ids: Sequence[int], generations: Sequence[int], num_sealed: int = 0) -> None:
-        """Another's blocks are in use here; the first of them are sealed."""
+        """Take over blocks of another worker; the first `num_sealed` are sealed."""
         if num_sealed:
             self.readings.add(block_ids[:num_sealed], generations[:num_sealed])
             block_ids, generations = block_ids[num_sealed:], generations[num_sealed:]
@@ -192,32 +198,32 @@ class Magazine:
 
     @property
     def leases(self) -> dict[int, int]:
-        """All blocks that are leased here, each with its generation."""
+        """Generation of each leased block."""
         block_ids = np.flatnonzero(self._generation)
         return dict(zip(block_ids.tolist(), self._generation[block_ids].tolist(), strict=True))
 
     def leased(self, message: BlocksLeased) -> None:
-        """The server gives what was wanted."""
+        """Put leased blocks at hand; the server has answered the last want."""
         self._wanted = self.shape.layout.nothing
         block_ids = unpack_ids(message.block_ids)
         self.adopt(block_ids, unpack_ids(message.generations))
         self.free(block_ids)
 
     def shortage(self, *, is_short: bool) -> None:
-        """Others lack blocks, or we do; or nobody does."""
+        """Note whether a worker waits for blocks of the pool."""
         self._is_short, self._wanted_s = is_short, self._clock()
 
     def lost(self) -> None:
-        """The server is gone: what is here is all there will be."""
+        """Note the end of the server: no more blocks will come."""
         self._is_lost = True
 
     def tend(self, level: Counts, floor: Counts, *, is_busy: bool = False) -> None:
-        """Ask for what is lacking, and give back what is too much; call once a turn.
+        """Ask for lacking blocks, and give back surplus; call once a turn.
 
         Args:
             level: blocks to have at hand.
-            floor: blocks to have at hand although others wait for some.
-            is_busy: who lacked some could not say so again, which may take as long as a step.
+            floor: blocks to have at hand while others wait for some.
+            is_busy: a step runs, so a lack could not be repeated and stays valid.
         """
         if self._is_lost:
             return
@@ -228,16 +234,16 @@ class Magazine:
         elif now_s - self._lacking_s > LACKING_S:
             self._lacking = self.shape.layout.nothing
         self._is_said = False
-        is_complete = are_enough(at_hand, self._lacking)  # what is lacking waits to be used
+        is_complete = are_enough(at_hand, self._lacking)  # lacking blocks wait to be used
         levels = zip(at_hand, self._lacking, level, floor, self.capacity, strict=True)
         decide = partial(_short_of, is_complete=is_complete) if self._is_short else _usual
         decided = [decide(*of_group) for of_group in levels]
         self._want(tuple(wanted for wanted, _ in decided), now_s)
-        if any(surplus := tuple(surplus for _, surplus in decided)):  # after what is wanted in its place
+        if any(surplus := tuple(surplus for _, surplus in decided)):  # after the want
             self._give_back(surplus)
 
     def check(self, owned: Iterable[Iterable[int]]) -> None:
-        """Raise KVError unless `owned` are all blocks in use here, each once, or as often as it is read."""
+        """Raise KVError unless `owned` lists each block in use once, and each sealed block as often as read."""
         seen = sorted(block_id for block_ids in owned for block_id in block_ids)
         in_use = sorted([*self.in_use, *self.readings])
         if seen != in_use:
@@ -249,7 +255,7 @@ class Magazine:
             self.unread, self._unread_generations = [], []
 
     def _want(self, counts: Counts, now_s: float) -> None:
-        """Say so if it is more than the server knows of, or less while that keeps others waiting."""
+        """Tell the server of a want that grew, or shrank while others wait."""
         is_more = any(minus(counts, self._wanted))
         if is_more or (counts != self._wanted and (self._is_short or not any(counts))):
             self._wanted_s = self._wanted_s if any(self._wanted) else now_s
@@ -269,7 +275,7 @@ class Magazine:
         self._send(BlocksFreed(pack_ids(block_ids), self._release(block_ids).tobytes()))
 
     def _release(self, block_ids: Sequence[int]) -> np.ndarray:
-        """These are leased no more; returns their generations."""
+        """End leases of blocks, and return generations."""
         ids = self._checked(block_ids)
         generations: np.ndarray = self._generation[ids]
         self._generation[ids] = 0
@@ -281,7 +287,7 @@ class Magazine:
             self._num_leased[number] += sign * count
 
     def _checked(self, block_ids: Sequence[int]) -> np.ndarray:
-        """These; raises KVError unless each is in use here, and named once."""
+        """Return the ids as an array; raises KVError unless each block is in use here and named once."""
         ids = np.asarray(block_ids, np.int32)
         are_in_use = (self._generation[ids] != 0) & ~self._is_at_hand[ids]
         if not are_in_use.all():
@@ -292,7 +298,7 @@ class Magazine:
 
 
 def _usual(at_hand: int, lacking: int, level: int, floor: int, capacity: int) -> tuple[int, int]:
-    """Blocks of a group to want, and to give back, when nobody waits for others."""
+    """Return blocks of a group to want and to give back, without a shortage."""
     wanted = max(2 * level, lacking) - at_hand if at_hand < max(level, lacking) else 0
     surplus = at_hand - max(2 * level, lacking) if at_hand > max(3 * level, lacking) else 0
     return min(max(wanted, 0), capacity), surplus
@@ -301,7 +307,7 @@ def _usual(at_hand: int, lacking: int, level: int, floor: int, capacity: int) ->
 def _short_of(
     at_hand: int, lacking: int, level: int, floor: int, capacity: int, *, is_complete: bool
 ) -> tuple[int, int]:
-    """The same while somebody waits."""
+    """Return blocks of a group to want and to give back, during a shortage."""
     keep = lacking if is_complete and lacking > floor else floor
     wanted = max(lacking, floor) - min(at_hand, keep)
     return min(max(wanted, 0), capacity), max(0, at_hand - keep)

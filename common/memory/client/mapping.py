@@ -1,4 +1,4 @@
-"""A region of another process as a tensor."""
+"""A memory server's region as a tensor."""
 
 import mmap
 import os
@@ -13,9 +13,9 @@ from common.memory.client.client import Claim
 
 
 class Mapping:
-    """Maps once; tensors of it are valid for the life of the process.
+    """A region mapped once; its tensors are valid for the life of the process.
 
-    Raises ConfigError when CUDA IPC does not reach the owner.
+    Raises ConfigError if CUDA IPC cannot map the memory.
     """
 
     def __init__(self, claim: Claim, device: torch.device) -> None:
@@ -23,7 +23,7 @@ class Mapping:
         self.address = _opened(claim.handle, device) if device.type == "cuda" else 0
 
     def tensor(self, *, writable: bool) -> Tensor:
-        """`[num_bytes]` uint8. On a CPU what is not writable cannot be written; CUDA IPC makes no difference."""
+        """Return `[num_bytes]` uint8; a read-only tensor is protected on a CPU, but not by CUDA IPC."""
         if self.device.type == "cuda":
             return tensor_at(self.address, self.claim.num_bytes, self.device)
         assert self.claim.descriptor is not None, "memory of the host comes with a descriptor"
@@ -34,18 +34,18 @@ class Mapping:
             return torch.frombuffer(memory, dtype=torch.uint8)
 
     def release(self) -> None:
-        """No more tensors will be wanted; those that are there stay valid."""
+        """Close the descriptor; existing tensors stay valid."""
         if self.claim.descriptor is not None:
             os.close(self.claim.descriptor)
 
 
 def tensor_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
-    """`[num_bytes]` uint8 over device memory that torch does not know."""
+    """Return `[num_bytes]` uint8 over device memory not allocated by torch."""
     return torch.as_tensor(_Raw(address, num_bytes), device=device)
 
 
 class _Raw:
-    """Foreign memory, presented the way torch accepts it without a copy."""
+    """Foreign memory in the form accepted by torch without a copy."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

@@ -1,15 +1,15 @@
-"""Whether somebody is at the other end of a connection: asked now and then, and told from the answers."""
+"""Liveness of the other end of a connection: questions now and then, and their answers."""
 
 import time
 from collections.abc import Callable
 
 ASK_S = 1.0
-"""Between two questions whether the server is there, by which it knows the same of us."""
+"""Time between two questions; questions also tell the server of a live worker."""
 MAX_UNANSWERED = 10
 
 
 class Pulse:
-    """Counts questions since the last word."""
+    """Number of questions since the last message."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -17,11 +17,11 @@ class Pulse:
         self._num_unanswered = 0
 
     def heard(self) -> None:
-        """A word has come."""
+        """Note a message from the other end."""
         self._heard_s, self._num_unanswered = self._clock(), 0
 
     def asks(self) -> bool:
-        """Whether to ask now; who says yes is taken to have asked."""
+        """Tell whether to ask now; the caller must ask if true."""
         if self._clock() - self._asked_s <= ASK_S:
             return False
         self._asked_s = self._clock()
@@ -30,7 +30,7 @@ class Pulse:
 
     @property
     def silence(self) -> str:
-        """For how long nobody has answered, when that is too long."""
+        """Description of a silence that is too long; else empty."""
         if self._num_unanswered <= MAX_UNANSWERED:
             return ""
         return f"not a word for {self._clock() - self._heard_s:.0f} s"

@@ -1,4 +1,4 @@
-"""A worker's part in a pool that it shares: blocks of it, and prompts that change hands in it."""
+"""A worker's part in a shared pool: blocks, and handoffs of prompts."""
 
 import select
 import time
@@ -28,33 +28,33 @@ from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_array
 
 OfPrompt = KVOffer | KVReceived | KVDeclined | PromptBlocks
-"""What a memory server says of one prompt."""
+"""Messages about a single prompt."""
 MANY_UNSENT_BYTES = MAX_UNSENT_BYTES // 16
-"""What steps in flight may still add is far below the rest, at which the channel gives up."""
+"""Bound for new work; launched steps add far less than the rest up to the channel's limit."""
 FIRST_BLOCKS, FIRST_S = 4, 60.0
-"""Of each group at hand when a worker starts, and how long to wait for one: the pool may be full."""
+"""Blocks of each group at hand when a worker starts, and longest wait for some, because the pool may be full."""
 FIRST_SHARE = 16
-"""Of a group that has few, at most one part in so many: who starts gives nothing back until it serves."""
+"""Largest share of a small group at hand at start: 1/16, because a starting worker gives nothing back."""
 
 
 class SharedPool:
-    """Speaks with the memory server on behalf of one worker; never waits for it.
+    """A worker's messages to its memory server about the pool; never waits.
 
-    When the server is lost, `problem` says so, and what is at hand is all there will be; if its memory `is_tainted`,
-    not even that is of use.
+    After the loss of the server `problem` is set, and no more blocks come. If the memory `is_tainted`, even blocks at
+    hand are useless.
     """
 
     def __init__(self, client: MemoryClient, claim: PoolClaim, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.client, self.pool_id, self._clock = client, claim.pool_id, clock
         self.problem, self._is_told = "", False
-        self.is_tainted = False  # what is in it may be damaged
-        self._answers: dict[tuple[str, int], KVReceived | KVAccepted] = {}  # to offers, by request, not sent yet
+        self.is_tainted = False  # blocks may be damaged by a device fault
+        self._answers: dict[tuple[str, int], KVReceived | KVAccepted] = {}  # unsent answers to offers, by request
         self._pulse = Pulse(clock=clock)
-        self.num_done = 0  # how often blocks of the pool were sealed, or have changed hands, as the server said last
+        self.num_done = 0  # seals and changes of hands in the pool, as last told by the server
         self.magazine = Magazine(claim.shape, self._send, clock=clock)
 
     def await_blocks(self) -> None:
-        """Wait until there are some at hand, as a worker needs one to start; raises MemoryLost if none come."""
+        """Wait for a block of each group, needed to start; raises MemoryLost after `FIRST_S`."""
         end_s, one = self._clock() + FIRST_S, tuple(1 for _ in self.magazine.capacity)
         level = tuple(min(FIRST_BLOCKS, count // FIRST_SHARE) for count in self.magazine.capacity)
         while not self.magazine.fetch(one):
@@ -65,7 +65,7 @@ class SharedPool:
                 raise MemoryLost(self.problem or f"memory server {self.client.path}: no KV block for {FIRST_S:.0f} s")
 
     def receive(self) -> list[OfPrompt]:
-        """What concerns prompts; what concerns blocks is heeded here."""
+        """Return messages about prompts; messages about blocks are handled here."""
         prompts: list[OfPrompt] = []
         for message in self._received():
             self._pulse.heard()
@@ -84,7 +84,7 @@ class SharedPool:
         return prompts
 
     def tend(self, level: Counts, floor: Counts, *, is_busy: bool = False) -> None:
-        """See to blocks at hand, as `Magazine.tend` has it, and to the server's being there; call after `receive`."""
+        """Tend blocks at hand (see `Magazine.tend`) and the server's pulse; call after `receive`."""
         self._send_answers()
         self.magazine.tend(level, floor, is_busy=is_busy)
         if self._pulse.asks():
@@ -100,7 +100,7 @@ class SharedPool:
         block_ids: Sequence[int],
         chain: tuple[bytes, bytes] = (b"", b""),
     ) -> bool:
-        """Give a complete prompt's blocks to a decode worker; false if the server is lost.
+        """Give a complete prompt's blocks to a decode worker; return False if the server is lost.
 
         The blocks are not this worker's any more. `receive` tells whether the decode worker received the offer.
 
@@ -108,7 +108,7 @@ class SharedPool:
             target: worker id and epoch.
             key: request id and attempt.
             token_id: the token just sampled.
-            chain: of keys: its root, and the digest of the last full block; b"" if nothing is to be sealed.
+            chain: root of the key chain, and digest of the last full block; b"" if no block will be sealed.
         """
         num_sealed, ids = self.magazine.readings.num_first(block_ids), pack_ids(block_ids)
         generations = self.magazine.release(block_ids).tobytes()
@@ -116,28 +116,31 @@ class SharedPool:
         return not self.problem
 
     def receive_offer(self, offer: KVOffer) -> None:
-        """Own the request of an offer; its blocks stay the server's. Sent with `tend`, or before anything else."""
+        """Take over the request of an offer; the blocks stay the server's.
+
+        The answer is sent by `tend`, or before the next message.
+        """
         self._answers[offer.request_id, offer.attempt] = KVReceived(offer.request_id, offer.attempt)
 
     def accept(self, offer: KVOffer) -> None:
-        """The blocks of the offer are in use here from now on.
+        """Put the blocks of an offer in use here.
 
-        That is said in `tend`, or before anything else is: it need not hold up a step, as nobody gets blocks that were
-        offered to a worker whose end is not certain.
+        The answer is sent by `tend`, or before the next message, so no step waits for it. A delay is safe because the
+        server quarantines offered blocks if this worker dies.
         """
         self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations), offer.num_sealed)
         self._answers[offer.request_id, offer.attempt] = KVAccepted(offer.request_id, offer.attempt)
 
     def by_group(self, offer: KVOffer) -> Sequence[Sequence[int]]:
-        """The blocks of the offer."""
+        """Return the blocks of an offer, by group."""
         return self.magazine.shape.by_group(unpack_array(offer.block_ids))
 
     def decline(self, offer: KVOffer) -> None:
-        """Let others have the blocks of the offer."""
+        """Decline an offer, so the server may lease its blocks."""
         self._send(KVDeclined(offer.request_id, offer.attempt))
 
     def leave(self) -> None:
-        """Let others have all but what a launched step may still write; last of all."""
+        """Give all blocks to others, except blocks that launched steps may still write; call last of all."""
         block_ids = self.magazine.in_use
         self._send(PoolLeft(pack_ids(block_ids), pack_ids(self.magazine.generations(block_ids))))
         if not self.problem:
@@ -145,18 +148,18 @@ class SharedPool:
                 self.client.finish_sending()
 
     def take_problem(self) -> str:
-        """Why the server is lost, once; it must not be polled any more."""
+        """Return the reason of a loss, once; afterwards the server must not be polled."""
         told, self._is_told = self._is_told, bool(self.problem)
         return "" if told else self.problem
 
     @property
     def is_sending(self) -> bool:
-        """Whether something could not be sent at once: `receive` goes on with it."""
+        """Tell whether messages are unsent; `receive` goes on sending."""
         return self.client.is_sending and not self.problem
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much is unsent that no more should be begun: the server has not read for a while."""
+        """Tell whether too much is unsent to begin more work, because the server has not read for a while."""
         return self.client.num_unsent_bytes > MANY_UNSENT_BYTES and not self.problem
 
     def fileno(self) -> int:

@@ -1,7 +1,7 @@
-"""A memory server for workers that nobody gave one: the first that finds none starts it, the last to leave ends it.
+"""A memory server for workers without a configured server: the first worker starts a server, which ends when unused.
 
-It is a process session of its own, so that what ends a worker does not end it, and serves whoever comes. Of two that
-are started at once one gets the lock beside the socket, and the other ends (see `listener`).
+The server is a process session of its own, so signals to a worker do not end the server. It serves any worker. If two
+are started at once, the holder of the lock beside the socket stays, and the other ends (see `listener`).
 """
 
 import logging
@@ -20,17 +20,17 @@ from common.wire.transport.endpoints import absolute
 logger = logging.getLogger(__name__)
 
 LINGER_S = 60.0
-"""Without a worker, unless `memory.linger_s` says how long: a worker that is started again still finds its weights."""
+"""Life without a worker unless `memory.linger_s` is set; a restarted worker still finds its weights."""
 MAX_LOG_BYTES = 1 << 20
 SOURCE_ROOT = Path(__file__).resolve().parents[3]
 
 
 class Starter:
-    """Starts the server that is to be found at a socket; call it whenever nobody answers there, until somebody does.
+    """Starter of a server at a socket; call again and again until a server answers.
 
     Args:
-        config: of the worker; its [net] and [memory] sections are the server's.
-        device: as this process calls it: `cpu` or `cuda:N`.
+        config: the worker's; the server gets its [net] and [memory] sections.
+        device: this process's name of the device: `cpu` or `cuda:N`.
     """
 
     def __init__(self, path: Path, config: Config, device: str) -> None:
@@ -41,7 +41,7 @@ class Starter:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> None:
-        """Start it, unless that one is still starting; raises ConfigError when it could not."""
+        """Start the server unless one is starting; raises ConfigError if the server failed to start."""
         if self.process is not None and self.process.poll():
             raise ConfigError(
                 f"the memory server of {self.config.memory.device} ended with status {self.process.returncode}: "
@@ -64,7 +64,7 @@ class Starter:
                 )
         except OSError as error:
             raise ConfigError(f"no memory server can be started: {error}; see worker.memory_socket") from None
-        threading.Thread(target=self.process.wait, name="memory server", daemon=True).start()  # so that its end is seen
+        threading.Thread(target=self.process.wait, name="memory server", daemon=True).start()  # to reap the process
         logger.info(
             "started a memory server for %s, process %d; it logs to %s",
             self.config.memory.device, self.process.pid, self.log,
@@ -72,13 +72,13 @@ class Starter:
 
 
 def _anywhere(net: NetSection) -> NetSection:
-    """The same for a process with another working directory."""
+    """Make paths absolute, for a process with another working directory."""
     secret_file = str(Path(net.secret_file).resolve()) if net.secret_file else ""
     return replace(net, router_endpoint=absolute(net.router_endpoint), secret_file=secret_file)
 
 
 def _opened(log: Path) -> BinaryIO:
-    """Goes on, as another server may write there, too, unless it has become long."""
+    """Open the log to append, because another server may write there; truncate a long log."""
     is_long = log.exists() and log.stat().st_size > MAX_LOG_BYTES
     return log.open("wb" if is_long else "ab")
 

@@ -1,1 +1,1 @@
-"""Memory of a GPU or of this host, as a memory server allocates, shares and copies it."""
+"""Memory of a GPU or of the host: allocated, shared and copied by a memory server."""

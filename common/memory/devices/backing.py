@@ -1,4 +1,4 @@
-"""What a device gives its memory server: memory that other processes can map, and copies to and from the host's."""
+"""Interface of a device to its memory server: memory mapped by other processes, and copies to host memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,40 +10,40 @@ from common.memory.devices.gpu_gauge import GpuUse
 
 
 class Memory(Protocol):
-    """Some bytes that this process owns."""
+    """Bytes owned by this process, and mapped by others."""
 
     @property
     def num_bytes(self) -> int: ...
 
     @property
     def handle(self) -> bytes:
-        """Of CUDA IPC; empty where there is a descriptor."""
+        """CUDA IPC handle; empty if there is a descriptor."""
         ...
 
     @property
     def address(self) -> int:
-        """On a device; 0 where there is a descriptor."""
+        """Device address; 0 if there is a descriptor."""
         ...
 
     @property
     def descriptor(self) -> int | None:
-        """Of a file."""
+        """Descriptor of a file; None for device memory."""
         ...
 
     def write(self, offset: int, data: bytes | bytearray) -> None:
-        """Put bytes there."""
+        """Write bytes at an offset, in bytes."""
         ...
 
     def fill(self, offset: int, num_bytes: int, byte: int) -> None:
-        """Make all bytes there the same."""
+        """Set bytes from an offset to a value."""
         ...
 
     def seal(self) -> None:
-        """Nobody writes it from now on; whoever maps it later cannot, where the system can see to that."""
+        """Declare the memory immutable; later mappings are read-only where the system supports it."""
         ...
 
     def close(self) -> None:
-        """Give it back; mappings of others stay what they are."""
+        """Free the memory; mappings of other processes stay valid."""
         ...
 
 
@@ -52,7 +52,7 @@ class HostPiece:
     """Host memory of this process alone, from and to which a device copies."""
 
     content: np.ndarray  # [num_bytes] uint8
-    close: Callable[[], object] = lambda: None  # nothing is copied any more
+    close: Callable[[], object] = lambda: None  # call after the last copy
 
     @property
     def address(self) -> int:
@@ -60,9 +60,9 @@ class HostPiece:
 
 
 class Run(NamedTuple):
-    """Bytes that lie together on both sides."""
+    """A contiguous range of bytes to copy."""
 
-    offset: int  # in the memory
+    offset: int  # in the memory, in bytes
     piece: HostPiece
     place: int  # in the piece, in bytes
     num_bytes: int
@@ -73,64 +73,64 @@ class CopyFailed(Exception):
 
 
 class Copy(Protocol):
-    """Some runs, on their way."""
+    """A copy of some runs, under way or over."""
 
     def took_s(self) -> float | None:
-        """How long it took; None while it is not over. Raises CopyFailed."""
+        """Return the copy's duration, in seconds; None if not over. Raises CopyFailed."""
         ...
 
 
 class Copies(Protocol):
-    """Begun now, and over later; those of one direction are over in the order in which they were begun."""
+    """Asynchronous copies; copies of a direction end in the order of their begin."""
 
     batch_bytes: int
-    """Of one copy, more or less, so that nobody waits for its beginning."""
+    """Rough size of a copy, so `begin` returns soon."""
 
     def begin(self, memory: Memory, runs: Sequence[Run], *, is_out: bool) -> Copy:
-        """Out of the memory, or into it; raises CopyFailed."""
+        """Begin a copy out of the memory, or into it; raises CopyFailed."""
         ...
 
     def finish(self) -> None:
-        """Wait until all are over; raises CopyFailed."""
+        """Wait until all copies are over; raises CopyFailed."""
         ...
 
 
 class Backing(Protocol):
-    """Where memory comes from; `device` as workers name it to the router, `device_uuid` "" on a CPU."""
+    """Source of memory; `device` is the name told to the router, `device_uuid` is "" on a CPU."""
 
     device: str
     device_uuid: str
 
     settle_s: float
-    """How long after its end a process may still write there."""
+    """Time for which a process may still write after its end."""
 
     awake_s: float
-    """How long its server sleeps for moments only after a message (see `vigil`)."""
+    """Time for which the server stays awake after a message (see `poller`)."""
 
     host_pause: float
-    """How much longer than to make a piece of host memory takes the pause after it is (see `host_room`)."""
+    """Pause after making a piece of host memory, as a multiple of its duration (see `room`)."""
 
     def free_bytes(self) -> int:
-        """That the device has left."""
+        """Return the free bytes of the device."""
         ...
 
     def use(self) -> GpuUse:
-        """How busy and how warm the device is, as it was read last; takes no time."""
+        """Return the last reading of load and temperature; takes no time."""
         ...
 
     def allocate(self, num_bytes: int) -> Memory:
-        """Raises MemoryShort."""
+        """Allocate memory for sharing; raises MemoryShort."""
         ...
 
     def host_piece(self, num_bytes: int) -> HostPiece:
-        """Raises MemoryShort; for a thread of its own, as it takes long."""
+        """Make a piece of host memory; raises MemoryShort. Slow, so call from a thread of its own."""
         ...
 
     def copies(self) -> Copies:
-        """Between memory that was allocated here and such pieces; raises CopyFailed."""
+        """Return copies between memory of this backing and pieces; raises CopyFailed."""
         ...
 
 
 def gb(num_bytes: int) -> str:
-    """As people read it."""
+    """Format bytes for people, in GB."""
     return f"{num_bytes / 1e9:.2f} GB"

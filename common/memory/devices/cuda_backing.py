@@ -1,4 +1,4 @@
-"""Memory of a GPU."""
+"""Memory of a GPU, shared by CUDA IPC."""
 
 import uuid
 from contextlib import suppress
@@ -12,13 +12,14 @@ from common.memory.devices.cuda_copies import CudaCopies, pinned_piece
 from common.memory.devices.gpu_gauge import GpuGauge, GpuUse
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
-"""A CUDA IPC handle exposes whole 2 MiB pieces, so memory must fill its own."""
+"""A CUDA IPC handle exposes whole 2 MiB pieces, so each allocation fills its pieces."""
 
 
 class CudaBacking:
-    """Device memory, handed out as handles of CUDA IPC.
+    """Device memory, shared as CUDA IPC handles.
 
-    What a process has launched ends with its context, and under MPS, whose server has the context, a moment later.
+    Work launched by a process ends with its context. Under MPS the context is the MPS server's, and ends a moment
+    later.
     """
 
     settle_s = 2.0
@@ -39,7 +40,7 @@ class CudaBacking:
         self.device_uuid = str(uuid.UUID(bytes=properties.uuid.bytes))
         self.device = f"cuda:{index} {properties.name.decode()} {self.device_uuid}"
         self._gauge = GpuGauge(self.device_uuid)
-        with suppress(MemoryShort):  # and say now if this GPU cannot share its memory
+        with suppress(MemoryShort):  # raises ConfigError now if this GPU cannot share memory
             self.allocate(ALIGNMENT_BYTES).close()
 
     def free_bytes(self) -> int:
@@ -67,7 +68,7 @@ class CudaBacking:
 
 
 class CudaMemory:
-    """One allocation."""
+    """An allocation of device memory."""
 
     descriptor = None
 
@@ -87,13 +88,13 @@ class CudaMemory:
         self._check(self.runtime.cudaMemset(self.address + offset, byte, num_bytes))
 
     def seal(self) -> None:
-        """CUDA IPC maps for reading and writing only."""
+        """CUDA IPC has no read-only mappings."""
 
     def close(self) -> None:
         self.runtime.cudaFree(self.address)
 
     def _check(self, returned: tuple[Any]) -> None:
-        """What was begun is over when this returns: who gets these bytes next may write them."""
+        """Wait for the operation, because the next owner may write the memory; raises ConfigError if it failed."""
         (status,) = returned
         if status == self.runtime.cudaError_t.cudaSuccess:
             (status,) = self.runtime.cudaDeviceSynchronize()

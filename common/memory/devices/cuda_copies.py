@@ -1,7 +1,7 @@
-"""Copies between a GPU's pool and pinned host memory, by its copy engines: two streams, of which the way back is first.
+"""Copies between a GPU's pool and pinned host memory, by copy engines, on a stream for each direction.
 
-A copy is a few calls, each for a run of neighbouring blocks; two events around them say when it is over, and how long
-it took.
+Copies into the pool have priority. A copy is a few calls, each for a run of neighbouring blocks. Two events around the
+calls tell end and duration.
 """
 
 import mmap
@@ -21,7 +21,7 @@ BUS_ID_BYTES = 32
 
 
 class CudaCopies:
-    """Of the device that is current.
+    """Copies of the current device.
 
     Args:
         runtime: `cuda.bindings.runtime`.
@@ -38,7 +38,7 @@ class CudaCopies:
             for priority in (least, greatest)
         )
         self._kinds = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._events: list[Any] = []  # for copies to come
+        self._events: list[Any] = []  # spare events
 
     def begin(self, memory: Memory, runs: Sequence[Run], *, is_out: bool) -> "CudaCopy":
         runtime, base = self.runtime, memory.address
@@ -55,7 +55,7 @@ class CudaCopies:
             _checked(self.runtime, self.runtime.cudaStreamSynchronize(stream))
 
     def give_back(self, *events: Any) -> None:
-        """They are recorded again."""
+        """Take back events to record again."""
         self._events += events
 
     def _record(self, stream: Any) -> Any:
@@ -66,7 +66,7 @@ class CudaCopies:
 
 @dataclass(slots=True)
 class CudaCopy:
-    """Between two events."""
+    """A copy between two events."""
 
     copies: CudaCopies
     begun: Any
@@ -87,10 +87,11 @@ class CudaCopy:
 
 
 def pinned_piece(runtime: Any, index: int, num_bytes: int) -> HostPiece:
-    """Host memory that GPU `index` copies to and from by itself; raises MemoryShort. For a thread of its own.
+    """Make host memory for copies by GPU `index`; raises MemoryShort. For a thread of its own.
 
-    Pages are touched before they are pinned, large ones where the system has them, on the GPU's NUMA node: so the call
-    for which all other CUDA calls may wait is short, other than with cudaHostAlloc, which does all of that in it.
+    Pages are touched before pinning, on the GPU's NUMA node, and large where the system supports large pages. So the
+    pin call is short; other CUDA calls may wait for a pin call. cudaHostAlloc would do all of the work in a single
+    call.
     """
     runtime.cudaSetDevice(index)
     _stay_near(runtime, index)
@@ -98,13 +99,13 @@ def pinned_piece(runtime: Any, index: int, num_bytes: int) -> HostPiece:
     content[:: mmap.PAGESIZE] = 0
     (status,) = runtime.cudaHostRegister(content.ctypes.data, num_bytes, runtime.cudaHostRegisterDefault)
     if status != runtime.cudaError_t.cudaSuccess:
-        runtime.cudaGetLastError()  # it is over with that
+        runtime.cudaGetLastError()  # clears the error
         raise MemoryShort(f"cudaHostRegister of {num_bytes / 1e6:.0f} MB: {status.name}")
     return HostPiece(content, partial(runtime.cudaHostUnregister, content.ctypes.data))
 
 
 def _stay_near(runtime: Any, index: int) -> None:
-    """Run this thread on the GPU's NUMA node, if that can be told, as pages come from where they are touched first."""
+    """Run this thread on the GPU's NUMA node, if known, because the first touch places a page."""
     with suppress(OSError, ValueError):
         _, bus_id = runtime.cudaDeviceGetPCIBusId(BUS_ID_BYTES, index)
         name = (bus_id or b"").split(b"\0")[0].decode().lower()
@@ -115,7 +116,7 @@ def _stay_near(runtime: Any, index: int) -> None:
 
 
 def _cpus(listed: str) -> set[int]:
-    """From `0-3,8`."""
+    """Parse a list of CPUs like `0-3,8`."""
     cpus: set[int] = set()
     for part in listed.split(","):
         first, _, last = part.partition("-")
@@ -124,7 +125,7 @@ def _cpus(listed: str) -> set[int]:
 
 
 def _checked(runtime: Any, returned: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call returned beside its status."""
+    """Return results without the status; raises CopyFailed for an error status."""
     status, *rest = returned
     if status != runtime.cudaError_t.cudaSuccess:
         raise CopyFailed(status.name)

@@ -1,4 +1,4 @@
-"""Reads how busy and how warm a GPU is, in a thread: NVML may take longer than a server's loop may stand still."""
+"""Gauge of a GPU's load and temperature, in a thread, because NVML may be too slow for a server's loop."""
 
 import importlib
 import logging
@@ -13,18 +13,18 @@ UNKNOWN = -1
 
 
 class GpuUse(NamedTuple):
-    """One reading; UNKNOWN where nobody says."""
+    """A reading; UNKNOWN for values that NVML does not tell."""
 
-    percent: int = UNKNOWN  # of the last moments in which kernels ran
+    percent: int = UNKNOWN  # share of recent time with a running kernel
     celsius: int = UNKNOWN
 
 
 class GpuGauge:
-    """Reads one GPU until `close`; without NVML `now` stays unknown, and a line of the log says why.
+    """Reads a GPU until `close`. Without NVML `now` stays unknown, and the log says why.
 
     Args:
-        uuid: of the GPU, as CUDA has it.
-        nvml: NVIDIA's binding `pynvml`, if it is not to be imported.
+        uuid: CUDA's UUID of the GPU.
+        nvml: replaces NVIDIA's binding `pynvml`.
     """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
@@ -61,7 +61,7 @@ class GpuGauge:
 
 
 def _told(read: Callable[[], int]) -> int:
-    """Return a reading, or UNKNOWN where this GPU has none, as parts of one have not."""
+    """Return a reading, or UNKNOWN, because a part of a GPU may have no such reading."""
     try:
         return int(read())
     except Exception:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""Memory of this host: for a memory server of workers on a CPU, and for tests."""
+"""Memory of the host, for memory servers of workers on a CPU, and for tests."""
 
 import fcntl
 import mmap
@@ -17,11 +17,11 @@ from common.memory.devices.gpu_gauge import GpuUse
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in every Python's fcntl
 TOUCHED_AT_ONCE_BYTES = 2 * 1024 * 1024
-"""For fractions of a millisecond, in which no other thread gets on."""
+"""Pages touched without releasing the GIL; takes fractions of a millisecond."""
 
 
 class HostBacking:
-    """Anonymous files: they need no name and no room in /dev/shm, and end with their last user."""
+    """Anonymous files: without name, without use of /dev/shm, freed after the last user."""
 
     settle_s = 0.0
     awake_s = 0.0
@@ -45,7 +45,10 @@ class HostBacking:
             raise MemoryShort(f"{gb(num_bytes)} of host memory wanted: {error.strerror}") from None
 
     def host_piece(self, num_bytes: int) -> HostPiece:
-        """All of it is there, so that what the host has left says how many more there may be."""
+        """Make a piece of host memory with all pages touched.
+
+        So the host's available memory tells how many more pieces fit.
+        """
         content = pages(num_bytes)
         for begin in range(0, num_bytes, TOUCHED_AT_ONCE_BYTES):
             content[begin : begin + TOUCHED_AT_ONCE_BYTES : mmap.PAGESIZE] = 0
@@ -56,7 +59,7 @@ class HostBacking:
 
 
 class HostMemory:
-    """One file; its size is fixed, so that whoever maps it can count on that."""
+    """An anonymous file of fixed size, so mappings stay valid."""
 
     handle, address = b"", 0
 
@@ -86,7 +89,7 @@ class HostMemory:
 
 
 class HostCopies:
-    """Over when they are begun."""
+    """Synchronous copies: over as soon as begun."""
 
     batch_bytes = 4 * 1024 * 1024
 
@@ -97,12 +100,12 @@ class HostCopies:
         return Done(time.perf_counter() - begun_s)
 
     def finish(self) -> None:
-        """They are."""
+        """Return at once, because copies are synchronous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A copy that is over."""
+    """A finished copy."""
 
     seconds: float
 
@@ -111,9 +114,9 @@ class Done:
 
 
 def pages(num_bytes: int) -> np.ndarray:
-    """Memory of this process alone, large pages where the system has them; none of it is there until it is touched.
+    """Return private memory, with large pages where supported; pages exist once touched: [num_bytes] uint8.
 
-    Returns [num_bytes] uint8; raises MemoryShort.
+    Raises MemoryShort.
     """
     try:
         mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,1 +1,1 @@
-"""Sealed blocks in host memory, for which the pool has no room."""
+"""Host tier: sealed blocks in host memory, beyond the pool's room."""

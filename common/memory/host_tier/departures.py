@@ -1,10 +1,11 @@
-"""Sealed blocks on their way to host memory, in the background.
+"""Background copies of sealed blocks to host memory.
 
-    sealed ──queue──▶ leaving ──over──▶ in its slot
-                         └──the block is another's meanwhile──▶ nothing
+    add:   a sealed block's key is queued.
+    begin: a copy to a slot begins.
+    look:  after the copy, the slot holds the block if its key still finds the same lease; else the slot is free.
 
-Nothing is kept from others for that: nobody writes a block as long as its key finds it, so a copy counts if the key
-finds the same lease of it afterwards.
+Blocks are not locked for a copy. A block is immutable while its key finds it, so a copy counts if the key finds the
+block with its old generation afterwards.
 """
 
 from collections import deque
@@ -18,35 +19,35 @@ from common.memory.host_tier.slots import HostSlots
 from common.memory.host_tier.traffic import MAX_AHEAD, Traffic
 
 MAX_LOOKS = 256
-"""Keys that are looked at in a turn."""
+"""Queued keys examined in a turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Departure:
-    """One copy of some blocks, by the leases that they had."""
+    """A copy of some blocks, with their generations at its begin."""
 
     copy: Copy
     keys: list[bytes]
-    block_ids: np.ndarray  # [num_blocks] intp, as are `slots`
+    block_ids: np.ndarray  # [num_blocks] intp
     generations: np.ndarray  # [num_blocks] int32
-    slots: np.ndarray
+    slots: np.ndarray  # [num_blocks] intp
 
 
 class Departures:
-    """Of one pool."""
+    """Copies to host memory from a pool."""
 
     def __init__(self, traffic: Traffic, slots: HostSlots) -> None:
         self.traffic, self.slots, self.index = traffic, slots, traffic.pool.index
-        # Keys; of those that wait for long the first go, whose blocks are probably others' by now.
+        # Keys. A full queue drops the oldest, because their blocks are probably evicted.
         self.queue: deque[bytes] = deque(maxlen=self.index.shape.num_ids)
         self.leaving: deque[Departure] = deque()
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Blocks that these find are to be copied, unless others have them by then."""
+        """Queue keys of blocks to copy; blocks evicted meanwhile are skipped."""
         self.queue += keys
 
     def look(self) -> None:
-        """What is over is in its slots; raises CopyFailed."""
+        """Put finished copies into their slots; raises CopyFailed."""
         while self.leaving and self.traffic.is_over(self.leaving[0].copy, len(self.leaving[0].keys), is_out=True):
             departure = self.leaving.popleft()
             block_ids = np.array([self.index.sealed.block_of.get(key, -1) for key in departure.keys], np.intp)
@@ -57,7 +58,7 @@ class Departures:
             self.slots.give_back(departure.slots[~are_same])
 
     def begin(self) -> None:
-        """Copy what waits, if there are slots; raises CopyFailed."""
+        """Begin copies of queued blocks while slots are free; raises CopyFailed."""
         if not self.slots.num_slots:
             return
         for _ in range(MAX_AHEAD - len(self.leaving)):
@@ -72,14 +73,14 @@ class Departures:
             self.leaving.append(Departure(copy, keys[: len(slots)], block_ids, generations, slots))
 
     def give_up(self) -> None:
-        """None of them counts."""
+        """Void all copies and empty the queue."""
         for departure in self.leaving:
             self.slots.give_back(departure.slots)
         self.leaving.clear()
         self.queue.clear()
 
     def _next(self) -> tuple[list[bytes], np.ndarray]:
-        """Of those that wait, some that are in the pool and not in host memory: with their blocks, [num_keys] intp."""
+        """Take queued keys in the pool and not in host memory, with their blocks: [num_keys] intp."""
         keys: list[bytes] = []
         block_ids: list[int] = []
         for _ in range(min(MAX_LOOKS, len(self.queue))):

@@ -1,9 +1,11 @@
-"""Blocks on their way back from host memory, as somebody wants what the pool has no more.
+"""Copies of blocks back from host memory, for wants of blocks evicted from the pool.
 
-    asked ──▶ leased by the tier ──copied──▶ sealed, and what waited for them is asked again
+    add:   blocks are leased by the tier, and wants wait.
+    begin: copies begin.
+    look:  copied blocks are sealed, and the waiting wants are dealt again.
 
-Nobody else has the blocks before the copies are over. What the text begins with is read as long, so that all of it is
-there in the end, and who wants the same waits for the same copies.
+Blocks are not shared before their copies are over. The tier reads the beginning of the text meanwhile, so the text is
+whole in the end. Later wants of the text wait for the running copies.
 """
 
 from collections import deque
@@ -21,13 +23,13 @@ from common.memory.host_tier.traffic import MAX_AHEAD, Traffic
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """Of one text."""
+    """A restore of consecutive blocks of a text."""
 
     keys: list[bytes]
-    slots: np.ndarray  # [num_blocks] intp, as are `block_ids`
-    block_ids: np.ndarray  # which are the tier's, to be written
-    before: np.ndarray  # what the text begins with, which the tier reads: [num_before] intp
-    wants: list[Want] = field(default_factory=list)  # that wait for it
+    slots: np.ndarray  # [num_blocks] intp
+    block_ids: np.ndarray  # leased by the tier: [num_blocks] intp
+    before: np.ndarray  # beginning of the text, read by the tier: [num_before] intp
+    wants: list[Want] = field(default_factory=list)  # waiting for the restore
     num_begun: int = 0
     num_over: int = 0
 
@@ -37,16 +39,16 @@ class Restore:
 
 
 class Restores:
-    """Of one pool."""
+    """Restores into a pool."""
 
     def __init__(self, traffic: Traffic, slots: HostSlots) -> None:
         self.traffic, self.slots, self.index = traffic, slots, traffic.pool.index
         self.going_on: deque[Restore] = deque()  # oldest first
         self.of_key: dict[bytes, Restore] = {}
-        self.coming: deque[tuple[Copy, Restore, int]] = deque()  # copies, each of so many blocks
+        self.coming: deque[tuple[Copy, Restore, int]] = deque()  # copies and their numbers of blocks
 
     def add(self, keys: Sequence[bytes], slots: np.ndarray, before: np.ndarray, want: Want) -> None:
-        """What is in these slots is wanted, behind blocks that the tier reads."""
+        """Begin to restore blocks of these slots, behind blocks `before` read by the tier."""
         block_ids = self.index.lease(TIER, (len(slots),))
         restore = Restore(list(keys[: len(slots)]), slots, block_ids, before, [want])
         self.slots.hold(slots)
@@ -54,7 +56,7 @@ class Restores:
         self.going_on.append(restore)
 
     def look(self) -> Iterator[Restore]:
-        """Those that are over: their keys find them, and the tier still reads them; raises CopyFailed."""
+        """Yield finished restores; their keys find the blocks, and the tier still reads them. Raises CopyFailed."""
         while self.coming and self.traffic.is_over(self.coming[0][0], self.coming[0][2], is_out=False):
             _, restore, num_blocks = self.coming.popleft()
             restore.num_over += num_blocks
@@ -63,7 +65,7 @@ class Restores:
                 yield restore
 
     def begin(self) -> None:
-        """Copy what is wanted; raises CopyFailed."""
+        """Begin copies, oldest restore first; raises CopyFailed."""
         for restore in self.going_on:
             while restore.num_begun < len(restore.keys) and len(self.coming) < MAX_AHEAD:
                 some = slice(restore.num_begun, restore.num_begun + self.traffic.batch)
@@ -73,7 +75,7 @@ class Restores:
                 self.coming.append((copy, restore, len(block_ids)))
 
     def give_up(self) -> list[Restore]:
-        """None of them ends; returns them. Their blocks, which may still be written, stay the tier's."""
+        """Abandon and return all restores. Their blocks stay the tier's, because copies may still write."""
         restores = list(self.going_on)
         for restore in restores:
             self._forget(restore)
@@ -89,4 +91,4 @@ class Restores:
         self.going_on.remove(restore)
         for key in restore.keys:
             del self.of_key[key]
-        self.slots.let_go(restore.slots[::-1])  # of one text the end goes first
+        self.slots.let_go(restore.slots[::-1])  # the end of a text is evicted first

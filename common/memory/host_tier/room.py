@@ -1,7 +1,7 @@
-"""Host memory that becomes more piece by piece, in a thread of its own, slowly.
+"""Host memory that grows slowly, piece by piece, in a thread.
 
-To pin memory holds up every process that has something to do with the device: so a piece is small, there is a pause
-after each, and what is there is used while the rest is made. If no more can be had it stays as large as it is.
+Pinning memory holds up every process on the device. So a piece is small, a pause follows, and finished pieces are in
+use while others are made. If host memory runs short, the room stays as large as it is.
 """
 
 import logging
@@ -18,17 +18,19 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 * 1024 * 1024
 LEFT_SHARE = 16
-"""At most so much of the host's memory is left to all others: one part in so many."""
+"""Left to other processes: 1/16 of the host's memory."""
 END_S = 5.0
+"""Longest wait for the thread at the end."""
 
 
 class HostRoom:
-    """As many pieces as there are to be, or fewer.
+    """Pieces of host memory, up to `num_bytes`.
 
     Args:
         num_bytes: of all pieces.
-        make: one piece of so many bytes, in a thread of ours; raises MemoryShort.
-        pause: how much longer than a piece takes the pause after it is.
+        make: makes a piece of so many bytes, in the room's thread; raises MemoryShort.
+        pause: pause after a piece, as a multiple of its duration.
+        left_bytes: returns the bytes that pieces may still take.
     """
 
     def __init__(
@@ -48,13 +50,13 @@ class HostRoom:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Make pieces from now on."""
+        """Start the thread, unless started already."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="host memory", daemon=True)
             self._thread.start()
 
     def grow(self) -> int:
-        """Take over what was made meanwhile; how many pieces."""
+        """Take over new pieces; return their number."""
         num_before = len(self.pieces)
         while not self._made.empty():
             self.pieces.append(self._made.get())
@@ -62,16 +64,16 @@ class HostRoom:
 
     @property
     def num_bytes(self) -> int:
-        """That there are."""
+        """Bytes of all pieces taken over."""
         return len(self.pieces) * self.piece_bytes
 
     @property
     def is_made(self) -> bool:
-        """Whether nothing is added to what is there."""
+        """Tell whether the thread has ended, so no piece will come."""
         return self._thread is not None and not self._thread.is_alive()
 
     def close(self) -> None:
-        """Make no more, and give back what there is."""
+        """Stop the thread and free all pieces."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(END_S)
@@ -93,7 +95,7 @@ class HostRoom:
             logger.info("the host tier has its %.2f GB of host memory, after %.1f s", num_bytes / 1e9, took_s)
 
     def _make_one(self) -> str:
-        """What prevented it, if anything did."""
+        """Make a piece; return the problem, or ""."""
         if (left := self._left_bytes()) < self.piece_bytes:
             return f"{max(0, left) / 1e9:.2f} GB more of host memory can be had; lower memory.host_tier_bytes"
         try:

@@ -1,7 +1,10 @@
-"""Which blocks host memory holds: found by their keys, each in a slot; who was used longest ago goes first.
+"""Slots of host memory and their blocks, found by key; the least recently used block is evicted first.
 
-free ──take──▶ being filled ──put──▶ there ──hold──▶ being read ──let_go──▶ there
-                 └─────give_back─────▶ free            there ──take──▶ being filled
+take:      a free slot, or an evicted block's slot, is being filled.
+put:       the slot holds a block.
+give_back: the slot is free, not filled.
+hold:      the block is being read, so it is not evicted.
+let_go:    the block is not read any more.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,33 +16,33 @@ from common.memory.blocks.sealed import KEY
 
 
 class HostSlots:
-    """Of which there will be `most`."""
+    """At most `most` slots."""
 
     def __init__(self, most: int) -> None:
-        self.is_growing = False  # soon there are more: nothing has to go yet
-        self.slot_of: dict[bytes, int] = {}  # of what is there, read or not
+        self.is_growing = False  # more slots are coming, so nothing is evicted
+        self.slot_of: dict[bytes, int] = {}  # by key, being read or not
         self.num_slots = 0
-        self._key = np.zeros(most, KEY)  # by slot, of what is there
-        self._unread = CachedBlocks(most)  # slots of what is there and not being read, in their order
-        self.free: list[int] = []  # the last goes first
-        self.on_gone: Callable[[np.ndarray], None] | None = None  # told of keys of which nothing is there any more
+        self._key = np.zeros(most, KEY)  # by slot
+        self._unread = CachedBlocks(most)  # evictable slots, in order of use
+        self.free: list[int] = []  # taken from the end
+        self.on_gone: Callable[[np.ndarray], None] | None = None  # called with evicted keys
 
     def __len__(self) -> int:
-        """Blocks that are there."""
+        """Return the number of blocks in slots."""
         return len(self.slot_of)
 
     @property
     def num_unread(self) -> int:
-        """Of those, how many are not being read."""
+        """Blocks in slots that are not being read."""
         return len(self._unread)
 
     def grow(self, num_slots: int) -> None:
-        """So many more may be used."""
+        """Add free slots."""
         self.free[:0] = range(self.num_slots + num_slots - 1, self.num_slots - 1, -1)
         self.num_slots += num_slots
 
     def find(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Slots of the first of these keys, as far as they are there: [num_found] intp."""
+        """Return slots of the leading keys: [num_found] intp."""
         found = []
         for slot in map(self.slot_of.get, keys):
             if slot is None:
@@ -48,10 +51,9 @@ class HostSlots:
         return np.array(found, np.intp)
 
     def take(self, count: int) -> np.ndarray:
-        """Slots to be filled, so many or fewer if the others are in use; what was there longest is there no more.
+        """Take up to `count` slots to fill, free slots first, then those of the oldest blocks not being read.
 
-        As long as there are more and more of them that stays, or a text that has no room yet would drive out its own
-        beginning.
+        Nothing is evicted while the room grows, because a text without room yet would evict its own beginning.
 
         Returns [num_taken] intp, neighbours beside each other where possible.
         """
@@ -69,39 +71,39 @@ class HostSlots:
         return np.concatenate([np.array(taken, np.intp), np.sort(evicted)])
 
     def put(self, slots: np.ndarray, keys: Sequence[bytes]) -> None:
-        """These are filled; of what is there already one is enough."""
+        """Store blocks in filled slots; a slot is freed if another has its key."""
         first_of_key = list(map(self.slot_of.setdefault, keys, slots.tolist()))
         are_first = np.array(first_of_key, np.intp) == slots
         self._key[slots] = np.frombuffer(b"".join(keys), KEY)
-        self._unread.add(slots[are_first][::-1])  # of one text the end goes first
+        self._unread.add(slots[are_first][::-1])  # the end of a text is evicted first
         self.give_back(slots[~are_first])
 
     def give_back(self, slots: np.ndarray) -> None:
-        """These were not filled after all."""
+        """Free slots that were not filled."""
         self.free += slots.tolist()
 
     def hold(self, slots: np.ndarray) -> None:
-        """These, which are there and not being read, are read: nobody fills them."""
+        """Protect slots from eviction, because their blocks are being read."""
         self._unread.remove(slots)
 
     def let_go(self, slots: np.ndarray) -> None:
-        """These are not read any more, and go last."""
+        """Make slots evictable again, as the most recently used."""
         self._unread.add(slots)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """What is there of these goes last, in that order."""
+        """Make the blocks of keys the most recently used, in order."""
         slots = np.array([slot for slot in map(self.slot_of.get, keys) if slot is not None], np.intp)
         slots = slots[self._unread.have(slots)]
         self._unread.remove(slots)
         self._unread.add(slots)
 
     def unread_between(self, begin: int, end: int) -> np.ndarray:
-        """Of slots with numbers from one to another, what is there and not being read: [num_unread] KEY."""
+        """Return keys in slots [begin, end) that are not being read: [num_unread] KEY."""
         keys: np.ndarray = self._key[begin:end][self._unread.have(np.arange(begin, end))]
         return keys
 
     def clear(self) -> None:
-        """Nothing is there any more, or being filled or read."""
+        """Forget all blocks, and free all slots."""
         self.slot_of.clear()
         self._unread = CachedBlocks(len(self._key))
         self.free = list(range(self.num_slots - 1, -1, -1))

@@ -1,8 +1,8 @@
-"""Sealed blocks in host memory, where they stay when the pool has no room for them any more.
+"""Host tier: sealed blocks in host memory, kept after their eviction from the pool.
 
-They are copied there in the background (`host_departures`), and back when a prompt wants them (`host_restores`), if
-that takes less time than to compute them. One pool is served at a time, and what is here outlives it, for the next pool
-of the same layout. A copy that fails, or does not end, is the end of the tier: texts are computed again, as without it.
+Blocks are copied to the tier in the background (`departures`). A prompt that wants them back gets copies (`restores`),
+if copying is faster than computing. The tier serves a single pool at a time. Its blocks outlive the pool, for the next
+pool of equal layout. After a failed or endless copy the tier is lost, and texts are computed again.
 """
 
 import logging
@@ -31,11 +31,11 @@ from common.wire.values.kv_layout import KVLayout
 logger = logging.getLogger(__name__)
 
 IDLE_S = 20.0
-"""After which there is host memory even if nothing was sealed: its workers have started, which pinning holds up."""
+"""Wait before making host memory without seals; until then starting workers would be held up by pinning."""
 
 
 class Served:
-    """A pool, what is on its way between it and the tier, and what its event log is told of the tier."""
+    """The served pool: copies under way, and the pool's view of the tier (a `HostBlocks`)."""
 
     def __init__(self, pool: Pool, traffic: Traffic, slots: HostSlots) -> None:
         self.pool, self.index, self.traffic, self.slots = pool, pool.index, traffic, slots
@@ -58,11 +58,11 @@ class Served:
         return np.fromiter((key in self.slots.slot_of for key in keys), bool, len(keys))
 
     def parked_between(self, begin: int, end: int) -> np.ndarray:
-        """Those that are being read come back, or the tier ends."""
+        """Return keys of parked blocks. Blocks being read are left out, because they return or the tier ends."""
         return self._without_those_in_pool(self.slots.unread_between(begin, end))
 
     def end(self) -> None:
-        """The tier is nothing to the pool any more."""
+        """Detach the tier from the pool."""
         self.slots.on_gone = None
         self.index.sealed.attach(None)
         self.departures.give_up()
@@ -78,18 +78,18 @@ class Served:
 
 
 class HostTier:
-    """All of one server.
+    """The host tier of a memory server.
 
     Args:
-        room: host memory, which becomes more as soon as something is sealed, or `IDLE_S` after a pool is there.
-        copies: between pools and that.
+        room: host memory, made from the first seal on, or `IDLE_S` after the attach of a pool.
+        copies: between pools and the room.
     """
 
     def __init__(self, room: HostRoom, copies: Copies, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.room = room
         self.traffic = Traffic(copies, room.pieces, clock=clock)
         self._clock = clock
-        self.layout: KVLayout | None = None  # of what is here
+        self.layout: KVLayout | None = None  # of the blocks in `slots`
         self.slots = HostSlots(0)
         self.served: Served | None = None
         self.is_lost = False
@@ -98,11 +98,11 @@ class HostTier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is on its way."""
+        """Tell whether copies are under way."""
         return self.served is not None and bool(self.served.departures.leaving or self.served.restores.coming)
 
     def attach(self, pool: Pool) -> None:
-        """Serve a pool from now on, if there is no other, and its blocks can be used again."""
+        """Serve a pool, unless another is served, or its blocks cannot be reused."""
         num_in_piece = self.room.piece_bytes // pool.layout.groups[0].block_bytes
         most = num_in_piece * self.room.num_pieces
         if self.served is not None or self.is_lost or not (pool.layout.is_reusable and most):
@@ -122,7 +122,7 @@ class HostTier:
         )  # fmt: skip
 
     def detach(self, pool: Pool, *, keeps: bool) -> None:
-        """A pool goes, and what is here unless it `keeps` that. Waits for what is on its way."""
+        """Stop serving a pool, after waiting for its copies; forget all blocks unless `keeps`."""
         if self.served is None or self.served.pool is not pool:
             return
         try:
@@ -136,15 +136,15 @@ class HostTier:
             self.slots.clear()
 
     def sealed(self, pool: Pool, keys: bytes) -> None:
-        """Blocks that these packed keys find are to be copied here."""
+        """Queue blocks with these packed keys for a copy."""
         if self.served is not None and self.served.pool is pool:
             self.room.begin()
             self.served.departures.add(unpacked(keys))
 
     def ask(self, pool: Pool, want: Want) -> bool:
-        """Restore what is here of a wanted prompt and not in the pool, if it pays; whether something is coming.
+        """Begin or join a restore of the want's blocks, if worth the copies; return True if blocks will come.
 
-        The pool must have as many free blocks as the want lacks.
+        The pool must have the free blocks lacked by the want.
         """
         if self.is_lost or self.served is None or self.served.pool is not pool or want.prompt is None:
             return False
@@ -165,8 +165,11 @@ class HostTier:
         return True
 
     def tend(self) -> list[tuple[Pool, Restore]]:
-        """See to what is on its way; returns what is over: deal again to those that waited, then let go of it."""
-        self.slots.is_growing = not self.room.is_made  # asked before what is made is taken over
+        """Begin copies and finish others; return finished restores.
+
+        The caller deals again to their wants, and then calls `let_go`.
+        """
+        self.slots.is_growing = not self.room.is_made  # read before `grow`, so a last piece is not missed
         if grown := self.room.grow():
             self.slots.grow(grown * self._num_in_piece)
         if self.served is None or self.is_lost:
@@ -180,18 +183,21 @@ class HostTier:
             for restore in restores.look():
                 over.append(restore)
             restores.begin()
-            if not restores.coming:  # somebody waits for these
+            if not restores.coming:  # clients wait for restores, so departures come second
                 departures.begin()
         except CopyFailed as failed:
             over += self._lost(failed)
         return [(self.served.pool, restore) for restore in over]
 
     def let_go(self, restore: Restore) -> None:
-        """Those that waited are dealt to; what was not copied stays the tier's, as it may still be written."""
+        """End the tier's readings of a restore after the deal.
+
+        Blocks of an abandoned restore stay the tier's, because copies may still write them.
+        """
         self._let_go(np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before)
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Detach the pool and free the host memory."""
         went, came = self.traffic.out_bytes / 1e9, self.traffic.in_bytes / 1e9
         logger.info("host tier: %.2f GB of KV blocks went there, %.2f GB came back", went, came)
         if self.served is not None:
@@ -199,7 +205,7 @@ class HostTier:
         self.room.close()
 
     def _is_worth(self, num_blocks: int, block_us: float) -> bool:
-        """Whether to restore so many takes less than to compute them, as a block takes so long."""
+        """Tell whether restoring is faster than computing at `block_us` a block."""
         assert self.layout is not None
         return is_worth_copying(num_blocks, self.layout.groups[0].block_size, block_us, self.traffic.block_us)
 
@@ -210,7 +216,7 @@ class HostTier:
             index.free(TIER, block_ids, index.generations(block_ids))
 
     def _lost(self, failed: CopyFailed) -> list[Restore]:
-        """It is of no use any more; returns what will not be restored."""
+        """Turn the tier off; return the abandoned restores."""
         assert self.served is not None
         logger.error("the host tier is of no use any more, so that texts are computed again: %s", failed)
         self.is_lost = True
@@ -219,7 +225,7 @@ class HostTier:
 
 
 def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:
-    """As large as the section says, and the host is; None if it says nothing, or the device cannot copy."""
+    """Make a tier, limited by the host's memory; None if not configured or the device cannot copy."""
     most_bytes = ram_bytes()
     num_bytes = section.host_tier_bytes or int(section.host_tier_fraction * most_bytes)
     if num_bytes > most_bytes:

@@ -1,4 +1,4 @@
-"""Copies between blocks of a pool and slots of host memory: how they are put together, and what they take."""
+"""Copies between blocks of a pool and slots of host memory: runs, durations, totals."""
 
 import time
 from collections.abc import Callable
@@ -11,36 +11,36 @@ from common.memory.devices.backing import Copies, Copy, CopyFailed, HostPiece, R
 MAX_BATCH = 64
 """Blocks of a copy."""
 MAX_AHEAD = 2
-"""Copies of a direction that are begun: one is on its way, and one waits for that."""
+"""Copies begun in a direction: one under way, one queued."""
 WEIGHT = 0.1
-"""Of the last copy in how long copies take."""
+"""Weight of the last copy in the mean duration."""
 STALL_S = 10.0
-"""Without the end of any copy that was begun."""
+"""Longest time without the end of a begun copy."""
 
 
 class Traffic:
-    """Of one pool at a time; counts are since the start.
+    """Copies of a pool at a time; totals are since the start.
 
     Args:
-        pieces: of host memory, as far as they are there.
+        pieces: of host memory, as far as made; grows.
     """
 
     def __init__(self, copies: Copies, pieces: list[HostPiece], *, clock: Callable[[], float] = time.monotonic) -> None:
         self.copies, self._pieces, self._clock = copies, pieces, clock
         self.num_restored = self.out_bytes = self.in_bytes = 0
-        self.block_us = 0.0  # what copying a block takes; 0 while that is not known
+        self.block_us = 0.0  # mean time to copy a block; 0 if unknown
         self._num_begun = 0  # copies that are not over
-        self._moved_s = 0.0  # when the first of those was begun, or another was over
+        self._moved_s = 0.0  # last progress: the first begin, or the end of a copy
 
     def serve(self, pool: Pool, num_in_piece: int) -> None:
-        """Copy its blocks from now on; so many are in a piece of host memory."""
+        """Copy for a pool from now on; `num_in_piece` blocks fit into a piece of host memory."""
         self.pool, self._num_in_piece, self._num_begun = pool, num_in_piece, 0
         self.block_bytes = pool.layout.groups[0].block_bytes
         self.batch = max(1, min(MAX_BATCH, self.copies.batch_bytes // self.block_bytes))
         self.block_us = 0.0
 
     def begin(self, block_ids: np.ndarray, slots: np.ndarray, *, is_out: bool) -> Copy:
-        """Copy blocks: [num_blocks] intp both; raises CopyFailed."""
+        """Begin to copy blocks, from or to slots: [num_blocks] intp both; raises CopyFailed."""
         copy = self.copies.begin(self.pool.memory, self._runs(block_ids.tolist(), slots.tolist()), is_out=is_out)
         if not self._num_begun:
             self._moved_s = self._clock()
@@ -48,7 +48,10 @@ class Traffic:
         return copy
 
     def is_over(self, copy: Copy, num_blocks: int, *, is_out: bool) -> bool:
-        """Asked of each copy until it is; raises CopyFailed, also if none of them gets on."""
+        """Tell whether a copy is over; ask until true, and then no more.
+
+        Raises CopyFailed, also if no copy ended for `STALL_S`.
+        """
         took_s = copy.took_s()
         if took_s is None:
             if self._clock() - self._moved_s > STALL_S:
@@ -66,7 +69,7 @@ class Traffic:
         return True
 
     def _runs(self, block_ids: list[int], slots: list[int]) -> list[Run]:
-        """Neighbours on both sides together."""
+        """Return runs of blocks that are neighbours on both sides."""
         runs: list[Run] = []
         next_block = next_slot = -1
         for block_id, slot in zip(block_ids, slots, strict=True):

@@ -1,1 +1,1 @@
-"""The process that owns the memory of one device; imports no torch."""
+"""The memory server: a process that owns the memory of a device. Imports no torch."""

@@ -1,8 +1,8 @@
-"""Tells the router of a memory server: that it is there, how full it is, whose process has ended, which blocks it has.
+"""Messages of a memory server to the router: registration, heartbeats, ended workers, block events.
 
-Never waits, and has no thread: the server's loop calls `tend` at each turn. Nothing that a router says is urgent here,
-so its sockets are looked at then and not selected, as their descriptors tell of a message once only. Without a router
-the server serves all the same.
+The announcer never waits, and has no thread: the server's loop calls `tend` at each turn. Sockets are polled by `tend`
+and not selected, because a ZeroMQ descriptor signals a message only once, and nothing from the router is urgent.
+Without a router the server serves all the same.
 """
 
 import logging
@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_MS = 200
 EVENTS_S = 0.01
-"""Between two messages of blocks: often enough for where the next prompt goes, and nobody pays block by block."""
+"""Time between two messages of block events: soon enough for routing, without a cost per block."""
 COMPLAINT_S = 10.0
-"""Without an answer, after which the log says so, once: a router with another secret does not even refuse."""
+"""Silence before a single warning, because a router with another secret never answers."""
 
 
 class Announcer:
-    """Dials on construction; raises ConfigError for an endpoint that cannot be dialed.
+    """Connection of a memory server to the router; raises ConfigError for an invalid endpoint.
 
-    `log_of` is the server's to set: what becomes of blocks of a pool, by its id, if there is such a pool.
+    The server sets `log_of`, which returns the event log of a pool id, or None.
     """
 
     def __init__(self, net: NetSection, ready: MemoryReady) -> None:
@@ -43,7 +43,7 @@ class Announcer:
         self.endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
         self.is_refused = self.is_dismissed = False
         self.log_of: Callable[[int], EventLog | None] = lambda pool_id: None
-        self.logs: dict[int, EventLog] = {}  # of pools that the router wants to hear of
+        self.logs: dict[int, EventLog] = {}  # of pools requested by the router
         self.timeout_s = net.worker_timeout_s
         self.beaten_s = self.heard_s = self.told_s = time.monotonic()
         self.complain_s = self.beaten_s + COMPLAINT_S
@@ -57,19 +57,19 @@ class Announcer:
             raise
 
     def announce(self) -> None:
-        """Register; from now on call `tend`."""
+        """Register with the router; call `tend` from now on."""
         self.main.send(self.ready)
 
     @property
     def due_s(self) -> float:
-        """Seconds until `tend` has something to say."""
+        """Seconds until `tend` has something to send."""
         due_s = self.beaten_s + self.heartbeat_s
         if any(log.has_news for log in self.logs.values()):
             due_s = min(due_s, self.told_s + EVENTS_S)
         return max(0.0, due_s - time.monotonic())
 
     def tend(self, heartbeat: Callable[[], MemoryHeartbeat]) -> None:
-        """Heed what the router said, and say that this server is alive, if it is time."""
+        """Handle the router's messages; send heartbeats and block events when due."""
         for spoke in (self.main, self.beat):
             for message in spoke.receive():
                 self._heed(spoke, message)
@@ -85,7 +85,7 @@ class Announcer:
             self._tell_events(now_s, is_beat)
 
     def tell_ended(self, worker_id: str, epoch: int) -> None:
-        """A worker has hung up: at once, as its streams wait for another."""
+        """Report the end of a worker at once, because its streams wait for a replay."""
         if not self.is_refused:
             self.main.send(WorkerEnded(self.ready.server_id, self.ready.epoch, worker_id, epoch))
 
@@ -102,9 +102,9 @@ class Announcer:
         )  # fmt: skip
 
     def _tell_events(self, now_s: float, is_beat: bool) -> None:
-        """Of blocks that came or went; with a heartbeat even of none, so that the router notices what it missed."""
+        """Send block events; a heartbeat sends even an empty message, so the router notices losses."""
         if now_s - self.heard_s > self.timeout_s:
-            self._stop_telling()  # it will ask again, if it lives; till then nothing is to pile up
+            self._stop_telling()  # a live router asks again; until then events must not pile up
         for pool_id, log in list(self.logs.items()):
             if not log.is_on:
                 del self.logs[pool_id]
@@ -118,7 +118,7 @@ class Announcer:
         self.logs.clear()
 
     def _begin_to_tell(self, pool_id: int) -> None:
-        """From the beginning, if there is that pool and has not been given back meanwhile."""
+        """Begin the log of a pool, if the pool exists."""
         if (log := self.log_of(pool_id)) is not None:
             log.begin()
             self.logs[pool_id] = log

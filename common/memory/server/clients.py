@@ -1,4 +1,4 @@
-"""Who is connected to a memory server, and what it wishes for."""
+"""Clients connected to a memory server, and their open wishes for memory."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from common.wire.messages.memory import PoolWanted, WeightsWanted
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Memory for which there was no room yet."""
+    """A request for memory that waits for room."""
 
     message: WeightsWanted | PoolWanted
     until_s: float
@@ -17,19 +17,19 @@ class Wish:
 
 @dataclass(slots=True)
 class Client:
-    """A connection."""
+    """A connection, of a worker after its greeting."""
 
     number: int
     channel: Channel
     process: int
-    heard_s: float  # when it last said something, or came
-    worker: tuple[str, int] | None = None  # its id and epoch, once it has said so
+    heard_s: float  # time of the last message, or of the connection
+    worker: tuple[str, int] | None = None  # id and epoch, after the greeting
     is_decoding: bool = False
-    is_guest: bool = False  # it reads a pool, and has no blocks that it could write
+    is_guest: bool = False  # reads a pool, and leases no blocks
     wish: Wish | None = None
-    is_running: bool = False  # it has knocked, as its loop does from now on
-    gone: Gone | None = None  # why it is to be let go
-    parted_s: float = math.inf  # when its connection ended
+    is_running: bool = False  # has knocked: its loop runs, and knocks again and again
+    gone: Gone | None = None  # reason to drop the client
+    parted_s: float = math.inf  # time of the connection's end
 
     def __str__(self) -> str:
         return f"{self.worker[0]}.{self.worker[1]:x}" if self.worker else f"process {self.process}"

@@ -1,4 +1,4 @@
-"""Where workers find a memory server: one at a path, whoever else is started for it."""
+"""Listening socket of a memory server; a lock admits a single server for each path."""
 
 import fcntl
 import logging
@@ -20,10 +20,10 @@ class Served(ConfigError):
 
 
 class Listener:
-    """A socket at which workers connect; what a killed server left behind is replaced.
+    """A listening socket for workers; replaces the socket file of a killed server.
 
-    A lock beside it is held as long: who has it may replace what lies there. Raises ConfigError when it cannot be had,
-    and Served where a living server has it.
+    A lock file beside the socket is held for the listener's life, and its holder may replace the socket file. Raises
+    ConfigError if the socket cannot be bound, and Served if a live server has the path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,10 +44,10 @@ class Listener:
             os.umask(before)
 
     def accept(self) -> tuple[socket.socket, int] | None:
-        """A connection and whose process it is, if that is this user's."""
+        """Return a connection and its process id; None for another user's process or an error."""
         try:
             connection, _ = self.socket.accept()
-        except OSError as error:  # it hung up before, or there is no descriptor for it; the others are served
+        except OSError as error:  # the client hung up, or no descriptor is left; serve other clients
             logger.warning("a connection cannot be accepted: %s", error)
             return None
         process, user, _ = peer_of(connection)
@@ -61,7 +61,7 @@ class Listener:
         return self.socket.fileno()
 
     def close(self) -> None:
-        """Nobody finds it any more; the lock's file stays, as others may have opened it."""
+        """Remove the socket; the lock file stays, because another process may have opened the file."""
         self.path.unlink(missing_ok=True)
         self.socket.close()
         os.close(self.lock)
@@ -71,7 +71,7 @@ class Listener:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Served(f"{self.path} is another memory server's; stop that, or choose another path") from None
-        if is_served(self.path):  # by something that knows no lock
+        if is_served(self.path):  # by a process without the lock
             raise Served(f"{self.path} is served by another process; choose another memory.socket")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

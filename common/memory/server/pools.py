@@ -1,4 +1,4 @@
-"""All pools of KV blocks of a device, and what changes hands in them. Knows clients by number, and no sockets."""
+"""All KV pools of a device, and handoffs of blocks. Knows clients by number, and no sockets."""
 
 import secrets
 from collections.abc import Callable, Iterable
@@ -36,40 +36,43 @@ from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import PoolShape, are_enough, shown
 
 Done = BlocksSealed | KVOffer | KVAccepted | KVDeclined
-"""What is said of blocks by who gets on; others may ask for blocks, and give back what they could not use."""
+"""Messages of work done, counted in `num_done`; `BlocksWanted` and `BlocksFreed` may come from stuck workers."""
 MAX_BLOCK_BYTES = 128 * 1024 * 1024
 NAN_BYTE = 0xFF
 """Makes NaN of every floating point type."""
 
 
 class Usage(NamedTuple):
-    """What becomes of blocks, of whatever group; those that are left are leased, or read."""
+    """Blocks by state, summed over groups; the rest are leased or read."""
 
     num_blocks: int
-    num_free: int  # those that are cached included
+    num_free: int  # cached blocks included
     num_offered: int
     num_quarantined: int
 
 
 class Pools:
-    """All of one device; a client uses one at most.
+    """All KV pools of a device; a client uses at most one pool.
 
     Args:
-        allocate: memory of so many bytes; raises MemoryShort.
-        reserve: share of a pool that prompts leave to what is being decoded.
-        poisons: fill blocks that come free with NaN, so that whoever reads what it has not written notices.
-        tier: where sealed blocks stay for which a pool has no room.
+        allocate: allocates bytes; raises MemoryShort.
+        reserve: share of a pool that prompts leave to decoding.
+        poisons: fill free blocks with NaN, so reads of unwritten data are noticed.
+        tier: host memory for sealed blocks beyond the pool's room.
     """
 
     def __init__(
         self, allocate: Callable[[int], Memory], reserve: float, *, poisons: bool, tier: HostTier | None = None
     ) -> None:
         self.allocate, self.reserve, self.poisons, self.tier = allocate, reserve, poisons, tier
-        self.pools: dict[KVLayout, Pool] = {}  # that who comes may use
-        self.of_client: dict[int, Pool] = {}  # for those that are gone until they write no more
+        self.pools: dict[KVLayout, Pool] = {}  # open to new clients
+        self.of_client: dict[int, Pool] = {}  # gone clients stay until `cure`
 
     def want(self, user: User, layout: KVLayout, num_blocks: Counts) -> list[Answer]:
-        """Let a worker use the pool of that layout; raises MemoryShort when there is no room for it, then try again."""
+        """Let a worker use the pool of a layout; the first worker's `num_blocks` sizes the pool.
+
+        Raises Misbehaved, and MemoryShort without room; the caller may try again.
+        """
         if user.client in self.of_client:
             raise Misbehaved("it has a pool already")
         if (block_bytes := max(group.block_bytes for group in layout.groups)) > MAX_BLOCK_BYTES:
@@ -84,7 +87,7 @@ class Pools:
         return [Answer(user.client, region, pool.memory.descriptor), *shortage]
 
     def visit(self, guest: User, pool_id: int) -> list[Answer]:
-        """Let a guest read the pool of that id; nothing if there is none."""
+        """Let a guest read the pool with this id; return no answers without such a pool."""
         for pool in self.pools.values():
             if pool.pool_id == pool_id:
                 self.of_client[guest.client] = pool
@@ -94,7 +97,7 @@ class Pools:
         return []
 
     def heed(self, client: int, message: OfBlocks) -> list[Answer]:
-        """What a client says of blocks; raises Misbehaved."""
+        """Handle a client's message about blocks; raises Misbehaved."""
         if isinstance(message, Done):
             self._pool_of(client).num_done += 1
         match message:
@@ -116,7 +119,7 @@ class Pools:
                 return self.left(client, message)
 
     def want_blocks(self, client: int, counts: Counts) -> list[Answer]:
-        """Give blocks now or later; in place of what the client wanted before."""
+        """Grant blocks now or later, in place of the client's earlier want."""
         pool = self._pool_of(client)
         capacity = pool.index.shape.capacity
         if len(counts) != len(capacity) or not are_enough(capacity, counts):
@@ -128,7 +131,7 @@ class Pools:
         return pool.deal()
 
     def seal(self, client: int, message: BlocksSealed) -> list[Answer]:
-        """Let others find what a client has written."""
+        """Seal blocks written by a client, so other clients find them."""
         pool = self._pool_of(client)
         pool.index.seal(client, *_blocks(message), message.keys)
         if self.tier is not None:
@@ -136,7 +139,7 @@ class Pools:
         return []
 
     def want_prompt(self, client: int, message: PromptWanted | PromptUnwanted) -> list[Answer]:
-        """Give all blocks of a prompt now or later, or no more; a guest hears what it may read."""
+        """Grant all blocks of a prompt now or later, or forget the want; answer a guest with readable blocks."""
         pool, index = self._pool_of(client), self._pool_of(client).index
         if isinstance(message, PromptUnwanted):
             pool.unwant((client, message.request_id, message.attempt))
@@ -152,13 +155,13 @@ class Pools:
         return pool.deal()
 
     def freed(self, client: int, message: BlocksFreed) -> list[Answer]:
-        """Take blocks back, and give them to who waits."""
+        """Take blocks back, and deal."""
         pool = self._pool_of(client)
         pool.index.free(client, *_blocks(message))
         return pool.deal()
 
     def offered(self, client: int, message: KVOffer) -> list[Answer]:
-        """Pass a prompt's blocks on to a decode worker; if there is none of that name they are free."""
+        """Pass an offer to a decode worker; decline the offer and free its blocks if the worker is unknown."""
         pool = self._pool_of(client)
         worker = message.decode_worker_id, message.decode_epoch
         takers = (user for user in pool.users.values() if user.is_decoding or user.is_guest)
@@ -172,7 +175,7 @@ class Pools:
         return [Answer(target, message)]
 
     def taken(self, client: int, message: KVReceived | KVAccepted) -> list[Answer]:
-        """Note that an offer was received, and give its blocks to the client if it accepts them."""
+        """Note the receipt of an offer; lease its blocks to the client if accepted."""
         pool, key = self._pool_of(client), OfferKey(client, message.request_id, message.attempt)
         if isinstance(message, KVAccepted):
             pool.index.accept(key)
@@ -181,19 +184,19 @@ class Pools:
         return pool.received(key)
 
     def declined(self, client: int, message: KVDeclined) -> list[Answer]:
-        """The offer is nobody's."""
+        """Free the blocks of a declined offer."""
         pool, key = self._pool_of(client), OfferKey(client, message.request_id, message.attempt)
         pool.index.decline(key)
         return [*pool.undelivered([key]), *pool.deal()]
 
     def left(self, client: int, message: PoolLeft) -> list[Answer]:
-        """Take back what a client has or is about to hear of, but for what its device may still write."""
+        """Take back all blocks and offers of a client, except blocks its device may still write."""
         pool = self._pool_of(client)
         pool.index.retain(client, *_blocks(message))
         return [*pool.drop_user(client), *pool.deal()]
 
     def leave(self, client: int) -> list[Answer]:
-        """A client is gone, but may write on until `cure`, unless it was a guest, which only reads."""
+        """Remove a disconnected client, which may still write blocks until `cure`. A guest is cured at once."""
         if client not in self.of_client:
             return []
         pool = self.of_client[client]
@@ -203,7 +206,7 @@ class Pools:
         return [*void, *(self.cure(client) if user is not None and user.is_guest else pool.deal())]
 
     def cure(self, client: int) -> list[Answer]:
-        """A client that is gone writes no more. A pool that nobody uses is given back with that."""
+        """Free blocks of a gone client after its last write; close a pool without users."""
         if client not in self.of_client:
             return []
         pool = self.of_client.pop(client)
@@ -218,7 +221,7 @@ class Pools:
         return pool.deal()
 
     def taint(self, client: int) -> set[int]:
-        """Whoever comes gets another pool than what a client uses; returns all who use that."""
+        """Retire the pool of a client, so new workers get another pool; return all its users."""
         if client not in self.of_client:
             return set()
         pool = self.of_client[client]
@@ -229,24 +232,24 @@ class Pools:
         return set(pool.users)
 
     def tend(self) -> list[Answer]:
-        """Deal anew to those that waited for what is restored."""
+        """Deal again to wants whose blocks were restored."""
         if self.tier is None:
             return []
         answers: list[Answer] = []
         for pool, restore in self.tier.tend():
             for want in restore.wants:
                 want.is_restoring = False
-            answers += pool.deal()  # while the tier still reads it
+            answers += pool.deal()  # while the tier still reads the restored blocks
             self.tier.let_go(restore)
             answers += pool.deal()
         return answers
 
     def num_quarantined(self, client: int) -> int:
-        """Blocks that a client had when it left, as long as it may still write them."""
+        """Return the number of blocks that a gone client may still write."""
         return self.of_client[client].index.num_quarantined[client] if client in self.of_client else 0
 
     def holds_up_others(self, client: int) -> bool:
-        """Whether others wait for blocks, and it has some, or has not said whether it takes them."""
+        """Tell whether others wait for blocks while this client holds blocks or undecided offers."""
         if client not in self.of_client:
             return False
         pool = self.of_client[client]
@@ -254,12 +257,12 @@ class Pools:
         return pool.is_waited_for(but=client) and (pool.index.holds(client) or has_offers)
 
     def num_done(self, client: int) -> int:
-        """How often blocks of its pool were sealed, or have changed hands; 0 of who has none."""
+        """Return the seals and changes of hands in the client's pool; 0 without a pool."""
         pool = self.of_client.get(client)
         return pool.num_done if pool is not None else 0
 
     def usage(self) -> Usage:
-        """Of all pools together."""
+        """Return the sums over all pools."""
         indexes = [pool.index for pool in set(self.of_client.values())]
         return Usage(
             num_blocks=sum(sum(index.shape.capacity) for index in indexes),
@@ -270,16 +273,16 @@ class Pools:
 
     @property
     def is_copying(self) -> bool:
-        """Whether blocks are on their way from or to host memory."""
+        """Tell whether blocks are on their way from or to host memory."""
         return self.tier is not None and self.tier.is_busy
 
     @property
     def num_cached(self) -> int:
-        """Of what is free, blocks of texts that are over, for others that begin alike."""
+        """Cached blocks, included in the free blocks of `usage`."""
         return sum(len(pool.index.sealed.cached) for pool in set(self.of_client.values()))
 
     def log_of(self, pool_id: int) -> EventLog | None:
-        """What becomes of blocks of the pool of that id, if there is one."""
+        """Return the event log of a pool, if the pool exists."""
         pools = set(self.of_client.values())
         return next((pool.index.sealed.log for pool in pools if pool.pool_id == pool_id), None)
 
@@ -325,5 +328,5 @@ class Pools:
 
 
 def _blocks(message: BlocksSealed | BlocksFreed | PoolLeft | KVOffer) -> tuple[np.ndarray, np.ndarray]:
-    """What is named there, as the index has it: ids, [num_blocks] intp, and generations, [num_blocks] int32."""
+    """Return ids, [num_blocks] intp, and generations, [num_blocks] int32, of a message."""
     return np.frombuffer(message.block_ids, np.int32).astype(np.intp), np.frombuffer(message.generations, np.int32)

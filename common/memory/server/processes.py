@@ -1,4 +1,4 @@
-"""Processes of clients: with its connection a worker is gone, but only with its process it writes no more."""
+"""Processes of clients, because a worker's writes end with the process, not with the connection."""
 
 import os
 import select
@@ -10,22 +10,22 @@ from common.memory.blocks.answers import Misbehaved
 
 
 class Processes:
-    """By client; holds a descriptor of each, which stays that process's whatever becomes of its number.
+    """Process descriptors by client; a descriptor stays valid even after reuse of the process id.
 
-    Readable when one has ended that was waited for.
+    The object is selectable: readable when an awaited process has ended.
 
     Args:
-        settle_s: how long after its end a process may still write.
+        settle_s: time for which a process may still write after its end.
     """
 
     def __init__(self, settle_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.settle_s, self._clock = settle_s, clock
         self._pidfds: dict[int, int] = {}
-        self._leaving: dict[int, float | None] = {}  # and since when their process is over
+        self._leaving: dict[int, float | None] = {}  # end of the process, None if it lives
         self._ends = select.epoll()
 
     def add(self, client: int, pidfd: int | None) -> None:
-        """Take the descriptor over; raises Misbehaved if it is none of a process."""
+        """Take a process descriptor over; raises Misbehaved for any other descriptor."""
         if pidfd is None:
             raise Misbehaved("no descriptor of its process came along")
         if client in self._pidfds or not _is_pidfd(pidfd):
@@ -34,17 +34,17 @@ class Processes:
         self._pidfds[client] = pidfd
 
     def end(self, client: int) -> None:
-        """Kill its process; raises OSError where that is not this one's to do, as in another PID namespace."""
+        """Kill a client's process; raises OSError if not permitted, for example in another PID namespace."""
         signal.pidfd_send_signal(self._pidfds[client], signal.SIGKILL)
 
     def leave(self, client: int) -> None:
-        """Its connection has ended: wait for its process to end, if it has said which that is."""
+        """Wait for the end of a disconnected client's process, if known."""
         if client in self._pidfds:
             self._leaving[client] = None
             self._ends.register(self._pidfds[client], select.EPOLLIN | select.EPOLLONESHOT)
 
     def over(self) -> list[int]:
-        """Clients that have left and write no more, each once."""
+        """Return clients whose processes have ended and settled, each once."""
         now_s = self._clock()
         ended = {pidfd for pidfd, _ in self._ends.poll(0)}
         for client, since_s in self._leaving.items():

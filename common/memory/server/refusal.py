@@ -1,4 +1,4 @@
-"""What a worker is told that wants more memory than there is: what is in its way, and what to change."""
+"""Text for a worker that wants more memory than available: present users, and advice."""
 
 from common.memory.devices.backing import gb
 from common.memory.server.pools import Pools
@@ -9,10 +9,10 @@ MAX_NAMED = 4
 
 
 def refusal(short: str, wanted: WeightsWanted | PoolWanted, regions: Regions, pools: Pools) -> str:
-    """Sentences for whoever started the worker.
+    """Return sentences for the operator of the worker.
 
     Args:
-        short: what is wanted, how much there is, and for how long that was so.
+        short: wanted and available memory, and the time waited.
     """
     size = "kv.pool_bytes or kv." + ("memory_fraction" if regions.backing.device_uuid else "cpu_pool_bytes")
     found = [f"weights of {key.fingerprint}, {gb(key.num_bytes)}" for key in regions.regions]

@@ -1,13 +1,14 @@
-"""Regions of weights: who fills one, who waits for it, who uses it. Knows clients by number, and no sockets.
+"""Regions of weights: filler, waiting workers, users. Knows clients by number, and no sockets.
 
-    wanted ──▶ EMPTY ──progress, filled──▶ FILLED ──nobody uses it and memory is short──▶ gone
-                 ▲        │
-                 └────────┘ its filler is gone: the next in line fills it
+    wanted:                         a new region is EMPTY, and the first user fills the region.
+    filled:                         EMPTY ──▶ FILLED.
+    the filler is gone:             still EMPTY; the next user in line fills the region.
+    memory is short, no user left:  the region is freed.
 
-Of a region that a fault of a device may have damaged nobody hears any more; it is gone with the last that maps it.
+A region possibly damaged by a device fault is given to no new client, and freed after the last user.
 
-A filler that died may still write for a moment: that is harmless, as whoever comes after it writes the same bytes to
-the same places, which is what one fingerprint and one layout mean.
+A dead filler may still write for a moment. Such writes are harmless, because the next filler writes equal bytes to
+equal places: a region is shared only under equal fingerprint and layout.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from common.wire.messages.memory import RegionState, WeightsFilled, WeightsProgr
 
 
 class RegionKey(NamedTuple):
-    """What weights are the same."""
+    """Identity of weights: equal keys mean equal bytes."""
 
     fingerprint: str
     layout: str
@@ -30,7 +31,7 @@ class RegionKey(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """The first of its users fills it, until it is filled."""
+    """A region of weights; until filled, its first user is the filler."""
 
     key: RegionKey
     memory: Memory
@@ -50,21 +51,24 @@ class Region:
 
 
 class Regions:
-    """All of one device; a client has one at most."""
+    """All weight regions of a device; a client has at most one."""
 
     def __init__(self, backing: Backing, say: Callable[[str], None] = lambda text: None) -> None:
         self.backing = backing
         self.say = say
-        self.regions: dict[RegionKey, Region] = {}  # that who comes may map
+        self.regions: dict[RegionKey, Region] = {}  # open to new clients
         self.of_client: dict[int, Region] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Of all regions, filled or not, used or not."""
+        """Bytes of all regions, filled or not, used or not."""
         return sum(region.memory.num_bytes for region in self._all())
 
     def want(self, client: int, key: RegionKey) -> Answer:
-        """Raises MemoryShort when there is no room for it, even after what nobody uses is gone; then try again."""
+        """Give a region to a client; raises MemoryShort if there is no room even without unused regions.
+
+        The caller may try again. Raises Misbehaved for a second region.
+        """
         if client in self.of_client:
             raise Misbehaved("it has a region already")
         if key not in self.regions:
@@ -75,25 +79,25 @@ class Regions:
         return region.told(client)
 
     def progressed(self, client: int, num_filled: int) -> Iterator[Answer]:
-        """For those that wait."""
+        """Note a filler's progress; return answers for waiting users."""
         region = self._filled_by(client)
         region.num_filled = min(num_filled, region.memory.num_bytes)
         return (Answer(user, WeightsProgress(region.num_filled)) for user in region.users[1:])
 
     def filled(self, client: int) -> Iterator[Answer]:
-        """For those that waited."""
+        """Seal a filled region; return answers for waiting users."""
         region = self._filled_by(client)
         region.memory.seal()
         region.is_filled, region.num_filled = True, region.memory.num_bytes
         return (Answer(user, WeightsFilled(region.memory.num_bytes)) for user in region.users[1:])
 
     def holds_up_others(self, client: int) -> bool:
-        """Whether others wait for what this one fills."""
+        """Tell whether others wait for a region filled by this client."""
         region = self.of_client.get(client)
         return region is not None and region.state_for(client) is RegionState.EMPTY and len(region.users) > 1
 
     def taint(self, client: int) -> set[int]:
-        """Whoever comes gets another region than what a client maps; returns all who map that."""
+        """Retire the client's region, so new workers get another; return all its users."""
         region = self.of_client.get(client)
         if region is None:
             return set()
@@ -101,7 +105,7 @@ class Regions:
         return set(region.users)
 
     def leave(self, client: int) -> Iterator[Answer]:
-        """It is gone; if it filled a region, the next in line is told to."""
+        """Remove a client; answers tell the next user to fill if the client was the filler."""
         region = self.of_client.pop(client, None)
         if region is None:
             return
@@ -130,7 +134,7 @@ class Regions:
         return region
 
     def allocate(self, num_bytes: int) -> Memory:
-        """Raises MemoryShort, if it is short even without what nobody uses."""
+        """Allocate memory, if necessary by freeing unused regions; raises MemoryShort."""
         try:
             return self.backing.allocate(num_bytes)
         except MemoryShort:

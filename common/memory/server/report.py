@@ -1,4 +1,4 @@
-"""What a memory server says of itself several times a second."""
+"""Heartbeat of a memory server."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 def heartbeat(
     ready: MemoryReady, backing: Backing, regions: Regions, pools: Pools, worker_ids: Iterable[str]
 ) -> MemoryHeartbeat:
-    """Say how full it is, how busy its device, and who is connected."""
+    """Build a heartbeat: memory use, device load, connected workers."""
     usage, use = pools.usage(), backing.use()
     return MemoryHeartbeat(
         server_id=ready.server_id,

@@ -1,8 +1,8 @@
-"""What workers want of a device's memory, weights or a pool of KV blocks: given, waited for, or refused.
+"""Wishes of workers for a device's memory, weights or KV pool: granted, waiting, or refused.
 
-want ──there is room, or it is there──▶ given
-  └──not now, as that of a process that was killed is not free at once──▶ waits ──in time──▶ given
-  └──────────────────────────────────────never, or not in time──────────────────▶ refused, and let go
+granted: there is room, or the memory exists already.
+waiting: no room now, because memory of a killed process is not free at once.
+refused: no room ever, or not within `PATIENCE_S`; the client is dropped.
 """
 
 import logging
@@ -23,22 +23,22 @@ from common.wire.values.pool_shape import shown
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
-"""For memory."""
+"""Longest wait for memory."""
 
 
 class Wishes:
-    """Of all clients, each of which has one at a time."""
+    """Wishes of all clients; a client has at most one."""
 
     def __init__(self, regions: Regions, pools: Pools, clock: Callable[[], float] = time.monotonic) -> None:
         self.regions, self.pools, self._clock = regions, pools, clock
 
     def add(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
-        """A client that has none wants something; as `grant`."""
+        """Note a client's wish, and try to grant it; raises Gone."""
         client.wish = Wish(message, self._clock() + PATIENCE_S)
         return self.grant(client)
 
     def grant(self, client: Client) -> list[Answer]:
-        """Give what a client wishes for, or wait for room where there may be some, but not for ever; raises Gone."""
+        """Grant a client's wish if there is room, or keep waiting; raises Gone after a refusal."""
         if (wish := client.wish) is None:
             return []
         try:
@@ -54,7 +54,7 @@ class Wishes:
         return answers
 
     def _given(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
-        """Raises MemoryShort."""
+        """Give the memory; raises MemoryShort."""
         return self._pool(client, message) if isinstance(message, PoolWanted) else self._weights(client, message)
 
     def _pool(self, client: Client, wanted: PoolWanted) -> list[Answer]:

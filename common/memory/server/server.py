@@ -1,7 +1,7 @@
-"""The memory server's loop: one thread, no waiting but for the next message.
+"""The memory server's loop: a single thread, which waits only for messages.
 
-What a worker claims is claimed by its connection. Only processes of this user may connect, to a socket in a directory
-that nobody else may enter.
+A connection owns its worker's claims. Only processes of the server's user may connect, to a socket in a private
+directory.
 """
 
 import itertools
@@ -51,19 +51,22 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.5
 COPY_INTERVAL_S = 0.001
-"""While blocks are on their way from or to host memory; beside a GPU a turn is shorter (see `vigil`)."""
+"""Turn while host copies run; shorter turns beside a GPU (see `poller`)."""
 HELLO_S = 10.0
 LINGER_S = 60.0
-"""For a process to end that has hung up, before the log says that its blocks wait for that."""
+"""Life of a process after its connection, before the log warns of its blocks."""
 HUNG_S = 60.0
-"""Without a word of who holds blocks while others wait for some: its loop speaks every second."""
+"""Silence of a block holder while others wait; live loops knock every second."""
 STALL_S = 60.0
-"""Without progress of who fills a region, while others wait for it."""
+"""Silence of a filler while others wait for its region."""
 MAX_CLIENTS = MAX_WORKERS
 
 
 class MemoryServer:
-    """Serves until `stop`, or nobody is served for `section.linger_s`; the announcer is the caller's to close."""
+    """Server of a device's memory until `stop`, or `section.linger_s` without a worker.
+
+    The caller closes the announcer.
+    """
 
     def __init__(self, path: Path, backing: Backing, announcer: Announcer, section: MemorySection) -> None:
         self.path = path
@@ -76,7 +79,7 @@ class MemoryServer:
         self.wishes = Wishes(self.regions, self.pools)
         self.processes = Processes(backing.settle_s)
         self.clients: dict[int, Client] = {}
-        self.parted: dict[int, Client] = {}  # that have blocks until their processes are over
+        self.parted: dict[int, Client] = {}  # gone clients with quarantined blocks
         self.numbers = itertools.count()
         self.is_stopped = False
         self.listener = Listener(path)
@@ -88,7 +91,7 @@ class MemoryServer:
         announcer.announce()
 
     def run(self, at_each_turn: Callable[[], None] = lambda: None) -> None:
-        """Until `stop`, which a signal handler may call."""
+        """Serve until `stop`, which a signal handler may call."""
         while not self.is_stopped:
             at_each_turn()
             self.turn(COPY_INTERVAL_S if self.pools.is_copying else min(LOOK_INTERVAL_S, self.announcer.due_s))
@@ -97,7 +100,7 @@ class MemoryServer:
         self.is_stopped = True
 
     def turn(self, wait_s: float) -> None:
-        """What has arrived within `wait_s`, and what is due."""
+        """Handle events within `wait_s`, and due work."""
         for key in self.vigil.select(wait_s):
             if key.fileobj is self.listener:
                 self._accept()
@@ -108,7 +111,7 @@ class MemoryServer:
         self.is_stopped = self.is_stopped or self.announcer.is_dismissed
 
     def close(self) -> None:
-        """Mappings of clients stay."""
+        """Close all connections and memory; mappings of clients stay valid."""
         self.listener.close()
         for client in list(self.clients.values()):
             client.channel.close()
@@ -168,7 +171,10 @@ class MemoryServer:
         self._answer(answers)
 
     def _greet(self, client: Client, hello: MemoryHello | MemoryVisit) -> None:
-        """One connection an incarnation: the end of another must not be taken for its own."""
+        """Note a client's identity and send a welcome.
+
+        An incarnation may have a single connection, because the end of a second would pass for the end of the worker.
+        """
         worker = hello.worker_id, hello.epoch
         if client.worker or any(other.worker == worker for other in self.clients.values()):
             raise Misbehaved(f"{worker[0]}.{worker[1]:x} is connected already")
@@ -202,17 +208,17 @@ class MemoryServer:
             except HungUp:
                 logger.debug("%s is gone; its end is read next", client)
             except Gone as gone:
-                client.gone = gone  # it is let go in the next turn: this may be amid another's end
+                client.gone = gone  # dropped in the next turn, because another client's end may be in progress
 
     def _flush(self, client: Client) -> None:
-        """Go on sending. Who has hung up may have said something before: that is read first, and then its end."""
+        """Go on sending. After a hang-up the client's last messages are still read before the end."""
         try:
             client.channel.flush()
         except HungUp:
             client.channel.unsent.clear()
 
     def _tend(self) -> None:
-        """What time brings."""
+        """Do due work: grants, restores, silent clients, ended processes."""
         now_s = time.monotonic()
         self._answer(self.pools.tend())
         for client in list(self.clients.values()):
@@ -238,7 +244,7 @@ class MemoryServer:
                 )  # fmt: skip
 
     def _linger(self, now_s: float) -> None:
-        """End when nobody uses it for long, if it is to."""
+        """Stop after `linger_s` without a worker, if set."""
         if self.parted or any(client.worker for client in self.clients.values()):
             self.used_s = now_s
         elif self.linger_s and now_s - self.used_s > self.linger_s:
@@ -246,7 +252,7 @@ class MemoryServer:
             self.stop()
 
     def _tend_client(self, client: Client, silent_s: float) -> None:
-        """Send and grant what could not be before; raises Gone for who is to be let go."""
+        """Send unsent messages and grant wishes; raises Gone for a client to drop."""
         if client.gone is not None:
             raise client.gone
         self._flush(client)
@@ -260,7 +266,7 @@ class MemoryServer:
             raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
 
     def _end_process(self, client: Client, silent_s: float) -> None:
-        """Of one that hangs: what it has comes free with it, and not before, unless it cannot write that."""
+        """Kill a hung worker, whose blocks are free only after its process; drop a hung guest, which only reads."""
         if client.is_guest:
             raise Gone(f"it has claims on KV blocks that others wait for, and hangs for {silent_s:.0f} s")
         client.heard_s = time.monotonic()
@@ -272,7 +278,7 @@ class MemoryServer:
                          "(%s): restart it", client, silent_s, error.strerror)  # fmt: skip
 
     def _await(self, client: Client) -> None:
-        """Its messages, and room for ours if some could not be sent at once."""
+        """Select a client for reading, and for writing if messages are unsent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.channel.unsent else 0)
         if self.selector.get_key(client.channel).events != events:
             self.selector.modify(client.channel, events, client.number)
@@ -282,11 +288,11 @@ class MemoryServer:
         return heartbeat(self.announcer.ready, self.backing, self.regions, self.pools, worker_ids)
 
     def _part(self, client: Client, gone: Gone) -> None:
-        """Of who left by itself the router hears; who is let go lives, and leaves that one in order."""
+        """Drop a client, and tell the router of a hang-up. A dropped live worker leaves the router by itself."""
         has_left = isinstance(gone, HungUp)
         if has_left and client.worker and not client.is_guest:
             self.announcer.tell_ended(*client.worker)
-        is_probe = has_left and not client.worker  # of somebody's health: they come every few seconds
+        is_probe = has_left and not client.worker  # health probes come every few seconds
         self._end(client, str(gone), logging.DEBUG if is_probe else logging.INFO)
 
     def _end(self, client: Client, why: str, level: int = logging.INFO) -> None:

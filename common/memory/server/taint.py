@@ -1,8 +1,8 @@
-"""What a fault of a device means for others than the worker that met it.
+"""Effect of a device fault on other users of the memory.
 
-A process that is killed has written what it may and nothing else. A kernel that touched what it may not has perhaps
-written elsewhere before that, in anything that its process maps, other workers' blocks and weights among it. So nobody
-who comes maps that memory, and those who do stop at once: their requests are computed again from their tokens.
+A killed process has written only allowed memory. A faulty kernel may have written anywhere in the memory mapped by the
+process, other workers' blocks and weights included. So no new worker maps the memory, and all users stop at once.
+Requests are computed again from tokens.
 """
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def taint(faulty: Client, problem: str, clients: Mapping[int, Client], regions: Regions, pools: Pools) -> list[Answer]:
-    """Give what a client maps to nobody else, and tell those who map some of it."""
+    """Retire memory mapped by a faulty client, and return messages for its other users."""
     sharers = regions.taint(faulty.number) | pools.taint(faulty.number)
     told = sorted((sharers - {faulty.number}) & clients.keys())
     logger.error(

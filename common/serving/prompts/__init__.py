@@ -1,1 +1,1 @@
-"""Prompts in either worker: their order, what is there of them already, and how long computing them takes."""
+"""Prompts in prefill and decode workers: order, known prefixes, and the time for computing."""

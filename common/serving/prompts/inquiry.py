@@ -1,4 +1,4 @@
-"""The answer to the router's question which requests a worker owns."""
+"""Reply to the router's inquiry about requests owned by a worker."""
 
 from collections.abc import Callable
 
@@ -10,6 +10,6 @@ Key = tuple[str, int]
 
 
 def answer(inquiry: Inquiry, worker_id: str, epoch: int, has: Callable[[Key], bool]) -> InquiryReply:
-    """Return the reply, to be sent after everything said so far."""
+    """Return the reply; send only after all earlier messages."""
     asked = zip(inquiry.request_ids, unpack_ids(inquiry.attempts), strict=True)
     return InquiryReply(worker_id, epoch, inquiry.request_ids, inquiry.attempts, bytes(map(has, asked)))

@@ -1,14 +1,14 @@
-"""Which prompt tokens the next step computes: two thirds by turn, one third by what is left.
+"""Choice of prompt tokens for the next step: two thirds by turn, a third by remaining length.
 
-By turn is the order that the router made: `priority`, then `turn`, which is first come, first served and fair between
-clients. By what is left is shortest remaining first, in which short prompts **overtake** long ones. For every two
-tokens that are computed by turn, one may be computed ahead of its turn. So a prompt is complete after at most 1.5
-times the tokens that by turn alone would have been computed until then (and a third of a step), whatever
-arrives meanwhile; and a short one gets into the next step, however much waits before it.
+The order by turn comes from the router: `priority`, then `turn`. `turn` is first come, first served, and fair between
+clients. The order by remaining length is shortest first, so short prompts **overtake** long ones. For every two tokens
+computed by turn, a token may be computed ahead of turn. A prompt is therefore complete after at most 1.5 times the
+tokens of an order by turn alone, plus a third of a step. Later arrivals do not change the bound. A short prompt joins
+the next step, regardless of the backlog before it.
 
-Two orders at fixed shares, each as good as alone at its share of the speed: Purohit, Svitkina and Kumar, "Improving
-Online Algorithms via ML Predictions" (NeurIPS 2018, section 3). Steps that mix pieces of long prompts with short
-ones: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (OSDI 2024).
+Two orders at fixed shares, each as good as alone at its share of the speed: Purohit, Svitkina and Kumar. "Improving
+Online Algorithms via ML Predictions" (NeurIPS 2018, section 3). Steps with pieces of long prompts and short prompts:
+Agrawal et al. "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (OSDI 2024).
 """
 
 from collections.abc import Callable, Iterable
@@ -17,15 +17,15 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Prompt(Protocol):
-    """What is asked of a prompt here; identity is its name."""
+    """Properties of a prompt used for ordering; prompts are compared by identity."""
 
     @property
     def priority(self) -> int:
-        """Lower is earlier, before everything else."""
+        """First sort key; lower is earlier."""
 
     @property
     def turn(self) -> int:
-        """Its place among prompts of one priority, lower is earlier."""
+        """Second sort key, within a priority; lower is earlier."""
 
     @property
     def num_left(self) -> int:
@@ -33,11 +33,11 @@ class Prompt(Protocol):
 
     @property
     def is_started(self) -> bool:
-        """It holds all that it needs to go on."""
+        """True once the prompt holds all resources needed to continue."""
 
     @property
     def has_blocks(self) -> bool:
-        """Its blocks are its own already, so it may start although a prompt before it waits for some."""
+        """True if the prompt owns its blocks, so it may start before an earlier prompt without blocks."""
 
 
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
@@ -45,7 +45,7 @@ AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
 @dataclass(slots=True)
 class _Step(Generic[AnyPrompt]):
-    """A step that is being filled."""
+    """A step being filled."""
 
     num_tokens_left: int
     is_held_up: Callable[[AnyPrompt], bool]
@@ -56,31 +56,31 @@ class _Step(Generic[AnyPrompt]):
         self.num_tokens_left -= num_tokens
 
     def num_left(self, prompt: AnyPrompt) -> int:
-        """Tokens of the prompt that the step may have, and does not have yet."""
+        """Return the tokens of the prompt still available to the step."""
         return 0 if self.is_held_up(prompt) else prompt.num_left - self.pieces.get(prompt, 0)
 
     def shrink(self, num_tokens: int) -> None:
-        """Let the whole step have no more than so many tokens."""
+        """Limit the whole step to `num_tokens`."""
         num_taken = sum(self.pieces.values())
         self.num_tokens_left = max(0, min(self.num_tokens_left, num_tokens - num_taken))
 
 
 @dataclass(slots=True)
 class PromptOrder:
-    """Fills steps.
+    """Scheduler that fills steps with prompt tokens.
 
-    max_tokens: of a step. max_seqs: prompts of a step. max_mixed_tokens: of a step in which some overtake others, so
-    that their tokens come sooner. chunking: whether a prompt may be computed in pieces; otherwise one that is longer
-    than a step has a step of its own.
+    max_tokens: limit of a step. max_seqs: most prompts of a step. max_mixed_tokens: limit of a step with overtaking
+    prompts, for a faster first token. chunking: allows prompts in pieces; otherwise a prompt longer than a step has a
+    step of its own.
     """
 
     max_tokens: int
     max_seqs: int
     max_mixed_tokens: int
     chunking: bool = True
-    credit: int = field(init=False)  # tokens that may be computed ahead of their turn
-    blocked: object = field(init=False, default=None)  # the prompt whose turn it is, and which cannot start
-    allowance: int = field(init=False, default=0)  # further tokens ahead of their turn while that one waits
+    credit: int = field(init=False)  # tokens allowed ahead of their turn
+    blocked: object = field(init=False, default=None)  # prompt at its turn that cannot start
+    allowance: int = field(init=False, default=0)  # rest of the credit for others while `blocked` waits
 
     def __post_init__(self) -> None:
         self.credit = self._max_credit
@@ -95,12 +95,12 @@ class PromptOrder:
         start: Callable[[AnyPrompt], bool],
         is_held_up: Callable[[AnyPrompt], bool] = lambda prompt: False,
     ) -> list[tuple[AnyPrompt, int]]:
-        """Each prompt of the next step with its number of tokens; empty when none can go on.
+        """Return the prompts of the next step, each with a number of tokens; empty when no prompt can continue.
 
-        `start` gives a prompt what it needs and holds until it is complete; False when there is not enough of that
-        now. Then none of a later turn that lacks blocks starts by turn: what comes free is kept for it, but for shorter
-        ones that have half as many tokens as that one, in all. What `is_held_up`, perhaps by what has just started, is
-        passed over.
+        `start` gives a prompt all resources until its completion, or returns False when resources are short. After a
+        failed start, later prompts without blocks do not start by turn: freed blocks are kept for the failed prompt.
+        Only shorter prompts may overtake, with at most half as many tokens in all as the failed prompt. Prompts with
+        `is_held_up` are skipped; `start` of another prompt may change `is_held_up`.
         """
         by_turn = sorted(prompts, key=turn_of)
         longest_first = sorted(by_turn, key=_length)[::-1]
@@ -125,7 +125,7 @@ class PromptOrder:
         return list(step.pieces.items())
 
     def _let_pass(self, prompt: AnyPrompt) -> None:
-        """Credit while the prompt whose turn it is waits, but not for ever: half as many tokens as it has, in all."""
+        """Add credit while `prompt` waits at its turn: at most half of its tokens in all."""
         if self.blocked is not prompt:
             self.blocked, self.allowance = prompt, prompt.num_left // 2
         granted = min(self._max_credit - self.credit, self.allowance)
@@ -138,13 +138,13 @@ class PromptOrder:
         step: _Step[AnyPrompt],
         start: Callable[[AnyPrompt], bool],
     ) -> None:
-        """Add what is shorter than the prompt whose turn it is, while there is credit and a place is left for that."""
+        """Add prompts shorter than `first`, while credit lasts and a place remains for `first`."""
         while longest_first and len(step.pieces) < max(1, self.max_seqs - 1):
             prompt = longest_first[-1]
             if prompt is first or prompt.priority > first.priority:
                 return
             if step.num_left(prompt) > 0:
-                # All of it at once, or a good part: scraps would bring its token no sooner.
+                # The whole rest or a good part, because scraps bring the first token no sooner.
                 if self._piece(prompt, step, self._max_credit // 2) > min(self.credit, step.num_tokens_left):
                     return
                 if self._fits(prompt, step) and (prompt.is_started or start(prompt)):
@@ -160,12 +160,12 @@ class PromptOrder:
         return self.chunking or not step.pieces or prompt.num_left <= step.num_tokens_left
 
     def _piece(self, prompt: AnyPrompt, step: _Step[AnyPrompt], num_tokens: int) -> int:
-        """What is left of a prompt, or so much of it, where it may be computed in pieces."""
+        """Return at most `num_tokens` of a prompt's rest; without chunking, the whole rest."""
         return min(step.num_left(prompt), num_tokens) if self.chunking else step.num_left(prompt)
 
 
 def turn_of(prompt: Prompt) -> tuple[int, int]:
-    """Sort key: lower is earlier."""
+    """Return a sort key; lower is earlier."""
     return prompt.priority, prompt.turn
 
 

@@ -1,15 +1,15 @@
-"""What prompts begin with, and others have computed: looked up, waited for, and sealed for those to come.
+"""Prompt prefixes computed before: looked up, waited for, and sealed for later prompts.
 
-    arrived ──▶ asked ──PromptBlocks──▶ granted: all its blocks, computed from behind what was found ──▶ admitted
-      ▲  another prompt computes its next block (held up)      │ more of it was sealed since
-      └──────────────────────────────────────────────────────── ┘
+    arrived ──▶ asked ──PromptBlocks──▶ granted: all blocks; computed from behind the found blocks ──▶ admitted.
+      ▲  another prompt computes the next block (held up).     │ more blocks of the prefix were sealed since.
+      └────────────────────────────────────────────────────────┘
 
-The memory server gives a prompt all of its blocks at once: those that hold its first tokens already, and those to fill.
-A prompt that waits for them holds none. Full blocks are sealed when the step that completed them is over.
+The memory server grants all blocks of a prompt at once: cached blocks of the prefix, and fresh blocks to fill. A
+waiting prompt holds no blocks. Full blocks are sealed after the step that completed the blocks.
 
-A prompt whose next block is being computed here for another one waits for that, so equal prompts that arrive together
-are computed once. It waits for what is admitted only, which needs nothing more to get on, and whose turn is before its
-own or which is launched whole: so it is not put off.
+A prompt waits while its next block is computed here for another prompt, so equal prompts arriving together are computed
+once. Only admitted prompts are waited for, because admitted prompts need nothing more to continue. Their turn is
+earlier, or all their tokens are launched. So the waiting prompt is not delayed.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -30,33 +30,33 @@ from common.wire.values.packing import pack_ids
 
 @dataclass(slots=True)
 class Beginning:
-    """The chain of keys of one prompt, and its blocks until it is admitted."""
+    """Chain of keys of a prompt, and the prompt's blocks until admission."""
 
-    root: bytes = b""  # where its digests begin; b"" if none of its blocks is looked up or sealed
-    digests: list[bytes] = field(default_factory=list)  # of its full blocks
-    num_sealed: int = 0  # of those, from the first on: found, or computed
-    grant: Grant | None = None  # all of its blocks, until it is admitted
-    is_outdated: bool = False  # more of it was sealed since its blocks were asked for
-    is_filling: bool = False  # some blocks of the grant are lent, to be filled from another pool
+    root: bytes = b""  # start of the chain; b"" if no block is looked up or sealed
+    digests: list[bytes] = field(default_factory=list)  # digests of full blocks
+    num_sealed: int = 0  # leading blocks found or sealed
+    grant: Grant | None = None  # all blocks, until admission
+    is_outdated: bool = False  # more blocks were sealed since the request for blocks
+    is_filling: bool = False  # some granted blocks are lent, to be filled from another pool
 
     @property
     def next_digest(self) -> bytes:
-        """The first full block that is not sealed; b"" when all are."""
+        """Digest of the first full block not sealed yet; b"" when all are sealed."""
         return self.digests[self.num_sealed] if self.num_sealed < len(self.digests) else b""
 
     @property
     def last_digest(self) -> bytes:
-        """The last full block, or where the chain begins; b"" if nothing is to be sealed."""
+        """Digest of the last full block, or the chain's root; b"" if no block is to be sealed."""
         return self.digests[-1] if self.digests else self.root
 
     @property
     def granted(self) -> list[int]:
-        """Blocks of the grant, but for those that are lent."""
+        """Blocks of the grant, without lent blocks."""
         return [] if self.grant is None else [*self.grant.found, *self.grant.fresh]
 
 
 class KnownPrompt(Prompt, Protocol):
-    """A prompt whose beginning may be known; `key`, `token_ids` and what is asked of it are given."""
+    """A prompt whose beginning may be known."""
 
     beginning: Beginning
     num_scheduled_tokens: int  # computed by the steps launched so far
@@ -67,32 +67,33 @@ class KnownPrompt(Prompt, Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """All that is to be computed."""
+        """All tokens to be computed."""
 
     @property
     def num_slots(self) -> int:
-        """Tokens that it gets blocks for: also the first output, if others may follow."""
+        """Tokens with room in the blocks, including the first output if more outputs may follow."""
 
     @property
     def num_prompt_logprobs(self) -> int:
-        """Above 0 if something is wanted of the computation itself."""
+        """Above 0 if log-probabilities need the computation itself."""
 
     @property
     def tables(self) -> Tables:
-        """Of its blocks, once it is admitted."""
+        """Block tables; available after admission."""
 
 
 AnyPrompt = TypeVar("AnyPrompt", bound=KnownPrompt)
 
 
 class PromptPrefixes(Generic[AnyPrompt]):
-    """Owner of what is granted to prompts that wait.
+    """Owner of blocks granted to waiting prompts.
 
     Args:
-        tell: hears of a prompt of which something was found.
-        section: whether anything is looked up and sealed, where blocks can be used again. Prompts shorter than
-            `prefix_min_tokens` take blocks at hand, unless another one computes what they begin with.
-        has_blocks: whether so many blocks are at hand for a prompt.
+        tell: called with a prompt whose cached blocks were found.
+        section: enables lookups and sealing, if blocks are reusable. A prompt shorter than `prefix_min_tokens` takes
+            leased
+            blocks, unless another prompt computes the same prefix.
+        has_blocks: tells whether the given counts of blocks are leased and free.
     """
 
     def __init__(
@@ -108,17 +109,17 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.block_size = self.layout.groups[0].block_size
         self.rate = PromptRate()
         self._digests = TextDigests(self.block_size)
-        self.look_elsewhere: Callable[[AnyPrompt], None] = lambda prompt: None  # hears of what was granted
+        self.look_elsewhere: Callable[[AnyPrompt], None] = lambda prompt: None  # called with a prompt after a grant
         self.asked: dict[Key, AnyPrompt] = {}
-        self.computing: dict[bytes, AnyPrompt] = {}  # the prompt that will seal the block of that digest next
+        self.computing: dict[bytes, AnyPrompt] = {}  # digest: prompt that will seal the block next
 
     @property
     def block_us(self) -> int:
-        """What computing a block takes."""
+        """Microseconds for computing a block."""
         return self.rate.block_us(self.block_size)
 
     def begin(self, prompt: AnyPrompt, salt: bytes) -> None:
-        """Make the keys of a prompt, and ask for its blocks unless another one computes some of them."""
+        """Make the keys of a prompt, and ask for blocks unless another prompt computes some of the blocks."""
         if self.is_on:
             root = prompt.beginning.root = root_of(self.layout, salt)
             prompt.beginning.digests = self._digests.of(root, pack_ids(prompt.token_ids))
@@ -126,9 +127,9 @@ class PromptPrefixes(Generic[AnyPrompt]):
                 self._ask(prompt)
 
     def lacking(self, prompt: AnyPrompt) -> list[bytes]:
-        """Digests of blocks that would not be computed if they were there.
+        """Return digests of blocks whose presence would save computing.
 
-        At least one token is computed, and all where something is wanted of the computation itself.
+        At least one token is always computed. With prompt log-probabilities, all tokens are computed.
         """
         if prompt.num_prompt_logprobs:
             return []
@@ -136,11 +137,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return beginning.digests[beginning.num_sealed : (len(prompt.token_ids) - 1) // self.block_size]
 
     def has_asked(self, message: PromptBlocks) -> bool:
-        """Whether the answer is to one of these."""
+        """Tell whether the message answers a prompt of this owner."""
         return (message.request_id, message.attempt) in self.asked
 
     def hear(self, message: PromptBlocks) -> None:
-        """Take over the blocks of a prompt, which may be gone meanwhile."""
+        """Take over the blocks of a prompt; free the blocks if the prompt is gone."""
         prompt, grant = self.asked.pop((message.request_id, message.attempt), None), self.magazine.granted(message)
         if prompt is None:
             self.magazine.free([*grant.found, *grant.fresh])
@@ -156,7 +157,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             self.look_elsewhere(prompt)
 
     def is_held_up(self, prompt: AnyPrompt) -> bool:
-        """Whether it waits for blocks, or for what another one computes; not what is admitted."""
+        """Tell whether the prompt waits for blocks or for another prompt's blocks; admitted prompts never wait."""
         if prompt.is_started:
             return False
         if prompt.key in self.asked or prompt.beginning.is_filling:
@@ -166,10 +167,10 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return other is not None and (not other.num_left or turn_of(other) <= turn_of(prompt))
 
     def take_blocks(self, prompt: AnyPrompt, counts: Counts) -> Sequence[list[int]] | None:
-        """Take all blocks of a prompt that is admitted, by group; None if it has to wait for them.
+        """Take all blocks of a prompt for admission, by group; None if the prompt has to wait.
 
         Args:
-            counts: how many it has of each group.
+            counts: number of the prompt's blocks in each group.
         """
         grant = prompt.beginning.grant
         if grant is None and self._is_looked_up(prompt):
@@ -183,13 +184,13 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return blocks
 
     def computed(self, reached: Iterable[tuple[AnyPrompt, int]], waiting: Iterable[AnyPrompt]) -> None:
-        """A step is over behind which so many tokens of each are: seal full blocks, for which others may wait."""
+        """Seal full blocks after a step, given the tokens `reached` in each prompt, and serve waiting prompts."""
         sealed = {digest for prompt, num_tokens in reached for digest in self._seal(prompt, num_tokens)}
         if sealed:
             self.sealed(sealed, waiting)
 
     def sealed(self, digests: Container[bytes], waiting: Iterable[AnyPrompt]) -> None:
-        """Let prompts that wait for one of these ask anew for their blocks, or once an answer on its way is here."""
+        """Make prompts that wait for these digests ask again, at once or after the outstanding answer."""
         for prompt in waiting:
             beginning = prompt.beginning
             if prompt.key in self.asked:
@@ -199,21 +200,21 @@ class PromptPrefixes(Generic[AnyPrompt]):
                 self._ask(prompt)
 
     def let_go(self, prompts: Iterable[AnyPrompt]) -> bool:
-        """Give back what was granted to prompts that wait; whether there was anything. They ask again in their turn."""
+        """Free the grants of waiting prompts; return whether there were any. The prompts ask again at their turn."""
         keepers = [prompt for prompt in prompts if prompt.beginning.grant and not prompt.beginning.is_filling]
         for prompt in keepers:
             self._release(prompt)
         return bool(keepers)
 
     def forget(self, prompt: AnyPrompt) -> None:
-        """It is complete, or given up: others do not wait for it any more."""
+        """Drop a completed or given-up prompt; other prompts stop waiting for the prompt's blocks."""
         if self.asked.pop(prompt.key, None) is not None:
             self.magazine.unwant_prompt(prompt.key)
         self._compute_no_more(prompt)
         self._release(prompt)
 
     def lend(self, prompt: AnyPrompt, count: int) -> list[int]:
-        """Take the first blocks to be filled out of a prompt's grant; the prompt waits until they are returned."""
+        """Take the first fresh blocks out of a prompt's grant; the prompt waits until their return."""
         beginning = prompt.beginning
         assert beginning.grant is not None, "its blocks are granted"
         lent = beginning.grant.fresh[:count]
@@ -222,7 +223,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return lent
 
     def return_lent(self, prompt: AnyPrompt, sealed: Sequence[int], unfilled: Sequence[int] = ()) -> None:
-        """Give back what was lent: blocks that are sealed now, and others; all are freed if the prompt is gone."""
+        """Return lent blocks, sealed or unfilled; all are freed if the prompt is gone."""
         beginning = prompt.beginning
         beginning.is_filling = False
         if beginning.grant is None:
@@ -234,7 +235,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             self._begin_behind(prompt)
 
     def lose_lent(self, prompt: AnyPrompt) -> None:
-        """What was lent is not returned: the prompt asks for all its blocks anew."""
+        """Give up lent blocks; the prompt asks for all blocks again."""
         prompt.beginning.is_filling = False
         if prompt.beginning.grant is not None:
             self._release(prompt)
@@ -244,13 +245,13 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return self.is_on and len(prompt.token_ids) >= self.min_tokens and bool(self.lacking(prompt))
 
     def _ask(self, prompt: AnyPrompt) -> None:
-        """Ask for all blocks of a prompt that has none."""
+        """Ask for all blocks of a prompt without any."""
         num_blocks = self.layout.groups[0].num_places(prompt.num_slots)
         self.asked[prompt.key] = prompt
         self.magazine.want_prompt(prompt.key, self.lacking(prompt), num_blocks, prompt.priority, self.block_us)
 
     def _release(self, prompt: AnyPrompt) -> None:
-        """Give back what was granted to a prompt, if anything was."""
+        """Free the grant of a prompt, if any."""
         beginning = prompt.beginning
         if beginning.grant is not None:
             self.magazine.free(beginning.granted)
@@ -258,14 +259,14 @@ class PromptPrefixes(Generic[AnyPrompt]):
             beginning.num_sealed = prompt.num_scheduled_tokens = 0
 
     def _begin_behind(self, prompt: AnyPrompt) -> None:
-        """Compute a prompt from behind what was found of it."""
+        """Set a prompt to be computed from behind its found blocks."""
         assert prompt.beginning.grant is not None, "its blocks are granted"
         prompt.beginning.num_sealed = len(prompt.beginning.grant.found)
         prompt.num_scheduled_tokens = prompt.beginning.num_sealed * self.block_size
         self.tell(prompt)
 
     def _seal(self, prompt: AnyPrompt, num_tokens: int) -> Sequence[bytes]:
-        """Full blocks of its first tokens, but those that are; returns their digests."""
+        """Seal full blocks within the first `num_tokens`, if not sealed yet; return the new digests."""
         beginning = prompt.beginning
         begin, end = beginning.num_sealed, min(num_tokens // self.block_size, len(beginning.digests))
         if begin >= end:

@@ -1,8 +1,8 @@
-"""How long computing prompts takes here, as the steps show: what is kept elsewhere comes back if that is faster.
+"""Measured time for computing prompts; a copy from elsewhere is worthwhile only if faster.
 
-A step takes some time however few tokens it has, and more for each of them. Of long steps the first part does not
-matter, so that they tell what a token takes by themselves. As long as there was none, short ones of different sizes
-tell it by what the larger take more.
+A step has a fixed cost plus a cost for each token. In long steps the fixed cost is negligible, so long steps give the
+cost of a token directly. Before the first long step, the difference between short steps of different sizes gives the
+cost.
 """
 
 import time
@@ -10,30 +10,32 @@ from collections import deque
 from collections.abc import Callable
 
 LONG_TOKENS = 512
-"""Of a step that tells something by itself."""
+"""Least tokens of a step that gives the token cost directly."""
 WEIGHT = 0.2
-"""Of the last step in what those of its size take."""
+"""Weight of the last step in the mean of its size class."""
 LEAST_US = 5.0
-"""A token, at least as short steps tell, and before any step: hardly less on any GPU. So until steps have shown that it
-takes more nothing but what is long waits for a copy."""
+"""Assumed least cost of a token before long steps; low, so only long copies pay."""
 
 
 class PromptRate:
-    """Steps run one after the other, so that each takes from the end of the one before, or from its own launch."""
+    """Estimator of the cost of a token.
+
+    Steps run one after another, so a step's time counts from the previous step's end or from the step's launch.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._long_token_us = 0.0  # of long steps
-        self._short: dict[int, tuple[float, float]] = {}  # tokens and microseconds of a step, by bits of the former
-        self._ended_s = 0.0  # the last step
-        self._launched: deque[tuple[int, float]] = deque()  # steps: their tokens, and when
+        self._long_token_us = 0.0  # mean of long steps
+        self._short: dict[int, tuple[float, float]] = {}  # mean tokens and microseconds, by bits of tokens
+        self._ended_s = 0.0  # end of the last step
+        self._launched: deque[tuple[int, float]] = deque()  # tokens and time of each launched step
 
     def launched(self, num_tokens: int) -> None:
-        """A step over so many tokens is on its way."""
+        """Note the launch of a step over `num_tokens` tokens."""
         self._launched.append((num_tokens, self._clock()))
 
     def ended(self) -> None:
-        """The step that was launched first is over."""
+        """Note the end of the earliest launched step."""
         num_tokens, launched_s = self._launched.popleft()
         begun_s, self._ended_s = max(launched_s, self._ended_s), self._clock()
         took_us = (self._ended_s - begun_s) * 1e6
@@ -47,12 +49,12 @@ class PromptRate:
 
     @property
     def token_us(self) -> float:
-        """What computing a token takes, beside others, in microseconds."""
+        """Microseconds for computing a token beside others."""
         if self._long_token_us or len(self._short) < 2:
             return self._long_token_us or LEAST_US
         (fewest, least_us), (most, most_us) = self._short[min(self._short)], self._short[max(self._short)]
         return max((most_us - least_us) / (most - fewest), LEAST_US)
 
     def block_us(self, block_size: int) -> int:
-        """The same of so many tokens: at least 1."""
+        """Return microseconds for a block of tokens, at least 1."""
         return max(1, round(self.token_us * block_size))

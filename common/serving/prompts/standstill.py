@@ -1,9 +1,9 @@
-"""When a handoff is given back that no blocks come free for.
+"""Detection of a deadlock between prompts that wait for KV blocks, to give a handoff back.
 
-Two GPUs with workers of both kinds may each be full of prompts that are offered to the other's decode worker: what each
-lacks is in the pool of the other, and comes free only when that one has what it lacks. Or prompts that fill a pool wait
-for who decodes there, and the first of them lacks a block for its next token. Who merely waits for a
-neighbour's long prompt sees that one get on: its blocks are sealed, chunk by chunk.
+Two GPUs with workers of both roles may each be full of prompts offered to the other's decode worker. Each decode worker
+then needs blocks that only the other's progress frees. Or prompts fill a pool and wait for its decode worker, whose
+first sequence lacks a block for the next token. A wait for a neighbour's long prompt is no standstill, because the
+prompt's blocks are sealed chunk by chunk.
 """
 
 import math
@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 
 LEAST_S = 2.0
-"""Longer than a chunk of a prompt takes, and word of it; what is given back is found again, if its blocks are."""
+"""Longer than a prompt chunk and its report. Blocks given back can be found again."""
 
 
 class Standstill:
-    """Says when nothing has moved for long: each time after another while, so that of two one goes first.
+    """Detector of long standstills; random durations let the first of two workers give way alone.
 
     Args:
-        chance: from 0 to 1.
+        chance: returns a number from 0 to 1.
     """
 
     def __init__(
@@ -29,11 +29,11 @@ class Standstill:
         self._end_s, self._num_done = math.inf, 0
 
     def is_over(self, *, is_still: bool, num_done: int) -> bool:
-        """Whether it has lasted long enough; it begins anew when it has, or when something moves.
+        """Tell whether the standstill has lasted long enough; restarts afterwards, and on any movement.
 
         Args:
             is_still: nothing moves here.
-            num_done: counts what others do in the pool.
+            num_done: count of the progress of others in the pool.
         """
         now_s, is_still = self._clock(), is_still and num_done == self._num_done
         self._num_done = num_done

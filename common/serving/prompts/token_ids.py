@@ -1,4 +1,4 @@
-"""Which token ids a model takes, and which of them end a request; stop strings are the router's business."""
+"""Token ids accepted by a model, and token ids that end a request; the router handles stop strings."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ NO_TOKEN_FOLLOWS = (
 
 
 def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> FinishReason:
-    """Whether `token_id`, the output number `num_outputs` counted from 1, ends the request."""
+    """Return whether and why `token_id`, output number `num_outputs` counted from 1, ends the request."""
     if token_id in sampling.stop_token_ids:
         return FinishReason.STOP
     if num_outputs >= sampling.max_tokens:
@@ -26,6 +26,6 @@ def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> 
 
 
 def stranger(token_ids: Sequence[int], vocab_size: int) -> str:
-    """Name a prompt's highest id if the embedding has no row for it, which would end a worker; none is negative."""
+    """Name a prompt's highest id if outside the embedding, because the id would end the worker; no id is negative."""
     highest = int(np.asarray(token_ids).max())
     return f"token {highest} is not among the {vocab_size} of this worker's model" if highest >= vocab_size else ""

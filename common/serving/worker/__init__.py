@@ -1,1 +1,1 @@
-"""The life of a worker's process: it starts, takes a GPU, waits, visits other pools, drains and ends."""
+"""The life of a worker's process: start, choice of a GPU, waits, visits to other pools, drain and end."""

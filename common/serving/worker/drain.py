@@ -1,6 +1,6 @@
-"""Shutting down in order: the first signal asks to finish what is owned, the second to stop at once.
+"""Orderly shutdown: the first signal asks to finish owned work, the second to stop at once.
 
-While a worker still starts it owns nothing, and the first signal ends it.
+A starting worker owns nothing, so the first signal ends the start.
 """
 
 import logging
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 class Drain:
-    """Whether and until when a worker's loop goes on."""
+    """State of a worker's shutdown: requested, begun, and its deadline."""
 
     def __init__(self, drain_s: float) -> None:
         self.drain_s = drain_s
         self.has_started = False
         self.asked = False
         self.at_once = False
-        self.reason = ""  # why this worker is gone, to be said when it is
+        self.reason = ""  # cause of the shutdown, for the farewell
         self._level = logging.INFO
         self._begun = False
         self._deadline_s = 0.0
@@ -30,13 +30,13 @@ class Drain:
         signal.signal(signal.SIGINT, self._on_signal)
 
     def started(self) -> None:
-        """From now on there may be something to finish."""
+        """Note that the worker may own work from now on."""
         self.has_started = True
 
     def ask(self, reason: str, *, at_once: bool = False) -> None:
-        """As a first signal does, or a second, where nothing that is here may be finished; from any thread.
+        """Ask for a shutdown like a first signal, or like a second with `at_once`; callable from any thread.
 
-        To be asked again changes nothing.
+        A repeated request changes nothing.
         """
         if self.asked and self.at_once >= at_once:
             return
@@ -44,7 +44,7 @@ class Drain:
         self.asked, self.at_once = True, self.at_once or at_once
 
     def begins(self) -> bool:
-        """True exactly once, when shutting down was asked for."""
+        """Return True exactly once, after a shutdown was requested."""
         if not self.asked or self._begun:
             return False
         self._begun = True
@@ -54,7 +54,7 @@ class Drain:
         return True
 
     def finished(self, owns_something: bool) -> bool:
-        """Whether the loop ends now."""
+        """Tell whether the loop ends now."""
         elsewhere = "; what is here goes on elsewhere" if owns_something else ""
         if self.at_once:
             logger.warning("%s: leaving at once%s", self.reason, elsewhere)

@@ -1,7 +1,7 @@
-"""Which GPU a worker takes that was told of none: that with the fewest workers of its role, and of those the idlest.
+"""Choice of a GPU for a worker without a configured device: fewest workers of the role, then fewest in all.
 
-A worker on a GPU holds the lock of a file beside the memory servers' sockets until its process is over, so that those
-that start at once, be it in containers of their own, see one another, and one that starts again finds its place free.
+A worker on a GPU locks a file beside the memory servers' sockets until the process ends. So workers starting at once
+see each other, even in separate containers, and a restarted worker finds its place free.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from common.wire.transport.endpoints import shared_directory
 logger = logging.getLogger(__name__)
 
 CHOICE = "gpus.lock"
-"""Held by who looks and chooses."""
+"""Lock held while looking and choosing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A place on a GPU: `number` of its role are there, this one among them."""
+    """A place on a GPU with `number` workers of the role, including the new worker."""
 
     index: int
     number: int
-    descriptor: int  # it ends with this, mostly with the process
+    descriptor: int  # closing it ends the lease, usually at process end
 
 
 def placed(config: Config, role: Role) -> Config:
-    """`config` with the GPU that this worker takes, where it may choose and there are any."""
+    """Return `config` with the GPU taken by the worker, if the worker may choose and any GPU exists."""
     directory = shared_directory(config.worker.memory_socket)
     if config.worker.device != "auto" or directory is None or not torch.cuda.is_available():
         return config
@@ -54,11 +54,11 @@ def placed(config: Config, role: Role) -> Config:
 
 
 def lease_gpu(directory: Path, role: Role, uuids: Sequence[str]) -> Lease:
-    """Take a place on one of these GPUs."""
+    """Take a place on a GPU of `uuids`."""
     with _locked(directory / CHOICE):
         taken = [{each: _num_taken(directory, uuid, each) for each in Role} for uuid in uuids]
         index = min(range(len(uuids)), key=lambda i: (taken[i][role], sum(taken[i].values()), i))
-        for number in count():  # the lowest that is free
+        for number in count():  # lowest free place
             descriptor = _opened(_place(directory, uuids[index], role, number))
             if _try_lock(descriptor):
                 return Lease(index, taken[index][role] + 1, descriptor)
@@ -71,7 +71,7 @@ def _place(directory: Path, uuid: str, role: Role, number: int) -> Path:
 
 
 def _num_taken(directory: Path, uuid: str, role: Role) -> int:
-    """How many hold the lock of a place; a file stays when its lock is let go."""
+    """Count the locked places of a role on a GPU; files remain when locks are released."""
     num_taken = 0
     for number in count():
         path = _place(directory, uuid, role, number)

@@ -1,7 +1,7 @@
-"""Memory servers of other pools than ours, at which this worker is a guest: a connection and a mapping for each pool.
+"""Visits of a worker to memory servers of other pools: a connection and a mapping for each pool.
 
-A visit lasts as long as a worker of that pool is known or something of it is used here: what a worker has offered
-outlives it.
+A visit lasts while a worker of the pool is known or a block of the pool is in use here. So offered blocks outlive the
+worker that offered them.
 """
 
 import logging
@@ -23,25 +23,25 @@ from common.wire.messages.handoff import KVPoolExport
 logger = logging.getLogger(__name__)
 
 GREETING_S = 2.0
-"""For a server to say where its pool is; it takes a moment."""
+"""Longest wait for a server's reply with the pool's place; normally a moment."""
 
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """One pool."""
+    """A visited pool."""
 
     guest: Guest
-    pool: PeerPool | None = None  # once it is mapped
-    num_workers: int = 0  # of that pool, that are known or being met
+    pool: PeerPool | None = None  # None until mapped
+    num_workers: int = 0  # workers of the pool, known or being met
 
     @property
     def problem(self) -> str:
-        """Why nothing comes from there any more, if that is so."""
+        """Reason why the server sends nothing any more; empty if the server works."""
         return self.guest.problem
 
 
 def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
-    """Where our own pool is, for others to visit."""
+    """Describe this worker's pool for visitors."""
     worker_id, epoch = worker
     return KVPoolExport(
         worker_id=worker_id,
@@ -55,11 +55,11 @@ def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
 
 
 class Visits:
-    """By pool.
+    """Visits by pool.
 
     Args:
         worker: id and epoch of this worker.
-        poller: wakes the loop up when something was offered.
+        poller: wakes the loop on an offer.
     """
 
     def __init__(self, engine: Engine, worker: tuple[str, int], poller: zmq.Poller) -> None:
@@ -67,9 +67,9 @@ class Visits:
         self.by_pool: dict[int, Visit] = {}
 
     def prove(self, export: KVPoolExport) -> Generator[None, None, tuple[Visit, float]]:
-        """At the server of another worker's pool, and blocks travel from there, at so many GB/s. To be left once.
+        """Open a visit to another worker's pool, and measure the path; return the visit and its GB/s.
 
-        Raises KVError.
+        Call `leave` once for each visit returned. Raises KVError.
         """
         check_compatible(export, self.engine.pool, self.engine.transport.name)
         visit = yield from self.open(export)
@@ -79,10 +79,10 @@ class Visits:
             self.leave(visit)
             if isinstance(error, KVError):
                 raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
-            raise  # it is forgotten meanwhile
+            raise  # closed while waiting, because the worker was forgotten
 
     def open(self, export: KVPoolExport) -> Generator[None, None, Visit]:
-        """At the server of another worker's pool, which is mapped then; raises TransferFailed. To be left once."""
+        """Open a visit to another worker's pool and map the pool; call `leave` once. Raises TransferFailed."""
         visit = self.by_pool.get(export.pool_id) or self._begun(export)
         visit.num_workers += 1
         try:
@@ -97,15 +97,15 @@ class Visits:
         return visit
 
     def leave(self, visit: Visit) -> None:
-        """One worker less."""
+        """Count a worker of the pool less."""
         visit.num_workers -= 1
 
     def receive(self) -> list[tuple[Visit, OfGuest]]:
-        """What was offered and found."""
+        """Return the messages of all servers."""
         return [(visit, said) for visit in self.by_pool.values() for said in visit.guest.receive()]
 
     def tend(self, is_used: Callable[[Visit], bool]) -> list[Visit]:
-        """End visits that nobody has a use for; returns those that are lost, whose claims are void."""
+        """End visits without use; return lost visits, whose claims are void."""
         for visit in self.by_pool.values():
             visit.guest.tend()
         over = [v for v in self.by_pool.values() if v.problem or not (v.num_workers or is_used(v))]
@@ -115,7 +115,7 @@ class Visits:
         return lost
 
     def report_fault(self, problem: str) -> None:
-        """Say at every server that the device met a fault here, and may have written there."""
+        """Tell every server about a device fault here, which may have written into the server's memory."""
         for visit in self.by_pool.values():
             visit.guest.report_fault(problem)
 
@@ -124,7 +124,7 @@ class Visits:
             self._end(visit)
 
     def _proven(self, visit: Visit) -> Generator[None, None, float]:
-        """GB/s."""
+        """Prove the path; return GB/s."""
         assert visit.pool is not None, "what is open is mapped"
         proof = prove_path(visit.pool, visit.guest.pool_id, self.engine.pool, self.engine.allocator)
         with closing(proof):
@@ -149,7 +149,7 @@ class Visits:
         return visit
 
     def _is_mapped(self, visit: Visit, export: KVPoolExport) -> bool:
-        """It is as soon as it is known where it lies."""
+        """Map the pool once its place is known; tell whether the pool is mapped."""
         visit.guest.look()
         if visit.problem:
             raise TransferFailed(visit.problem)
@@ -158,7 +158,7 @@ class Visits:
         return visit.pool is not None
 
     def _end(self, visit: Visit) -> None:
-        """Waits for copies under way."""
+        """Close the visit, after copies under way."""
         if visit.problem:
             logger.warning("what was offered there is lost: %s", visit.problem)
         del self.by_pool[visit.guest.pool_id]

@@ -1,4 +1,4 @@
-"""What a process does once: it asks for open files as it starts, and settles when serving begins."""
+"""One-time actions of a process: raise the open-file limit at start, and settle memory when serving begins."""
 
 import ctypes
 import gc
@@ -13,9 +13,9 @@ MOST_FILES = 1 << 20
 
 
 def raise_open_files() -> int:
-    """Allow this process as many file descriptors as the system lets it have; returns how many that are.
+    """Raise the process's file-descriptor limit to the system's maximum; return the limit.
 
-    Every connection, worker and file takes one.
+    Every connection, worker and file takes a descriptor.
     """
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
@@ -26,14 +26,14 @@ def raise_open_files() -> int:
 
 
 def keep_imports() -> None:
-    """No collection walks what imports made: that of `settle_memory` would take 50 ms, with requests waiting."""
+    """Exempt imported objects from collections, because `settle_memory` would spend 50 ms on them."""
     gc.freeze()
 
 
 def settle_memory() -> None:
-    """Keep what start-up made, and give what it freed back to the system.
+    """Exempt start-up objects from collections, and return freed memory to the system.
 
-    Collections no longer walk the objects made so far, which would hold up every stream.
+    Otherwise, later collections would walk the start-up objects and hold up every stream.
     """
     gc.collect()
     gc.freeze()
@@ -41,6 +41,6 @@ def settle_memory() -> None:
 
 
 def sharpen_sleeps() -> None:
-    """Have sleeps of the calling thread end in time: Linux may end them 50 µs late, so as to wake up less often."""
+    """End sleeps of the calling thread in time; by default Linux may end sleeps 50 µs late, to wake less often."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(TIMER_SLACK_NS), 0, 0, 0)

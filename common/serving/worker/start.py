@@ -1,7 +1,8 @@
-"""What starting a worker process has in common: settings, logging, registration data, and how it ends.
+"""Common start of worker processes: settings, logging, registration data, and the end.
 
-Exit status: 0 drained, 2 a wrong setting or model, 1 anything unexpected (the router was told first, and before that
-the memory server if it was a fault of the device: others must stop that map what this process could write).
+Exit status: 0 drained, 2 a wrong setting or model, 1 an unexpected error or a lost memory server. A running worker
+tells the router before exiting with 1. After a device fault, the worker first tells the memory server, because other
+processes that map the affected memory must stop.
 """
 
 import logging
@@ -48,7 +49,7 @@ class WorkerLoop(Protocol):
         ...
 
     def tell_fault(self, problem: str) -> None:
-        """Tell whose memory is mapped here, beside the memory server of this device, that the device met a fault."""
+        """Report a device fault to every memory server whose memory is mapped here, except the device's own."""
         ...
 
     def close(self) -> None:
@@ -58,20 +59,20 @@ class WorkerLoop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One start of a worker, by which others know it, and what it holds on to until its end."""
+    """A start of a worker: its identity and its resources until the end."""
 
     worker_id: str
     epoch: int
     drain: Drain
-    memory: MemoryClient  # of the device's memory server
+    memory: MemoryClient  # connection to the device's memory server
 
 
 Build = Callable[[Config, Incarnation], WorkerLoop]
-"""Makes a worker that is ready to run."""
+"""Makes a worker ready to run."""
 
 
 def worker_main(role: Role, sections: Sequence[str], description: str, build: Build) -> int:
-    """The whole life of a worker process; returns its exit status."""
+    """Run a worker process from start to end; return its exit status."""
     prog = f"python -m {role.name.lower()}_worker"
     try:
         config = parse(Config, sections, prog, description, sys.argv[1:])
@@ -79,7 +80,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
         return 2
     keep_imports()
-    tame_allocator()  # compilers of kernels and readers of weights are many threads
+    tame_allocator()  # kernel compilers and weight readers are many threads
     worker_id = make_worker_id(role, config.worker.id)
     setup_logging(worker_id, config.log.level, config.log.format)
     raise_open_files()
@@ -106,7 +107,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
 
 
 def _check_net(net: NetSection) -> None:
-    """Before a memory server is waited for, or weights are loaded."""
+    """Check endpoints early, before waiting for a memory server or loading weights."""
     check(net, resolved(net.router_endpoint, ROUTER_SOCKET))
     if net.handoff_endpoint != AUTO:
         check(net, net.handoff_endpoint)
@@ -123,7 +124,7 @@ def _built(build: Build, config: Config, incarnation: Incarnation) -> WorkerLoop
 
 
 def _report_fault(memory: MemoryClient) -> str:
-    """Tell the memory server if the device met a fault; returns what that was, or nothing."""
+    """Tell the memory server about a device fault; return the fault, or "" without a fault."""
     problem = device_fault()
     if problem:
         try:
@@ -142,7 +143,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
         return 2
     except Exception as error:
         logger.exception("unexpected error, telling the others and exiting")
-        # First of all: nothing else is sure to work any more.
+        # First, because nothing else is sure to work any more.
         problem = _report_fault(memory)
         if problem:
             worker.tell_fault(problem)
@@ -169,7 +170,7 @@ def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> In
 
 
 def _memory(config: Config, role: Role, worker_id: str, epoch: int) -> MemoryClient:
-    """A connection to the device's memory server, which is started if nobody said where it is and there is none."""
+    """Connect to the device's memory server; start a server if none is running and no socket is configured."""
     device, is_decoding = resolve_device(config.worker.device), role is Role.DECODE
     path = memory_socket(config.worker.memory_socket, describe_device(device)[1], config.net.router_endpoint)
     if config.worker.memory_socket != AUTO:
@@ -177,13 +178,13 @@ def _memory(config: Config, role: Role, worker_id: str, epoch: int) -> MemoryCli
     starter = Starter(path, config, str(device))
     try:
         return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding, summon=starter)
-    except MemoryLost as lost:  # it has just ended, as nobody had been there for so long
+    except MemoryLost as lost:  # the server ended just now, idle for too long
         logger.info("%s; once more", lost)
         return MemoryClient(path, worker_id, epoch, is_decoding=is_decoding, summon=starter)
 
 
 def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: Role) -> WorkerReady:
-    """The registration, without the fields that only one role has."""
+    """Build the registration, without the fields of a single role."""
     memory = incarnation.memory
     return WorkerReady(
         worker_id=incarnation.worker_id,
