@@ -1,5 +1,6 @@
-"""The HTTP side: tokenizes, dispatches, puts tokens in order, replays what a dead worker lost.
+"""The HTTP server: tokenizes, dispatches, orders tokens, and replays completions lost by a dead worker.
 
-Runs in: one process, `python -m router`. Owns: the state of every request.
-May import: the floor of `common`, aiohttp, tokenizers. Never: torch, triton, safetensors, a worker.
+Runs in: a single process, `python -m router`. Owns: the state of every request.
+
+May import: the torch-free base of `common`, aiohttp, tokenizers. Never: torch, triton, safetensors, a worker.
 """

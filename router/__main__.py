@@ -1,4 +1,4 @@
-"""`python -m router`: serve until a signal; the first drains, the second stops at once."""
+"""`python -m router`: serve until a signal; the first signal drains, the second stops at once."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process; returns its exit status: 0, or 2 for a setting that is wrong."""
+    """Run the process; return the exit status: 0, or 2 for a wrong setting."""
     prog, description = "python -m router", "HTTP side of Baton: takes completions and has workers compute them."
     try:
         config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def serve(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT, or until another router has the port, then drain; returns the exit status."""
+    """Serve until SIGTERM, SIGINT, or another router takes the port, then drain; return the exit status."""
     signals: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,7 +73,7 @@ async def serve(config: Config) -> int:
 
 
 async def _until_over(signals: "asyncio.Queue[str]", succession: Succession, warming: "asyncio.Task[None]") -> bool:
-    """Wait for a signal, or for another router to have the port; returns whether it has."""
+    """Wait for a signal or for another router to take the port; return True for another router."""
     signalled, relieved = asyncio.create_task(signals.get()), asyncio.create_task(succession.relieved.wait())
     ends: set[asyncio.Task[Any]] = {signalled, relieved}
     await asyncio.wait({*ends, warming}, return_when=asyncio.FIRST_COMPLETED)
@@ -86,7 +86,10 @@ async def _until_over(signals: "asyncio.Queue[str]", succession: Succession, war
 
 
 async def _drain(section: RouterSection, service: Service, succession: Succession) -> None:
-    """Finish what runs. With a successor nothing is refused, and nobody waits for this router: it takes its time."""
+    """Finish running completions.
+
+    With a successor, no request is refused. The drain may take longer, because no client waits for this router's end.
+    """
     is_relieved, num_active = succession.relieved.is_set(), service.dispatcher.num_active
     limit_s = section.request_timeout_s if is_relieved else section.drain_s
     why = "another router has the port" if is_relieved else "told to end"
@@ -103,7 +106,7 @@ async def _drain(section: RouterSection, service: Service, succession: Successio
 
 
 async def _note(port: int, service: Service, succession: Succession) -> None:
-    """Let operators of this user find this router by its port, once it has it; it serves without that, too."""
+    """Record this router's port once bound, so the user's operators can find it; a failure only logs a warning."""
     await succession.has_port.wait()
     try:
         whereabouts.note(port, service.hub.endpoint, service.config.net)
@@ -112,8 +115,8 @@ async def _note(port: int, service: Service, succession: Succession) -> None:
 
 
 async def _warm_up(service: Service) -> None:
-    """Get ready what the first requests of some kinds would wait for."""
-    await service.grammars.warm_up()  # one after the other: each takes most while it starts
+    """Start helpers needed by the first requests of some kinds."""
+    await service.grammars.warm_up()  # one by one, because each is most expensive while starting
     await service.reader.warm_up()
     settle_memory()
 

@@ -1,1 +1,1 @@
-"""Responses: whole and streamed, in the shapes of each API."""
+"""Responses, whole and streamed, in the shape of each API."""

@@ -1,4 +1,4 @@
-"""OpenAI's response bodies of chats: a message in place of a text, deltas of it in a stream."""
+"""OpenAI's response bodies of chats: a message instead of a text, deltas in a stream."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish
 
 
 def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
-    """A choice of a response that is not streamed."""
+    """Return a choice of a whole response."""
     log = completion.logprobs
     parser = parser_of(options)
     part = parser.feed(text, is_last=True)
@@ -29,7 +29,7 @@ def chat_choice_body(text: str, completion: Completion, options: ResponseOptions
 
 
 class ChatChunkWriter(ChunkWriter):
-    """Server-sent events of one choice, of which the first says who speaks."""
+    """Server-sent events of a choice; the first event gives the role."""
 
     def __init__(self, head: dict[str, Any], options: ResponseOptions, completion: Completion) -> None:
         super().__init__(head, options, completion)
@@ -46,7 +46,7 @@ class ChatChunkWriter(ChunkWriter):
         return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{told}}}\n\n".encode("ascii")
 
     def _prompt_body(self) -> dict[str, Any]:
-        """Return nothing, because the first event tells it beside its choice."""
+        """Return nothing, because the first event has the prompt's ids beside the choice."""
         return {}
 
     def _content(self, delivery: Delivery) -> str:
@@ -72,7 +72,7 @@ def parser_of(options: ResponseOptions) -> AnswerParser:
 
 
 def _message(part: Part) -> dict[str, Any]:
-    """Return a whole answer as a message: fields that are not of every answer only where they say something."""
+    """Return a whole answer as a message, with thoughts and calls only if present."""
     thought = {"reasoning_content": part.thought} if part.thought else {}
     calls = {"tool_calls": list(map(_call, part.calls))} if part.calls else {}
     content = part.content or (None if calls else "")
@@ -80,12 +80,12 @@ def _message(part: Part) -> dict[str, Any]:
 
 
 def _call(piece: CallPiece) -> ToolCall:
-    """Return a call that came in one piece."""
+    """Return a complete tool call."""
     return {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
 
 
 def _delta(part: Part) -> dict[str, Any]:
-    """Return what a message gains, a content of nothing where it gains nothing."""
+    """Return the fields gained by a message; an empty content if nothing is gained."""
     calls = list(map(_call_delta, part.calls))
     fields = {"reasoning_content": part.thought, "content": part.content, "tool_calls": calls}
     return {name: value for name, value in fields.items() if value} or {"content": ""}

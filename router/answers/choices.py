@@ -1,4 +1,4 @@
-"""Answers of APIs that give choices: completions and chats, whole and streamed."""
+"""Answers of the APIs with choices, completions and chats: whole and streamed."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -12,13 +12,13 @@ from router.http.error_bodies import error_body
 from router.requests.completion_api import ResponseOptions
 
 ChoiceBody = Callable[[str, Completion, ResponseOptions], dict[str, Any]]
-"""Makes a choice of its whole text."""
+"""Function from the whole text to a choice."""
 PromptBody = Callable[[Completion, ResponseOptions], dict[str, Any]]
-"""Makes what stands beside the choices of the prompt that they share."""
+"""Function to the fields about a prompt, beside the prompt's choices."""
 
 
 class WholeChoices:
-    """The body of a response that is not streamed."""
+    """The body of a response without streaming."""
 
     def __init__(
         self, job: Job, wants_timing: bool, choice_body: ChoiceBody, prompt_body: PromptBody | None = None
@@ -33,7 +33,7 @@ class WholeChoices:
         self._texts[delivery.choice].append(delivery.text)
 
     async def body(self) -> str:
-        """Give the JSON, once all completions are over."""
+        """Return the JSON, once all completions have ended."""
         job = self._job
         choices = []
         for text, completion in zip(self._texts, job.completions, strict=True):
@@ -47,7 +47,7 @@ class WholeChoices:
 
 
 class StreamedChoices:
-    """Server-sent events, a chunk for each delivery, `[DONE]` at the end."""
+    """Server-sent events: a chunk for each delivery, then `[DONE]`."""
 
     def __init__(self, job: Job, wants_timing: bool, writer: type[ChunkWriter]) -> None:
         self._job = job
@@ -55,7 +55,7 @@ class StreamedChoices:
         self._writers = [writer(job.head, job.options, completion) for completion in job.completions]
 
     async def events(self, deliveries: list[Delivery]) -> bytes:
-        """Write what has arrived; texts of one choice are one event when the client was too slow for each."""
+        """Return events of the deliveries; for a slow client, texts of a choice are merged into an event."""
         if self._job.options.num_echoed_logprobs:
             await self._shape_prompts(deliveries)
         if len(deliveries) > len(self._writers):
@@ -63,7 +63,7 @@ class StreamedChoices:
         return b"".join(map(self._event, deliveries))
 
     def end(self, *, is_complete: bool) -> bytes:
-        """Write what stands behind all chunks; `is_complete`: no error ended them."""
+        """Return the stream's last bytes; `is_complete` is false after an error."""
         return (self._last_words() if is_complete else b"") + DONE
 
     def _event(self, delivery: Delivery) -> bytes:
@@ -72,14 +72,14 @@ class StreamedChoices:
         return self._writers[delivery.choice].chunk(delivery)
 
     async def _shape_prompts(self, deliveries: Iterable[Delivery]) -> None:
-        """Shape those of the choices whose first event comes now."""
+        """Shape prompt log-probabilities for choices before the first event."""
         for delivery in deliveries:
             writer = self._writers[delivery.choice]
             if delivery.error is None and writer.prompt is NOTHING:
                 writer.prompt = await self._job.shaper.parts(self._job.completions[delivery.choice])
 
     def _last_words(self) -> bytes:
-        """Usage and timing, if asked for: where no chunk has usage a comment has the timing, which clients skip."""
+        """Return usage and timing, if requested; without a usage chunk, timing is a comment, ignored by clients."""
         job = self._job
         timing = {"timing": job.timing} if self._wants_timing else {}
         if job.options.include_usage:

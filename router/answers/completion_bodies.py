@@ -1,7 +1,7 @@
 """Response bodies of /v1/completions, whole and as server-sent events.
 
-A stream writes one event a token, thousands a second: everything of a chunk but the text is made
-once for each choice.
+Streams write an event for each token, thousands a second. So everything of a chunk except the text is made once for
+each choice.
 """
 
 import json
@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
-    """A choice of a response that is not streamed."""
+    """Return a choice of a whole response."""
     log = completion.logprobs
     choice = {
         "index": completion.index,
@@ -29,18 +29,21 @@ def choice_body(text: str, completion: Completion, options: ResponseOptions) -> 
 
 
 def ending_of(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
-    """Return what choices of all kinds have behind their text."""
+    """Return the fields behind the text, common to choices of all kinds."""
     ids = {"token_ids": completion.outputs} if options.token_ids else {}
     return {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason} | ids
 
 
 def prompt_body(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
-    """Return what a choice of a text tells of its prompt; a chat tells it beside its choices."""
+    """Return the prompt's token ids for a choice, if requested; a chat has the ids beside its choices."""
     return {"prompt_token_ids": list(completion.prompt_ids)} if options.token_ids else {}
 
 
 def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
-    """Each prompt counts once, however many choices it has; of it so many tokens were not computed."""
+    """Return token counts; each prompt counts once, whatever its number of choices.
+
+    `num_cached_tokens` are prompt tokens found in a cache, not computed.
+    """
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
@@ -50,23 +53,23 @@ def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: 
 
 
 def warnings_json(options: ResponseOptions) -> str:
-    """Write the field `warnings` behind others, if there are any."""
+    """Return the field `warnings` as JSON, to stand behind other fields; empty without warnings."""
     return f', "warnings": {json.dumps(options.warnings)}' if options.warnings else ""
 
 
 class ChunkWriter:
-    """Server-sent events of one choice."""
+    """Server-sent events of a choice."""
 
     def __init__(self, head: dict[str, Any], options: ResponseOptions, completion: Completion) -> None:
         self._completion = completion
         self._options = options
         self._num_sent = 0  # tokens
-        self.prompt = NOTHING  # what the first event tells of the prompt
+        self.prompt = NOTHING  # log-probabilities of the prompt, for the first event
         self._warnings = warnings_json(options)
         self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, '
 
     def chunk(self, delivery: Delivery) -> bytes:
-        """One event; a finish reason stands only in a choice's last, and with it what ended the text."""
+        """Return an event; only a choice's last event has a finish reason and a stop reason."""
         content = self._content(delivery)
         reason = "null"
         if delivery.finish_reason is not None:
@@ -81,15 +84,15 @@ class ChunkWriter:
         return written.encode("ascii")
 
     def _content(self, delivery: Delivery) -> str:
-        """The field that has the text."""
+        """Return the field with the text."""
         return f'"text": {encode_basestring_ascii(delivery.text)}'
 
     def _finish_reason(self, reason: str) -> str:
-        """As clients know it; asked after `_content`."""
+        """Return the reason in the API's words; call after `_content`."""
         return reason
 
     def _logprobs(self, delivery: Delivery) -> str:
-        """Of the tokens since the last event."""
+        """Return log-probabilities of the tokens since the last event."""
         log = self._completion.logprobs
         if log is None:
             return "null"
@@ -101,17 +104,20 @@ class ChunkWriter:
         return log.part(begin, end)
 
     def _token_ids(self, delivery: Delivery) -> str:
-        """Ids since the last event, in the first those of the prompt, too."""
+        """Return ids since the last event; the first event also has the prompt's ids."""
         ids = {"token_ids": self._completion.outputs[self._num_sent : delivery.num_outputs]}
         told = self._prompt_body() if self._num_sent == 0 else {}
         return f", {json.dumps(ids | told)[1:-1]}"
 
     def _prompt_body(self) -> dict[str, Any]:
-        """Return what the first event of a choice tells of its prompt."""
+        """Return the fields about the prompt in a choice's first event."""
         return prompt_body(self._completion, self._options)
 
     def _rest(self, delivery: Delivery) -> str:
-        """Write the fields beside `choices`: warnings in the first event, where clients' libraries keep them."""
+        """Return the fields beside `choices`.
+
+        Warnings are in the first event, because clients' libraries keep fields of the first event.
+        """
         warnings, self._warnings = self._warnings, ""
         return warnings + self._usage(delivery)
 
@@ -124,7 +130,7 @@ class ChunkWriter:
 
 
 def choice_json(choice: dict[str, Any], prompt: PromptParts) -> str:
-    """A choice with what it tells of its prompt."""
+    """Return the JSON of a choice with log-probabilities of its prompt."""
     if prompt is NOTHING:
         return json.dumps(choice)
     others = {name: value for name, value in choice.items() if name != "logprobs"}
@@ -135,7 +141,7 @@ def choice_json(choice: dict[str, Any], prompt: PromptParts) -> str:
 
 
 def _behind(echoed: Mapping[str, str], part: Mapping[str, Any]) -> str:
-    """JSON of `part`, lists of the outputs, each behind that of an echoed prompt if there is one."""
+    """Return the JSON of `part`; each list of outputs stands behind the list of the echoed prompt."""
     if not echoed:
         return json.dumps(part)
     items = {name: filter(None, (echoed[name], json.dumps(values)[1:-1])) for name, values in part.items()}
@@ -144,5 +150,5 @@ def _behind(echoed: Mapping[str, str], part: Mapping[str, Any]) -> str:
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """Any other event."""
+    """Return a server-sent event with a JSON body."""
     return f"data: {json.dumps(body)}\n\n".encode("ascii")

@@ -1,4 +1,4 @@
-"""What a response tells of the tokens of its prompts, in the shapes that were asked for."""
+"""Log-probabilities of prompt tokens in a response, in the requested shapes."""
 
 from typing import NamedTuple
 
@@ -9,17 +9,17 @@ from router.text.tokenizer import Tokenizer
 
 
 class PromptParts(NamedTuple):
-    """Of one choice, as JSON; empty where it was not asked for."""
+    """Prompt log-probabilities of a choice, as JSON; empty if not requested."""
 
-    echoed: dict[str, str]  # items of the lists in `logprobs` that stand before those of the outputs
-    told: str
+    echoed: dict[str, str]  # items of each list in `logprobs`, before the outputs' items
+    told: str  # the field `prompt_logprobs`
 
 
 NOTHING = PromptParts({}, "")
 
 
 class PromptShaper:
-    """For all choices of one HTTP request; names of tokens are found once for all."""
+    """Shaper of prompt log-probabilities for all choices of an HTTP request; finds token names once."""
 
     def __init__(self, tokenizer: Tokenizer, options: ResponseOptions, strings: TokenStrings) -> None:
         self._tokenizer = tokenizer
@@ -27,13 +27,13 @@ class PromptShaper:
         self._strings = strings
 
     async def parts(self, completion: Completion) -> PromptParts:
-        """Of a choice whose prompt is computed; lets others have their turns meanwhile."""
+        """Return the parts of a choice with a computed prompt; gives way to other tasks meanwhile."""
         log, options = completion.prompt_log, self._options
         if log is None:
             return NOTHING
         echoed, told = NOTHING
         if num_echoed := options.num_echoed_logprobs:
-            # What a client sent as text may have special tokens around it that its echo has not.
+            # A prompt sent as text may have special tokens around it, but its echo has none.
             is_decoded = self._tokenizer.decode_prompt(completion.prompt_ids) == completion.echo
             decode = self._tokenizer.decode_all if is_decoded else self._tokenizer.decode
             echoed = await log.echoed(self._strings, decode, num_echoed)

@@ -1,4 +1,4 @@
-"""One HTTP request at work: its prompts as tokens and a completion for each choice."""
+"""An HTTP request at work: tokenized prompts and a completion for each choice."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,12 +25,12 @@ from router.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Completions in the order of their choices: prompt by prompt, n for each."""
+    """Completions in the order of choices: prompt by prompt, `num_choices` for each."""
 
     head: dict[str, Any]
     options: ResponseOptions
     num_prompt_tokens: int
-    num_choices: int  # of each prompt
+    num_choices: int  # for each prompt
     completions: list[Completion]
     mailbox: Mailbox
     shaper: PromptShaper
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def timing(self) -> list[ChoiceTiming]:
-        """The ways of those that are over; what no worker had to compute had none."""
+        """Timings of ended completions; a completion without any computation has no timing."""
         return [completion.timing for completion in self.completions if completion.timing is not None]
 
 
@@ -55,10 +55,12 @@ def make_job(
     arrival: Arrival = UNNOTED,
     watch: Watch = no_watch,
 ) -> Job:
-    """Check the lengths of tokenized prompts; raises RequestError for one that does not fit, or when all do not now.
+    """Check prompt lengths and make completions; raise RequestError for a misfit or an overload.
 
-    `head` are the fields that all parts of the response share, its id among them; `arrival`: how the request came;
-    `watch`: who is told of each choice.
+    Args:
+        head: fields shared by all parts of the response, with the id.
+        arrival: times of the request's arrival.
+        watch: returns a watcher for each choice.
     """
     num_prompt_tokens = sum(map(len, request.prompts))
     service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
@@ -105,7 +107,7 @@ def make_job(
 
 @contextmanager
 def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
-    """Run the completions; whatever ends the block aborts those that are not finished."""
+    """Run the completions; the end of the block aborts unfinished completions."""
     dispatcher.submit([completion for completion in job.completions if not completion.is_terminal])
     try:
         yield
@@ -114,14 +116,14 @@ def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
 
 
 def _end_with_the_prompt(completion: Completion) -> None:
-    """Nothing was asked for but the prompt itself, so there is nothing to compute."""
+    """Finish a completion of a bare prompt, because nothing has to be computed."""
     completion.finish_reason = FINISH_REASONS[FinishReason.LENGTH]
     completion.move_to(State.FINISHED)
     completion.mailbox.put(Delivery(completion.index, completion.text.flush(), 0, completion.finish_reason))
 
 
 def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -> Callable[[str], TextStream]:
-    """Makes the text of each choice, given what stands before it; what they can share is made once."""
+    """Return a maker of each choice's text, given the text before; shared parts are made once."""
     decode = tokenizer.decode if options.skip_special_tokens else tokenizer.decode_all
     if not options.stops:
         return lambda prefix: TextStream(decode, prefix=prefix)
@@ -133,7 +135,7 @@ def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -
 def _logprob_logs(
     tokenizer: Tokenizer, request: CompletionRequest, strings: TokenStrings
 ) -> Callable[[str], LogprobLog | None]:
-    """Makes that of each choice, given what stands before its text, if it is asked for."""
+    """Return a maker of each choice's log, given the text before; gives None if not requested."""
     if not request.sampling.num_logprobs:
         return lambda prefix: None
     decode = tokenizer.decode if request.text.skip_special_tokens else tokenizer.decode_all

@@ -17,12 +17,12 @@ DELTAS = (
     "response.function_call_arguments.delta",
 )
 GROWING = {"delta", "logprobs"}
-"""Their fields that add up."""
+"""Fields of deltas, joined when deltas merge."""
 FAILED = "failed"
 
 
 class WholeResponse:
-    """The body of a response that is not streamed."""
+    """The body of a response without streaming."""
 
     def __init__(self, job: Job, wants_timing: bool) -> None:
         self._job, self._wants_timing = job, wants_timing
@@ -32,12 +32,12 @@ class WholeResponse:
         self._output.take(delivery)
 
     async def body(self) -> str:
-        """Give the JSON, once the answer is over."""
+        """Return the JSON, once the answer is over."""
         return _ended(self._job, self._output, self._wants_timing)[1]
 
 
 class StreamedResponse:
-    """Server-sent events, numbered, each named as its type."""
+    """Server-sent events, numbered, each named by its type."""
 
     def __init__(self, job: Job, wants_timing: bool) -> None:
         self._job, self._wants_timing = job, wants_timing
@@ -45,7 +45,7 @@ class StreamedResponse:
         self._num_sent = 0
 
     async def events(self, deliveries: list[Delivery]) -> bytes:
-        """Write what has arrived; texts of one item are one event when the client was too slow for each."""
+        """Return events of the deliveries; consecutive deltas of an item are merged."""
         written = []
         if not self._num_sent:
             begun = _snapshot(self._job, IN_PROGRESS, [])
@@ -62,7 +62,7 @@ class StreamedResponse:
         return b"".join(written)
 
     def end(self, *, is_complete: bool) -> bytes:
-        """Write nothing more: the last event says how it ended."""
+        """Return nothing, because the last event has the final status."""
         return b""
 
     def _about(self, kind: str, snapshot: str) -> bytes:
@@ -81,7 +81,7 @@ def _output(job: Job) -> Output:
 
 
 def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
-    """Status and JSON of a response whose answer is over."""
+    """Return status and JSON of a response with a finished answer."""
     (completion,) = job.completions
     usage = job.usage
     is_cut = completion.finish_reason == "length"
@@ -102,7 +102,7 @@ def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
 
 
 def _snapshot(job: Job, status: str, output: Sequence[dict[str, Any]], **told: Any) -> str:
-    """JSON of the response as it is now; `told` are fields that are null before."""
+    """Return the JSON of the response's current state; `told` has fields null before the end."""
     nothing_yet = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
     warnings = {"warnings": job.options.warnings} if job.options.warnings else {}
     fields = {"status": status, "output": output, **nothing_yet, **told, **warnings}
@@ -110,13 +110,13 @@ def _snapshot(job: Job, status: str, output: Sequence[dict[str, Any]], **told: A
 
 
 def _error(error: RequestError) -> dict[str, str]:
-    """The error of a response that failed, with the nearest of OpenAI's codes."""
+    """Return the error of a failed response, with the nearest code of OpenAI."""
     code = "rate_limit_exceeded" if error.status == 429 else "server_error" if error.status >= 500 else "invalid_prompt"
     return {"code": code, "message": error.message}
 
 
 def _merged(events: Sequence[Event]) -> list[Event]:
-    """The events, with deltas of one item that follow one another in one."""
+    """Return the events, with consecutive deltas of an item merged into a single delta."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None

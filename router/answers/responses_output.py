@@ -1,6 +1,6 @@
-"""Output items of /v1/responses, and the events by which they are streamed, as the text of an answer comes.
+"""Output items of /v1/responses, and the events for streaming the items as the answer's text grows.
 
-Items stand in the order in which they begin: thoughts, texts, calls of functions.
+Items stand in the order of beginning: thoughts, texts, calls of functions.
 """
 
 import json
@@ -17,23 +17,23 @@ COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 
 
 class Event(NamedTuple):
-    """An event of a stream, without what all have."""
+    """An event of a stream, without the fields common to all events."""
 
     kind: str
     fields: dict[str, Any]
 
 
 class TextShape(NamedTuple):
-    """The words for an item that holds one text."""
+    """Names of fields and events for an item with a single text."""
 
     kind: str
     id_prefix: str
-    field: str  # that has the text as its one part
+    field: str  # holds the text as its only part
     part_kind: str
     text_event: str
     part_event: str
-    index_field: str  # the field of events that says which part
-    fields: Mapping[str, Any]  # of the item, that never change
+    index_field: str  # event field with the number of the part
+    fields: Mapping[str, Any]  # constant fields of the item
     part_fields: Mapping[str, Any]
     has_logprobs: bool
 
@@ -70,11 +70,11 @@ SUMMARY = THOUGHT._replace(
     index_field="summary_index",
     fields={},
 )
-"""Thoughts for clients that ask for a summary of them: some show nothing else."""
+"""Thoughts as a summary, because some clients show no other thoughts."""
 
 
 class TextItem:
-    """A message or a reasoning item, as it grows."""
+    """A growing message or reasoning item."""
 
     def __init__(self, index: int, shape: TextShape) -> None:
         self.shape = shape
@@ -96,7 +96,7 @@ class TextItem:
         return self._text_event("delta", {"delta": text}, logprobs)
 
     def end(self, status: str) -> list[Event]:
-        """Close the item; the last event has all of it."""
+        """Close the item and return the last events; the final event has the whole item."""
         text = "".join(self._pieces)
         part = self._part(text, self._logprobs)
         return [
@@ -119,7 +119,7 @@ class TextItem:
 
 
 class CallItem:
-    """A call of a function, as its arguments come."""
+    """A call of a function, with growing arguments."""
 
     def __init__(self, index: int, call_id: str, name: str) -> None:
         self._body = {"type": "function_call", "id": new_id("fc"), "call_id": call_id, "name": name}
@@ -135,7 +135,10 @@ class CallItem:
         return Event("response.function_call_arguments.delta", {**self._place, "delta": arguments})
 
     def end(self, status: str) -> list[Event]:
-        """Close the item; one with whole arguments is completed, whatever was cut off behind it."""
+        """Close the item and return the last events.
+
+        A call with complete arguments has status completed, even in an answer cut off later.
+        """
         arguments = "".join(self._pieces)
         told = {"arguments": arguments}
         body = {**self._body, **told, "status": COMPLETED if _is_json(arguments) else status}
@@ -147,24 +150,24 @@ class CallItem:
 
 
 class Output:
-    """All output items of one answer.
+    """All output items of an answer.
 
     Attributes:
-        items: those that are closed, as responses tell them.
-        num_thought_tokens: tokens of the answer up to the end of what was thought.
+        items: closed items, as in the response.
+        num_thought_tokens: tokens up to the end of the thoughts.
     """
 
     def __init__(self, options: ResponseOptions, completion: Completion) -> None:
         self._parser = parser_of(options)
         self._thought = SUMMARY if options.has_summary else THOUGHT
         self._log = completion.logprobs
-        self._num_told = 0  # tokens that belong to texts so far
+        self._num_told = 0  # tokens whose log-probabilities are sent or skipped
         self._open: TextItem | CallItem | None = None
         self.items: list[dict[str, Any]] = []
         self.num_thought_tokens = 0
 
     def take(self, delivery: Delivery) -> list[Event]:
-        """Take the next text of the answer; the last one closes all items."""
+        """Add a delivery's text, and return the events; the last delivery closes all items."""
         is_last = delivery.finish_reason is not None
         parts = self._parser.parts(delivery.text, is_last=is_last)
         logprobs = self._logprobs(delivery, has_content=any(part.content for part in parts))
@@ -199,7 +202,10 @@ class Output:
             yield self._open.grow(piece.arguments)
 
     def _end(self, status: str) -> Iterable[Event]:
-        """Close what is open; an answer of nothing is a message of nothing."""
+        """Close the open item.
+
+        An empty answer, or a complete answer of thoughts alone, first gets an empty message.
+        """
         is_empty = self._open is None and not self.items
         if is_empty or (status == COMPLETED and isinstance(self._open, TextItem) and self._open.shape is self._thought):
             yield from self._say(MESSAGE, "", [])
@@ -214,7 +220,7 @@ class Output:
         return events
 
     def _logprobs(self, delivery: Delivery, *, has_content: bool) -> list[Any]:
-        """Give those of the tokens since the last text that was said; tags and thoughts have none."""
+        """Return log-probabilities of the tokens since the last text; tags and thoughts have none."""
         if self._log is None:
             return []
         begin, end = self._num_told, delivery.num_outputs

@@ -1,4 +1,4 @@
-"""Types of a response of /v1/responses; `/openapi.json` shows them as JSON schema."""
+"""Types of a response of /v1/responses, shown as JSON schema in `/openapi.json`."""
 
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -6,8 +6,8 @@ from router.base.shapes import ChatToken, ChoiceTiming, ResponseWarning
 
 
 class InputTokensDetails(TypedDict):
-    cached_tokens: int  # of the input, not computed because their KV was there
-    cache_write_tokens: int  # 0: nothing is charged for
+    cached_tokens: int  # input tokens with cached KV, not computed
+    cache_write_tokens: int  # always 0, because nothing is charged
 
 
 class OutputTokensDetails(TypedDict):
@@ -51,7 +51,7 @@ class ReasoningItem(TypedDict):
     type: Literal["reasoning"]
     id: str
     summary: list[SummaryText]
-    content: NotRequired[list[ReasoningText]]  # not beside a summary
+    content: NotRequired[list[ReasoningText]]  # absent beside a summary
     status: Literal["completed", "incomplete"]
 
 
@@ -105,4 +105,4 @@ class ResponseBody(TypedDict):
     top_p: float
     truncation: Literal["disabled"]
     user: str | None
-    warnings: NotRequired[list[ResponseWarning]]  # what texts are not held to
+    warnings: NotRequired[list[ResponseWarning]]  # parts of a form without effect on texts

@@ -1,1 +1,1 @@
-"""HTTP endpoints: completions, the model, status, documents, and what surrounds a request."""
+"""HTTP endpoints: completions, the model, status, documentation, and the application around requests."""

@@ -1,4 +1,4 @@
-"""Each API over completions: how its bodies are read, and how its responses look."""
+"""Differences between the APIs of completions, chats and responses: reading of bodies, shape of answers."""
 
 import time
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from router.dispatch.request_state import ID_PREFIX, Delivery
 
 
 class WholeAnswer(Protocol):
-    """A response that is sent once all completions are over."""
+    """A response sent once all completions have ended."""
 
     def take(self, delivery: Delivery) -> None: ...
     async def body(self) -> str: ...
 
 
 class StreamedAnswer(Protocol):
-    """A response that is sent as it comes."""
+    """A response sent in pieces while completions run."""
 
     async def events(self, deliveries: list[Delivery]) -> bytes: ...
     def end(self, *, is_complete: bool) -> bytes: ...
@@ -31,15 +31,15 @@ class StreamedAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The words of one API; everything else is the same for all."""
+    """Properties of an API: the prompt's field, the response head, and makers of answers."""
 
     kind: Kind
-    prompt_field: str  # what errors about a prompt are about
+    prompt_field: str  # name of the prompt in errors
     head: Callable[[str, str, bool], dict[str, Any]]
-    """Makes the fields that all parts of a response share, of our id, the model's name, and whether it is streamed."""
+    """Fields shared by all parts of a response, from request id, model name and `is_streamed`."""
     whole: Callable[[Job, bool], WholeAnswer]
     streamed: Callable[[Job, bool], StreamedAnswer]
-    """Both make an answer of a job; true: the client wants to know what the way of its request was."""
+    """Makers of an answer for a job; the flag adds the request's timing."""
 
 
 def _completion_head(request_id: str, model: str, is_streamed: bool) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The aiohttp application: routes, one error shape for everything, and the service's life.
+"""The aiohttp application: routes, error bodies, startup and shutdown.
 
-`handler_cancellation` is on: a client that goes away cancels its handler at once, and the handler
-aborts its completions.
+`handler_cancellation` is on: a client's disconnect cancels the handler at once, and the handler aborts the completions.
 """
 
 import asyncio
@@ -34,11 +33,11 @@ logger = logging.getLogger(__name__)
 STARTED = web.RequestKey("response_started", web.StreamResponse)
 CLIENT_CLOSED_REQUEST = 499
 SHUTDOWN_S = 2.0
-"""How long connections may take to close once their requests have ended."""
+"""Time for connections to close after all requests have ended."""
 
 
 def make_app(config: Config) -> web.Application:
-    """An application that makes its `Service` at startup and closes it at cleanup."""
+    """Make the application; the `Service` lives from startup to cleanup."""
     guard = guarded(*OPEN_TO_ALL, *OPEN_PAGES, *OPEN_DOCS)
     app = web.Application(middlewares=[shape_errors, answer_preflights, guard, with_span])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
@@ -63,7 +62,7 @@ def make_app(config: Config) -> web.Application:
 
 
 async def start_server(config: Config) -> tuple[web.AppRunner, str]:
-    """Serve; returns the runner and the URL. Raises ConfigError when a port cannot be bound."""
+    """Serve, and return the runner and the URL; raise ConfigError when a port cannot be bound."""
     app = make_app(config)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
@@ -87,7 +86,7 @@ async def start_server(config: Config) -> tuple[web.AppRunner, str]:
 
 @web.middleware
 async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in OpenAI's shape; nothing internal is told to a client."""
+    """Answer every error in OpenAI's shape, without internal details."""
     name_request(request)
     response_id = request[REQUEST_ID]
     try:
@@ -104,12 +103,12 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
-    except ConnectionError as error:  # the client left: whatever is returned goes nowhere, and aiohttp lets it
+    except ConnectionError as error:  # the client left; the returned response goes nowhere
         logger.info("[%s] nobody reads the response: %s", response_id, error)
         return request[STARTED] if STARTED in request else web.Response(status=CLIENT_CLOSED_REQUEST)
-    except Exception:  # a bug of ours costs this request, in OpenAI's error shape, and no other
+    except Exception:  # a bug costs only its own request, in OpenAI's error shape
         if STARTED in request:
-            raise  # too late for a status: aiohttp logs it and cuts the connection
+            raise  # too late for a status; aiohttp logs the error and cuts the connection
         logger.exception("[%s] a bug in handling %s %.100s", response_id, request.method, request.path)
         return error_response(RequestError("internal error", code="internal_error", status=500))
 

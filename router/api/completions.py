@@ -1,7 +1,7 @@
-"""The HTTP endpoints of completions, chats and responses: check a request, and write what the mailbox brings.
+"""HTTP endpoints of completions, chats and responses, from the check of a request to the last delivery.
 
-A streamed response begins with its first token, so that an error before it keeps its HTTP status, or with a first
-comment, if they are wanted (`router.stream_keepalive_s`).
+A streamed response begins with the first token, so an earlier error keeps its HTTP status. With
+`router.stream_keepalive_s`, a comment may begin the response earlier.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from router.http.error_bodies import JSON
 from router.requests.completion_api import held_to
 
 COMMENT = b": keep-alive\n\n"
-"""Clients skip it; what stands between sees that the stream lives."""
+"""Comment ignored by clients; shows proxies a live stream."""
 TIMING_HEADER = "X-Baton-Timing"
-"""With 1 a client asks what the way of its request was."""
+"""Header by which a client asks for the request's timing, with value 1."""
 ABOUT_A_FIELD = ("unknown_field", "unsupported_value")
-"""Codes of errors about a field of that very name; others are about what the prompt is made of."""
+"""Codes of errors about a field of exactly the given name; others concern the prompt's content."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 routes = web.RouteTableDef()
@@ -37,21 +37,21 @@ routes = web.RouteTableDef()
 @routes.post("/v1/completions/")
 @routes.post("/v1/completions")
 async def post_completions(request: web.Request) -> web.StreamResponse:
-    """OpenAI's completions."""
+    """Complete prompts (OpenAI's completions API)."""
     return await _respond(request, COMPLETIONS)
 
 
 @routes.post("/v1/chat/completions/")
 @routes.post("/v1/chat/completions")
 async def post_chat_completions(request: web.Request) -> web.StreamResponse:
-    """OpenAI's chat completions."""
+    """Answer a conversation (OpenAI's chat completions API)."""
     return await _respond(request, CHATS)
 
 
 @routes.post("/v1/responses/")
 @routes.post("/v1/responses")
 async def post_responses(request: web.Request) -> web.StreamResponse:
-    """OpenAI's responses; nothing is stored."""
+    """Answer an input (OpenAI's responses API); nothing is stored."""
     return await _respond(request, RESPONSES)
 
 
@@ -64,7 +64,7 @@ async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
 
 
 def _name_prompt(error: RequestError, front: Front) -> None:
-    """Put the API's own name of the prompt into an error about it."""
+    """Put the API's own name of the prompt into an error about the prompt."""
     if error.param in ("prompt", "messages") and error.code not in ABOUT_A_FIELD:
         error.param = front.prompt_field
 
@@ -72,7 +72,7 @@ def _name_prompt(error: RequestError, front: Front) -> None:
 async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
     job = await _job(request, front)
     service = request.app[SERVICE]
-    await asyncio.sleep(0)  # thousands of completions took a while
+    await asyncio.sleep(0)  # give way, because making thousands of completions takes long
     for _ in service.dispatcher.find_out(job.completions):
         await asyncio.sleep(0)
     try:
@@ -84,7 +84,7 @@ async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
 
 async def _job(request: web.Request, front: Front) -> Job:
     service, received_s = request.app[SERVICE], time.monotonic()
-    service.dispatcher.admit()  # nobody's body is read for nothing
+    service.dispatcher.admit()  # refuse before reading a body in vain
     async with received(request) as body:
         body_s = time.monotonic()
         checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
@@ -92,7 +92,7 @@ async def _job(request: web.Request, front: Front) -> Job:
     _check_priority(checked.priority, service.config.router.min_priority)
     checked = held_to(checked, await service.grammars.compiled(checked.grammar))
     if request[OWNER]:
-        checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a user's name is easily invented
+        checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a client can invent a user's name
     connection_of(request).client = checked.client or connection_of(request).address
     head = front.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
     request[SPAN].describe(checked, arrival)
@@ -100,7 +100,7 @@ async def _job(request: web.Request, front: Front) -> Job:
 
 
 def _check_priority(priority: int, most_urgent: int) -> None:
-    """Raise RequestError for a client that would go before all others, unless the server lets it."""
+    """Raise RequestError for a priority more urgent than the server allows."""
     if priority < most_urgent:
         raise wrong("priority", priority, f"at least router.min_priority, {most_urgent}: lower goes first")
 
@@ -118,9 +118,9 @@ async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
 
 
 async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamResponse:
-    """Write events as they come, whether they are read or not: so what ends a text is its computation.
+    """Write events without waiting for the client to read.
 
-    What is unread then is the connection's alone.
+    So a slow reader does not delay a completion. The connection bounds the unread bytes.
     """
     connection = connection_of(request)
     response = web.StreamResponse(headers=STREAM_HEADERS)
@@ -149,7 +149,10 @@ def _wants_timing(request: web.Request) -> bool:
 
 
 async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mailbox) -> list[Delivery]:
-    """What has arrived; until something does, a comment now and then if that is wanted, which begins the response."""
+    """Return the next deliveries.
+
+    With `router.stream_keepalive_s`, silence is filled with comments, and the first comment begins the response.
+    """
     silence_s = request.app[SERVICE].config.router.stream_keepalive_s or None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`/docs`: an OpenAPI document as a page for people, without scripts and without anything from elsewhere."""
+"""HTML page at `/docs`, made of an OpenAPI document, without scripts or external files."""
 
 import json
 import re
@@ -15,7 +15,7 @@ CODE = re.compile("`([^`]*)`")
 
 
 def page(document: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the HTML page of an OpenAPI document."""
     title = f"{escape(document['info']['title'])} {escape(document['info']['version'])}"
     operations = [
         "".join(_operation(method, path, operation))
@@ -57,7 +57,7 @@ def _table(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _rows(schema: dict[str, Any], within: str) -> Iterator[tuple[str, str]]:
-    """Every field with what it may be, those of its own behind it."""
+    """Yield each field with its description; nested fields follow the field."""
     for name, field in schema["properties"].items():
         default = f"; default `{json.dumps(field['default'])}`" if "default" in field else ""
         yield within + name, field.get("description", "") + default
@@ -69,5 +69,5 @@ def _rows(schema: dict[str, Any], within: str) -> Iterator[tuple[str, str]]:
 
 
 def _prose(text: str) -> str:
-    """With what stands between backticks as code."""
+    """Escape a text for HTML; text between backticks becomes code."""
     return CODE.sub(r"<code>\1</code>", escape(text))

@@ -1,4 +1,4 @@
-"""HTTP endpoints that describe all others: `/openapi.json` for programs, `/docs` for people."""
+"""HTTP endpoints of the API documentation: `/openapi.json` for programs, `/docs` for people."""
 
 import json
 from functools import cached_property
@@ -16,7 +16,7 @@ doc_routes = web.RouteTableDef()
 
 
 class Description:
-    """Both documents, written when they are first asked for: by then the model is known."""
+    """Both documents, made when first requested, because the model is known by then."""
 
     def __init__(self, app: web.Application, *, wants_key: bool) -> None:
         self._app, self._wants_key = app, wants_key
@@ -39,15 +39,15 @@ DESCRIPTION = web.AppKey("description", Description)
 
 @doc_routes.get("/openapi.json")
 async def get_openapi(request: web.Request) -> web.Response:
-    """This, as OpenAPI."""
+    """Return the OpenAPI description of the server."""
     return web.Response(body=request.app[DESCRIPTION].openapi, content_type=JSON)
 
 
 @doc_routes.get("/docs")
 async def get_docs(request: web.Request) -> web.Response:
-    """This, as a page."""
+    """Return the API documentation as an HTML page."""
     return web.Response(text=request.app[DESCRIPTION].docs, content_type="text/html", headers=NOTHING_ELSE)
 
 
 OPEN_DOCS = (get_openapi, get_docs)
-"""What needs no API key: it says how to show one, and nothing of who asks for what."""
+"""Handlers without an API key: the documents explain keys and tell nothing about requests."""

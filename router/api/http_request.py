@@ -1,4 +1,4 @@
-"""What handlers share: the service behind them, the id of a request, and the way to its body."""
+"""Helpers of handlers: the service, request ids, and reading of bodies."""
 
 import re
 from collections.abc import AsyncIterator
@@ -14,29 +14,29 @@ from router.service import Service
 
 SERVICE = web.AppKey("service", Service)
 REQUEST_ID = web.RequestKey("request_id", str)
-"""Ours, of which there is one."""
+"""The router's own id of the request; unique."""
 CLIENT_REQUEST_ID = web.RequestKey("client_request_id", str)
-"""The client's, which is only repeated; "" without one."""
+"""The client's id, only sent back; empty without an id."""
 HEADER = "X-Request-Id"
 SHOWABLE = re.compile(r"[ -~]{1,128}")
 
 
 def name_request(request: web.Request) -> None:
-    """Give it an id, and remember what the client calls it."""
+    """Give the request an id, and note the client's own id."""
     told = request.headers.get(HEADER, "")
     request[REQUEST_ID] = new_response_id()
     request[CLIENT_REQUEST_ID] = told if SHOWABLE.fullmatch(told) else ""
 
 
 def repeat_name(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell the client its own id again, or ours."""
+    """Send back the client's id of the request, or else the router's."""
     if REQUEST_ID in request:
         response.headers[HEADER] = request[CLIENT_REQUEST_ID] or request[REQUEST_ID]
 
 
 @asynccontextmanager
 async def received(request: web.Request) -> AsyncIterator[Body]:
-    """The JSON body, whole, until the block ends; raises RequestError for one that is not taken."""
+    """Receive the whole JSON body, held until the block ends; raise RequestError for a refused body."""
     _check_content_type(request)
     refuse_surplus(request)
     with request.app[SERVICE].bodies.hold() as body:

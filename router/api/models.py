@@ -1,4 +1,4 @@
-"""HTTP endpoints of the model itself: its name, and its tokenizer in vLLM's shape."""
+"""HTTP endpoints of the model: the name, and the tokenizer in vLLM's shape."""
 
 from aiohttp import web
 
@@ -14,14 +14,14 @@ model_routes = web.RouteTableDef()
 
 @model_routes.get("/v1/models")
 async def get_models(request: web.Request) -> web.Response:
-    """The one model."""
+    """List the served model."""
     models: ModelList = {"object": "list", "data": [_model(request.app[SERVICE])]}
     return web.json_response(models)
 
 
 @model_routes.get("/v1/models/{model_id:.+}")
 async def get_model(request: web.Request) -> web.Response:
-    """The one model, by name."""
+    """Describe the served model, by name."""
     service = request.app[SERVICE]
     completion_api.check_model(request.match_info["model_id"], service.tokenizer.info.name)
     return web.json_response(_model(service))
@@ -29,13 +29,13 @@ async def get_model(request: web.Request) -> web.Response:
 
 @model_routes.post("/tokenize")
 async def post_tokenize(request: web.Request) -> web.Response:
-    """The tokens of a text."""
+    """Return the tokens of a text or a conversation."""
     return await _answered(request, Kind.TOKENIZE)
 
 
 @model_routes.post("/detokenize")
 async def post_detokenize(request: web.Request) -> web.Response:
-    """The text of tokens."""
+    """Return the text of tokens."""
     return await _answered(request, Kind.DETOKENIZE)
 
 

@@ -1,4 +1,4 @@
-"""`/openapi.json`, made of what the router itself goes by: its routes, the tables that check requests, and `shapes`."""
+"""OpenAPI document at `/openapi.json`, made of the router's routes, the tables of request fields, and `shapes`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,16 +46,16 @@ OF_BODIES = (404, 408, 413, 415, 429)
 OF_COMPLETIONS = (*OF_BODIES, 503, 504)
 PATH_SCHEMAS = {"model_id": MODEL_NAME}
 Body: TypeAlias = tuple[Table, str]
-"""Fields of an object, and the one that it needs."""
+"""Fields of an object, and the name of the required field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What a handler takes and gives."""
+    """Request bodies, answer and errors of a handler."""
 
-    answer: Any  # of `shapes`, or str
+    answer: Any  # a type of `shapes`, or str
     media_types: tuple[str, ...] = (JSON,)
-    bodies: tuple[Body, ...] = ()  # any one of them
+    bodies: tuple[Body, ...] = ()  # alternatives
     errors: tuple[int, ...] = ()
 
 
@@ -76,11 +76,11 @@ ENDPOINTS: dict[Handler, Endpoint] = {
     get_version: Endpoint(shapes.Version),
     get_metrics: Endpoint(str, (TEXT,)),
 }
-"""All that is documented; pages about the documentation itself are not."""
+"""All documented handlers, without the documentation's own pages."""
 
 
 def document(app: web.Application, *, wants_key: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of an application's routes; `wants_key`: whether it asks for API keys."""
+    """Return the OpenAPI 3.1 document of an application's routes; `wants_key` adds API keys."""
     paths: dict[str, dict[str, Any]] = {}
     for path, method, handler in _routes(app):
         is_guarded = wants_key and handler not in OPEN_TO_ALL
@@ -103,7 +103,7 @@ def document(app: web.Application, *, wants_key: bool) -> dict[str, Any]:
 
 
 def _routes(app: web.Application) -> Iterator[tuple[str, str, Handler]]:
-    """Path, method and handler of each, but for HEAD, and a path with a slash behind that is the same without."""
+    """Yield path, method and handler of each documented route, without HEAD and trailing slashes."""
     for resource in app.router.resources():
         for route in resource:
             if route.handler in ENDPOINTS and route.method != "HEAD" and not resource.canonical.endswith("/"):

@@ -1,8 +1,8 @@
-"""Spans as OpenTelemetry has them: of an HTTP request, and in it one for each phase of each choice.
+"""OpenTelemetry spans: a span for an HTTP request, and inside a span for each phase of each choice.
 
-The caller's trace goes on (W3C `traceparent` and `tracestate`), or a new one begins. Names of attributes are those of
-OpenTelemetry's conventions for HTTP and generative AI; what these have none for begins with `baton.`. No text of a
-request or response is told. Spans are sent by a thread; those for which its queue has no room are dropped.
+The caller's trace continues (W3C `traceparent` and `tracestate`), or a new trace begins. Attribute names follow
+OpenTelemetry's conventions for HTTP and generative AI; all others begin with `baton.`. Spans contain no text of a
+request or response. A thread sends spans, and drops spans beyond the room of its queue.
 """
 
 import logging
@@ -31,21 +31,21 @@ from router.requests.completion_api import CompletionRequest
 logger = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
-"""Where collectors take spans, unless the URL names a path."""
+"""Default path of a collector, for a URL without a path."""
 MAX_QUEUED_SPANS, MAX_BATCH_SPANS = 8192, 512
 SEND_EVERY_MS, SEND_TIMEOUT_S = 1000, 5.0
 CLOSE_S = 2.0
 SILENCE_S = 60.0
-"""Between two lines of the log about spans that could not be sent."""
+"""Time between two warnings about lost spans."""
 QUIET = ("trace", "exporter")
-"""Parts of the library that log what clients send, and each attempt to reach a collector."""
+"""Library loggers of clients' input and each attempt to reach a collector."""
 PROVIDER = "baton"
 OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
 CONTEXT = ("traceparent", "tracestate")
 
 
 class OtelTelemetry(Telemetry):
-    """Makes spans and has them sent; nobody waits for the collector, and without it nothing else is different."""
+    """Maker of spans sent in the background; requests never wait for the collector."""
 
     def __init__(self, section: RouterSection, model_name: str) -> None:
         for name in QUIET:
@@ -87,19 +87,19 @@ class OtelTelemetry(Telemetry):
         return OtelSpan(self._tracer, span, self._model_name) if span.is_recording() else NO_SPAN
 
     def close(self) -> None:
-        """A collector that does not answer is not waited for."""
+        """Send remaining spans, for `CLOSE_S` at most."""
         closing = threading.Thread(target=self._processor.shutdown, name="otel", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 class OtelSpan(RequestSpan):
-    """Of one HTTP request that its caller, if it has a trace, wants to see."""
+    """The recorded span of an HTTP request; a caller's trace decides about recording."""
 
     def __init__(self, tracer: Any, span: Any, model_name: str) -> None:
         self._tracer, self._span, self._model_name = tracer, span, model_name
         self._around = trace.set_span_in_context(span)
-        self._lead_s = time.time() - time.monotonic()  # of the clock that spans are on
+        self._lead_s = time.time() - time.monotonic()  # from the dispatcher's clock to Unix time
         self._num_choices, self._received_s = 1, 0.0
 
     def describe(self, request: CompletionRequest, arrival: Arrival) -> None:
@@ -136,7 +136,7 @@ class OtelSpan(RequestSpan):
         )
 
     def first_token(self, seconds: float) -> None:
-        """The first choice began so long after the request."""
+        """Note the seconds from the request to the first choice's first token."""
         self._tell({"gen_ai.response.time_to_first_chunk": seconds})
 
     def fail(self, error_type: str) -> None:
@@ -148,7 +148,7 @@ class OtelSpan(RequestSpan):
         self._span.end()
 
     def add(self, name: str, begin_s: float, end_s: float, attributes: Mapping[str, Any]) -> None:
-        """A part of it, on the dispatcher's clock."""
+        """Add a child span, timed on the dispatcher's clock."""
         begin_ns = self._unix_ns(begin_s)
         part = self._tracer.start_span(name, context=self._around, attributes=attributes, start_time=begin_ns)
         part.end(self._unix_ns(end_s))
@@ -161,7 +161,7 @@ class OtelSpan(RequestSpan):
 
 
 class _Choice:
-    """Of one completion of a request."""
+    """Watcher of a completion; reports phases as child spans of the request."""
 
     def __init__(self, span: OtelSpan, index: int | None, received_s: float) -> None:
         self._span, self._index, self._received_s = span, index, received_s
@@ -183,7 +183,7 @@ class _Choice:
 
 
 class _Exporter:
-    """Sends batches, and says now and then how many spans it could not send."""
+    """Sender of batches; logs the number of lost spans now and then."""
 
     def __init__(self, endpoint: str) -> None:
         self._shown = shown(endpoint)
@@ -207,18 +207,21 @@ class _Exporter:
 
 
 def with_path(endpoint: str) -> str:
-    """The URL that spans are posted to."""
+    """Return the URL for posting spans."""
     return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint.rstrip('/')}{PATH}"
 
 
 def shown(endpoint: str) -> str:
-    """The URL for the log: without what may be secret in it."""
+    """Return the URL for the log, without credentials, path and query."""
     parts = urlsplit(endpoint)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def _caller(request: web.Request) -> dict[str, str]:
-    """The caller's trace, if it names one and no more; what is malformed the library leaves aside."""
+    """Return the caller's trace headers, if exactly one `traceparent` is present.
+
+    The library ignores malformed values.
+    """
     told = {name: request.headers.getall(name, []) for name in CONTEXT}
     if len(told["traceparent"]) != 1:
         return {}

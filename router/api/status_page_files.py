@@ -1,7 +1,7 @@
-"""The status page at `/`: files beside this one, with nothing from elsewhere, and nothing to be run but them.
+"""The status page at `/`: static files beside the module, without external content.
 
-They say nothing of the system, so they are there for everybody; what they show they ask for, with a key where one is
-needed.
+The files tell nothing about the system, so no API key guards the page. The page's script fetches the data, with a key
+where required.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Also what is told from the network can never become a script: no text is taken for HTML."""
+"""Policy without external content; data from the network can never become a script or HTML."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -31,13 +31,13 @@ page_routes = web.RouteTableDef()
 
 @page_routes.get("/")
 async def get_page(request: web.Request) -> web.Response:
-    """The status page."""
+    """Return the status page."""
     return _answer(request, FIRST)
 
 
 @page_routes.get("/status/{name}")
 async def get_page_part(request: web.Request) -> web.Response:
-    """What it is made of."""
+    """Return a file of the status page."""
     name = request.match_info["name"]
     if name not in FILES:
         raise web.HTTPNotFound
@@ -53,4 +53,4 @@ def _answer(request: web.Request, name: str) -> web.Response:
 
 
 OPEN_PAGES = (get_page, get_page_part)
-"""What needs no API key."""
+"""Handlers without an API key."""

@@ -1,7 +1,8 @@
-"""Takes the HTTP port over from who has it once requests are answered here, and gives it on to who comes next.
+"""Handover of the HTTP port: from a running router to a new router, and on to the next.
 
-By `router.take_over` a router begins beside the one that has its port, accepts when it is ready, and tells that one,
-which finishes what it has and ends. Or the port belongs to a process that only holds it, and outlives all routers.
+With `router.take_over`, a router starts beside the router on the port. Once ready, the new router accepts connections
+and tells the old router, which finishes open requests and ends. Alternatively, a separate process only holds the port
+and outlives all routers.
 """
 
 import asyncio
@@ -24,19 +25,19 @@ from router.placement.readiness import Readiness
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""Of `router.take_over`: this user's router that has the port."""
+"""Value of `router.take_over`: take over from the same user's router."""
 POLL_S = 0.1
 SETTLING_S = 5.0
-"""A router that is degraded takes the port after so long: it is not merely beginning."""
+"""Time after which a degraded router takes the port; startup is over by then."""
 QUIET_S = 2.0
-"""Without a request on any connection, after which who leaves closes those that are idle."""
+"""Time without any request before a leaving router closes idle connections."""
 
 
 class Succession:
-    """Owns what comes and goes with the port; `relieved` is set when another router has it.
+    """Handover of the port; `relieved` is set once another router has the port.
 
     Args:
-        readiness: that of this router.
+        readiness: returns the readiness of the router.
     """
 
     def __init__(self, section: RouterSection, readiness: Callable[[], Readiness]) -> None:
@@ -49,13 +50,13 @@ class Succession:
         self._task: asyncio.Task[None] | None = None
 
     async def listeners(self) -> list[socket.socket] | None:
-        """Return those of the router that has the port, if it is to be taken over; then not to be accepted from yet."""
+        """Return listeners borrowed from the router with the port, or None; accept nothing before the takeover."""
         if self._section.take_over == AUTO:
             self._loan = await borrow(port_path(self._section.port))
         return self._loan.listeners if self._loan else None
 
     async def begin(self, door: Door) -> None:
-        """Call once the door is there."""
+        """Begin to take, share or offer the port; call once the door exists."""
         self._door = door
         if self._loan is not None:
             logger.info("port %d is another router's until requests are answered here", door.port)
@@ -67,11 +68,11 @@ class Succession:
 
     @property
     def has_successor(self) -> bool:
-        """Whether connections that this router does not accept wait for, or go to, another."""
+        """True if connections not accepted here wait for, or go to, another router."""
         return self.relieved.is_set() or (self._door is not None and self._door.num_shared > 0)
 
     async def leave(self) -> None:
-        """Accept nothing more; what comes on open connections is still answered, as the last of each."""
+        """Accept no more connections; each open connection still gets a last answer."""
         assert self._door is not None
         self.is_leaving = True
         self._door.release()
@@ -79,7 +80,7 @@ class Succession:
             await self._offer.close()
 
     async def quiet(self) -> None:
-        """Wait until no connection has had a request for a while, or none is left."""
+        """Wait until no connection had a request for `QUIET_S`, or none is left."""
         assert self._door is not None
         since_s = time.monotonic()
         while self._door.num_connections and time.monotonic() - since_s < QUIET_S:
@@ -97,7 +98,7 @@ class Succession:
             self._loan.close()
 
     async def _take(self, loan: PortLoan) -> None:
-        """From another router."""
+        """Take the port over from another router."""
         assert self._door is not None
         await self._until_ready()
         self._door.accept()
@@ -106,7 +107,7 @@ class Succession:
         self._begin_offer()
 
     async def _keep_taking(self, path: Path) -> None:
-        """From a process that only holds a port, and again when it was started again."""
+        """Share the port of a holder process, again after each restart of the holder."""
         assert self._door is not None
         while True:
             await self._until_ready()
@@ -132,7 +133,7 @@ class Succession:
             await asyncio.sleep(POLL_S)
 
     def _begin_offer(self) -> None:
-        """Let a next router take over; without that this one serves all the same."""
+        """Offer the port to a next router; after a failure the router serves without an offer."""
         assert self._door is not None
         self.has_port.set()
         self._offer = PortOffer(port_path(self._door.port), self._door.own_listeners, self.relieved.set)
@@ -146,7 +147,7 @@ SUCCESSION = web.AppKey("succession", Succession)
 
 
 async def close_when_leaving(request: web.Request, response: web.StreamResponse) -> None:
-    """Have a response of a router that leaves be its connection's last; a hook of `on_response_prepare`."""
+    """Close the connection after a response of a leaving router; a hook of `on_response_prepare`."""
     succession = request.app.get(SUCCESSION)
     if succession is not None and succession.is_leaving:
         response.force_close()
@@ -154,5 +155,5 @@ async def close_when_leaving(request: web.Request, response: web.StreamResponse)
 
 
 def port_path(port: int) -> Path:
-    """Where the router of this user that has a port hands it on."""
+    """Return the path of the socket at which a router of the user hands on a port."""
     return private_directory() / f"port-{port}.sock"

@@ -1,6 +1,6 @@
-"""Spans of HTTP requests for OpenTelemetry, whether a collector is named or not: without one they keep nothing.
+"""Spans of HTTP requests for OpenTelemetry; without a collector, spans keep nothing.
 
-What needs the library is in `otel`, which nothing imports where no collector is named.
+Only `otel` needs the library. `otel` is imported only if a collector is configured.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ INSTALL = 'pip install -e ".[otel]" where the sources are'
 
 
 class RequestSpan:
-    """That of one HTTP request; this one keeps nothing."""
+    """The span of an HTTP request; the base class keeps nothing."""
 
     def describe(self, request: CompletionRequest, arrival: Arrival) -> None:
-        """What is asked for, and how it came; no text of it."""
+        """Note the parameters and times of arrival, but no text."""
 
     def watch(self, index: int) -> Watcher | None:
-        """Of the choice of that index."""
+        """Return a watcher for the choice of the index."""
 
     def answer(self, job: Job) -> None:
-        """What it has become, once it is over."""
+        """Note the results, once the request is over."""
 
     def fail(self, error_type: str) -> None:
-        """It went wrong."""
+        """Note an error."""
 
     def end(self, status: int) -> None:
-        """It was answered with that HTTP status."""
+        """End the span with the HTTP status of the response."""
 
 
 class Telemetry:
-    """Makes spans; this one none that keeps anything."""
+    """Maker of spans; the base class makes empty spans only."""
 
     def begin(self, request: web.Request) -> RequestSpan:
         return NO_SPAN
 
     def close(self) -> None:
-        """Send what is left, but not for long."""
+        """Send remaining spans, for a short time at most."""
 
 
 NO_SPAN = RequestSpan()
@@ -54,7 +54,7 @@ TELEMETRY = web.AppKey("telemetry", Telemetry)
 
 
 def make_telemetry(section: RouterSection, model_name: str) -> Telemetry:
-    """What is asked for; raises ConfigError where the library is not installed."""
+    """Return the configured telemetry; raise ConfigError if the library is not installed."""
     if not section.otlp_endpoint:
         return Telemetry()
     try:
@@ -68,7 +68,7 @@ def make_telemetry(section: RouterSection, model_name: str) -> Telemetry:
 
 @web.middleware
 async def with_span(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Around requests that have one: those that may ask."""
+    """Wrap requests for completions, chats and responses in a span."""
     request[SPAN] = NO_SPAN
     if request.path.rstrip("/") not in TRACED:
         return await handler(request)

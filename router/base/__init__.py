@@ -1,1 +1,1 @@
-"""What every room of the router stands on: checks of JSON, shapes, helper processes."""
+"""Foundations shared by all router packages: checks of JSON, shapes of responses, helper processes."""

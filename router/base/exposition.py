@@ -1,4 +1,4 @@
-"""Prometheus's text format, some samples in each turn of the event loop: streams go on while a large fleet is told.
+"""Prometheus's text format, written in slices of the event loop, so streams continue while a large fleet is reported.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -12,15 +12,15 @@ from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 number: Callable[[float], str] = floatToGoString
-"""As Prometheus writes it."""
+"""Formats a number for Prometheus."""
 SAMPLES_A_TURN = 200
-"""Written in half a millisecond."""
+"""Samples a turn of the event loop; written in half a millisecond."""
 IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 IN_LABELS = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 async def exposition(families: Iterable[Metric]) -> bytes:
-    """All of them; each is what it was when it was its turn."""
+    """Write all metrics; values of different metrics may be from different moments."""
     parts = []
     for family in families:
         lines = _lines(family)
@@ -34,7 +34,7 @@ def _lines(family: Metric) -> Iterator[str]:
     name = f"{family.name}_total" if family.type == "counter" else family.name
     yield f"# HELP {name} {family.documentation.translate(IN_HELP)}\n# TYPE {name} {family.type}\n"
     for sample in family.samples:
-        if not sample.name.endswith("_created"):  # when the router started, which nobody asks of each
+        if not sample.name.endswith("_created"):  # only repeats the router's start time
             yield f"{sample.name}{_labels(sample.labels)} {number(sample.value)}\n"
 
 

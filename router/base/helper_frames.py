@@ -1,4 +1,4 @@
-"""What goes before each message between the router and the processes beside it; they import this, and little else."""
+"""Message frames between the router and its helper processes; helpers import little besides this module."""
 
 import struct
 from collections.abc import Iterator
@@ -6,17 +6,17 @@ from enum import IntEnum
 from io import BufferedReader, BufferedWriter
 
 BODY = struct.Struct("<BQQ")
-"""To a process that reads: kind and bytes of the body that follows, and the longest prompt with its output, tokens."""
+"""Request to a reader: kind, body bytes, and the longest prompt with output in tokens."""
 REPLY = struct.Struct("<QQQ")
-"""From it: bytes that follow; tokens of the body's texts that were found in its cache, and that were encoded."""
+"""Reply of a reader: reply bytes, then tokens of the body's texts found in the cache, and tokens encoded."""
 MODEL = struct.Struct("<Q")
-"""To a process for chats, before all else: bytes that follow, what it is to know of the model (`chat_model`)."""
+"""First message to a chat process: bytes of the packed model (`chat_model`)."""
 GRAMMAR = struct.Struct("<QQ")
-"""To and from the process for grammars: the number of one, and bytes that follow."""
+"""To and from the grammar process: the grammar's number, and bytes that follow."""
 
 
 class Kind(IntEnum):
-    """What a body asks for."""
+    """Kind of a request body, by endpoint."""
 
     COMPLETION = 0
     TOKENIZE = 1
@@ -26,11 +26,11 @@ class Kind(IntEnum):
 
 
 CONVERSATIONS = (Kind.CHAT, Kind.RESPONSE)
-"""Kinds whose prompts the model's chat template writes."""
+"""Kinds with prompts written by the model's chat template."""
 
 
 def bodies(requests: BufferedReader) -> Iterator[tuple[Kind, bytearray, int]]:
-    """What a process is to read, until nobody is there any more: kind, body, and the longest prompt with its output."""
+    """Yield kind, body, and the longest prompt with output in tokens, until the router hangs up."""
     while header := requests.read(BODY.size):
         kind, num_bytes, max_model_len = BODY.unpack(header)
         data = bytearray(num_bytes)
@@ -40,7 +40,7 @@ def bodies(requests: BufferedReader) -> Iterator[tuple[Kind, bytearray, int]]:
 
 
 def send(replies: BufferedWriter, reply: bytes, num_found: int = 0, num_encoded: int = 0) -> None:
-    """What a process has read, and tokens of its texts."""
+    """Send the result for a body, with tokens of its texts found in the cache or encoded."""
     replies.write(REPLY.pack(len(reply), num_found, num_encoded))
     replies.write(reply)
     replies.flush()

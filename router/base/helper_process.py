@@ -1,4 +1,4 @@
-"""A program of the router's own beside it: started when it is first needed, and again when it has ended."""
+"""A helper program of the router: started at first need, and again after an unexpected end."""
 
 import asyncio
 import sys
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 
 class HelperProcess:
-    """`python -m MODULE`, spoken to through its stdin and stdout.
+    """`python -m MODULE`, with messages on stdin and stdout.
 
     Args:
-        first: what it is told before all else.
+        first: message sent before all others.
     """
 
     def __init__(self, module: str, flags: Sequence[str], first: bytes = b"") -> None:
         self._command = [sys.executable, "-m", module, *flags]
         self._first = first
-        self.process: Process | None = None  # the last one
+        self.process: Process | None = None  # started last
         self._starting = asyncio.Lock()
 
     async def running(self) -> Process:
-        """One that runs, the same until it ends; raises OSError when none can be started."""
+        """Return the running process, started if needed; raises OSError if the start fails."""
         async with self._starting:
             if self.process is None or self.process.returncode is not None:
                 self.process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE)
@@ -29,12 +29,12 @@ class HelperProcess:
             return self.process
 
     async def end(self) -> int | None:
-        """End it, if there ever was one; its exit status."""
+        """Kill the process; return the exit status, None if never started."""
         return None if self.process is None else await ended(self.process)
 
 
 async def ended(process: Process) -> int:
-    """The exit status of a process, which is killed if it runs."""
+    """Kill the process if still running; return the exit status."""
     if process.returncode is None:
         process.kill()
     return await process.wait()

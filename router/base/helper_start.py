@@ -1,4 +1,4 @@
-"""How a process beside the router begins: behind others in turn, and deaf to signals, as it ends with its stdin."""
+"""Start of a helper process: lower priority, and no reaction to signals, because the end of stdin ends a helper."""
 
 import os
 import signal
@@ -10,13 +10,16 @@ from common.settings import options
 from common.settings.config import Config
 
 NICENESS = 5
-"""What it does comes before a prompt step, which waits anyway; everybody's tokens should not wait for it."""
+"""A helper's work delays only a prompt step, and must not delay the streams of all requests."""
 
 
 def begun(module: str, sections: Sequence[str], description: str, name: str) -> Config:
-    """The settings that the router gave it as flags; logs as `name` from now on."""
+    """Return the settings given as flags.
+
+    From now on the process logs as `name`, ignores SIGINT and SIGTERM, and runs at lower priority.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the router drains, and needs this process until then
+        signal.signal(number, signal.SIG_IGN)  # a draining router still needs this process
     config = options.parse(Config, sections, module, description, sys.argv[1:])
     setup_logging(name, config.log.level, config.log.format)
     os.nice(NICENESS)

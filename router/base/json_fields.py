@@ -1,10 +1,10 @@
-"""The fields of a JSON object that a client sends, as a table: name, rule, default, what it does.
+"""Fields of a client's JSON object, declared as a table: name, rule, default, description.
 
     TABLE = Table(Field("n", Integer(1, 128), 1, "texts for each prompt"), ...)
     values = TABLE.read(body)
 
-An explicit null is the same as an absent field, whatever its name. Any other value under a name that is not in the
-table is refused: it may be a typo, or change the output somewhere else. An open table ignores such names.
+An explicit null equals an absent field, for any name. Any other value of an unknown name is refused. An unknown name
+may be a typo, or change the output on another server. An open table ignores unknown names.
 """
 
 import difflib
@@ -16,12 +16,12 @@ from common.base.errors import RequestError
 from router.base.json_rules import Only, Rule, shown, wrong
 
 MAX_NAME_CHARS = 64
-"""Longer names resemble nothing."""
+"""Longer names get no suggestion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One of a table; `about` is for people, in a few words."""
+    """A field of a table; `about` is a short description for people."""
 
     name: str
     rule: Rule
@@ -30,33 +30,33 @@ class Field:
 
     @property
     def words(self) -> str:
-        """What it may be and what it does, for people."""
+        """Accepted values and effect, for people."""
         if not self.is_implemented:
             return f"refused unless it is {self.rule.wants}, which changes nothing"
         return f"{self.rule.wants}; {self.about}" if self.about else self.rule.wants
 
     @property
     def is_implemented(self) -> bool:
-        """Whether any value of it has an effect."""
+        """True if some value has an effect."""
         return not isinstance(self.rule, Only)
 
     @property
     def has_default(self) -> bool:
-        """Whether leaving it out is the same as some value of it."""
+        """True if an absent field equals some value."""
         return self.is_implemented and self.default not in (None, "", ())
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As JSON schema."""
+        """JSON schema of the field."""
         default = {"default": self.default} if self.has_default else {}
         return {"anyOf": [self.rule.schema, {"type": "null"}], "description": self.words} | default
 
 
 class Table:
-    """All fields that an object may have; an open one ignores all others.
+    """All fields allowed in an object; an open table ignores others.
 
     Args:
-        relations: JSON schemas that say which values go together; whoever uses the values checks it.
+        relations: JSON schemas of values allowed together; documentation only, checked by the user of the values.
     """
 
     def __init__(self, *fields: Field, is_open: bool = False, relations: Sequence[dict[str, Any]] = ()) -> None:
@@ -66,9 +66,10 @@ class Table:
         assert len(self.fields) == len(fields), "a field stands twice in the table"
 
     def read(self, body: dict[str, Any], within: str = "") -> dict[str, Any]:
-        """The value of every field; raises RequestError (400) naming the first that is unknown or wrong.
+        """Return the value of every field; raises RequestError (400) for the first unknown or wrong field.
 
-        `within` goes before each name in errors: that of the object's own field, and a dot.
+        Args:
+            within: prefix of names in errors: the object's own field, and a dot.
         """
         for name, value in body.items():
             if not self._is_open and name not in self.fields and value is not None:
@@ -76,7 +77,7 @@ class Table:
         return {name: self._value(field, body.get(name), within) for name, field in self.fields.items()}
 
     def require(self, name: str, values: dict[str, Any], within: str = "") -> None:
-        """Raise RequestError if an object has no value of the field."""
+        """Raise RequestError if the field has no value."""
         if values.get(name) is None:
             param = within + name
             message = f"{param} is missing: send {self.fields[name].rule.wants}"
@@ -84,14 +85,14 @@ class Table:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of the object, as JSON schema."""
+        """JSON schema of the object."""
         properties = {name: field.schema for name, field in self.fields.items()}
         others = {} if self._is_open else {"additionalProperties": {"type": "null"}}
         relations = {"allOf": list(self.relations)} if self.relations else {}
         return {"type": "object", "properties": properties} | others | relations
 
     def schema_with(self, required: str) -> dict[str, Any]:
-        """JSON schema of an object in which null is the same as nothing, but not for what is required."""
+        """Return the object's JSON schema with a required field, which must not be null."""
         schema, field = self.schema, self.fields[required]
         properties = schema["properties"] | {required: field.rule.schema | {"description": field.words}}
         return schema | {"required": [required], "properties": properties}
@@ -110,20 +111,20 @@ class Table:
 
 
 def given(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """A JSON schema of objects that have a field, and what it is."""
+    """Return a JSON schema of objects with this field and value schema."""
     return {"properties": {name: schema}, "required": [name]}
 
 
 def without(name: str) -> dict[str, Any]:
-    """A JSON schema of objects in which a field is null, or not there."""
+    """Return a JSON schema of objects with this field null or absent."""
     return {"properties": {name: {"type": "null"}}}
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A rule: an object with a table of its own, and maybe a field that it has to have; gives its values.
+    """A rule: an object with a table of its own, perhaps with a required field; gives the values.
 
-    Whoever uses the values checks that the field is there.
+    The user of the values checks for the required field.
     """
 
     table: Table

@@ -1,6 +1,6 @@
-"""What a value in a client's JSON may be: each rule checks one, and says what it wants and its JSON schema.
+"""Rules for values in a client's JSON: each rule checks a value, and describes accepted values in words and as schema.
 
-Every complaint names the field, the value (bounded) and what would be right.
+Every error names the field, the value (cut short) and the accepted values.
 """
 
 import json
@@ -15,26 +15,26 @@ MAX_SHOWN_CHARS = 80
 
 
 class Rule(Protocol):
-    """What a field has one of; null never gets here."""
+    """A rule for the value of a field; null is handled before."""
 
     @property
     def wants(self) -> str:
-        """What is right, in words."""
+        """Accepted values, in words."""
         ...
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What is right, as JSON schema."""
+        """Accepted values, as JSON schema."""
         ...
 
     def checked(self, name: str, value: Any) -> Any:
-        """The value as the rest of the router has it, or RequestError (400) naming the field."""
+        """Return the value in the router's own form; raises RequestError (400) with the field's name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """From `low` to `high`, both included; 5.0 counts, as some clients write every number as a float."""
+    """A rule: an integer from `low` to `high`, inclusive; 5.0 counts, because some clients write floats only."""
 
     low: int
     high: int
@@ -57,11 +57,11 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number from `low` to `high`.
+    """A rule: a finite number from `low` to `high`.
 
     Args:
-        above_low: leave out `low` itself.
-        zero_below: a number nearer to 0 is taken for 0.
+        above_low: exclude `low` itself.
+        zero_below: round smaller absolute values to 0.
     """
 
     low: float
@@ -80,7 +80,7 @@ class Number:
         return {"type": "number", "exclusiveMinimum" if self.above_low else "minimum": self.low, "maximum": self.high}
 
     def checked(self, name: str, value: Any) -> float:
-        if type(value) not in (int, float) or not self.low <= value <= self.high:  # NaN is in no range
+        if type(value) not in (int, float) or not self.low <= value <= self.high:  # false for NaN
             raise wrong(name, value, self.wants)
         if self.above_low and value == self.low:
             raise wrong(name, value, self.wants)
@@ -89,7 +89,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Boolean:
-    """true or false, nothing that is taken for either."""
+    """A rule: true or false, without conversion of other values."""
 
     @property
     def wants(self) -> str:
@@ -107,7 +107,7 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string of valid Unicode with so many characters, none of them of `without`."""
+    """A rule: a string of valid Unicode of limited length, without the characters in `without`."""
 
     max_chars: int | None = None
     min_chars: int = 0
@@ -140,10 +140,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A list of strings, none of them empty; gives a tuple. With `or_one` a string is a list of one."""
+    """A rule: a list of nonempty strings; gives a tuple. With `or_one`, a single string stands for a list."""
 
     max_texts: int
-    max_chars: int  # together
+    max_chars: int  # of all texts together
     or_one: bool = False
 
     @property
@@ -173,7 +173,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few names."""
+    """A rule: a name out of a few."""
 
     names: Sequence[str]
 
@@ -193,7 +193,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Any value, for what is taken without effect."""
+    """A rule: any value, for a field without effect."""
 
     @property
     def wants(self) -> str:
@@ -209,7 +209,7 @@ class Anything:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A field of the API that is not implemented here: taken with the values that change nothing, which give None."""
+    """A rule: an unsupported field of the API, accepted only with neutral values; gives None."""
 
     neutral: tuple[Any, ...] = ()
     remedy: str = "leave it out"
@@ -229,7 +229,7 @@ class Only:
 
 
 def is_text(value: object) -> bool:
-    """A string without lone surrogates, which no tokenizer takes."""
+    """Tell whether a value is a string without lone surrogates, which no tokenizer takes."""
     if not isinstance(value, str):
         return False
     if value.isascii():
@@ -242,7 +242,7 @@ def is_text(value: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A value for an error message, cut short before it is written out."""
+    """Return a value for an error message, cut before formatting."""
     if isinstance(value, str):
         return repr(value[:MAX_SHOWN_CHARS]) + ("..." if len(value) > MAX_SHOWN_CHARS else "")
     if isinstance(value, dict | list):
@@ -253,10 +253,10 @@ def shown(value: object) -> str:
 
 
 def wrong(name: str, value: object, wanted: str) -> RequestError:
-    """The error for a field with a value it cannot have."""
+    """Make the error for a field with an unaccepted value."""
     return RequestError(f"{name} = {shown(value)}: wants {wanted}", param=name)
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Equal as JSON: 0 is 0.0, and false is neither."""
+    """Compare as JSON: 0 equals 0.0, and false equals neither."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other

@@ -1,4 +1,4 @@
-"""What responses look like, as types; `/openapi.json` shows them as JSON schema."""
+"""Types of response bodies; `/openapi.json` shows each as JSON schema."""
 
 from types import NoneType, UnionType
 from typing import (
@@ -18,7 +18,7 @@ TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneTy
 
 
 class PromptTokensDetails(TypedDict):
-    cached_tokens: int  # of the prompt, not computed as their KV was there
+    cached_tokens: int  # prompt tokens with cached KV, not computed
 
 
 class Usage(TypedDict):
@@ -54,25 +54,25 @@ class Choice(TypedDict):
 
 class ChoiceTiming(TypedDict):
     index: int
-    attempts: int  # times that it was sent to workers
-    read_ms: float  # receiving and checking the request, its text to tokens
+    attempts: int  # times the completion was sent to workers
+    read_ms: float  # receiving, checking and tokenizing the request
     queued_ms: float
     prefill_ms: float
     handoff_ms: float
     decode_ms: float
-    ttft_ms: float | None  # from being queued on, as the next
+    ttft_ms: float | None  # from the beginning of queueing, like `e2e_ms`
     e2e_ms: float
     cached_tokens: int
     prefill_worker: str | None
     decode_worker: str | None
-    kv_path: str | None  # how its KV blocks travelled
-    route: str  # why these workers
+    kv_path: str | None  # transport of the KV blocks
+    route: str  # reason for the choice of workers
 
 
 class ResponseWarning(TypedDict):
     code: Literal["keyword_dropped"]
     message: str
-    param: str  # field of the request
+    param: str  # request field
 
 
 class CompletionBody(TypedDict):
@@ -82,7 +82,7 @@ class CompletionBody(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
-    warnings: NotRequired[list[ResponseWarning]]  # what texts are not held to
+    warnings: NotRequired[list[ResponseWarning]]  # parts of schemas not enforced
     timing: NotRequired[list[ChoiceTiming]]  # with the header X-Baton-Timing: 1
 
 
@@ -137,12 +137,12 @@ class ChatBody(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
-    warnings: NotRequired[list[ResponseWarning]]  # what texts are not held to
+    warnings: NotRequired[list[ResponseWarning]]  # parts of schemas not enforced
     timing: NotRequired[list[ChoiceTiming]]
 
 
 class Event(TypedDict):
-    """Of a stream; `data` is JSON, or `[DONE]`."""
+    """Event of a stream; `data` is JSON, or `[DONE]`."""
 
     data: str
 
@@ -191,13 +191,13 @@ StatusName: TypeAlias = Literal["ok", "degraded", "draining", "unavailable"]
 
 
 class Health(TypedDict):
-    version: str  # of the router
-    status: StatusName  # a completion is answered if it is ok or degraded
-    problems: list[str]  # why it is not ok
+    version: str  # the router's
+    status: StatusName  # completions are answered if ok or degraded
+    problems: list[str]  # reasons for another status than ok
     workers: dict[str, list[dict[str, Any]]]
     kv_paths: list[dict[str, Any]]
     memory_servers: list[dict[str, Any]]
-    role_changes: list[dict[str, Any]]  # the latest first
+    role_changes: list[dict[str, Any]]  # latest first
 
 
 class StatusReport(TypedDict):
@@ -213,14 +213,14 @@ class StatusReport(TypedDict):
     queued_prompt_tokens: int
     running: int
     phases: dict[str, int]
-    kv_usage: float  # of all KV blocks, those in use: 1 is full
-    longest: list[dict[str, Any]]  # requests under way, the oldest first
-    slowest: list[dict[str, Any]]  # of those that ended in the last five minutes, the longest first
+    kv_usage: float  # share of KV blocks in use; 1 is full
+    longest: list[dict[str, Any]]  # running requests, oldest first
+    slowest: list[dict[str, Any]]  # requests ended in the last five minutes, longest first
     devices: list[dict[str, Any]]
-    kv_paths: list[dict[str, Any]]  # of which there may be more
+    kv_paths: list[dict[str, Any]]  # perhaps not all; see `num_kv_paths`
     num_kv_paths: int
     period_s: float
-    history: dict[str, list[Any]]  # a column each, oldest first
+    history: dict[str, list[Any]]  # columns by name, oldest first
     incidents: list[dict[str, Any]]  # latest first
 
 
@@ -234,7 +234,7 @@ class Load(TypedDict):
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """JSON schema of one of the types above, or of what they are made of; raises TypeError for others."""
+    """Return the JSON schema of a type in this module, or of a part of such types; raises TypeError for others."""
     if kind is Any:
         return {}
     if kind in TYPES:

@@ -1,1 +1,1 @@
-"""Forms that a text is held to: schemas and other forms as grammars, and their compilation."""
+"""Grammars for constrained texts: schemas and other forms, and their compilation."""

@@ -1,7 +1,7 @@
-"""The router's end of the process that compiles grammars before a request is taken: what is known, and who waits.
+"""Client of the process that compiles grammars: cache of results, and queue of waiting requests.
 
-A grammar is a program that a client sent. So it is compiled in a process that is ended when it takes too long, before
-any worker sees it; what has been found is kept, wrong or right, so that the same again costs nothing.
+A grammar is a program sent by a client. So each is compiled in a process killed after a time limit, before any worker
+sees the grammar. Results are cached, good or bad, so a repeated grammar costs nothing.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ MAX_KNOWN = 1024
 MAX_KNOWN_CHARS = 16 << 20
 MAX_WAITING = 256
 DEADLINE_S = 10.0
-"""For one that waits behind others; alone it has `compiler.CPU_S`."""
+"""Seconds for a grammar behind others; compilation alone has `compiler.CPU_S`."""
 
 NOTHING = Found()
 
 
 class GrammarChecks:
-    """`python -m router.grammar.compiler`, started with the router (see `warm_up`), and again when it ended."""
+    """Cache and queue for `python -m router.grammar.compiler`, which starts with the router and restarts at need."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._helper = HelperProcess("router.grammar.compiler", flags)
@@ -40,13 +40,13 @@ class GrammarChecks:
         self._num_known_chars = 0
         self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}
         self._asking: set[asyncio.Task[None]] = set()
-        self._asked: dict[int, GrammarSource] = {}  # of the process that runs
+        self._asked: dict[int, GrammarSource] = {}  # sent to the running process
         self._num_asked = 0
         self._heard: Process | None = None
         self._listener: asyncio.Task[None] | None = None
 
     async def compiled(self, source: GrammarSource) -> Found:
-        """Give it as workers take it; raises RequestError, naming the field, for one that is wrong or too much."""
+        """Return the compiled grammar for workers; raises RequestError with the field if invalid or too large."""
         if not source.kind:
             return NOTHING
         found = self._known.get(source) or await self._find(source)
@@ -59,7 +59,7 @@ class GrammarChecks:
         return found
 
     async def warm_up(self) -> None:
-        """Start the process that the first grammar would wait for, and wait until it is ready, or no longer."""
+        """Start the compiler process, and wait until it is ready or the deadline passes."""
         with suppress(RequestError):
             await self.compiled(GrammarSource("regex", "a"))
 
@@ -71,7 +71,7 @@ class GrammarChecks:
         await self._helper.end()
 
     async def _find(self, source: GrammarSource) -> Found:
-        """Ask the process, once for all that want to know."""
+        """Ask the process, once for all waiting requests with an equal grammar."""
         future = self._waiting.get(source)
         if future is None:
             if len(self._waiting) >= MAX_WAITING:
@@ -79,7 +79,7 @@ class GrammarChecks:
                 raise RequestError(message, code="grammar_queue_full", status=429, retry_after_s=1)
             future = self._waiting[source] = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda done: self._keep(source, done))
-            asking = asyncio.create_task(self._ask(source))  # whoever leaves meanwhile: others may wait for the same
+            asking = asyncio.create_task(self._ask(source))  # outlives a cancelled request: others may wait, too
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
         try:
@@ -126,7 +126,7 @@ class GrammarChecks:
         return process
 
     async def _listen(self, process: Process, asked: dict[int, GrammarSource]) -> None:
-        """Hear what the process found, until it ends; what it has not found by then it never will."""
+        """Receive results until the process ends; then fail all unanswered grammars."""
         assert process.stdout is not None, "it was made with pipes"
         try:
             while True:

@@ -1,7 +1,8 @@
 """`python -m router.grammar.compiler`: the process that compiles grammars for a router, from stdin to stdout.
 
-Each is compiled in a child of its own, which is forked when the model's tokens are ready, so it costs milliseconds. The
-kernel ends a child by its CPU time and its memory; that costs the one grammar, and the others are compiled beside it.
+A grammar is compiled in a child process, forked once the model's tokens are loaded, so a fork costs milliseconds. The
+kernel ends a child at its limit of CPU time or memory. A killed child costs a single grammar; others compile
+concurrently.
 """
 
 import json
@@ -35,17 +36,17 @@ from router.grammar.tokens import lean_tokens
 logger = logging.getLogger(__name__)
 
 CPU_S = 0.5
-"""Of one grammar: real ones take milliseconds."""
+"""Limit for a grammar; real grammars take milliseconds."""
 WALL_S = 5.0
-"""The same on a busy machine, or for one that waits for something."""
+"""Limit for a grammar on a busy machine, or for a blocked child."""
 MAX_CHILDREN = 8
 MEMORY_BYTES = 256 << 20
-"""Of one grammar."""
+"""Limit for a grammar."""
 STACK_BYTES = 2 << 20
-"""Of one grammar: with more than that workers follow it, so what has room here has room there."""
+"""Stack for a grammar. Workers have more, so no grammar compiled here overflows there."""
 READ_BYTES = 1 << 16
 MAX_DROPPED = 32
-"""Keywords of a schema that a response tells of."""
+"""Keywords of a schema listed in a response."""
 TOO_MUCH = "it is too much to compile: make it smaller or simpler"
 
 
@@ -60,7 +61,7 @@ class Child:
 
 
 class Compiler:
-    """Forks children and collects what they find."""
+    """Forks children and collects their results."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
@@ -69,10 +70,10 @@ class Compiler:
         self._selector.register(0, selectors.EVENT_READ)
         self._input = bytearray()
         self._jobs: deque[tuple[int, bytes]] = deque()
-        self._children: dict[int, Child] = {}  # by the pipe that the reply comes through
+        self._children: dict[int, Child] = {}  # by the read end of the reply's pipe
 
     def run(self) -> None:
-        """Until stdin ends; children end with it."""
+        """Serve until stdin ends; children end as well."""
         while True:
             for key, _ in self._selector.select(self._patience_s()):
                 data = os.read(key.fd, READ_BYTES)
@@ -116,7 +117,7 @@ class Compiler:
         os.close(pipe)
         del self._children[pipe]
         _, status = os.waitpid(child.pid, 0)
-        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by us: the machine is busy
+        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by `run`: the machine is busy
         reply = bytes(child.reply) if status == 0 else b""
         reply = reply or msgpack.packb(Found(problem="" if is_unknown else TOO_MUCH))
         _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
@@ -125,7 +126,7 @@ class Compiler:
 def main() -> None:
     """Compile until stdin ends."""
     config = begun("router.grammar.compiler", ("model", "router", "log"), __doc__ or "", "router-grammars")
-    # The library has threads, for batches, which no child has or needs: that is all that Python would warn of.
+    # The warning is about the library's threads for batches, which children neither have nor need.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
     vocab = read_json(path / "config.json")["vocab_size"]
@@ -137,12 +138,12 @@ def main() -> None:
 
 
 def dialect_of(grammars: Grammars) -> Dialect:
-    """What grammars are made for the model's tokens; to find out takes two milliseconds."""
+    """Return the dialect for the model's tokens; takes two milliseconds."""
     return Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)])
 
 
 def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
-    """Compile what a client asks for, and see that some token can begin it."""
+    """Compile a client's grammar, and check that some token can begin a text."""
 
     def refusal(schema: Any) -> str:
         return _problem(grammars.compile(json.dumps({"grammars": [{"json_schema": schema}]})))
@@ -167,7 +168,7 @@ def _bounded(dropped: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _problem(matcher: LLMatcher) -> str:
-    """Why no text begins, if none does: as `Follower` finds it, which has masks in numpy's arrays."""
+    """Return why no text can begin, "" if some can. Equals the check of `Follower`, which needs numpy."""
     if not matcher.is_error():
         if matcher.is_stopped():
             return "it has no text"
@@ -177,7 +178,7 @@ def _problem(matcher: LLMatcher) -> str:
 
 
 def _compile(grammars: Grammars, dialect: Dialect, packed: bytes, pipe: int) -> None:
-    """The life of a child; what ends it otherwise leaves no reply."""
+    """Run a child until its end; a child ended by a limit leaves no reply."""
     try:
         os.close(0)
         os.close(1)

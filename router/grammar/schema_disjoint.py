@@ -1,4 +1,4 @@
-"""Decides whether JSON schemas have no value in common: then `oneOf` of them is `anyOf`."""
+"""Decides whether JSON schemas have no value in common, so `oneOf` equals `anyOf`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from router.grammar.schema_document import Document
 
 MAX_STEPS = 50_000
-"""Comparisons for one document, together about 0.1 s: what takes more is not proven."""
+"""Comparisons for a document, about 0.1 s together; beyond, nothing is proven."""
 MAX_DEPTH = 16
 KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
 KINDS_OF = {name: frozenset({name}) for name in KINDS} | {"number": frozenset({"integer", "fraction"})}
@@ -17,14 +17,14 @@ UNIONS = ("anyOf", "oneOf")
 
 
 class Disjointness:
-    """Compares schemas of a document. False means that nothing was proven."""
+    """Comparison of a document's schemas. False means not proven."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         self._num_steps = 0
 
     def of_all(self, branches: Sequence[Any], around: dict[str, Any]) -> bool:
-        """Compare each branch with each other one, in a schema that has these keywords around them."""
+        """Compare all pairs of branches; the keywords `around` hold for each branch."""
         views = [_View([around, branch], self._document) for branch in branches]
         return all(self._between(one, other, 0) for one, other in combinations(views, 2))
 
@@ -41,7 +41,7 @@ class Disjointness:
         )
 
     def _plain_between(self, one: "_View", other: "_View", depth: int) -> bool:
-        """Compare without unions: by kinds, by what is listed, and by properties that one of them has for certain."""
+        """Compare without unions: by kinds, by listed values, and by properties required in either schema."""
         if one.is_empty or other.is_empty:
             return True
         if one.listed is not None and other.listed is not None and not one.listed & other.listed:
@@ -54,7 +54,7 @@ class Disjointness:
 
 
 class _View:
-    """Several schemas that hold at once: what stands in `allOf` and behind `$ref` is beside the rest."""
+    """Schemas that hold at once, with the contents of `allOf` and `$ref` merged in."""
 
     def __init__(self, schemas: Sequence[Any], document: Document) -> None:
         self._document = document
@@ -77,7 +77,7 @@ class _View:
 
     @cached_property
     def unions(self) -> list[list["_View"]]:
-        """The branches of each union, with all that is around it but unions."""
+        """Branches of each union, each together with the surrounding keywords except unions."""
         left_out = (*UNIONS, "allOf", "$ref")
         plain = [{key: each for key, each in schema.items() if key not in left_out} for schema in self._schemas]
         return [
@@ -100,7 +100,7 @@ class _View:
 
     @cached_property
     def listed(self) -> frozenset[str] | None:
-        """Values that `enum` and `const` leave, as JSON; None where all are left."""
+        """Values allowed by `enum` and `const`, as JSON; None without a limit."""
         found: frozenset[str] | None = None
         for values in self._lists():
             texts = frozenset(map(_text, values))
@@ -113,7 +113,7 @@ class _View:
         return frozenset(name for name in names if isinstance(name, str))
 
     def property(self, name: str) -> "_View":
-        """What a property has to be."""
+        """Return the view of a property's schemas."""
         if name not in self._properties:
             self._properties[name] = _View([*self._of_property(name)], self._document)
         return self._properties[name]
@@ -140,7 +140,7 @@ def _list(schema: dict[str, Any], keyword: str) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """Write equal values alike, also in lists and objects: 1 is 1.0."""
+    """Write equal values equally, also in lists and objects; 1 equals 1.0."""
     return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""A JSON schema as a document: which of its places a `$ref` names."""
+"""A JSON schema as a document, with resolution of `$ref`."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,18 +12,18 @@ IDS = ("$id", "id")
 
 
 class Place(NamedTuple):
-    """A schema in a document; `path` is its JSON pointer, behind a `#`."""
+    """A schema in a document; `path` is its JSON pointer with a leading `#`."""
 
     path: str
     value: Any
 
     def at(self, *steps: str | int) -> str:
-        """Name what stands further in."""
+        """Return the path of a nested value."""
         return "/".join([self.path, *(str(step).replace("~", "~0").replace("/", "~1") for step in steps)])
 
 
 class Document:
-    """The whole of what a client sent. Nothing is ever fetched."""
+    """The whole schema sent by a client. Nothing is ever fetched."""
 
     def __init__(self, schema: Any) -> None:
         self.root = Place(ROOT, schema)
@@ -31,10 +31,13 @@ class Document:
         self._named: dict[str, Place] | None = None
 
     def resolve(self, reference: str, path: str) -> Place | None:
-        """Find what a `$ref` names; None for what is not in the document. Raises ValueError where nothing is."""
+        """Find the target of a `$ref`.
+
+        Return None for a target outside of the document. Raises ValueError for a missing place inside.
+        """
         try:
             uri, fragment = urldefrag(urljoin(self._base, reference))
-        except ValueError:  # as no URI, but maybe as generators write it
+        except ValueError:  # no valid URI, but generators write such references
             uri, _, fragment = reference.partition("#")
         if uri == urldefrag(self._base).url:
             begin: Place | None = self.root
@@ -67,7 +70,7 @@ class Document:
         raise ValueError(f"$ref at {path} = {shown(reference)}: nothing is there")
 
     def _names(self) -> dict[str, Place]:
-        """Map what has a name of its own: `#name`, or a URI."""
+        """Map places with a name: `#name`, or a URI."""
         if self._named is None:
             self._named = {}
             for place in _objects(self.root):
@@ -82,7 +85,7 @@ class Document:
 
 
 def _objects(place: Place) -> Iterator[Place]:
-    """All objects in a place, the outer ones first."""
+    """Yield all objects in a place, outer objects first."""
     pending = [place]
     for each in pending:
         inner = each.value.items() if isinstance(each.value, dict) else enumerate(each.value)

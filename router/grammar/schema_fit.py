@@ -1,7 +1,7 @@
-"""Fits a JSON schema to what llguidance holds texts to.
+"""Fits a JSON schema to the keywords that llguidance enforces.
 
-What it does not know is dropped, and told; where that is not allowed (`strict`), it is an error. What is left may be
-stricter than the schema, never wider without a word: a text by it is valid by the schema.
+Unknown keywords are dropped and reported; in `strict` mode an unknown keyword is an error. Without a report, the fitted
+schema may be stricter than the original, never wider. So every text of the fitted schema is valid.
 """
 
 import re
@@ -20,25 +20,27 @@ DOUBTFUL = (
     "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "patternProperties",
     "minProperties", "maxProperties",
 )  # fmt: skip
-"""Keywords of which llguidance takes some values, and others not."""
+"""Keywords for which llguidance takes only some values."""
 Refusal = Callable[[Any], str]
-"""Says why llguidance does not take a schema; "" if it does."""
+"""Returns why llguidance refuses a schema; "" if accepted."""
 MAX_NUMBER = 9 * 10**18
-"""llguidance counts not much further; a number beyond it is forbidden where there are limits."""
+"""About the largest number of llguidance; with limits, numbers beyond are forbidden."""
 
 
 class Fit(NamedTuple):
-    """What llguidance gets, and in words what it does not."""
+    """A schema for llguidance, and descriptions of dropped keywords."""
 
     schema: Any
     dropped: tuple[str, ...] = ()
 
 
 def fit(schema: Any, *, strict: bool, refusal: Refusal | None = None) -> Fit:
-    """Fit a schema; raises ValueError for one that is none, and for what cannot be held where it is `strict`.
+    """Fit a schema.
+
+    Raises ValueError for an invalid schema, and for keywords not enforceable in `strict` mode.
 
     Args:
-        refusal: for a schema that was refused once it was fitted: what it is refused for is dropped, too.
+        refusal: tells why a fitted schema is refused; the refused keywords are then dropped, too.
     """
     if isinstance(schema, bool):
         return Fit(schema)
@@ -52,14 +54,14 @@ def fit(schema: Any, *, strict: bool, refusal: Refusal | None = None) -> Fit:
 
 
 class _Fitting:
-    """One way through a schema. Every method takes a schema of the client's, or a part of one, and the path of it."""
+    """A single pass through a schema. Methods take a client's schema, or a part, with its path."""
 
     def __init__(self, schema: Any, *, strict: bool, refusal: Refusal | None = None) -> None:
         self._document = Document(schema)
         self._unions = Unions(self._document)
         self._strict = strict
         self._refusal = refusal
-        self._names: dict[tuple[str, Narrowing | None], str] = {}  # of definitions, by path
+        self._names: dict[tuple[str, Narrowing | None], str] = {}  # names of definitions, by path
         self._pending: list[tuple[str, Place]] = []
         self._dropped: dict[str, None] = {}
 
@@ -67,7 +69,7 @@ class _Fitting:
         path, schema = self._document.root
         found = self._schema(schema, path)
         definitions: dict[str, Any] = {}
-        while self._pending:  # not one in the other: a chain of them may be long
+        while self._pending:  # iterative, because a chain of definitions may be long
             name, place = self._pending.pop()
             definitions[name] = self._schema(place.value, place.path)
         if definitions:
@@ -113,7 +115,7 @@ class _Fitting:
             case "items" if isinstance(value, list):
                 return {"items": self._list(value, inner)}
             case "additionalItems" if not isinstance(schema.get("items"), list):
-                return {}  # to llguidance it takes away prefixItems
+                return {}  # otherwise llguidance would drop prefixItems
             case "items" | "additionalItems" | "additionalProperties":
                 return {keyword: self._schema(value, inner)}
             case "properties" | "patternProperties":
@@ -125,7 +127,7 @@ class _Fitting:
         return [self._schema(each, f"{path}/{index}") for index, each in enumerate(schemas)]
 
     def _reference(self, place: Place, narrowing: Narrowing | None = None) -> str:
-        """Make a definition of a place, once."""
+        """Return a reference to a place; makes a definition at first use."""
         if place.path == ROOT and narrowing is None:
             return ROOT
         key = place.path, narrowing
@@ -136,7 +138,7 @@ class _Fitting:
         return f"{ROOT}/{DEFINITIONS}/{self._names[key]}"
 
     def _one_of(self, schema: dict[str, Any], path: str) -> list[Any]:
-        """List what `anyOf` has in place of `oneOf`."""
+        """Return branches for `anyOf` in place of `oneOf`."""
         branches, inner = schema["oneOf"], f"{path}/oneOf"
         objects = [self._unions.object_at(Place(f"{inner}/{index}", each)) for index, each in enumerate(branches)]
         narrowings = self._unions.narrowings(schema, objects)
@@ -156,7 +158,7 @@ class _Fitting:
         return {"$ref": self._reference(target, narrowing)}
 
     def _put_unheld(self, keyword: str, schema: dict[str, Any], fitted: dict[str, Any], path: str) -> None:
-        """Drop a keyword, unless it changes nothing, or can be said with others."""
+        """Drop a keyword, unless the keyword changes nothing or others can express it."""
         value = schema[keyword]
         if changes_nothing(keyword, value, schema):
             return
@@ -168,7 +170,7 @@ class _Fitting:
         self._drop(keyword, path)
 
     def _put_names(self, names: Any, schema: dict[str, Any], fitted: dict[str, Any], path: str) -> bool:
-        """Say `propertyNames` with other keywords: names that are listed, or one pattern for all."""
+        """Express `propertyNames` by other keywords: listed names, or a single pattern. Return False if impossible."""
         rules = rules_of(names)
         if rules.keys() == {"$ref"} and isinstance(rules["$ref"], str):
             place = self._document.resolve(rules["$ref"], path)
@@ -194,7 +196,7 @@ class _Fitting:
         return True
 
     def _drop_doubtful(self, fitted: dict[str, Any], path: str, refusal: Refusal) -> None:
-        """Drop each of the keywords that llguidance does not take with those before it."""
+        """Drop each keyword refused by llguidance in combination with the keywords before."""
         taken: dict[str, Any] = {key: fitted[key] for key in ("type", "required") if key in fitted}
         if "properties" in fitted:
             taken["properties"] = dict.fromkeys(fitted["properties"], True)
@@ -220,14 +222,14 @@ class _Fitting:
 
 
 def _put(fitted: dict[str, Any], keyword: str, value: Any) -> None:
-    """Add a keyword; `anyOf` for a second time, as `oneOf` is one too, and `allOf` stand in `allOf`."""
+    """Add a keyword. A second `anyOf`, for example from `oneOf`, goes into `allOf`; a second `allOf` is appended."""
     if keyword == "anyOf" and keyword in fitted:
         keyword, value = "allOf", [{"anyOf": value}]
     fitted[keyword] = [*fitted.get("allOf", ()), *value] if keyword == "allOf" else value
 
 
 def _number(keyword: str, value: Any) -> Any:
-    """Write a number, an integer without a fraction, and a limit within what llguidance counts to."""
+    """Normalize a number: integers without a fraction, and limits within llguidance's range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     value = int(value) if isinstance(value, int) or value.is_integer() else value

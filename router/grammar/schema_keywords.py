@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: what each may be, and which of them texts can be held to."""
+"""Keywords of JSON schemas: allowed values, and whether texts can be held to a keyword."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,20 +9,20 @@ TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )  # fmt: skip
-"""Those that llguidance holds texts to; others are annotations, as JSON Schema has it."""
+"""Formats enforced by llguidance; JSON Schema treats other formats as annotations."""
 UNHELD = (
     "not", "if", "contains", "uniqueItems", "propertyNames", "dependencies", "dependentRequired", "dependentSchemas",
     "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
-"""Keywords that llguidance does not know."""
+"""Keywords unknown to llguidance."""
 APPLICATORS = (
     "allOf", "anyOf", "oneOf", "$ref", "if", "dependencies", "dependentSchemas", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
-"""Keywords with schemas that hold for the same value."""
+"""Keywords with schemas for the value itself."""
 
 
 class Wish(NamedTuple):
-    """What a keyword may be."""
+    """Allowed values of a keyword, in words and as a test."""
 
     wants: str
     is_met: Callable[[Any], bool]
@@ -46,7 +46,7 @@ def _is_names(value: Any) -> bool:
 
 _STRING = Wish("a string", lambda value: isinstance(value, str))
 _NUMBER = Wish("a number", _is_number)
-_LIMIT = Wish("a number", lambda value: isinstance(value, bool) or _is_number(value))  # in draft 4 true or false
+_LIMIT = Wish("a number", lambda value: isinstance(value, bool) or _is_number(value))  # true or false in draft 4
 _SIZE = Wish("an integer of at least 0", _is_size)
 _SCHEMAS = Wish("a list of schemas, not empty", lambda value: isinstance(value, list) and bool(value))
 _NAMED_SCHEMAS = Wish("an object of schemas", lambda value: isinstance(value, dict))
@@ -64,18 +64,18 @@ HELD: dict[str, Wish] = {
     **dict.fromkeys(("properties", "patternProperties"), _NAMED_SCHEMAS),
     **dict.fromkeys(("items", "additionalItems", "additionalProperties"), Wish("a schema", lambda value: True)),
 }
-"""Keywords that texts are held to; a schema is checked where it is read."""
+"""Keywords enforced on texts; inner schemas are checked when read."""
 
 
 def check(keyword: str, value: Any, path: str) -> None:
-    """Raise ValueError for a value that a keyword cannot have."""
+    """Raise ValueError for a value not allowed for a keyword."""
     wish = HELD.get(keyword)
     if wish is not None and not wish.is_met(value):
         raise ValueError(f"{keyword} at {path} = {shown(value)}: wants {wish.wants}")
 
 
 def changes_nothing(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a schema has the same meaning without a keyword of `UNHELD`."""
+    """Tell whether a schema means the same without this keyword of `UNHELD`."""
     match keyword:
         case "uniqueItems":
             return value is not True or schema.get("maxItems") in (0, 1)
@@ -93,7 +93,7 @@ def changes_nothing(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
 
 
 def rules_of(schema: Any) -> dict[str, Any]:
-    """The keywords of a schema that are no annotations; none of what is no object."""
+    """Return keywords of a schema without annotations; empty for a schema not an object."""
     keywords = schema.items() if isinstance(schema, dict) else ()
     rules = {key: value for key, value in keywords if key in HELD or key in UNHELD}
     return {key: value for key, value in rules.items() if key != "format" or value in FORMATS}

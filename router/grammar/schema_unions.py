@@ -1,4 +1,4 @@
-"""Makes `oneOf` of a JSON schema `anyOf`, whose branches exclude one another, because llguidance knows no other."""
+"""Turns `oneOf` into an `anyOf` of exclusive branches, because llguidance knows no other union."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -8,11 +8,11 @@ from router.grammar.schema_document import Document, Place
 from router.grammar.schema_keywords import rules_of
 
 MAX_BRANCHES = 64
-"""Of more than that none is narrowed, because each may forbid a property of each other one."""
+"""Larger unions are not narrowed, because each branch may forbid a property for each other branch."""
 
 
 class Narrowing(NamedTuple):
-    """Properties that an object has to have, and those that it must not."""
+    """Properties required of an object, and forbidden properties."""
 
     required: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -25,17 +25,19 @@ class Narrowing(NamedTuple):
 
 
 class Unions:
-    """Finds how the branches of a `oneOf` exclude one another."""
+    """Search for a way to make the branches of a `oneOf` exclusive."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         self._disjointness = Disjointness(document)
 
     def narrowings(self, schema: dict[str, Any], objects: Sequence[Place | None]) -> Sequence[Narrowing | None] | None:
-        """Say what each branch needs so that it excludes the others, None if nothing; None where they may overlap.
+        """Return a narrowing for each branch so the branches exclude each other; None if branches may overlap.
+
+        A narrowing is None for a branch already exclusive.
 
         Args:
-            objects: of the branches, as `object_at` finds them.
+            objects: places of the branches, from `object_at`.
         """
         branches = schema["oneOf"]
         around = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
@@ -47,7 +49,7 @@ class Unions:
         return self._by_tag(places, around) or _by_requirements(places, _required(around))
 
     def object_at(self, place: Place) -> Place | None:
-        """Find the place of a schema of objects, behind a `$ref` if it is one; None for what refers further."""
+        """Return the place of a schema of objects, through a single `$ref`; None for others and further references."""
         if isinstance(place.value, dict) and isinstance(place.value.get("$ref"), str):
             if rules_of(place.value).keys() != {"$ref"}:
                 return None
@@ -61,7 +63,7 @@ class Unions:
         return found if is_sound and found.value.get("type", "object") == "object" else None
 
     def _by_tag(self, objects: Sequence[Place], around: dict[str, Any]) -> list[Narrowing] | None:
-        """Require the discriminator, which pydantic leaves out of `required` where it has a default."""
+        """Require the discriminator, which pydantic does not list in `required` if it has a default."""
         tag = around.get("discriminator")
         name = tag.get("propertyName") if isinstance(tag, dict) else None
         if not isinstance(name, str) or any(name not in place.value.get("properties", ()) for place in objects):
@@ -72,7 +74,7 @@ class Unions:
 
 
 def _by_requirements(objects: Sequence[Place], of_all: Collection[str]) -> list[Narrowing] | None:
-    """Forbid in each what one of the others requires; None if one requires nothing that another does not."""
+    """In each branch, forbid for every other branch a property required only there; None if no such property exists."""
     required = [_required(place.value) for place in objects]
     found = []
     for own in required:

@@ -1,4 +1,4 @@
-"""What a client says of the form of its text, and the grammar that llguidance makes of it."""
+"""A client's request for a form of text, and the resulting llguidance grammar."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -12,69 +12,73 @@ from router.text.tool_calls import CALL, CALL_END
 Kind = Literal["", "json", "regex", "choice", "grammar", "calls"]
 
 WHITESPACE = r" {1,2}|\r?\n[ \t]{0,20}"
-"""Between the parts of JSON, where a client says nothing else: a model that finds no end would write nothing more."""
+"""Allowed between parts of JSON by default; bounded, because a model might write white space forever."""
 GAP = r"gap: /[ \n\r\t]{0,8}/" + "\n"
 TEXT_INSTEAD = r"""
 TEXT: /[ \n\r\t]*([^{ \n\r\t](.|\n)*)?/
 """
 MARKS = (THINK, THINK_END, CALL, CALL_END)
-"""What stands in grammars that are made here, and is one token of many models: to llguidance such a token is no text,
-and is there where it is named only."""
+"""Tags used in grammars, each a single token of many models. llguidance treats such a token as no text, allowed only
+where named."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """One of the ways to say it; `text` is a schema, a regular expression, a list or a grammar, or what is called."""
+    """A requested form: `text` is a schema, a regular expression, a list, a grammar, or JSON of `Calls`."""
 
-    kind: Kind = ""  # none
+    kind: Kind = ""  # "": no grammar
     text: str = ""
-    field: str = ""  # of the request
-    whitespace: str = WHITESPACE  # in JSON: a regular expression, "" for none
-    thoughts: Thoughts = ""  # before the text that has the form
-    max_thought_tokens: int | None = None  # of them; None: no limit
-    strict: bool = False  # of a schema: nothing of it is dropped
+    field: str = ""  # field of the request, for errors
+    whitespace: str = WHITESPACE  # regular expression for white space in JSON, "" for none
+    thoughts: Thoughts = ""  # thoughts before the constrained text
+    max_thought_tokens: int | None = None  # of thoughts; None: no limit
+    strict: bool = False  # no keyword of a schema is dropped
 
 
 NO_GRAMMAR = GrammarSource()
 ANYTHING = GrammarSource("regex", r"(.|\n)*", "thinking_token_budget")
-"""For a text of which only the thoughts are limited."""
+"""For a text with limited thoughts, but no other form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How tools are called, as JSON in a `GrammarSource`."""
+    """Format of tool calls, as JSON in a `GrammarSource`."""
 
-    trigger: str  # stands before each call and nowhere else; "": a text beside calls does not begin as they do
-    before: str  # the name, behind the trigger
-    between: str  # name and arguments
+    trigger: str  # only before each call; "": plain text begins unlike a call
+    before: str  # between trigger and name
+    between: str  # between name and arguments
     behind: str
-    end: str  # of a call, and stands nowhere else
-    separator: str  # between calls; "": only one
-    tools: tuple[tuple[str, Any, bool], ...]  # name, JSON schema of the arguments, and whether it is strict
-    has_text: bool = False  # beside calls, or in their place
-    form: tuple[Kind, str, bool] = ("", "", False)  # of a text in place of calls: kind, text, strict
+    end: str  # only at the end of each call
+    separator: str  # between calls; "": a single call
+    tools: tuple[tuple[str, Any, bool], ...]  # name, JSON schema of the arguments, strictness
+    has_text: bool = False  # plain text is allowed beside or instead of calls
+    form: tuple[Kind, str, bool] = ("", "", False)  # form of a text instead of calls: kind, text, strict
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What grammars are made for.
+    """Properties of the model that grammars depend on.
 
     Args:
-        to_lark: makes a Lark grammar of one in GBNF.
-        tokens: those of `MARKS` that are tokens of the model.
+        to_lark: converts a grammar from GBNF to Lark.
+        tokens: marks of `MARKS` that are tokens of the model.
     """
 
     to_lark: Callable[[str], str]
     tokens: Collection[str] = ()
 
     def mark(self, mark: str) -> str:
-        """In a rule, if it is not empty."""
+        """Return a mark as written in a rule: a token, a quoted string, or "" for no mark."""
         return mark if mark in self.tokens else json.dumps(mark) if mark else ""
 
     def text_before(self, mark: str, rule: str, text: str, max_tokens: int | None = None) -> str:
-        """Make two rules, of a text that ends with the mark, and of one that has none, of at most so many tokens.
+        """Return two rules: `rule` for a text ended by the mark, `text` for a text without the mark.
 
-        Raises ValueError for a limit where the mark is no token: nothing else can end a text amid it.
+        Args:
+            max_tokens: limit of the text before the mark.
+
+        Raises:
+            ValueError: for a limit if the mark is no token, because only a token can interrupt a text.
         """
         anything = r"/(.|\n)*/"
         none = f"{text}: {anything} & ~/(.|\\n)*{_escaped(mark)}(.|\\n)*/\n"
@@ -87,14 +91,14 @@ class Dialect:
 
 
 class Grammar(NamedTuple):
-    """A grammar as llguidance takes it, and in words what it does not hold texts to."""
+    """A grammar for llguidance, and descriptions of keywords not enforced."""
 
     text: str
     dropped: tuple[str, ...] = ()
 
 
 class Found(NamedTuple):
-    """A grammar that compiles, or why it does not; both are "" where nobody had the time to find out."""
+    """A compiled grammar, or the problem with it; both are "" if compilation did not finish."""
 
     grammar: str = ""
     problem: str = ""
@@ -102,14 +106,14 @@ class Found(NamedTuple):
 
 
 class _Schemas:
-    """The JSON schemas of one grammar, fitted."""
+    """Fitted JSON schemas of a grammar."""
 
     def __init__(self, refusal: Refusal | None) -> None:
         self._refusal = refusal
         self.dropped: list[str] = []
 
     def fitted(self, schema: Any, source: GrammarSource, name: str = "") -> Any:
-        """Fit a schema, of a tool that is named; raises ValueError."""
+        """Fit a schema, of a tool if `name` is given; raises ValueError."""
         whose = f"{json.dumps(name, ensure_ascii=False)}: " if name else ""
         try:
             fitted = fit(schema, strict=source.strict, refusal=self._refusal)
@@ -120,7 +124,7 @@ class _Schemas:
 
 
 def grammar_of(source: GrammarSource, dialect: Dialect, refusal: Refusal | None = None) -> Grammar:
-    """Write it as llguidance takes it; raises ValueError. What `refusal` is for see `schema_fit.fit`."""
+    """Write the grammar for llguidance; raises ValueError. For `refusal` see `schema_fit.fit`."""
     schemas = _Schemas(refusal)
     grammars = _GRAMMARS[source.kind](source, dialect, schemas)
     if source.thoughts:
@@ -140,7 +144,7 @@ def _regex(source: GrammarSource, _: Dialect, __: _Schemas) -> list[dict[str, An
 
 
 def _choice(source: GrammarSource, _: Dialect, __: _Schemas) -> list[dict[str, Any]]:
-    """Make one terminal of all: as a rule each would take a place in the parser's rows, which have 2,000."""
+    """Make a single terminal of all choices, because rules would fill the parser's rows of at most 2,000 items."""
     return [{"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(source.text)))}]
 
 
@@ -149,7 +153,7 @@ def _grammar(source: GrammarSource, dialect: Dialect, _: _Schemas) -> list[dict[
         return [{"lark_grammar": dialect.to_lark(source.text)}]
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    except Exception as error:  # of no class in particular
+    except Exception as error:  # the library raises various classes
         found = "it ends within an escape sequence" if isinstance(error, IndexError) else error
         raise ValueError(f"read as GBNF, because it has no rule `start:` as Lark has: {found}") from error
 
@@ -177,7 +181,7 @@ def _calls(source: GrammarSource, dialect: Dialect, schemas: _Schemas) -> list[d
 
 
 def _start(calls: Calls) -> str:
-    """Which calls, and what else."""
+    """Return the start rule's body: calls, and plain text or another form if allowed."""
     if calls.has_text and calls.trigger:
         return "(lead call)* TEXT" if calls.separator else "(lead call)? TEXT"
     some = f"call ({json.dumps(calls.separator)} call)*" if calls.separator else "call"
@@ -190,7 +194,7 @@ _GRAMMARS: dict[str, Callable[[GrammarSource, Dialect, _Schemas], list[dict[str,
 
 
 def _with_whitespace(schema: Any, whitespace: str) -> Any:
-    """Say in the schema how JSON may be spaced."""
+    """Add the allowed white space to the schema."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -199,7 +203,7 @@ def _with_whitespace(schema: Any, whitespace: str) -> Any:
 
 
 def _escaped(regex: str) -> str:
-    """Between slashes; an escaped character stays as it is."""
+    """Escape a regular expression for use between slashes; existing escapes stay."""
     pieces: list[str] = []
     characters = iter(regex)
     for character in characters:
@@ -211,13 +215,13 @@ def _escaped(regex: str) -> str:
 
 
 def calls_source(calls: Calls, whitespace: str = WHITESPACE) -> GrammarSource:
-    """For a chat whose calls are held to a form."""
+    """Return the source for a chat with constrained calls."""
     parts = {name: getattr(calls, name) for name in Calls.__dataclass_fields__}
     return GrammarSource("calls", json.dumps(parts, ensure_ascii=False), "tools", whitespace)
 
 
 def nesting(value: Any, most: int) -> int:
-    """How deep lists and objects stand in one another, at most `most` + 1."""
+    """Return the depth of nested lists and objects, at most `most` + 1."""
     level: Sequence[Any] = [value]
     for depth in range(most + 1):
         level = [

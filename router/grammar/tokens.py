@@ -1,9 +1,11 @@
-"""A model's tokens for the process that compiles grammars, in a fifth of the memory that workers have them in.
+"""The model's tokens for the compiler process, in a fifth of the memory used by workers.
 
-llguidance keeps the whole tokenizer of a tokenizer.json, the tokens as a tree, and parts of the tree again, by which
-masks amid long strings come sooner. To see what a text of a grammar may begin with, the tree is enough. So a child
-loads all that, tells what each token is, and ends, and the tree is made of it. Where a grammar forces a text, this
-process takes the longest token that it begins with, workers the tokenizer's: both are tokens that the grammar allows.
+llguidance keeps the whole tokenizer of tokenizer.json, the tokens as a tree, and copies of parts of the tree. The
+copies speed up masks inside long strings. For checking how a text may begin, the tree is enough. So a child process
+loads everything, sends the bytes of each token, and ends; the parent builds the tree.
+
+For text forced by a grammar, the compiler takes the longest matching token, and workers take the tokenizer's choice.
+The grammar allows both.
 """
 
 import os
@@ -19,16 +21,16 @@ from common.grammar.reasons import MAX_REASON_CHARS
 
 
 class Vocabulary(NamedTuple):
-    """What each token is."""
+    """Bytes and roles of all tokens."""
 
     texts: list[bytes]
     special_ids: list[int]
     end_ids: list[int]
-    end_id: int  # of these the one that comes first
+    end_id: int  # first of `end_ids`
 
 
 class LeanTokenizer:
-    """What llguidance asks of a tokenizer in Python."""
+    """Tokenizer interface that llguidance expects of a Python object."""
 
     bos_token_id = None
 
@@ -38,34 +40,34 @@ class LeanTokenizer:
         self.tree: llguidance.LLTokenizer | None = None
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens of a text that a grammar forces."""
+        """Return tokens of a text forced by a grammar."""
         return [] if self.tree is None else self.tree.greedy_tokenize(text.decode())
 
 
 def lean_tokens(path: Path, vocab: int, end_ids: Sequence[int]) -> llguidance.LLTokenizer:
-    """Those of `model_tokens` without what only workers need; call in a process of one thread.
+    """Load `model_tokens` without data needed only by workers; call in a single-threaded process.
 
-    Raises RuntimeError, saying why, where these cannot be loaded.
+    Raises RuntimeError with the reason if loading fails.
     """
     return tree_of(_told_by_a_child(path, vocab, end_ids))
 
 
 def vocabulary_of(tokens: llguidance.LLTokenizer) -> Vocabulary:
-    """Of all tokens."""
+    """Return bytes and roles of all tokens."""
     ids = range(tokens.vocab_size)
     texts = [tokens.decode_bytes([token_id]) for token_id in ids]
     return Vocabulary(texts, [*filter(tokens.is_special_token, ids)], tokens.eos_tokens, tokens.eos_token)
 
 
 def tree_of(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    """The tokens, with nothing beside them."""
+    """Build the tree of tokens, without anything else."""
     tokenizer = LeanTokenizer(vocabulary)
     wrapped = llguidance.TokenizerWrapper(tokenizer)
     tree = llguidance.LLTokenizer(
         wrapped, n_vocab=len(vocabulary.texts), eos_token=vocabulary.end_ids or None, slices=[]
     )
     tokenizer.tree = tree
-    tokenizer.tokens = wrapped.tokens = []  # the tree has them
+    tokenizer.tokens = wrapped.tokens = []  # the tree has copies
     return tree
 
 
@@ -84,7 +86,7 @@ def _told_by_a_child(path: Path, vocab: int, end_ids: Sequence[int]) -> Vocabula
 
 
 def _tell(path: Path, vocab: int, end_ids: Sequence[int], write_end: int) -> NoReturn:
-    """The life of the child."""
+    """Run the child: write the vocabulary, or the error with exit status 1."""
     try:
         data = msgpack.packb(vocabulary_of(model_tokens(path, vocab, end_ids, slices=[])))
         with open(write_end, "wb") as told:

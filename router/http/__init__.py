@@ -1,1 +1,1 @@
-"""Below the endpoints: connections and their limits, headers, keys, error bodies, unread answers."""
+"""HTTP below the endpoints: connections, limits, headers, API keys, error bodies, unread answers."""

@@ -1,8 +1,7 @@
-"""Who may ask: clients that show a key out of a file, if there is one.
+"""API keys: with a key file, every client must show a key.
 
-Keys are kept as digests, and none is ever logged or told. What was shown is compared with all of them, each in constant
-time, so that the time to refuse it says nothing about any. When the file changes it is read again, so that keys come
-and go while the server runs.
+Keys are kept as digests, and never logged or told. A shown key is compared with all digests, each in constant time, so
+the time of a refusal reveals nothing. A changed file is read again, so keys come and go while the server runs.
 """
 
 import hashlib
@@ -30,19 +29,19 @@ BEARER = re.compile(r"\s*bearer\s+(\S+)\s*", re.IGNORECASE)
 
 
 class ApiKeys:
-    """The keys of a file; none without a file, and then everybody may ask."""
+    """The keys of a file; without a file, every client is admitted."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError, with the line, for a file that cannot be read or holds what is no key."""
+        """Read the keys; raise ConfigError, with the line, for an unreadable file or an invalid key."""
         self._path = Path(path) if path else None
         self._looked_s = time.monotonic()
         self._version = None if self._path is None else _version(self._path)
         self._digests = [] if self._path is None else _read(self._path)
 
     def owner(self, request: web.BaseRequest) -> str:
-        """A name for the client whose key `request` shows, the same for each of its requests, "" when none is needed.
+        """Return a stable name for the key shown by `request`; empty if no key is needed.
 
-        Raises RequestError (401).
+        Raises RequestError (401) without a known key.
         """
         if self._path is None:
             return ""
@@ -58,7 +57,7 @@ class ApiKeys:
         return f"key {owners[0].hex()}"
 
     def _read_again(self, path: Path) -> None:
-        """If the file has changed, looked at now and then; one that holds no keys changes nothing."""
+        """Read the file again after a change, looking every `LOOK_S`; an invalid file changes nothing."""
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -77,11 +76,11 @@ class ApiKeys:
 
 API_KEYS = web.AppKey("api_keys", ApiKeys)
 OWNER = web.RequestKey("owner", str)
-"""Of the key that a request showed; "" when none is needed."""
+"""Name of the request's key; empty if no key is needed."""
 
 
 def guarded(*open_to_all: Handler) -> Middleware:
-    """A middleware that lets in who shows a key, wherever it goes, but to handlers that are `open_to_all`."""
+    """Return a middleware requiring a key, except for the handlers `open_to_all`."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,7 +96,10 @@ def _digest(key: str) -> bytes:
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """What differs once a file is written or replaced; None for one that is not there, or is a pipe and read once."""
+    """Return values changed by writing or replacing the file.
+
+    Returns None for a missing file, and for a pipe, because a pipe can be read only once.
+    """
     try:
         found = os.stat(path)
     except OSError:
@@ -106,7 +108,7 @@ def _version(path: Path) -> tuple[int, ...] | None:
 
 
 def _read(path: Path) -> list[bytes]:
-    """Digests of keys, one a line; empty lines and lines that begin with # do not count."""
+    """Return the digests of keys, a key per line; skip empty lines and lines beginning with #."""
     try:
         lines = read_plain(path, MAX_FILE_BYTES).decode("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:

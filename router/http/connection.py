@@ -1,7 +1,7 @@
-"""A client's connection: aiohttp's, but every error leaves in OpenAI's shape and every wait has an end.
+"""Client connections: aiohttp's, with errors in OpenAI's shape and an end to every wait.
 
-aiohttp answers by itself what it cannot read as HTTP, outside of middlewares. Its parser raises for that, and ours for
-headers that are too many bytes or too slow, too: all of these take one way to one reply, the connection's last.
+aiohttp answers unreadable HTTP by itself, outside of middlewares. The parser raises for unreadable HTTP, and
+`HeaderParser` also for headers too large or too slow. All such errors lead to a last reply of the connection.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITE_S = 60.0
-"""How long a response may wait for its reader, who reads nothing meanwhile."""
+"""Time after which a client reading nothing is cut off."""
 REST_S = 0.25
-"""Time between two writes of a stream whose client does not read as fast as it comes."""
+"""Time between two writes of a stream to a slow client."""
 SERVER = "baton"
 LINGER_S = 2.0
-"""How long what still comes is thrown away after a last reply: a reset would take the reply with it."""
+"""Time to discard input after a last reply, because a reset would lose the reply."""
 
 
 class Connection(web.RequestHandler):
-    """One client's, from its first byte to its last."""
+    """A client's connection, from the first byte to the last."""
 
     __slots__ = (
         "_header_parser", "_header_timeout_s", "_header_timer", "_is_lost", "_is_writable", "_silent_since_s",
@@ -65,7 +65,7 @@ class Connection(web.RequestHandler):
         self._waiting: Waiting | None = None
         self.address = ""
         self.client = ""
-        """Whose unread bytes count together: the address, or whom a request names."""
+        """Client charged for unread bytes: the address, or the client named by a request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -82,7 +82,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The transport holds as much as it should: the client reads slowly, or not at all."""
+        """Note a full write buffer, because the client reads slowly or not at all."""
         super().pause_writing()
         self._is_writable.clear()
         if self.transport is not None:
@@ -94,11 +94,11 @@ class Connection(web.RequestHandler):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request of it is being read or answered."""
+        """True while a request of the connection is read or answered."""
         return self._current_request is not None or self._header_parser.num_begun_bytes > 0
 
     async def write(self, request: web.Request, data: bytes) -> None:
-        """Write to a response without waiting for its reader: what is unread has its own bounds.
+        """Write to a response without waiting for the client, because unread bytes have separate bounds.
 
         Raises ConnectionError when the client is gone.
         """
@@ -110,7 +110,10 @@ class Connection(web.RequestHandler):
             self._waiting.num_left += writer.output_size - num_before
 
     async def rest(self) -> None:
-        """Wait until the client has read most of what there is, but not for long: what comes then is fewer events."""
+        """Wait until the client has read most pending bytes, for `REST_S` at most.
+
+        Deliveries gather meanwhile, so fewer events follow.
+        """
         if not self._is_writable.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REST_S):
@@ -128,11 +131,11 @@ class Connection(web.RequestHandler):
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes no more requests."""
+        """True if the connection takes no more requests."""
         return self.transport is None or self.transport.is_closing()
 
     def silence_s(self, now_s: float) -> float:
-        """How long it has been open, or behind its last response, without a whole request; 0 while it has one."""
+        """Return the seconds without a whole request, since opening or the last response; 0 during a request."""
         return 0.0 if self._waiter is None or self._messages else now_s - self._silent_since_s
 
     def data_received(self, data: bytes) -> None:
@@ -140,14 +143,14 @@ class Connection(web.RequestHandler):
         self._watch_headers()
 
     def _watch_headers(self) -> None:
-        """Time them from when they begin to when they end; call after everything that may have parsed some."""
+        """Time headers from beginning to end; call after any parsing of headers."""
         if self._is_lost or not self._header_parser.num_begun_bytes:
             self._stop_timing()
         elif self._header_timer is None:
             self._time_headers()
 
     def _watch_closing(self, transport: asyncio.Transport, _: "asyncio.Task[None]") -> None:
-        """A transport that is closed first sends all it holds, if ever somebody reads it."""
+        """Watch a closing transport, because all buffered bytes are sent first, if the client ever reads."""
         if not self._is_lost:
             self._watch(transport)
 
@@ -161,7 +164,7 @@ class Connection(web.RequestHandler):
             self._header_timer = None
 
     def _end_headers(self) -> None:
-        """Headers have taken too long; who sent none at all is not waiting for a reply."""
+        """Refuse headers after a timeout; a client without any header byte gets no reply."""
         self._header_timer = None
         if not self._header_parser.num_begun_bytes:
             self.force_close()
@@ -172,19 +175,19 @@ class Connection(web.RequestHandler):
 
     def _process_keepalive(self) -> None:
         if self._header_parser.num_begun_bytes:
-            self._keepalive_handle = None  # no longer idle: the headers' own time runs
+            self._keepalive_handle = None  # no longer idle; the headers' own timer runs
         else:
             super()._process_keepalive()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send what is left of a response; (response, whether the client is gone)."""
+        """Send the rest of a response; return the response and whether the client is gone."""
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
             self._silent_since_s = self._loop.time()
-            self._watch_headers()  # of what came behind an upgrade that was declined
+            self._watch_headers()  # headers may follow a declined upgrade
 
     def handle_error(
         self,
@@ -193,7 +196,10 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The reply to what no handler has seen, or has failed at when its response had begun."""
+        """Return the reply to unreadable HTTP, or to a failed handler without a begun response.
+
+        Raises ConnectionError if a response has begun.
+        """
         if isinstance(exc, HttpProcessingError):
             error = from_parser(exc)
             logger.debug("refused what %s sent: %d %s", request.remote, error.status, error.code)
@@ -207,7 +213,7 @@ class Connection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: object, **options: Any) -> None:
-        """Called for a body that broke while nobody read it, too, which is no news."""
+        """Log an error, except for a broken unread body, which is no news."""
         if not isinstance(options.get("exc_info"), web.RequestPayloadError):
             logger.error(*args, **options)
 
@@ -221,15 +227,15 @@ class Connection(web.RequestHandler):
         return handler
 
     async def _linger(self) -> None:
-        """Until the client has read the reply and closed, but not for long."""
-        self.close()  # what comes is not read as HTTP any more
+        """Wait until the client has read the reply and closed, for `LINGER_S` at most."""
+        self.close()  # further input is not read as HTTP
         if self.transport is not None and self.transport.can_write_eof():
             self.transport.write_eof()
             await asyncio.sleep(LINGER_S)  # cancelled when the connection is lost
 
 
 def connection_of(request: web.Request) -> Connection:
-    """The client's end of a request."""
+    """Return the connection of a request."""
     assert isinstance(request.protocol, Connection)
     return request.protocol
 

@@ -1,9 +1,9 @@
-"""Lets clients in: no more of them than there are file descriptors for, and some are kept for the router itself.
+"""Admission of connections, bounded by file descriptors; some descriptors are kept for the router itself.
 
-The kernel gives out the lowest free descriptor, so the number of a connection's own says how many are taken. One below
-the limit may stay. The next few are surplus: their completions are refused with 429, so that a client learns why, and
-they are closed after one answer. All others wait in the kernel's queue, where they take no descriptor; for them
-connections make room on which nobody asks for anything, those that have been silent for longest first.
+The kernel gives out the lowest free descriptor, so a connection's number says how many are taken. Connections below the
+limit may stay. The next few are surplus: completions are refused with 429, so clients learn the reason, and the
+connection closes after an answer. All others wait in the kernel's queue without a descriptor. Silent connections,
+longest first, are closed to make room.
 """
 
 import asyncio
@@ -29,29 +29,29 @@ logger = logging.getLogger(__name__)
 LEAST_OPEN_FILES = 256
 NUM_SURPLUS = 64
 NUM_KEPT = NUM_SURPLUS + 2 * MAX_WORKERS + 64
-"""What is not for clients: surplus connections, two of each worker, files and pipes; a quarter where there are few."""
+"""Not for clients: surplus connections, two per worker, files, pipes; at most a quarter of all."""
 SURPLUS_S = 5.0
-"""How long a surplus connection may take to ask and to be answered."""
+"""Time for a surplus connection to ask and to be answered."""
 SILENT_S = 0.5
-"""Where others wait a connection may be open for so long before its request is there."""
+"""Time for a connection's first request, while others wait."""
 PAUSE_S = 0.02
 REPORT_S = 1.0
 BACKLOG = 2048
-"""Connections waiting to be accepted; a full queue costs a client a SYN retry, which is a second of TTFT."""
+"""Connections waiting to be accepted; a full queue costs a SYN retry, 1 s of TTFT."""
 
 
 class Places(NamedTuple):
-    """How many descriptors there are, from the lowest on."""
+    """Numbers of descriptors, from the lowest on."""
 
-    num_shared: int  # that the router and its clients may take together
-    num_surplus: int  # beyond those, for connections that are told so; the rest is the router's own
+    num_shared: int  # shared by the router and clients
+    num_surplus: int  # next, for surplus connections; the rest is the router's own
 
 
 PLACES = web.AppKey("places", Places)
 
 
 def open_places() -> Places:
-    """As many as this process may have; raises ConfigError when they are too few."""
+    """Return the places of the process with its limit raised; raise ConfigError for too few."""
     num_open = raise_open_files()
     if num_open < LEAST_OPEN_FILES:
         raise ConfigError(f"{num_open} open files are allowed: at least {LEAST_OPEN_FILES}; raise `ulimit -n`")
@@ -62,13 +62,13 @@ def open_places() -> Places:
 
 
 def refuse_surplus(request: web.Request) -> None:
-    """Raise RequestError for what cannot be served now for want of descriptors."""
+    """Raise RequestError (429) for a request on a surplus connection."""
     if _is_surplus(request):
         raise busy(f"all {request.app[PLACES].num_shared} connections are taken")
 
 
 async def close_surplus(request: web.Request, response: web.StreamResponse) -> None:
-    """Have a response on a surplus connection be its last; a hook of `on_response_prepare`."""
+    """Close a surplus connection after a response; a hook of `on_response_prepare`."""
     if _is_surplus(request):
         response.force_close()
         response.headers[hdrs.CONNECTION] = "close"
@@ -80,7 +80,7 @@ def _is_surplus(request: web.Request) -> bool:
 
 
 class Door(web.BaseSite):
-    """Accepts connections on bound sockets, for as long as the runner lives."""
+    """Acceptor of connections on bound sockets, during the life of the runner."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class Door(web.BaseSite):
 
     @property
     def port(self) -> int:
-        """Of the first address."""
+        """Port of the first address."""
         return self._port
 
     @property
     def num_shared(self) -> int:
-        """Of listeners that others accept from, too."""
+        """Number of listeners shared with other processes."""
         return len(self._shared)
 
     @property
@@ -123,7 +123,7 @@ class Door(web.BaseSite):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being read or answered."""
+        """True while any request is read or answered."""
         return any(connection.is_busy for connection in self._connections)
 
     @property
@@ -132,17 +132,17 @@ class Door(web.BaseSite):
         return [each for each in server.connections if isinstance(each, Connection)] if server else []
 
     async def start(self, *, accepts: bool = True) -> None:
-        """Be one of the runner's; accept only from when that is said, if it is not said here."""
+        """Register with the runner; accept connections now, or else from `accept` on."""
         await super().start()
         if accepts:
             self.accept()
 
     def accept(self) -> None:
-        """Take connections of the door's own listeners."""
+        """Accept connections of the door's own listeners."""
         self._accepting += [asyncio.create_task(self._accept_forever(each)) for each in self.own_listeners]
 
     def share(self, listeners: list[socket.socket]) -> None:
-        """Take connections of others, too, until `unshare`."""
+        """Accept connections of borrowed listeners, too, until `unshare`."""
         self._shared = listeners
         self._accepting_shared = [asyncio.create_task(self._accept_forever(each)) for each in listeners]
 
@@ -154,7 +154,7 @@ class Door(web.BaseSite):
         self._shared, self._accepting_shared = [], []
 
     def release(self) -> None:
-        """Accept nothing more; what others have of the listeners is theirs, and connections stay as they are."""
+        """Accept no more; open connections, and other processes' use of the listeners, stay."""
         self.unshare()
         for task in self._accepting:
             task.cancel()
@@ -179,7 +179,7 @@ class Door(web.BaseSite):
                 logger.warning("cannot accept a connection: %s; trying again in %g s", error.strerror, REPORT_S)
                 await asyncio.sleep(REPORT_S)
                 continue
-            # A door that accepts no more still serves whom it has accepted.
+            # Shielded, because an accepted connection is served even after the door stops accepting.
             await asyncio.shield(self._let_in(connection))
 
     async def _let_in(self, connection: socket.socket) -> None:
@@ -187,14 +187,14 @@ class Door(web.BaseSite):
         assert server is not None
         loop = asyncio.get_running_loop()
         if connection.fileno() >= self._places.num_shared and self._make_room():
-            await asyncio.sleep(PAUSE_S)  # in which descriptors come free
+            await asyncio.sleep(PAUSE_S)  # descriptors come free meanwhile
             connection = _moved(connection)
         is_surplus = connection.fileno() >= self._places.num_shared
         try:
             transport, accepted = await loop.connect_accepted_socket(
                 lambda: Connection(server, self._limits, self._unread), connection
             )
-        except OSError:  # it has gone already
+        except OSError:  # the client has gone already
             connection.close()
             return
         if is_surplus:
@@ -204,7 +204,10 @@ class Door(web.BaseSite):
             self._report()
 
     def _make_room(self) -> int:
-        """Close silent connections: the surplus ones, and as many others as there may be surplus ones; how many."""
+        """Close silent connections, and return how many.
+
+        All silent surplus connections close, and up to `num_surplus` others, longest silent first.
+        """
         server, now_s = self._runner.server, asyncio.get_running_loop().time()
         assert server is not None
         silences_s = {each: each.silence_s(now_s) for each in server.connections if isinstance(each, Connection)}
@@ -230,9 +233,9 @@ class Door(web.BaseSite):
 
 
 async def _accepted(listener: socket.socket) -> socket.socket:
-    """Return the next connection: one that was accepted is never dropped by a cancellation.
+    """Return the next connection; a cancellation never drops an accepted connection.
 
-    Of several that wait already, each costs less than to be told of it.
+    Waiting connections are accepted without asking the event loop, because asking costs more than accepting.
     """
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -252,17 +255,17 @@ async def _readable(listener: socket.socket) -> None:
 
 
 def _moved(connection: socket.socket) -> socket.socket:
-    """The same connection by the lowest descriptor that is free."""
+    """Return the connection under the lowest free descriptor."""
     try:
         moved = connection.dup()
-    except OSError:  # there is none
+    except OSError:  # no descriptor is free
         return connection
     connection.close()
     return moved
 
 
 async def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """A listening socket for each address of `host`, which is all of the machine if empty; raises OSError."""
+    """Return a listening socket for each address of `host`; an empty host means all. Raises OSError."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,7 +1,7 @@
-"""Cross-origin requests: which pages of others a browser lets call this server; none, unless origins are named.
+"""Cross-origin requests: browsers let pages of the named origins call the server; none by default.
 
-A browser asks first, with OPTIONS and without a key, so that is answered before keys are looked at. All else is a
-header on every response to a page that may.
+A browser first sends OPTIONS without a key, so preflights are answered before keys are checked. All other responses to
+an allowed page get a header.
 """
 
 import re
@@ -13,29 +13,29 @@ ALLOWED_ORIGINS = web.AppKey("allowed_origins", frozenset[str])
 ANY = "*"
 NAMES = re.compile(r"[!-~ ]{1,2000}")
 MAX_AGE_S = 600
-"""How long a browser may remember what it was told."""
+"""Time for which a browser may cache a preflight's answer."""
 
 
 def parse_origins(text: str) -> frozenset[str]:
-    """The origins of router.cors_origins."""
+    """Return the origins of `router.cors_origins`."""
     return frozenset(origin for origin in text.split(",") if origin)
 
 
 @web.middleware
 async def answer_preflights(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell a browser what a page may send, if it may send anything."""
+    """Tell a browser the methods and headers allowed to a page of a named origin."""
     method = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
     if request.method != hdrs.METH_OPTIONS or method is None or not _is_allowed(request):
         return await handler(request)
     headers = {hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST", hdrs.ACCESS_CONTROL_MAX_AGE: str(MAX_AGE_S)}
     wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
-    if NAMES.fullmatch(wanted):  # clients bring headers of their own; those of others do not matter here
+    if NAMES.fullmatch(wanted):  # all headers are allowed, because clients add their own
         headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = wanted
     return web.Response(status=204, headers=headers)
 
 
 async def allow_origin(request: web.Request, response: web.StreamResponse) -> None:
-    """Let a page read the response; a hook of `on_response_prepare`."""
+    """Let an allowed page read the response; a hook of `on_response_prepare`."""
     origins = request.app[ALLOWED_ORIGINS]
     if origins and ANY not in origins:
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)

@@ -1,4 +1,4 @@
-"""Error bodies and error responses in OpenAI's shape, the same for all endpoints."""
+"""Error bodies and error responses in OpenAI's shape, for all endpoints."""
 
 import json
 from typing import Any
@@ -12,14 +12,14 @@ ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_l
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """OpenAI's error shape."""
+    """Return an error in OpenAI's shape."""
     default = "server_error" if error.status >= 500 else "invalid_request_error"
     kind = ERROR_TYPES.get(error.status, default)
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def error_response(error: RequestError) -> web.Response:
-    """The HTTP response of an error, with Retry-After where a retry makes sense."""
+    """Return the HTTP response of an error, with Retry-After where a retry makes sense."""
     headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

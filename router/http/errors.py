@@ -1,4 +1,4 @@
-"""Errors that aiohttp finds by itself, before or beside our handlers, in our words."""
+"""Errors found by aiohttp before or beside our handlers, as RequestErrors."""
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
@@ -8,7 +8,7 @@ from common.base.errors import RequestError
 MAX_SHOWN_CHARS = 80
 MAX_REASON_CHARS = 160
 MAX_LINE_BYTES = 8190
-"""Of the request line, and of a header's value."""
+"""Limit for the request line, and for a header's value."""
 MAX_HEADERS = 128
 
 CODES = {
@@ -23,7 +23,7 @@ CODES = {
 
 
 def from_http(error: web.HTTPException, request: web.BaseRequest) -> RequestError:
-    """What aiohttp raised for a request that it understood and does not serve."""
+    """Convert aiohttp's refusal of a readable request."""
     where = request.path[:MAX_SHOWN_CHARS]
     messages = {
         404: f"no such endpoint: {request.method} {where}",
@@ -33,7 +33,7 @@ def from_http(error: web.HTTPException, request: web.BaseRequest) -> RequestErro
 
 
 def from_parser(error: HttpProcessingError) -> RequestError:
-    """What could not be read as HTTP. The message may hold some of what was sent: it is for the sender only."""
+    """Convert an HTTP parse error. The message may quote input, so only the sender may see the message."""
     if isinstance(error, LineTooLong):
         return _error(431, f"the request line or a header has more than {error.args[1]} bytes; send less")
     if error.message == "Too many headers received":

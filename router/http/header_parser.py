@@ -1,4 +1,4 @@
-"""aiohttp's HTTP parser, with a limit for all headers of a request together, and an end for a body that breaks."""
+"""aiohttp's HTTP parser, with a limit for all headers of a request together, and an end for broken bodies."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ CONTINUE = "100-continue"
 
 
 class HeaderParser(HttpRequestParser):
-    """Fed by one connection with all that comes over it."""
+    """Parser of all input of a connection."""
 
     def __init__(self, protocol: web.RequestHandler, max_bytes: int, buffer_bytes: int, max_pipelined: int) -> None:
         super().__init__(
@@ -26,21 +26,21 @@ class HeaderParser(HttpRequestParser):
             max_field_size=min(MAX_LINE_BYTES, max_bytes),
             max_headers=MAX_HEADERS,
             payload_exception=web.RequestPayloadError,
-            auto_decompress=False,  # a few bytes could become very many
+            auto_decompress=False,  # a few compressed bytes could become very many
             max_msg_queue_size=max_pipelined,
         )
         self.num_begun_bytes = 0
-        """Of headers that have begun and not ended."""
+        """Bytes of headers begun and not ended."""
         self.error: HttpProcessingError | None = None
-        """Raised by the next call."""
+        """Error raised by the next `feed_data`."""
         self._connection = protocol
         self._max_bytes = max_bytes
         self._body: StreamReader | None = None
 
-    def feed_data(  # type: ignore[override]  # what else the one in Python takes, the one in C does not
+    def feed_data(  # type: ignore[override]  # the C parser takes fewer arguments than the Python parser
         self, data: bytes
     ) -> tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
-        """What `data` completes; raises HttpProcessingError."""
+        """Return the messages completed by `data`; raise HttpProcessingError."""
         if self.error is not None:
             raise self.error
         is_header = self._is_body_over()
@@ -74,7 +74,10 @@ class HeaderParser(HttpRequestParser):
         return self._body is None or self._body.is_eof()
 
     def _end_body(self, error: HttpProcessingError) -> tuple[Sequence[Never], bool, bytes]:
-        """Its reader is told that it broke, which aiohttp does not; what follows it cannot be read."""
+        """Raise the error in the body's reader, because aiohttp does not, and close the connection.
+
+        Input behind a broken body cannot be read.
+        """
         assert self._body is not None
         self._body.set_exception(web.RequestPayloadError(from_parser(error).message))
         self._connection.close()

@@ -1,7 +1,8 @@
-"""Answers that wait for their readers: how many bytes there are, and who is cut off.
+"""Answers waiting for readers: counts unread bytes, and cuts off clients.
 
-Every wait for a client has a bound. A connection of whose bytes the client takes none for long is ended. So is, while
-clients together or one client have more unread than they may, the largest answer of the client that has most.
+Every wait for a client has a bound. A connection ends if its client reads nothing for long. The unread bytes of all
+clients together are limited, and so are the bytes of each client. Beyond a limit, the largest answer of the client with
+most unread bytes is cut off.
 """
 
 import asyncio
@@ -20,35 +21,35 @@ from prometheus_client.registry import Collector
 logger = logging.getLogger(__name__)
 
 CLIENT_SHARE = 4
-"""One client may have a part of the bytes that all may have, which is one in so many."""
+"""Divisor of `max_unread_bytes` for the limit of a single client."""
 PATIENCE_S = 10.0
-"""An answer is not cut off for its size before it has waited for so long."""
+"""Least age of a waiting answer before a cut for size."""
 MAX_LOOK_S = 1.0
 
 
 class Reason(StrEnum):
     STALLED = "stalled"  # the client has read nothing for long
-    SIZE = "size"  # more was unread than may be
+    SIZE = "size"  # too many bytes were unread
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """An answer that has more bytes than its connection takes at once."""
+    """An answer with more bytes than its connection takes at once."""
 
     transport: asyncio.Transport
     client: str
-    stall_s: float  # the longest time in which the client may read nothing
+    stall_s: float  # longest time without a read
     since_s: float
-    read_s: float  # the client was last seen to read
-    num_left: int = 0  # bytes, with those in the kernel, when last looked at; and what was written since
+    read_s: float  # time of the client's last known read
+    num_left: int = 0  # bytes at the last look, including the kernel's, and later writes
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that this process holds."""
+        """Bytes held by the process."""
         return self.transport.get_write_buffer_size()
 
     def look(self, now_s: float) -> None:
-        """Note whether the client has read some."""
+        """Note whether the client has read anything."""
         num_left = self.num_bytes + _num_sent_bytes(self.transport)
         if num_left < self.num_left:
             self.read_s = now_s
@@ -56,7 +57,7 @@ class Waiting:
 
 
 class Unread(Collector):
-    """All answers that wait. The transports stay their connections'."""
+    """All waiting answers. Transports stay owned by the connections."""
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
@@ -66,11 +67,11 @@ class Unread(Collector):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of them that this process holds."""
+        """Bytes of all waiting answers held by the process."""
         return sum(each.num_bytes for each in self._waiting)
 
     def begin(self, transport: asyncio.Transport, client: str, stall_s: float) -> Waiting:
-        """Watch an answer from now on, until `end`; it is aborted when it has to go."""
+        """Watch an answer until `end`; the transport may be aborted meanwhile."""
         now_s = self._clock()
         waiting = Waiting(transport, client, stall_s, now_s, now_s)
         waiting.look(now_s)
@@ -79,11 +80,11 @@ class Unread(Collector):
         return waiting
 
     def end(self, waiting: Waiting) -> None:
-        """Forget an answer: it is read, or its connection is lost."""
+        """Forget an answer after the last read or a lost connection."""
         self._waiting.discard(waiting)
 
     def look(self) -> None:
-        """Cut off who reads nothing, and what is too much."""
+        """Cut off clients reading nothing, and answers beyond the limits of size."""
         now_s = self._clock()
         for each in list(self._waiting):
             each.look(now_s)
@@ -118,7 +119,10 @@ class Unread(Collector):
         self._look_later()
 
     def _too_large(self, now_s: float) -> Waiting | None:
-        """The largest answer of the client that has most unread, if that client or all have too much."""
+        """Return the largest answer of the client with most unread bytes; None within the limits.
+
+        Answers younger than `PATIENCE_S` are spared.
+        """
         held: Counter[str] = Counter()
         for each in self._waiting:
             held[each.client] += each.num_bytes
@@ -135,9 +139,9 @@ class Unread(Collector):
 
 
 def _num_sent_bytes(transport: asyncio.Transport) -> int:
-    """Bytes that the kernel has, and of which the client's has said nothing yet."""
+    """Return bytes in the kernel's queue, not yet acknowledged by the client's kernel."""
     connection = transport.get_extra_info("socket")
     try:
         return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
-    except (OSError, ValueError):  # it is gone; a closed socket has descriptor -1
+    except (OSError, ValueError):  # the connection is gone; a closed socket has descriptor -1
         return 0

@@ -1,1 +1,1 @@
-"""What operators see: health, metrics of workers, history and the report of the status page, traces."""
+"""Views for operators: health, metrics of workers, history and report of the status page, traces."""

@@ -1,6 +1,6 @@
-"""Tells Prometheus of those who serve: read when it asks, from what their heartbeats said last.
+"""Prometheus metrics of workers, memory servers and KV paths, taken from the last heartbeats.
 
-What is told of a worker, memory server or KV path ends with it.
+The metrics of a worker, memory server or KV path end with its departure.
 """
 
 import math
@@ -25,7 +25,7 @@ from router.workers.memory_servers import MemoryServers
 from router.workers.role_changes import RoleChanges
 
 QueueSizes = Callable[[], tuple[int, int, int]]
-"""Completions queued, their prompt tokens, completions at workers."""
+"""Completions queued, queued prompt tokens, completions at workers."""
 OfWorker = Callable[[Member], float]
 OfBeat = Callable[[Heartbeat], float]
 OfMemory = Callable[[MemoryHeartbeat], float]
@@ -75,7 +75,7 @@ MEMORY_COUNTERS: dict[str, tuple[str, OfMemory]] = {
 
 
 class FleetMetrics(Collector):
-    """Gauges of the queue, and all that is known of workers, memory servers and the paths between them."""
+    """Gauges of the queue, and metrics of workers, memory servers and KV paths."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class FleetMetrics(Collector):
                 yield family
 
     def _gpus(self) -> Iterator[Metric]:
-        """Tell of GPUs whose memory servers can say it, and of no other."""
+        """Yield metrics of GPUs, for memory servers able to read the values."""
         ratio = GaugeMetricFamily(
             "baton_gpu_utilization_ratio", "of the last moments in which kernels ran", labels=["server"]
         )
@@ -224,7 +224,7 @@ class FleetMetrics(Collector):
 
 
 def kv_usage(pool: Iterable[Member], memory_servers: MemoryServers) -> float:
-    """Of all KV blocks, the share that is in use; what is merely kept for texts that begin alike is not."""
+    """Return the share of all KV blocks in use; merely cached blocks do not count."""
     workers = list(pool)
     alone = [worker for worker in workers if memory_servers.find(worker.ready.memory_server_id) is None]
     num_used = sum(server.num_blocks_in_use(workers) for server in memory_servers)

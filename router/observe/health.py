@@ -1,4 +1,4 @@
-"""Tells an operator at a glance who is here, what works, and what is wrong."""
+"""Health report for operators: workers, memory servers, KV paths and problems."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -37,7 +37,7 @@ def report(
 
 
 def status_of(readiness: Readiness, *, draining: bool) -> StatusName:
-    """Name the state that clients, probes and operators are told."""
+    """Name the state shown to clients, probes and operators."""
     return "draining" if draining else readiness.status
 
 
@@ -63,7 +63,7 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
 
 
 def _member(member: Member | MemoryServer, now_s: float) -> dict[str, Any]:
-    """What is said of both."""
+    """Return the fields common to workers and memory servers."""
     ready = member.ready
     return {
         "id": member.id,
@@ -109,7 +109,7 @@ def _memory_server(server: MemoryServer, known: tuple[int, int] | None, now_s: f
 
 
 def told(reading: int) -> int | None:
-    """Return None for what nobody says."""
+    """Return a reading, or None for an unknown reading, which is negative."""
     return reading if reading >= 0 else None
 
 

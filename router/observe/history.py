@@ -1,6 +1,6 @@
-"""Keeps how the last minutes went, a sample every other second, for whoever looks at the status page.
+"""History of the last minutes for the status page: a sample every other second.
 
-Samples are what counters have grown by, so nothing is noted for them as things happen.
+Samples are differences of counters, so nothing has to be noted as things happen.
 """
 
 import time
@@ -23,15 +23,15 @@ NUM_SAMPLES = 150
 
 
 class Sample(NamedTuple):
-    """Of one period; times in milliseconds, None where there was nothing to time."""
+    """Values of a period; times in milliseconds, None without a measurement."""
 
-    at_s: float  # wall clock, of its end
+    at_s: float  # wall clock at the period's end
     queued: int
     running: int
     tokens_per_s: float
     failed_per_s: float  # completions whose clients got an error
-    refused_per_s: float  # HTTP requests that were answered with one before
-    kv_usage: float  # share of all KV blocks that are in use
+    refused_per_s: float  # HTTP requests refused before becoming completions
+    kv_usage: float  # share of all KV blocks in use
     ttft_p50_ms: float | None
     ttft_p99_ms: float | None
     itl_p50_ms: float | None
@@ -40,41 +40,41 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a worker got on in the last period."""
+    """A worker's progress in the last period."""
 
     step_ms: float | None  # None without a step
-    written_per_s: float  # tokens of sequences that it decodes, as the router received them
-    computed_per_s: float  # tokens of its steps, as it says itself
-    busy: float  # share of the time that steps took
+    written_per_s: float  # decoded tokens, as received by the router
+    computed_per_s: float  # tokens computed in steps, as the worker reports
+    busy: float  # share of the time spent in steps
 
 
 IDLE = Pace(None, 0.0, 0.0, 0.0)
 
 
 class Work(NamedTuple):
-    """What a worker had done at the end of a period."""
+    """A worker's totals at the end of a period."""
 
-    steps: StepCounts | None  # None before its first heartbeat
-    num_outputs: int  # of sequences that it decodes
+    steps: StepCounts | None  # None before the first heartbeat
+    num_outputs: int  # decoded tokens
 
 
 NOTHING = Work(None, 0)
 
 
 class Seen(NamedTuple):
-    """What counters said at the end of a period."""
+    """Counters at the end of a period."""
 
     at_s: float
     num_tokens: int
     num_failed: int
     num_refused: int
-    gaps: Sequence[float]  # cumulative, as the next
-    firsts: Sequence[float]
+    gaps: Sequence[float]  # cumulative counts of buckets
+    firsts: Sequence[float]  # cumulative counts of buckets
     work: dict[bytes, Work]  # by a worker's connection
 
 
 class History:
-    """Samples, oldest first, and how each worker got on."""
+    """Samples, oldest first, and each worker's pace."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class History:
         self._before = self._seen()
 
     def pace(self, connection: bytes) -> Pace:
-        """Return that of a worker in the last period."""
+        """Return a worker's pace in the last period."""
         return self._paces.get(connection, IDLE)
 
     def tick(self) -> None:
-        """Take a sample if it is time; call more often."""
+        """Take a sample once a period is over; call more often."""
         if self._clock() - self._before.at_s >= PERIOD_S:
             before, now = self._before, self._seen()
             self._before = now
@@ -135,11 +135,11 @@ class History:
 
 
 def quantile(bounds: Sequence[float], cumulative: Sequence[float], share: float) -> float | None:
-    """Of values counted in buckets, evenly spread in each, as Prometheus has it; None of no values.
+    """Return a quantile of values in buckets, interpolated like Prometheus; None without values.
 
     Args:
-        bounds: upper ones, ascending.
-        cumulative: [len(bounds) + 1], how many values are at most each bound, and in all.
+        bounds: upper bounds, ascending.
+        cumulative: [len(bounds) + 1], number of values up to each bound, then of all values.
     """
     if not cumulative[-1]:
         return None

@@ -1,4 +1,4 @@
-"""The router's part of a trace: each request on a lane, its phases in it, and its flow from the queue to the end."""
+"""The router's part of a trace: a lane for each request, with its phases, and a flow from queue to end."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from router.dispatch.journey import Arrival, End, Leg
 from router.dispatch.phases import Phase
 
 LEAST_S = 1e-6
-"""Of a slice that a flow leads through: viewers find none in a slice without length."""
+"""Shortest slice with a flow, because viewers find no slice without length."""
 
 
 class RequestTrace:
-    """Writes what becomes of completions."""
+    """Writer of completions' trace events."""
 
     def __init__(self, file: TraceFile) -> None:
         self._file = file
@@ -28,7 +28,7 @@ class RequestTrace:
 
 
 class Way:
-    """Of one completion; each slice is written when it ends, so what is under way when a router dies is not lost."""
+    """The trace of a completion; each slice is written at its end, so a dying router loses only open slices."""
 
     def __init__(self, trace: RequestTrace, request_id: str, arrival: Arrival) -> None:
         self._tracer, self._lanes = trace.tracer, trace.lanes
@@ -66,7 +66,7 @@ class Way:
 
 
 def make_request_trace(section: TraceSection, router_epoch: int) -> RequestTrace | None:
-    """What is asked for, if anything; raises ConfigError if it cannot be written."""
+    """Return the configured trace, or None; raise ConfigError if the file cannot be written."""
     if not section.dir:
         return None
     return RequestTrace(TraceFile(Path(section.dir), Process("router", "router", router_epoch), section.max_bytes))

@@ -1,4 +1,4 @@
-"""Counts at one moment, of the completions that are under way, what the status page shows of them and of workers."""
+"""Counts of active completions at a single moment, for the status page."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ from router.placement.member import Member
 
 @dataclass(slots=True)
 class Work:
-    """Completions that a worker has or will have."""
+    """Numbers of a worker's present and coming completions."""
 
-    prompts: int = 0  # whose prompt it computes
-    coming: int = 0  # that it decodes once another worker has computed the prompt
-    handoffs: int = 0  # on their way into its batch
+    prompts: int = 0  # in prefill on the worker
+    coming: int = 0  # to be decoded here, after prefill on another worker
+    handoffs: int = 0  # on the way into the batch
     decoding: int = 0
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """Numbers that agree: those of workers add up to those of phases, and these to all that are under way."""
+    """Consistent numbers: workers add up to phases, and phases to all active completions."""
 
     phases: Counter[Phase] = field(default_factory=Counter)
-    prompt_tokens: int = 0  # of those that are queued
+    prompt_tokens: int = 0  # of queued completions
     work: defaultdict[Member, Work] = field(default_factory=lambda: defaultdict(Work))
-    longest: list[dict[str, Any]] = field(default_factory=list)  # under way, as `told_of` tells them
+    longest: list[dict[str, Any]] = field(default_factory=list)  # the oldest active completions, from `told_of`
 
     @property
     def queued(self) -> int:
@@ -41,7 +41,7 @@ class Snapshot:
 
 
 def snapshot_of(active: Iterable[Completion], now_s: float) -> Snapshot:
-    """Count all of them once."""
+    """Count each active completion once."""
     seen, completions = Snapshot(), list(active)
     for completion in completions:
         phase = completion.phases.current

@@ -1,6 +1,6 @@
-"""Tells the status page, as JSON, who serves on which device, how busy, the last minutes, what went wrong.
+"""JSON report for the status page: workers by device, load, the last minutes, incidents.
 
-Numbers, names of ours, of workers and of the model: no prompt, no text, nothing that a client said.
+The report has numbers and names of workers and the model, but no prompt, no text, nothing said by a client.
 """
 
 import json
@@ -26,13 +26,13 @@ from router.text.model_info import ModelInfo
 from router.workers.memory_servers import MemoryServer, MemoryServers
 
 KEPT_S = 0.5
-"""For so long one report serves all who ask."""
+"""Age up to which a report is reused for all readers."""
 MAX_PATHS = 64
-"""KV paths that are told one by one, those that failed first."""
+"""KV paths listed individually, failed paths first."""
 
 
 class StatusReporter:
-    """Made of the router's parts; changes none of them."""
+    """Reporter on the router's parts; changes none."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class StatusReporter:
         self._body, self._made_s = b"", -KEPT_S
 
     def body(self) -> bytes:
-        """The report as it was a moment ago at most."""
+        """Return the report, at most `KEPT_S` old."""
         now_s = self._clock()
         if now_s - self._made_s >= KEPT_S:
             self._body, self._made_s = json.dumps(self.report(now_s)).encode("ascii"), now_s
         return self._body
 
     def report(self, now_s: float) -> StatusReport:
-        """Tell all of it, as it is at this moment; what workers say of themselves is as old as `heard_s`."""
+        """Return the report of the present moment; values reported by workers are as old as `heard_s`."""
         pool, is_draining = self._pool, self._dispatcher.draining
         readiness, seen = pool.readiness, snapshot_of(self._dispatcher.active, now_s)
         paths = sorted(pool.paths, key=lambda path: not path.error)
@@ -101,7 +101,10 @@ class StatusReporter:
         }
 
     def _devices(self, seen: Snapshot, now_s: float) -> list[dict[str, Any]]:
-        """Each with its memory servers and workers; those of one GPU have its UUID at the end of their names."""
+        """Return the devices, each with memory servers and workers.
+
+        Members on the same GPU share a device, because device names end with the GPU's UUID.
+        """
         devices: dict[str, dict[str, Any]] = {}
         workers = list(self._pool)
         names = [each.ready.device for each in (*self._memory_servers, *workers)]

@@ -1,1 +1,1 @@
-"""Which workers get a request: who is there, what lies where, and what each pair costs."""
+"""Choice of the workers for a request: live workers, cached prefixes, KV paths, and the cost of each pair."""

@@ -1,4 +1,4 @@
-"""What a request would cost at a pair of workers, in prompt tokens: to wait for, to compute, to restore, to move."""
+"""Cost of a request at a pair of workers, in prompt tokens: waiting, computing, restoring and moving."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -13,21 +13,22 @@ from router.placement.prefix_map import NOTHING, Found, PoolName, PrefixMap
 from router.placement.route import LOAD_TOKENS, MOVED_AT_ONCE, Cost, Demand
 
 Pair = tuple[Member, Member]
-"""A prefill and a decode worker, or one that does both."""
+"""A prefill and a decode worker, or a decode worker twice if it does both."""
 
 
 class Restored(NamedTuple):
-    """Of a prompt, what comes back from host memory before it is computed."""
+    """Part of a prompt copied back from host memory instead of computed."""
 
     num_tokens: int = 0
-    time: float = 0.0  # as many tokens take to compute
+    time: float = 0.0  # prompt tokens computed in the same time
 
 
 class Costs:
-    """Of one request at any pair; what lies where is looked up once a pool.
+    """Costs of a request at any pair; each pool's cached prefix is looked up once.
 
     Args:
-        workers: all, some of which prefill workers take blocks from by these paths.
+        workers: all workers; prefill workers may take blocks from decode workers among them.
+        paths: KV paths between workers.
     """
 
     def __init__(self, demand: Demand, prefixes: PrefixMap, paths: KVPaths, workers: Iterable[Member]) -> None:
@@ -36,13 +37,14 @@ class Costs:
         self._prompts: dict[Member, Cost] = {}  # by prefill worker
 
     def of(self, pair: Pair) -> Cost:
+        """Return the cost of a pair."""
         prefill, decode = pair
         prompt = self.prompt(prefill)
         num_moved = 0 if prefill.pool == decode.pool else self._num_moved_to(decode)
         return prompt._replace(num_moved=prompt.num_moved + num_moved, load=decode.decode_load)
 
     def prompt(self, prefill: Member) -> Cost:
-        """Of computing it there, whoever decodes then."""
+        """Return the cost of computing the prompt at a prefill worker, without decoding."""
         if prefill not in self._prompts:
             num_tokens, holder = self._demand.num_tokens, self.holder_for(prefill)
             num_known, restored = self._known_by(prefill), self._restored_for(prefill)
@@ -60,13 +62,13 @@ class Costs:
         return self._prompts[prefill]
 
     def decoding(self, decode: Member) -> tuple[float, float]:
-        """What it adds to that to decode it there, and what if it comes from another pool."""
+        """Return the cost added by a decode worker: its load, and moving KV if the prompt comes from another pool."""
         return LOAD_TOKENS * decode.decode_load, self._num_moved_to(decode) / MOVED_AT_ONCE
 
     def holder_for(self, prefill: Member) -> Member | None:
-        """A decode worker whose pool has the most of the prompt, more than the prefill worker's has or gets back.
+        """Return the decode worker with the longest cached prefix, if longer than the prefill worker has or restores.
 
-        Whether to take it from there it sees when it is asked for.
+        The prefill worker itself decides whether to take the blocks.
         """
         if not (self._owners and prefill.ready.takes_replies):
             return None
@@ -81,7 +83,7 @@ class Costs:
 
     @cached_property
     def _owners(self) -> list[Member]:
-        """Decode workers whose pools have something of the prompt, the most first."""
+        """Decode workers whose pools hold some of the prompt, the most first."""
         if not self._demand.texts:
             return []
         most, decodes = self._demand.num_tokens - 1, [w for w in self._workers if w.ready.role is Role.DECODE]
@@ -90,7 +92,7 @@ class Costs:
         return [worker for _, worker in owners]
 
     def _num_taken(self, prefill: Member, holder: Member, num_here: int) -> int:
-        """Tokens that the prefill worker takes from there, by its own rule, as it tells of itself."""
+        """Return tokens taken from the holder's pool, by the rule and the speeds of the prefill worker itself."""
         group, path = prefill.ready.kv_layout.groups[0], self._paths.find(prefill, holder)
         num_taken = self._found_by(prefill, holder, self._demand.num_tokens - 1) - num_here
         worth = num_taken // group.block_size, group.block_bytes
@@ -99,15 +101,15 @@ class Costs:
         return num_taken if is_worth_taking(*worth, path.gb_per_s, prefill.block_us, prefill.taking_us) else 0
 
     def _num_moved_to(self, decode: Member) -> int:
-        """Of its KV, tokens that are not in that decode worker's pool."""
+        """Return prompt tokens without KV in the decode worker's pool."""
         return self._demand.num_tokens - self._found_by(decode, decode, self._demand.num_tokens)
 
     def _known_by(self, worker: Member) -> int:
-        """Tokens that are not computed, as they are in its pool; one is."""
+        """Return tokens cached in the worker's pool; at least one token of a prompt is always computed."""
         return self._found_by(worker, worker, self._demand.num_tokens - 1)
 
     def _restored_for(self, worker: Member) -> Restored:
-        """What its memory server copies back for it, if it does."""
+        """Return tokens restored from host memory by the worker's memory server, none if copying is not worthwhile."""
         found, block_size = self._look(worker, worker)
         most = (self._demand.num_tokens - 1) // block_size if block_size else 0
         num_blocks = min(found.num_there + found.num_behind, most) - found.num_there
@@ -118,12 +120,12 @@ class Costs:
         return Restored(num_blocks * block_size, time)
 
     def _found_by(self, worker: Member, owner: Member, most: int) -> int:
-        """Tokens of its prompt, at most so many, that a worker finds in the pool of another, or in its own."""
+        """Return prompt tokens, at most `most`, that `worker` finds in the pool of `owner`."""
         found, block_size = self._look(worker, owner)
         return min(found.num_there, most // block_size) * block_size if block_size else 0
 
     def _look(self, worker: Member, owner: Member) -> tuple[Found, int]:
-        """What a pool has of its prompt, and of how many tokens each block is; 0 if the worker looks nothing up."""
+        """Return the prompt's cached blocks in the owner's pool, and tokens in a block, 0 without a lookup."""
         text = self._demand.text_in(worker.ready.kv_layout) if self._demand.texts else None
         if text is None or self._demand.num_tokens < worker.ready.prefix_min_tokens:
             return NOTHING, 0

@@ -1,4 +1,4 @@
-"""Keeps which ways there are for KV blocks from prefill to decode workers, as the latter have tried them."""
+"""Registry of KV paths from prefill to decode workers, as reported by the decode workers."""
 
 from collections.abc import Callable, Collection, Iterator, Set
 
@@ -11,39 +11,39 @@ Identity = tuple[str, int]
 
 
 class KVPaths:
-    """Reports of registered decode workers, of prefill workers too that are not registered yet.
+    """Path reports of registered decode workers, also about prefill workers not registered yet.
 
-    After a restart of the router either of the two may come first.
+    Either side may register first after a restart of the router.
 
     Args:
-        get: that very incarnation, if it is registered.
+        get: returns the registered worker with an id and epoch, or None.
     """
 
     def __init__(self, get: Callable[[str, int], Member | None]) -> None:
         self._get = get
         self._reports: dict[Identity, dict[Identity, KVPathReport]] = {}  # by prefill worker, by decode worker
-        self._partners: dict[Member, set[Member]] = {}  # of each that is registered: those with a proven path
-        self._failed: dict[tuple[Identity, Identity], KVPathReport] = {}  # between those that are registered
+        self._partners: dict[Member, set[Member]] = {}  # registered workers only
+        self._failed: dict[tuple[Identity, Identity], KVPathReport] = {}  # prefill, decode; both registered
 
     def __iter__(self) -> Iterator[KVPathReport]:
-        """What was said of prefill workers that are registered."""
+        """Yield reports about registered prefill workers."""
         for identity, reports in self._reports.items():
             if self._get(*identity):
                 yield from reports.values()
 
     @property
     def failed(self) -> Collection[KVPathReport]:
-        """Those paths between registered workers that do not work."""
+        """Reports of failed paths between registered workers."""
         return self._failed.values()
 
     def join(self, worker: Member) -> None:
-        """Count what was said of a worker before it was registered."""
+        """Apply reports received about a worker before its registration."""
         self._partners[worker] = set()
         for report in self._reports.get((worker.id, worker.epoch), {}).values():
             self._link(report)
 
     def leave(self, worker: Member) -> None:
-        """Forget a worker, what it said and what others said of it."""
+        """Forget a worker, its reports, and reports about its paths."""
         for partner in self._partners.pop(worker, set()):
             self._partners[partner].discard(worker)
         identity = worker.id, worker.epoch
@@ -55,7 +55,7 @@ class KVPaths:
             self._reports = {prefill: reports for prefill, reports in self._reports.items() if reports}
 
     def note(self, report: KVPathReport) -> bool:
-        """False when it says what was said before, or names more unknown prefill workers than there may be."""
+        """Store a report; return False if nothing is new or a decode worker names too many unknown prefill workers."""
         prefill, decode = (report.prefill_worker_id, report.prefill_epoch), (report.worker_id, report.epoch)
         if prefill not in self._reports and not self._get(*prefill) and self._num_unknown(decode) >= MAX_WORKERS:
             return False
@@ -67,18 +67,18 @@ class KVPaths:
         return True
 
     def find(self, prefill: Member, decode: Member) -> KVPathReport | None:
-        """What was said of the way between these."""
+        """Return the report about the path between two workers, None before the first report."""
         return self._reports.get((prefill.id, prefill.epoch), {}).get((decode.id, decode.epoch))
 
     def partners(self, worker: Member) -> Set[Member]:
-        """Of the other role, those that are registered and to or from which its path is proven."""
+        """Return registered workers of the other role with a proven path to or from `worker`."""
         return self._partners.get(worker, set())
 
     def is_proven(self, prefill: Member, decode: Member) -> bool:
         return decode in self.partners(prefill)
 
     def _num_unknown(self, decode: Identity) -> int:
-        """Prefill workers that are not registered, of which this one has told."""
+        """Count unregistered prefill workers reported by a decode worker."""
         return sum(decode in reports and not self._get(*prefill) for prefill, reports in self._reports.items())
 
     def _link(self, report: KVPathReport) -> None:

@@ -1,9 +1,12 @@
-"""Prompts that a decode worker computes itself although there are prefill workers: short ones that would wait there.
+"""Short prompts computed by a decode worker although prefill workers exist, because waiting there takes longer.
 
-A prefill worker has two steps launched, and what arrives is in the third. A step over long prompts takes a tenth of a
-second, in which a decode worker that has all of a prompt but a few tokens computes these several times over. Its
-streams wait for that once, so it takes one such prompt at a time, and none of which more tokens are to be computed than
-it said (`decode.short_prompt_tokens`): should less be there than was expected, it gives the prompt back.
+A busy prefill worker has two steps launched, so an arriving prompt joins the third step. A step over long prompts takes
+about 0.1 s. A decode worker with almost all of a prompt cached could compute the few missing tokens several times over
+in 0.1 s.
+
+The streams of the decode worker pause once for such a prompt. So a decode worker takes one at a time, and none with
+more missing tokens than `decode.short_prompt_tokens`. The decode worker gives a prompt back if less is cached than
+expected.
 """
 
 import math
@@ -14,14 +17,14 @@ from router.placement.member import Member
 from router.placement.route import Demand, Route
 
 STEPS_AHEAD = 2
-"""Of a prefill worker that is busy: the one that runs and the one behind it."""
+"""Steps of a busy prefill worker before a new prompt's: the running step and the next."""
 
 
 def own_route(decodes: Iterable[Member], demand: Demand, costs: Costs, trip: Route | None) -> Route | None:
-    """The decode worker that is best sent a prompt by itself; None if none is, as a trip takes no longer.
+    """Return a route to the best decode worker alone, or None if going through a prefill worker takes no longer.
 
     Args:
-        trip: the best pair, if one has room.
+        trip: the best pair, None if no pair has room.
     """
     if demand.takes_trip or demand.is_trial or (trip is not None and trip.is_local):
         return None
@@ -39,7 +42,7 @@ def own_route(decodes: Iterable[Member], demand: Demand, costs: Costs, trip: Rou
 
 
 def _may_keep(decode: Member, demand: Demand, costs: Costs) -> bool:
-    """Whether it has a row, nothing else of the kind, and enough of the prompt."""
+    """Tell whether a decode worker has a free row, no prompt of its own, and enough of the prompt cached."""
     most = decode.ready.short_prompt_tokens
     is_free = not decode.num_outstanding and decode.num_assigned < decode.ready.max_num_seqs
     is_known = decode.chunk_s > 0 and decode is not demand.avoided
@@ -47,5 +50,5 @@ def _may_keep(decode: Member, demand: Demand, costs: Costs) -> bool:
 
 
 def _wait_s(prefill: Member) -> float:
-    """Until its next step begins."""
+    """Return seconds until the next free step of a prefill worker begins."""
     return STEPS_AHEAD * prefill.step_s if prefill.outstanding_tokens else 0.0

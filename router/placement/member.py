@@ -1,4 +1,4 @@
-"""A worker as the router knows it: what it said of itself, and what was assigned to it."""
+"""A worker as the router sees it: its own statements, and the work assigned to it."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ NO_TRANSPORT = "none"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """That a standby has to serve: since when, and what happened."""
+    """Reason for a standby to serve: the time and the event."""
 
     since_s: float
     cause: str
@@ -21,27 +21,27 @@ class Need:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One incarnation of one worker."""
+    """An incarnation of a worker: its id with an epoch."""
 
     ready: WorkerReady
     last_seen_s: float
     joined_s: float = 0.0
     beat: Heartbeat | None = None
     draining: bool = False
-    asked_to_leave_s: float = -math.inf  # last
-    replaced: bool = False  # by another of its id, while it lived
-    num_unproven: int = 0  # sequences whose prompt or decode it is to compute, and that have not got on
-    has_trial: bool = False  # of the only one of those: nothing may join it
-    need: Need | None = None  # of a standby, by which it is an ordinary worker
-    silent: bool = False  # for so long that it gets nothing until it speaks, or is lost
-    outstanding_tokens: int = 0  # sent as prompts, first token not seen yet
-    num_outstanding: int = 0  # prompts that those are of
-    overtaking: list[int] = field(default_factory=list)  # lengths of those sent ahead of their turn, ascending
-    num_assigned: int = 0  # sequences that are to be decoded here
-    expected_blocks: Counts = ()  # that those are expected to hold
-    num_outputs: int = 0  # tokens of sequences that are, or are to be, decoded here
-    last_turn: int = 0  # when it was last chosen; breaks ties, so that idle workers take turns
-    step_s: float = 0.0  # of the steps between its last heartbeats, on average
+    asked_to_leave_s: float = -math.inf  # last request to leave
+    replaced: bool = False  # by a new incarnation while alive
+    num_unproven: int = 0  # assigned sequences without progress yet
+    has_trial: bool = False  # the only unproven sequence is on trial; nothing may join
+    need: Need | None = None  # a standby with a need serves like an ordinary worker
+    silent: bool = False  # gets no new work until the next heartbeat
+    outstanding_tokens: int = 0  # prompt tokens sent, first output token not seen yet
+    num_outstanding: int = 0  # prompts counted in `outstanding_tokens`
+    overtaking: list[int] = field(default_factory=list)  # lengths of prompts sent ahead of their turn, ascending
+    num_assigned: int = 0  # sequences decoded here, now or later
+    expected_blocks: Counts = ()  # blocks expected for the assigned sequences
+    num_outputs: int = 0  # output tokens of the assigned sequences
+    last_turn: int = 0  # turn of the last choice; breaks ties, so idle workers alternate
+    step_s: float = 0.0  # mean step time between the last two heartbeats
 
     def __post_init__(self) -> None:
         self.expected_blocks = self.ready.kv_layout.nothing
@@ -56,33 +56,33 @@ class Member:
 
     @property
     def connection(self) -> bytes:
-        """The identity of its main socket."""
+        """Identity of the worker's main socket."""
         return connection_of(self.id, self.epoch)
 
     @property
     def gpu(self) -> str:
-        """The device that it shares with others of the same: the GPU's UUID, or "cpu"."""
+        """Device of the worker, perhaps shared with others: the GPU's UUID, or "cpu"."""
         return self.ready.device.split()[-1]
 
     @property
     def pool(self) -> PoolName:
-        """Who owns its KV blocks: workers of one pool hand over without copying, and find one another's texts."""
+        """Owner of the worker's KV blocks; workers with a common pool share prefixes and hand over without copying."""
         ready = self.ready
         return (ready.memory_server_id, ready.pool_id) if ready.memory_server_id else (ready.worker_id, ready.epoch)
 
     def uses(self, server_id: str, epoch: int) -> bool:
-        """Whether that memory server is the one whose memory it has."""
+        """Tell whether the worker's pool lies in memory of that memory server."""
         ready = self.ready
         return bool(server_id) and (ready.memory_server_id, ready.memory_server_epoch) == (server_id, epoch)
 
     @property
     def place(self) -> tuple[Role, str]:
-        """Its role and its device: who else is there can do what it does."""
+        """Role and device; workers of equal place can replace each other."""
         return self.ready.role, self.gpu
 
     @property
     def in_reserve(self) -> bool:
-        """Whether it is a standby that gets nothing, as nobody needs it."""
+        """True for a standby without a need; a standby in reserve gets no requests."""
         return self.ready.standby > 0 and self.need is None
 
     @property
@@ -91,7 +91,7 @@ class Member:
 
     @property
     def state(self) -> str:
-        """Say in a word or two what it does for requests."""
+        """Short description of the worker's availability, for people."""
         if self.silent:
             return "silent"
         if self.draining:
@@ -102,31 +102,31 @@ class Member:
 
     @property
     def is_serving(self) -> bool:
-        """Whether new requests may go there."""
+        """True if new requests may go to the worker."""
         return not (self.draining or self.silent or self.in_reserve)
 
     @property
     def num_used_blocks(self) -> int:
-        """Of its pool, which others may share, those that it uses itself."""
+        """Blocks of the pool used by the worker itself, without those of other workers sharing the pool."""
         return sum(self.ready.num_blocks) - sum(self.beat.num_free_blocks) if self.beat else 0
 
     @property
     def chunk_s(self) -> float:
-        """What computing a short prompt takes there; 0 where that is not known."""
+        """Seconds to compute a short prompt at the worker; 0 if unknown."""
         return self.beat.short_prompt_us / 1e6 if self.beat else 0.0
 
     @property
     def block_us(self) -> int:
-        """What computing a block of a prompt takes there; 0 where that is not known."""
+        """Microseconds to compute a block of a prompt at the worker; 0 if unknown."""
         return self.beat.prompt_block_us if self.beat else 0
 
     @property
     def taking_us(self) -> int:
-        """What taking blocks from another pool takes there, beside the copy."""
+        """Microseconds to take blocks from another pool, besides the copy; 0 if unknown."""
         return self.beat.taking_us if self.beat else 0
 
     def note(self, beat: Heartbeat) -> None:
-        """It is alive, and as busy as that."""
+        """Take over a heartbeat, and update the mean step time."""
         before = self.beat.steps if self.beat else None
         num_steps = sum(beat.steps.durations) - (sum(before.durations) if before else 0)
         if num_steps > 0:
@@ -135,10 +135,10 @@ class Member:
 
     @property
     def decode_load(self) -> float:
-        """The fullest of what it has: rows, and blocks, expected to be held or held already; 1 is full."""
+        """Highest utilization of rows and blocks; 1 is full. Blocks count if held now or expected to be held."""
         ready = self.ready
         num_free = ready.num_blocks if self.beat is None else self.beat.num_free_blocks
-        groups = zip(ready.num_blocks, num_free, self.expected_blocks, strict=False)  # a beat may say what it likes
+        groups = zip(ready.num_blocks, num_free, self.expected_blocks, strict=False)  # a heartbeat is unchecked
         shares = [max(count - free, expected) / max(1, count) for count, free, expected in groups]
         return max(self.num_assigned / max(1, ready.max_num_seqs), *shares)
 

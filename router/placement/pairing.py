@@ -1,8 +1,9 @@
-"""The pair of workers that has a request done at the least cost, found without a look at every pair.
+"""Search for the cheapest pair of workers, without a look at every pair.
 
-A pair costs what the prefill worker does and what the decode worker does; what the two have in common is only whether
-they share a pool. So of prefill workers that have a path to everybody two can be the best one for a decode worker: the
-best in its pool, and the best elsewhere. Those that have not are looked at beside each of their partners.
+The cost of a pair is a sum of a prefill cost and a decode cost, plus a cost of moving KV between two pools. So among
+prefill workers with a path to every decode worker, only two can be best for a given decode worker. The candidates are
+the best in the decode worker's pool and the best in all other pools. Prefill workers with fewer paths are compared for
+each of their partners.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,14 +15,14 @@ from router.placement.prefix_map import PoolName
 from router.placement.route import Demand
 
 Order = tuple[bool, bool, float, int, int]
-"""What is least is best: nobody whom it is to avoid, then what it costs, then who was chosen longest ago."""
+"""Sort key, the least is best: avoided workers last, then cost, then the longest unused."""
 
 
 class Pairing:
-    """Prefill workers that have room, and whom they can hand over to.
+    """Prefill workers with room, and the decode workers they can hand over to.
 
     Args:
-        num_decodes: decode workers that are registered, whether they take the request or not.
+        num_decodes: registered decode workers, including workers unfit for the request.
     """
 
     def __init__(
@@ -32,12 +33,12 @@ class Pairing:
         ordered = sorted(self._prompt_costs, key=self._prompt_order)
         self._anywhere = [worker for worker in ordered if len(paths.partners(worker)) == num_decodes]
         self._somewhere = set(ordered).difference(self._anywhere)
-        self._best: dict[PoolName, Member] = {}  # of those anywhere, in each pool; the best first
+        self._best: dict[PoolName, Member] = {}  # of `_anywhere`, by pool; the best first
         for worker in self._anywhere:
             self._best.setdefault(worker.pool, worker)
 
     def best(self, decodes: Iterable[Member], alone: Iterable[Member]) -> tuple[Pair | None, int]:
-        """The best pair with one of these decode workers, or of one that does both alone; and among how many."""
+        """Return the best pair and the number of candidates; a worker of `alone` forms a pair with itself."""
         chosen: Pair | None = None
         least: Order | None = None
         num_pairs = 0
@@ -58,7 +59,7 @@ class Pairing:
         return chosen, num_pairs
 
     def _best_for(self, pool: PoolName) -> Iterator[Member]:
-        """Of those that have a path to everybody, the best in that pool and the best elsewhere."""
+        """Yield the best fully connected prefill worker in a pool, and the best outside of the pool."""
         if (worker := self._best.get(pool)) is not None:
             yield worker
         for elsewhere, worker in self._best.items():

@@ -1,12 +1,12 @@
-"""What lies where: which pool of KV blocks has which blocks of texts, as far as the router can tell.
+"""Map of cached prefixes: the blocks in each KV pool, as far as the router knows.
 
-A pool's memory server tells of each block that is sealed, or evicted, and whether it stays in host memory (`KVEvents`).
-That comes behind its computation, so what a request will leave in a pool is predicted when it is sent: that holds until
-it is told of, or until the request has been over for a moment. Where no server tells, predictions are all there is:
-each holds until as much else was predicted as the pool has blocks.
+A pool's memory server reports every block sealed or evicted, and whether an evicted block stays in host memory
+(`KVEvents`). Such reports come after the computation, so the router predicts the blocks of a request when sending it. A
+prediction holds until the server reports the block, or until a moment after the end of the request. Without reports
+from a server, a prediction holds until newer predictions would fill the pool.
 
-Blocks are known by short keys (`text_keys`). One takes about 100 bytes, so eight pools of 50,000 blocks 40 MB, and host
-memory of twice as many 80 MB more.
+Short keys identify blocks (`text_keys`). An entry takes about 100 bytes. Eight pools of 50,000 blocks take 40 MB, and
+twice as many blocks in host memory take another 80 MB.
 """
 
 import math
@@ -19,65 +19,63 @@ from typing import NamedTuple
 from common.wire.messages.memory_reports import BlockEvent
 
 MOMENT_S = 1.0
-"""For word of what a request computed to come behind its end."""
+"""Seconds for a report to arrive after the end of its request."""
 MAX_TOLD = 1 << 21
-"""Blocks of all pools together: beyond that what the server of most has told is forgotten, whatever servers say."""
+"""Reported blocks of all pools together. Beyond, the reports of the server with the most blocks are dropped."""
 MAX_PREDICTED = 1 << 17
-"""Blocks of one pool."""
+"""Predicted blocks of a pool."""
 PoolName = tuple[str, int]
-"""The id of who owns it, and its own."""
+"""Id of the pool's owner, and the pool's id or the owner's epoch."""
 
 
 class Found(NamedTuple):
-    """Blocks of a text in one pool, from its first on."""
+    """Cached blocks of a text in a pool, from the text's first block on."""
 
     num_there: int = 0
-    num_behind: int = 0  # those that would follow if what is in host memory came back
-    num_parked: int = 0  # of these, such blocks
-    copy_us: int = 0  # what one takes to come back; 0 where that is not known
+    num_behind: int = 0  # blocks that would follow after a restore from host memory
+    num_parked: int = 0  # blocks of `num_behind` in host memory
+    copy_us: int = 0  # to restore a block; 0 if unknown
 
 
 NOTHING = Found()
 
 
 class Prediction:
-    """Blocks that a request leaves in a pool."""
+    """Blocks expected in a pool after a request."""
 
     __slots__ = ("keys", "num_latest", "over_s", "pool")
 
     def __init__(self, pool: PoolName, keys: Iterable[int]) -> None:
         self.pool, self.keys = pool, array("Q", keys)
-        self.num_latest = len(
-            self.keys
-        )  # those that no later request is said to leave there, and no server has told of
+        self.num_latest = len(self.keys)  # keys neither reported yet nor in a later prediction
         self.over_s = math.inf  # when the request ended
 
 
 class PoolContents:
-    """Of one pool, which has so many blocks."""
+    """Known and predicted blocks of a pool."""
 
     def __init__(self, pool: PoolName, num_blocks: int) -> None:
         self.pool, self.num_blocks = pool, num_blocks
-        self.is_told = False  # its memory server says what is there
+        self.is_told = False  # the memory server reports blocks
         self.told: set[int] = set()
-        self.parked: set[int] = set()  # what it says to be in host memory only
-        self.copy_us = 0  # what copying one of those back takes; 0 where that is not known
-        self._predicted: dict[int, Prediction] = {}  # by key, the latest
-        self._predictions: OrderedDict[Prediction, None] = OrderedDict()  # those, in their order
-        self._over: deque[Prediction] = deque()  # of a pool that is told, in the order of their ends
+        self.parked: set[int] = set()  # reported blocks in host memory only
+        self.copy_us = 0  # to restore a parked block; 0 if unknown
+        self._predicted: dict[int, Prediction] = {}  # latest by key
+        self._predictions: OrderedDict[Prediction, None] = OrderedDict()  # oldest first
+        self._over: deque[Prediction] = deque()  # of ended requests, oldest first; only if `is_told`
 
     @property
     def is_overfull(self) -> bool:
-        """Whether its server has told of more blocks than there are."""
+        """True if more blocks are reported than the pool has."""
         return len(self.told) > self.num_blocks
 
     @property
     def num_told(self) -> int:
-        """Blocks that its server has told of, in the pool or in host memory."""
+        """Reported blocks, in the pool or in host memory."""
         return len(self.told) + len(self.parked)
 
     def find(self, keys: Sequence[int]) -> Found:
-        """Blocks of a text."""
+        """Return the cached blocks of a text."""
         num_there = self._num_there(keys, 0)
         end, num_parked = num_there, 0
         while end < len(keys) and keys[end] in self.parked:
@@ -87,7 +85,7 @@ class PoolContents:
         return Found(num_there, end - num_there, num_parked, self.copy_us)
 
     def predict(self, keys: Sequence[int]) -> Prediction:
-        """Those that are not known to be there will be."""
+        """Predict that all blocks not reported yet will be in the pool, and return the prediction."""
         prediction = Prediction(self.pool, [key for key in keys if key not in self.told])
         for key in prediction.keys:
             self._settle(key)
@@ -99,21 +97,21 @@ class PoolContents:
         return prediction
 
     def end(self, prediction: Prediction, now_s: float) -> None:
-        """Its request is over: what it has computed is told of soon, if ever."""
+        """Note the end of a prediction's request; a report must follow soon, or the blocks are not there."""
         prediction.over_s = now_s
         if self.is_told:
             self._over.append(prediction)
 
     def begin(self) -> None:
-        """From now on its server tells, and begins with what is there."""
+        """Start to trust the memory server, which next reports all blocks that it has."""
         self._void()
-        if not self.is_told:  # else those that are over are forgotten in a moment
+        if not self.is_told:  # otherwise `forget_over` drops ended predictions soon
             for prediction in [prediction for prediction in self._predictions if prediction.over_s < math.inf]:
                 self._drop(prediction)
         self.is_told = True
 
     def note(self, event: BlockEvent, keys: Sequence[int]) -> None:
-        """That became of the blocks of these keys."""
+        """Apply a sealed, parked or evicted event to the blocks with these keys."""
         match event:
             case BlockEvent.SEALED:
                 for key in keys if self._predicted else ():
@@ -128,18 +126,18 @@ class PoolContents:
                 self.parked.difference_update(keys)
 
     def forget_told(self) -> None:
-        """Its server tells no more, or something was missed."""
+        """Drop all reports, because the server stopped reporting or a report was lost."""
         self._void()
         self._over.clear()
         self.is_told = False
 
     def forget_over(self, now_s: float) -> None:
-        """What was not told of a moment after its request was over is not there."""
+        """Drop predictions not confirmed within `MOMENT_S` after the end of their requests."""
         while self._over and self._over[0].over_s <= now_s - MOMENT_S:
             self._drop(self._over.popleft())
 
     def _num_there(self, keys: Sequence[int], begin: int) -> int:
-        """Where a run of blocks that are there, which begins so, ends."""
+        """Return the end of the run of cached blocks that starts at `begin`."""
         told, predicted = self.told, self._predicted
         for number in range(begin, len(keys)):
             if keys[number] not in told and keys[number] not in predicted:
@@ -152,7 +150,7 @@ class PoolContents:
         self.copy_us = 0
 
     def _settle(self, key: int) -> None:
-        """It is told of now, or a later request leaves it there."""
+        """Take a key out of its prediction, because of a report or a later prediction."""
         if (prediction := self._predicted.pop(key, None)) is not None:
             prediction.num_latest -= 1
             if not prediction.num_latest:
@@ -166,58 +164,58 @@ class PoolContents:
 
 
 class PrefixMap:
-    """Of all pools that some worker has blocks of."""
+    """Contents of all pools used by a worker."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._pools: dict[PoolName, PoolContents] = {}
         self._clock = clock
 
     def meet(self, pool: PoolName, num_blocks: int) -> None:
-        """A worker has blocks of it; that there are fewer than another one said is not believed."""
+        """Add a pool used by a worker; the largest number of blocks stated by any worker counts."""
         contents = self._pools.setdefault(pool, PoolContents(pool, num_blocks))
         contents.num_blocks = max(contents.num_blocks, num_blocks)
 
     def keep(self, pools: Collection[PoolName]) -> None:
-        """All others are gone."""
+        """Drop all pools but these."""
         self._pools = {pool: contents for pool, contents in self._pools.items() if pool in pools}
 
     def forget(self, pool: PoolName) -> None:
-        """Nobody knows what is there."""
+        """Forget the blocks of a pool, reported and predicted."""
         if (contents := self._pools.get(pool)) is not None:
             self._pools[pool] = PoolContents(pool, contents.num_blocks)
 
     def contents(self, pool: PoolName) -> PoolContents:
-        """What is known of one that some worker has blocks of."""
+        """Return the contents of a known pool; raises KeyError for others."""
         return self._pools[pool]
 
     def is_told(self, pool: PoolName) -> bool:
-        """Whether its memory server says what is there."""
+        """Tell whether the pool's memory server reports blocks."""
         contents = self._pools.get(pool)
         return contents is not None and contents.is_told
 
     def find(self, pool: PoolName, keys: Sequence[int]) -> Found:
-        """Blocks of a text, as far as can be told."""
+        """Return the cached blocks of a text in a pool, as far as known."""
         if (contents := self._pools.get(pool)) is None:
             return NOTHING
         contents.forget_over(self._clock())
         return contents.find(keys)
 
     def predict(self, pool: PoolName, keys: Sequence[int]) -> Prediction:
-        """A request leaves these blocks there; its `end` is to follow."""
+        """Predict the blocks that a request leaves in a pool; the caller calls `end` afterwards."""
         contents = self._pools.get(pool)
         return contents.predict(keys) if contents is not None else Prediction(pool, [])
 
     def end(self, prediction: Prediction) -> None:
-        """The request is over."""
+        """Note the end of the request of a prediction."""
         if (contents := self._pools.get(prediction.pool)) is not None:
             contents.end(prediction, self._clock())
 
     @property
     def num_told(self) -> int:
-        """Blocks that memory servers have told of."""
+        """Blocks reported by memory servers."""
         return sum(contents.num_told for contents in self._pools.values())
 
     def told_by(self, server_id: str) -> tuple[int, int] | None:
-        """What one has told of: in its pools, and in host memory only; None if it tells of none of its pools."""
+        """Return blocks reported by a memory server: in its pools, and in host memory only. None without reports."""
         told = [contents for (owner, _), contents in self._pools.items() if owner == server_id and contents.is_told]
         return (sum(len(c.told) for c in told), sum(len(c.parked) for c in told)) if told else None

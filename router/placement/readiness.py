@@ -1,4 +1,4 @@
-"""Says whether a completion would be answered, and what keeps the system from serving as it was built to."""
+"""Judges whether completions are answered, and lists problems that keep the system from full service."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from router.placement.kv_paths import KVPaths
 from router.placement.member import NO_TRANSPORT, Member
 
 MAX_TOLD = 8
-"""Problems of one kind that are told one by one."""
+"""Problems of a kind listed individually."""
 
 
 class Kind(Enum):
-    """Names of problems, as the metric `baton_problems` has them."""
+    """Names of problems, used by the metric `baton_problems`."""
 
     NO_DECODE_WORKER = "no_decode_worker"
     NO_PREFILL_WORKER = "no_prefill_worker"
@@ -26,18 +26,18 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that an operator may want to mend, in one sentence."""
+    """A sentence about something to mend, for an operator."""
 
     kind: Kind
     text: str
-    num: int = 1  # of the kind, where more are told as one
+    num: int = 1  # problems of the kind summed up here
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Follows from who is there alone, never from what happened before."""
+    """Service status and its problems; depends on the present workers alone, never on the past."""
 
-    status: StatusName  # degraded: completions are answered, though not as they should be
+    status: StatusName  # degraded: completions are answered, but worse than intended
     problems: tuple[Problem, ...]
 
     @property
@@ -48,7 +48,7 @@ class Readiness:
 def readiness_of(workers: Collection[Member], paths: KVPaths) -> Readiness:
     """Judge the registered workers and the KV paths between them.
 
-    One decode worker that takes requests is enough for an answer: without a prefill worker, or without a KV path, it
+    A single serving decode worker is enough for an answer. Without a prefill worker or a KV path, a decode worker
     computes prompts itself.
     """
     decodes = [worker for worker in workers if worker.ready.role is Role.DECODE]
@@ -65,7 +65,7 @@ def _no_decode(decodes: Iterable[Member]) -> Problem:
 
 
 def _no_handoffs(workers: Iterable[Member], paths: KVPaths) -> Iterable[Problem]:
-    """Yield why decode workers that take handoffs compute prompts themselves, if they do."""
+    """Yield why decode workers able to take handoffs compute prompts themselves, if all do."""
     serving = [worker for worker in workers if worker.is_serving]
     decodes = [worker for worker in serving if worker.ready.role is Role.DECODE]
     prefills = [w for w in serving if w.ready.role is Role.PREFILL and w.ready.transport != NO_TRANSPORT]

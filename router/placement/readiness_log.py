@@ -1,4 +1,4 @@
-"""Logs what changes of the readiness, and since when."""
+"""Logs changes of the readiness, with their causes."""
 
 import logging
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from router.placement.readiness import Readiness
 logger = logging.getLogger(__name__)
 
 SETTLING_S = 3.0
-"""Shorter degradations are not told: at a start one worker comes before the other."""
+"""Seconds a degradation must last to be logged, because workers start one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class _Change:
 
 
 class ReadinessLog:
-    """Remembers what was told last."""
+    """Logger of readiness changes; remembers the readiness logged last."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class ReadinessLog:
         self._settling: _Change | None = None
 
     def note(self, now: Readiness, cause: str) -> None:
-        """Tell at once that requests are served, or are not, and keep a degradation until it has lasted."""
+        """Log at once if service starts or stops; delay a degradation until `check` finds it lasting."""
         if now == self._told:
             self._settling = None
         elif now.status == "degraded":
@@ -38,7 +38,7 @@ class ReadinessLog:
             self._tell(now, cause)
 
     def check(self) -> None:
-        """Tell of a degradation that has lasted; call a few times a second."""
+        """Log a lasting degradation; call a few times a second."""
         settling = self._settling
         if settling is not None and self._clock() - settling.at_s >= SETTLING_S:
             self._tell(settling.readiness, settling.cause)

@@ -1,4 +1,4 @@
-"""What a completion asks of workers, and the pair that it is sent to."""
+"""A completion's demand on workers, and the pair chosen for it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,37 +8,36 @@ from router.placement.member import Member
 from router.placement.text_keys import TextKeys
 
 FORESEEN_TOKENS = 1024
-"""Outputs that a sequence is expected to have at most: few come near their max_tokens. Of those that grow on, workers
-tell by the blocks that they have left."""
+"""Expected outputs of a sequence at most, because few come near their max_tokens. Workers show longer ones by their
+free blocks."""
 MOVED_AT_ONCE = 4
-"""Tokens whose KV is moved to another pool, that count as much as one to compute. A copy takes less, but what is moved
-lies in two pools then, and others have less room."""
+"""Tokens of KV moved to another pool per token of cost. A copy is cheaper, but moved blocks then occupy two pools."""
 LOAD_TOKENS = 32_768
-"""What a decode worker that is full counts as, and one that is half full as half of it."""
+"""Cost of a full decode worker, in tokens; a half full worker costs half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a completion asks of the pair that takes it."""
+    """Needs of a completion that a pair must meet."""
 
-    num_tokens: int  # prompt and outputs so far: computed as a prompt
-    max_total_tokens: int  # prompt and the most outputs it may have
-    avoided: Member | None = None  # gave it back: anybody else is better
-    is_trial: bool = False  # it wants workers without anything unproven
-    texts: tuple[TextKeys, ...] = ()  # by which it is known what of it lies where; none while that makes no difference
-    takes_trip: bool = False  # it is computed by a prefill worker, if there is one
+    num_tokens: int  # prompt and outputs so far, all computed as a prompt
+    max_total_tokens: int  # prompt and the maximum of outputs
+    avoided: Member | None = None  # gave the completion back; chosen last
+    is_trial: bool = False  # needs workers without unproven sequences
+    texts: tuple[TextKeys, ...] = ()  # for prefix lookups, a layout each; none without a choice
+    takes_trip: bool = False  # needs a prefill worker, if any is there
 
     @property
     def expected_tokens(self) -> int:
-        """That it is expected to have at its end."""
+        """Tokens expected at the end of the completion."""
         return min(self.max_total_tokens, self.num_tokens + FORESEEN_TOKENS)
 
     def text_in(self, layout: KVLayout) -> TextKeys | None:
-        """Its keys in that layout, if they are made."""
+        """Return the text's keys in a layout, None if not made."""
         return next((text for text in self.texts if text.layout == layout), None)
 
     def covers(self, other: "Demand") -> bool:
-        """Whether nobody takes this who does not take the other."""
+        """Tell whether every worker that takes this demand also takes the other."""
         return (
             self.num_tokens >= other.num_tokens
             and self.max_total_tokens >= other.max_total_tokens
@@ -48,29 +47,29 @@ class Demand:
 
 
 LEAST = Demand(num_tokens=1, max_total_tokens=1, takes_trip=True)
-"""Asks for nothing but a free place."""
+"""Needs nothing but a free place."""
 
 
 class Cost(NamedTuple):
-    """Of a request at a pair."""
+    """Cost of a request at a pair, in tokens unless stated otherwise."""
 
-    num_waiting: int = 0  # tokens that the prefill worker was sent before, and has not computed
-    num_known: int = 0  # of its prompt that are there
-    num_restored: int = 0  # of its prompt that are in host memory, and copied back
-    restoring: float = 0.0  # that could be computed while this is done
-    num_taken: int = 0  # of its prompt that are not, and that it takes from the pool of a decode worker
-    num_computed: int = 0  # the others
-    num_moved: int = 0  # that it takes, and those of the prompt whose KV is not in the decode worker's pool
-    load: float = 0.0  # of the decode worker
+    num_waiting: int = 0  # sent to the prefill worker earlier, not computed yet
+    num_known: int = 0  # cached in the prefill worker's pool
+    num_restored: int = 0  # copied back from host memory
+    restoring: float = 0.0  # restoring time, as tokens computed meanwhile
+    num_taken: int = 0  # taken from a decode worker's pool
+    num_computed: int = 0  # all other prompt tokens
+    num_moved: int = 0  # `num_taken`, and tokens without KV in the decode worker's pool
+    load: float = 0.0  # of the decode worker; 1 is full
 
     @property
     def num_expected(self) -> int:
-        """Of its prompt, tokens that are not computed."""
+        """Prompt tokens expected not to be computed."""
         return self.num_known + self.num_restored + self.num_taken
 
     @property
     def total(self) -> float:
-        """As many tokens to compute take as long."""
+        """The whole cost, as tokens computed in an equal time."""
         prompt = self.num_waiting + self.num_computed + self.restoring
         return prompt + self.num_moved / MOVED_AT_ONCE + LOAD_TOKENS * self.load
 
@@ -85,17 +84,17 @@ FREE = Cost()
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who computes the prompt and who decodes; the same worker when it does both."""
+    """A pair of workers: the prefill worker and the decode worker, perhaps a single worker in both places."""
 
     prefill: Member
     decode: Member
     expected_blocks: Counts  # at the decode worker
     overtakes: bool = False  # sent ahead of its turn
     cost: Cost = FREE
-    num_pairs: int = 1  # that had room, of which this costs least
-    holder: Member | None = None  # a decode worker in whose pool there is more of the prompt
-    num_wasted: int = 0  # tokens that are computed, and would not be where there is no room now
-    saved: str = ""  # by computing it where it is decoded, although there are prefill workers
+    num_pairs: int = 1  # candidates with room; this pair is the cheapest
+    holder: Member | None = None  # decode worker with more of the prompt in its pool
+    num_wasted: int = 0  # computed tokens that a full worker would not have to compute
+    saved: str = ""  # why the decode worker computes the prompt, despite prefill workers
 
     @property
     def is_local(self) -> bool:
@@ -107,12 +106,12 @@ class Route:
 
     @property
     def most_tokens(self) -> int:
-        """That are computed of it there; 0: all."""
+        """Prompt tokens that the worker may compute at most; 0 is no limit."""
         return self.prefill.ready.short_prompt_tokens if self.saved else 0
 
     @property
     def reason(self) -> str:
-        """Why these workers."""
+        """Reason for the choice of these workers."""
         if self.saved:
             return f"decoded where it is computed: {self.saved}"
         best = f"the best of {self.num_pairs}: {self.cost}" if self.num_pairs > 1 else "the only pair with room"

@@ -1,13 +1,15 @@
-"""Which workers stand by: ready for everything, and without requests until they are needed.
+"""Standbys: workers ready to serve, but without requests until needed.
 
-A standby is started with `worker.standby` = N, for N others of its role on its device. While so many can take requests
-it is **in reserve**; when one of them is lost, leaves or falls silent it is **needed**, and an ordinary worker, until
-they are back. What it was sent until then it finishes. Of several standbys on a device the first by id is needed first,
-and counts for those behind it. A worker that is back and has met nobody yet is no help: while no path is proven but
-with standbys, those of one role are needed, of both if need be. How busy anybody is does not matter.
+A standby starts with `worker.standby` = N, for N other workers of equal role and device. While N such workers can take
+requests, the standby is **in reserve**. When a worker is lost, leaves or falls silent, the standby is **needed**, and
+serves as an ordinary worker until enough workers are back. A standby finishes all requests it has got.
 
-All this follows from who is there, never from what happened before. So after any deaths in any order, and in a router
-that has just started, those in reserve are the same.
+Of several standbys on a device, the first by id is needed first, and counts as a worker for the standbys after it. A
+returned worker without any proven path is no help. If only standbys have proven paths, the standbys of a role are
+needed, or of both roles. Load does not matter.
+
+All decisions follow from the present workers, never from history. So the reserve is equal after deaths in any order,
+and in a router just started.
 """
 
 import logging
@@ -20,19 +22,23 @@ from router.placement.member import NO_TRANSPORT, Member, Need
 logger = logging.getLogger(__name__)
 
 IsProven = Callable[[Member, Member], bool]
-"""Whether blocks travel from a prefill worker to a decode worker."""
+"""Tells whether blocks travel from a prefill worker to a decode worker."""
 
 
 class Standbys:
-    """Keeps `Member.need` of all standbys what it has to be, and says when it changes."""
+    """Keeper of `Member.need` for all standbys; logs every change."""
 
     def __init__(self, is_proven: IsProven, clock: Callable[[], float]) -> None:
         self._is_proven = is_proven
         self._clock = clock
-        self.num_needed = Counter[Role]()  # how often since the start of the router
+        self.num_needed = Counter[Role]()  # needs since the router's start
 
     def review(self, workers: Collection[Member], cause: str) -> None:
-        """Call whenever somebody came, went, fell silent or spoke again, or a path was tried; `cause` says which."""
+        """Update all standbys; call after a worker came, left, fell silent or spoke again, or a path was tried.
+
+        Args:
+            cause: description of the event, for the log.
+        """
         if not any(worker.ready.standby for worker in workers):
             return
         there = [worker for worker in workers if not (worker.draining or worker.silent)]
@@ -52,7 +58,7 @@ class Standbys:
 
 
 def reserve_of(there: Collection[Member], is_proven: IsProven) -> set[Member]:
-    """The standbys among workers that may be sent to which are not needed."""
+    """Return the standbys not needed, among workers open for requests."""
     surplus = _surplus(there)
     of_role = [{worker for worker in surplus if worker.ready.role is role} for role in (Role.DECODE, Role.PREFILL)]
     for reserve in (surplus, *of_role):
@@ -62,7 +68,7 @@ def reserve_of(there: Collection[Member], is_proven: IsProven) -> set[Member]:
 
 
 def _surplus(there: Iterable[Member]) -> set[Member]:
-    """The standbys for whom so many as they stand by for are there."""
+    """Return the standbys for which enough other workers are there."""
     num_serving = Counter(worker.place for worker in there if not worker.ready.standby)
     surplus = set()
     for standby in sorted((worker for worker in there if worker.ready.standby), key=lambda worker: worker.id):
@@ -74,7 +80,7 @@ def _surplus(there: Iterable[Member]) -> set[Member]:
 
 
 def _has_pair(workers: Iterable[Member], is_proven: IsProven) -> bool:
-    """Whether some decode worker takes handoffs from some prefill worker, or wants none."""
+    """Tell whether some decode worker takes handoffs from some prefill worker, or takes no handoffs at all."""
     prefills = [worker for worker in workers if worker.ready.role is Role.PREFILL]
     decodes = [worker for worker in workers if worker.ready.role is Role.DECODE]
     return any(

@@ -1,7 +1,7 @@
-"""The keys of a text's blocks, by which the router knows what of it lies where.
+"""Keys of a text's blocks, with which the router looks up cached prefixes.
 
-Workers seal blocks under these keys (`common/wire/values/block_key.py`). Here they are cut to eight bytes, as numbers:
-nothing is read by them, so two keys that are equal by chance cost no more than a wrong guess.
+Workers seal blocks under full keys (`common/wire/values/block_key.py`). The router cuts keys to eight bytes. No block
+is read by a cut key, so two keys equal by chance only cause a wrong guess.
 """
 
 from array import array
@@ -16,15 +16,15 @@ from common.wire.values.packing import pack_ids
 
 @dataclass(slots=True, eq=False)
 class TextKeys:
-    """Of the full blocks of a text in one layout, as far as they are made."""
+    """Keys of the full blocks of a text in a KV layout, as far as computed."""
 
     layout: KVLayout
-    digest: bytes  # of the last of these blocks, or where the chain begins
+    digest: bytes  # of the last block, or the root of the chain
     keys: "array[int]"  # [num_blocks]
 
     @classmethod
     def of(cls, layout: KVLayout, salt: bytes) -> Self:
-        """Of an empty text; those of two salts have no block in common."""
+        """Return the keys of an empty text; texts with different salts share no block."""
         return cls(layout, root_of(layout, salt), array("Q"))
 
     @property
@@ -33,21 +33,21 @@ class TextKeys:
 
     @property
     def num_tokens(self) -> int:
-        """Of these blocks."""
+        """Tokens in the blocks with keys."""
         return len(self.keys) * self.block_size
 
     def grow(self, token_ids: Sequence[int]) -> None:
-        """Go on with the tokens behind these blocks."""
+        """Append the keys of the tokens after the last block."""
         self.extend(digests(self.digest, pack_ids(token_ids), self.block_size))
 
     def extend(self, made: Sequence[bytes]) -> None:
-        """Go on with blocks of these digests."""
+        """Append blocks with these digests."""
         if made:
             self.digest = made[-1]
             self.keys += short_keys(made)
 
     def grown(self, token_ids: Sequence[int]) -> Self:
-        """The same as another: these stay what they are, as others may have them, too."""
+        """Return a longer copy; the original stays unchanged, because several owners may share it."""
         longer = replace(self, keys=self.keys[:])
         longer.grow(token_ids)
         return longer

@@ -1,7 +1,7 @@
-"""Who is alive, which KV paths work, and which pair gets the next request.
+"""Registry of live workers and KV paths; chooses the pair for the next request.
 
-Knows no sockets and no requests. Invariant: a worker is in the pool under one epoch at a time, and
-its counters cover exactly what was assigned to that incarnation and not yet given back.
+Knows no sockets and no requests. Invariant: a worker is registered under a single epoch at a time. Its counters cover
+exactly the sequences assigned to that incarnation and not yet released.
 """
 
 import logging
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker that is to be removed, and why."""
+    """A worker to be removed, and the reason."""
 
     worker: Member
     reason: str
@@ -39,7 +39,7 @@ class Loss:
 
 
 MEETING_S = 3.0
-"""For a prefill and a decode worker to prove their path, once both are here: until then prompts wait for that."""
+"""Seconds for two new workers to prove their path; prompts wait meanwhile."""
 
 
 class WorkerPool:
@@ -66,11 +66,11 @@ class WorkerPool:
 
     @property
     def paths(self) -> list[KVPathReport]:
-        """What decode workers said of the ways to prefill workers that are registered now."""
+        """Reports about paths from registered prefill workers."""
         return list(self._paths)
 
     def num_partners(self) -> Counter[str]:
-        """By worker, those of the other role that serve and with which its KV path is proven."""
+        """Count, for each worker, the serving workers of the other role with a proven KV path."""
         serving = {worker for worker in self if worker.is_serving}
         return Counter({worker.id: len(self._paths.partners(worker) & serving) for worker in self})
 
@@ -78,23 +78,24 @@ class WorkerPool:
         return self._workers.get(worker_id)
 
     def get(self, worker_id: str, epoch: int) -> Member | None:
-        """That very incarnation, if it is registered."""
+        """Return the registered worker with this id and epoch, None for any other incarnation."""
         worker = self._workers.get(worker_id)
         return worker if worker is not None and worker.epoch == epoch else None
 
     def max_model_len(self, limit: int) -> int:
-        """`limit`, or less when no registered decode worker takes that many tokens.
+        """Return `limit`, or less if no registered decode worker takes so many tokens.
 
-        Standbys do not count: what only they take is not promised, and what they do not take waits for the others.
+        Standbys do not count: a length taken only by standbys is not promised. Requests too long for a standby wait for
+        others.
         """
         decodes = [worker.ready for worker in self if worker.ready.role is Role.DECODE]
         lengths = [ready.max_model_len for ready in decodes if not ready.standby]
         return min(limit, max(lengths, default=limit))
 
-    # --- coming and going -----------------------------------------------------------------------
+    # --- registration ---------------------------------------------------------------------------
 
     def add(self, ready: WorkerReady, now_s: float) -> Member:
-        """Register; the caller has removed an earlier incarnation."""
+        """Register a worker; the caller has removed any earlier incarnation."""
         worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s)
         self._paths.join(worker)
         self.prefixes.meet(worker.pool, sum(ready.num_blocks))
@@ -102,7 +103,7 @@ class WorkerPool:
         return worker
 
     def drain(self, worker: Member) -> None:
-        """It leaves, as it says itself or by what it gives back, whichever comes first: nothing new is sent there."""
+        """Stop sending work to a leaving worker, told by a notice or by returned work; later calls change nothing."""
         if worker.draining:
             return
         worker.draining = True
@@ -110,7 +111,7 @@ class WorkerPool:
         self._review(f"{worker} is leaving")
 
     def beat(self, heartbeat: Heartbeat, now_s: float) -> bool:
-        """Note a sign of life; False when it comes from somebody unknown."""
+        """Note a heartbeat; return False if the worker is unknown."""
         worker = self.get(heartbeat.worker_id, heartbeat.epoch)
         if worker is None:
             return False
@@ -122,7 +123,7 @@ class WorkerPool:
         return True
 
     def remove(self, worker: Member) -> None:
-        """Forget it and what it said of KV paths, and what others said of paths to it."""
+        """Forget a worker, its path reports, and reports about its paths."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
         self._paths.leave(worker)
@@ -130,9 +131,9 @@ class WorkerPool:
         self._review(f"{worker} is gone")
 
     def set_path(self, report: KVPathReport) -> bool:
-        """Note how blocks travel; False when it does not come from a decode worker, or says what it said before.
+        """Note a KV path report; return False if the reporter is no registered decode worker, or nothing is new.
 
-        The prefill worker may be unknown for now: after a restart of the router either comes first.
+        The prefill worker may be unknown, because after a restart of the router either side registers first.
         """
         worker = self.get(report.worker_id, report.epoch)
         if worker is None or worker.ready.role is not Role.DECODE or not self._paths.note(report):
@@ -141,9 +142,10 @@ class WorkerPool:
         return True
 
     def losses(self, now_s: float) -> list[Loss]:
-        """Workers that are silent for too long, or busy without a finished step for too long.
+        """Return workers silent for too long, or busy without a finished step for too long.
 
-        Those half way there are marked: when many die at once, one's requests must not go to the next.
+        Workers silent for half of the timeout are marked. So when many die at once, requests of a dead worker do not
+        move to another dead worker.
         """
         lost = []
         self._readiness_log.check()
@@ -162,27 +164,28 @@ class WorkerPool:
         return lost
 
     def forgive_silence(self, now_s: float) -> None:
-        """The router itself was asleep: nobody's silence counts."""
+        """Restart all silence timers, after the router itself was suspended."""
         for worker in self:
             worker.last_seen_s = now_s
 
     # --- choice ---------------------------------------------------------------------------------
 
     def choose(self, demand: Demand, *, overtakes: bool = False) -> Route | None:
-        """The pair with room for what is asked that has it done at the least cost; None when there is none now.
+        """Return the cheapest pair with room for a demand, None if no pair has room now.
 
-        The cost is prompt tokens to compute, of those who wait there too, and what lies elsewhere or is full counts as
-        so many more. So what was computed before draws its like, but not to where others wait for longer than that
+        The cost counts prompt tokens to compute, including prompts already waiting at the worker. Moved KV and load
+        count as additional tokens. So a request goes to its cached prefix, unless waiting costs more than the prefix
         saves.
 
-        A prompt `overtakes` where it is shorter than those that are there. Beside its window a worker gets one step's
-        worth of such prompts, longer ones not counted: the shortest are computed first, while all others wait.
+        With `overtakes`, a prompt may go to a worker whose waiting prompts are longer. A worker gets such prompts for a
+        single step beyond its window. Longer prompts do not count in the limit, because the shortest are computed
+        first.
         """
         has_room = self._has_room_ahead if overtakes else self._has_room
         prefills, decodes, alone = self._who_may(demand)
         costs, route = Costs(demand, self.prefixes, self._paths, self), None
         with_room, alone_with_room = ([w for w in workers if has_room(w, demand)] for workers in (prefills, alone))
-        if not (with_room or alone_with_room):  # as mostly in an overload, in which this is asked again and again
+        if not (with_room or alone_with_room):  # return early: in an overload this is the common case
             return own_route((*decodes, *alone), demand, costs, None)
         num_decodes = sum(worker.ready.role is Role.DECODE for worker in self)
         pairing = Pairing(with_room, num_decodes, self._paths, demand, costs)
@@ -191,48 +194,52 @@ class WorkerPool:
             prefill, decode = pair
             num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
             cost, holder = costs.of(pair), costs.holder_for(prefill)
-            least = min(costs.prompt(worker).num_computed for worker in (*prefills, *alone))  # with room or not
+            least = min(costs.prompt(worker).num_computed for worker in (*prefills, *alone))  # with or without room
             route = Route(prefill, decode, num_blocks, overtakes, cost, num_pairs, holder, cost.num_computed - least)
         return own_route((*decodes, *alone), demand, costs, route) or route
 
     def may_overtake(self, shortest: Demand) -> bool:
-        """Whether a prompt may be sent anywhere ahead of its turn; where the shortest may not, no other one may."""
+        """Tell whether any prompt may be sent ahead of its turn, given the shortest waiting prompt."""
         return any(worker.ready.short_prompt_tokens or self._has_room_ahead(worker, shortest) for worker in self)
 
     @property
     def has_choice(self) -> bool:
-        """Whether it makes a difference what lies where."""
+        """True if the place of cached prefixes can influence a choice."""
         return len({worker.pool for worker in self}) > 1 or any(worker.ready.short_prompt_tokens for worker in self)
 
     def layouts(self) -> set[KVLayout]:
-        """Of blocks that may be found again, where it makes a difference in which pool they are."""
+        """Return layouts of reusable blocks; none if their place cannot influence a choice."""
         if not self.has_choice:
             return set()
         return {worker.ready.kv_layout for worker in self if worker.ready.kv_layout.is_reusable}
 
     def transport(self, route: Route) -> str:
-        """How KV blocks travel along a route; "none" where a worker does both."""
+        """Return the transport of KV blocks along a route, "none" for a worker that does both."""
         prefill, decode = route.prefill, route.decode
         path = self._paths.find(prefill, decode)
         return NO_TRANSPORT if path is None else path.transport
 
     def longest(self) -> int:
-        """Most tokens, prompt and outputs together, of a completion that some worker takes."""
+        """Return the most tokens, prompt and outputs together, that some worker takes."""
         return max((worker.ready.max_model_len for worker in self._takers(Role.DECODE)), default=0)
 
     @property
     def readiness(self) -> Readiness:
-        """Whether a completion would be answered now, be the workers busy or not."""
+        """Present status: whether a completion would be answered, busy workers included."""
         return readiness_of(self._workers.values(), self._paths)
 
     def awaits_trial(self, demand: Demand) -> bool:
-        """Whether a trial would have a pair with room, but for what is unproven there, and no other is going on."""
+        """Tell whether only unproven sequences keep a trial from a pair with room, and no other trial runs."""
         if not demand.is_trial or any(worker.has_trial for worker in self):
             return False
         return self.choose(replace(demand, is_trial=False)) is not None
 
     def assign(self, route: Route, num_tokens: int, *, is_trial: bool = False) -> None:
-        """Count one sequence of `num_tokens` prompt tokens on its way."""
+        """Count a sequence sent to a route.
+
+        Args:
+            num_tokens: prompt tokens of the sequence.
+        """
         for worker in route.workers:
             worker.num_unproven += 1
             worker.has_trial = is_trial
@@ -246,37 +253,37 @@ class WorkerPool:
         route.decode.expected_blocks = plus(route.decode.expected_blocks, route.expected_blocks)
 
     def lighten_prompt(self, route: Route, num_tokens: int, num_left: int) -> None:
-        """Of the prompt of an assigned sequence, so long as it was thought to be, no more than that is computed."""
+        """Reduce the counted prompt of an assigned sequence from `num_tokens` to `num_left` tokens to compute."""
         route.prefill.outstanding_tokens -= num_tokens - num_left
         if route.overtakes:
             route.prefill.overtaking.remove(num_tokens)
             insort(route.prefill.overtaking, num_left)
 
     def release_prompt(self, route: Route, num_tokens: int) -> None:
-        """The prompt of an assigned sequence is computed, or given up."""
+        """Uncount the prompt of an assigned sequence, computed or given up."""
         route.prefill.outstanding_tokens -= num_tokens
         route.prefill.num_outstanding -= 1
         if route.overtakes:
             route.prefill.overtaking.remove(num_tokens)
 
     def release(self, route: Route) -> None:
-        """One sequence less, whose prompt was released before."""
+        """Uncount a sequence after `release_prompt`."""
         route.decode.num_assigned -= 1
         route.decode.expected_blocks = minus(route.decode.expected_blocks, route.expected_blocks)
 
     def prove(self, route: Route) -> None:
-        """One sequence less that has not got on: the one on trial, if there is one."""
+        """Count a sequence as proven because of its progress; ends a trial."""
         for worker in route.workers:
             worker.num_unproven -= 1
             worker.has_trial = False
 
     def has_gpu_alone(self, route: Route) -> bool:
-        """Whether the GPU that computes the prompt of an assigned route has no sequence to decode but that."""
+        """Tell whether the prompt's GPU decodes no sequence but the route's own."""
         decodes = [worker for worker in self if worker.ready.role is Role.DECODE and worker.gpu == route.prefill.gpu]
         return sum(worker.num_assigned for worker in decodes) == (route.decode in decodes)
 
     def num_prompt_gpus(self) -> int:
-        """GPUs, or CPUs, that compute prompts."""
+        """Count GPUs, or CPUs, that compute prompts."""
         workers = self._takers(Role.PREFILL) or self._takers(Role.DECODE)
         return len({worker.gpu for worker in workers})
 
@@ -285,7 +292,7 @@ class WorkerPool:
         self._readiness_log.note(self.readiness, cause)
 
     def _takers(self, role: Role) -> list[Member]:
-        """Workers of one role that take new work; a prefill worker that hands nothing off is of no use."""
+        """Return workers of a role open for new work; a prefill worker without handoffs is useless."""
         return [
             worker
             for worker in self
@@ -295,10 +302,10 @@ class WorkerPool:
         ]
 
     def _who_may(self, demand: Demand) -> tuple[list[Member], list[Member], list[Member]]:
-        """Prefill workers that can compute what is asked for, decode workers that take it from them, and those alone.
+        """Return fitting prefill workers, decode workers taking handoffs, and decode workers computing prompts alone.
 
-        A decode worker does both alone if it takes no handoffs, or while no path to any decode worker is proven or
-        about to be: a worker that has just come has met nobody yet.
+        A decode worker works alone if it takes no handoffs. All work alone if no path to any is proven or about to be
+        proven. A new worker gets `MEETING_S` to prove a path.
         """
         decodes = [w for w in self._takers(Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
         decodes = [worker for worker in decodes if _is_open(worker, demand)]
@@ -322,7 +329,7 @@ class WorkerPool:
         return by_turn < self._prefill_window * worker.ready.max_batch_tokens
 
     def _has_room_ahead(self, worker: Member, demand: Demand) -> bool:
-        """Whether a prompt may be sent there ahead of its turn; never to a worker without a step budget."""
+        """Tell whether a prompt may be sent to a worker ahead of its turn; never to a worker without a step budget."""
         is_shorter = demand.num_tokens * worker.num_outstanding < worker.outstanding_tokens
         before = worker.overtaking[: bisect_right(worker.overtaking, demand.num_tokens)]
         return is_shorter and sum(before) < worker.ready.max_batch_tokens

@@ -1,1 +1,1 @@
-"""From the bytes of a request to tokens: on the event loop, in a thread, or in another process."""
+"""Reading of request bodies into tokens: on the event loop, in a thread, or in another process."""

@@ -1,7 +1,7 @@
-"""HTTP bodies on their way in: how large, how slow, how many and how much of them is held at once.
+"""Incoming HTTP bodies: bounds on the size, time, number and bytes held.
 
-A body counts from its first byte until its request has been read. The first bytes of each are free: large and slow
-bodies may keep out one another, never a short request.
+A body counts from the first byte until its request has been read. The first `NUM_FREE_BYTES` of each body are free. So
+large and slow bodies may keep out each other, but never a short request.
 """
 
 import asyncio
@@ -18,27 +18,27 @@ from router.dispatch.waiting_queue import busy
 
 NUM_FREE_BYTES = 32_768
 SLOW_S = 1.0
-"""Where as many bodies are open as may be, one that has been coming for longer makes room for the next."""
+"""Age at which a body makes room for the next, if too many are open."""
 TRIMMED_BYTES = 4 << 20
-"""Of bodies that were let go of: before, giving memory back takes longer than it is worth."""
+"""Bytes of released bodies before memory is trimmed, because trimming takes long."""
 
 
 class Body:
-    """One body in the pieces it came in, all of them once `receive` has returned."""
+    """A body in received pieces, complete once `receive` has returned."""
 
     def __init__(self, bodies: "Bodies") -> None:
         self.pieces: list[bytes] = []
         self.num_bytes = 0
-        self.makes_room = False  # for another: it is refused
+        self.makes_room = False  # refused, to make room for another body
         self._bodies = bodies
 
     @property
     def num_counted(self) -> int:
-        """Bytes held beyond what is free."""
+        """Bytes held beyond the free bytes."""
         return max(0, self.num_bytes - NUM_FREE_BYTES)
 
     async def receive(self, request: web.Request) -> None:
-        """Read it to its end; raises RequestError for one that is too large, too slow, compressed or broken."""
+        """Read the whole body; raise RequestError if too large, too slow, compressed or broken."""
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
         if encoding != "identity":
             message = f"content encoding {encoding[:80]!r}: send the JSON as it is"
@@ -67,19 +67,19 @@ class Body:
 
 
 class Bodies:
-    """All bodies held; `num_counted` is the sum over them."""
+    """All bodies held; `num_counted` is the sum over all bodies."""
 
     def __init__(self, limits: RouterSection) -> None:
         self.num_open = 0
         self.num_counted = 0
         self.timeout_s = limits.body_timeout_s
         self._limits = limits
-        self._coming: dict[Body, tuple[float, asyncio.Timeout]] = {}  # since when, the longest first
+        self._coming: dict[Body, tuple[float, asyncio.Timeout]] = {}  # begin of arrival, earliest first
         self._num_freed = 0
 
     @contextmanager
     def hold(self) -> Iterator[Body]:
-        """A body to be received; whatever ends the block lets go of it."""
+        """Yield a body to receive; the end of the block releases the body."""
         if self.num_open >= self._limits.max_requests and not self._make_room():
             raise busy(f"{self.num_open} requests being read, limit {self._limits.max_requests}")
         body = Body(self)
@@ -97,7 +97,7 @@ class Bodies:
 
     @contextmanager
     def coming(self, body: Body, timeout: asyncio.Timeout) -> Iterator[None]:
-        """While it does."""
+        """Count the body as arriving during the block."""
         self._coming[body] = time.monotonic(), timeout
         try:
             yield
@@ -105,7 +105,10 @@ class Bodies:
             self._coming.pop(body, None)
 
     def _make_room(self) -> bool:
-        """By the body that has been coming for the longest, if it is slow: it ends in the loop's next turn."""
+        """Refuse the body arriving for the longest time, if slow; return whether room was made.
+
+        The refused body ends in the loop's next turn.
+        """
         for body, (since_s, timeout) in self._coming.items():
             if time.monotonic() - since_s < SLOW_S:
                 return False
@@ -117,7 +120,7 @@ class Bodies:
         return False
 
     def check(self, body: Body, num_bytes: int) -> None:
-        """Raise RequestError unless `body` may have `num_bytes`: 413 when none may, 429 when not now."""
+        """Raise RequestError unless `body` may have `num_bytes`: 413 if never, 429 if not now."""
         limits = self._limits
         if num_bytes > limits.max_body_bytes:
             message = f"the body is larger than router.max_body_bytes = {limits.max_body_bytes}; split the request"

@@ -1,7 +1,7 @@
-"""Long lists of token ids in JSON, read as arrays: to make a Python object of each id takes four times as long.
+"""Long lists of token ids in JSON, read as arrays: a Python object for each id takes four times as long.
 
-A list is taken out of the text, and a number that no client can foresee stands in its place. A number may stand where
-a list may, so the rest is JSON if the whole was, and means the same; parsed, it has the arrays where the lists were.
+Each list is taken out of the text, and a number unforeseeable by clients takes the list's place. A number may stand
+wherever a list may. So the rest is valid JSON if the whole was, and parses into arrays where the lists were.
 """
 
 import re
@@ -20,11 +20,11 @@ from router.reading.json_body import OUTSIDE, STRING, match_end
 from router.text.prompts import TokenIds
 
 LEAST_CHARS = 512
-"""Shorter lists stay where they are."""
+"""Length of the shortest lists taken out."""
 MAX_BRACKETS = 1100
-"""Prompts of a request, and a few: in a text with more nothing is looked for."""
+"""Limit of brackets, enough for all prompts; texts with more are not searched."""
 CHUNK_CHARS = 1 << 18
-"""Numbers of so many characters are read at once, so that what this takes beside the ids is bounded."""
+"""Characters converted at once, to bound memory beside the ids."""
 ZERO, COMMA, SPACE = np.uint8(ord("0")), ord(","), " \t\n\r"
 POWERS = 10 ** np.arange(1, 10)
 BEGIN = re.compile(r"\[[ \t\n\r]*[0-9]")
@@ -32,15 +32,16 @@ BEGIN = re.compile(r"\[[ \t\n\r]*[0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """A text of JSON and the lists that were in it, by what stands in their places."""
+    """JSON text without long lists; `lists` has the ids by placeholder number."""
 
     rest: str
     lists: Mapping[str, TokenIds]
 
     def values(self, loads: Callable[..., Any], name: str) -> Any:
-        """What `loads` makes of the text, with arrays for lists; None if one is elsewhere than in field `name`.
+        """Return the parsed text, with arrays for lists; None if a list is outside of field `name`.
 
-        There it is the field's value, or in a list that is. Raises what `loads` does: `json.loads`, but for options.
+        A list may be the field's value, or an item of the value. `loads` is called like `json.loads`, and its errors
+        pass through.
         """
         values = loads(self.rest, parse_float=self._list_or_float)
         value = values.get(name) if isinstance(values, dict) else None
@@ -53,17 +54,17 @@ class Parted:
 
 
 def part(text: str, max_rest_chars: int = sys.maxsize) -> Parted:
-    """Take out what is a long list of token ids and nothing else; none if more than `max_rest_chars` would be left."""
+    """Take out all long lists of token ids; none if more than `max_rest_chars` characters would be left."""
     pieces, lists, spans = [], dict[str, TokenIds](), _spans(text)
     secret = secrets.randbits(64)
-    taken_to = outside = 0  # what is before `outside` ends no string too early
+    taken_to = outside = 0  # the text before `outside` has whole strings only
     if len(text) - sum(end - begin for begin, end in spans) > max_rest_chars:
         return Parted(text, lists)
     for begin, end in spans:
         if begin < outside:
             continue
         outside = match_end(OUTSIDE, text, outside, begin)
-        if outside < begin:  # it is in a string
+        if outside < begin:  # the list is in a string
             outside = match_end(STRING, text, outside, len(text))
         elif (ids := ids_of(text, begin + 1, end - 1)) is not None:
             number = f"0.{secret}{len(lists)}"
@@ -74,7 +75,7 @@ def part(text: str, max_rest_chars: int = sys.maxsize) -> Parted:
 
 
 def ids_of(text: str, begin: int, end: int) -> "TokenIds | None":
-    """What stands between the brackets of a list as ids; None unless each is a number of 0 to MAX_INT32."""
+    """Return the ids between a list's brackets; None unless each is a number from 0 to MAX_INT32."""
     ids = array("i")
     while begin <= end:
         comma = text.find(",", begin + CHUNK_CHARS, end)
@@ -88,7 +89,7 @@ def ids_of(text: str, begin: int, end: int) -> "TokenIds | None":
 
 
 def _spans(text: str) -> list[tuple[int, int]]:
-    """Begin and end of what is between brackets, long, and begins with a digit; none where there are many brackets."""
+    """Return begin and end of long brackets beginning with a digit; none for too many brackets."""
     spans, end = list[tuple[int, int]](), 0
     for _ in range(MAX_BRACKETS):
         position = end
@@ -102,9 +103,9 @@ def _spans(text: str) -> list[tuple[int, int]]:
 
 
 def _values(text: str) -> NDArray[np.int64] | None:
-    """Numbers separated by commas, in JSON's way to write them: no sign, no leading zero.
+    """Return numbers separated by commas, written as JSON does: no sign, no leading zero; else None.
 
-    A comma directly behind each but the last: so each is one, and the library, which takes nothing for 0, reads them.
+    A comma must stand directly behind each number but the last, because NumPy reads an empty item as 0.
     """
     if not text.isascii() or not (stripped := text.strip(SPACE)):
         return None

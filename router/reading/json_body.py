@@ -1,4 +1,4 @@
-"""From the bytes of a body to what its JSON says."""
+"""Parsing of a body's JSON, strict about numbers and the number of values."""
 
 import json
 import re
@@ -8,24 +8,27 @@ from typing import Any, NoReturn
 from common.base.errors import RequestError
 
 MAX_VALUES = 524_288
-"""Of a body: more than these take up to 100 bytes each, and no request has so many beside ids (`id_lists`)."""
+"""Limit for a body, because a value takes up to 100 bytes; long `id_lists` do not count."""
 BEFORE_VALUES = ",:[{"
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""One that has no end is all the rest."""
+"""A string; without an end, all the rest."""
 OUTSIDE = re.compile(r'[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"]*+)*+', re.DOTALL)
-"""Whole strings, and what is between them."""
+"""Whole strings, and the text between."""
 CHUNK_CHARS = 1 << 18
 
 
 def loads(text: str, **options: Any) -> Any:
-    """`json.loads`, strict about numbers; raises ValueError or RecursionError, or MemoryError for too many values."""
+    """Parse like `json.loads`, but refuse NaN and infinities.
+
+    Raises ValueError or RecursionError for invalid JSON, MemoryError for too many values.
+    """
     if len(text) > MAX_VALUES and _has_too_many(text):
         raise MemoryError
     return json.loads(text, parse_constant=_refuse_constant, **options)
 
 
 def values_of(data: bytes | bytearray, read: Callable[[str], Any] = loads) -> Any:
-    """What the JSON says; raises RequestError for what is none. Empties a `data` that can be emptied."""
+    """Return the values of JSON; raise RequestError for invalid JSON. Empties a bytearray `data`."""
     try:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
         if isinstance(data, bytearray):
@@ -36,13 +39,16 @@ def values_of(data: bytes | bytearray, read: Callable[[str], Any] = loads) -> An
 
 
 def match_end(pattern: re.Pattern[str], text: str, begin: int, end: int) -> int:
-    """Where a match of `pattern` at `begin` ends, at most `end`; `begin` without one."""
+    """Return the end of a match of `pattern` at `begin`, at most `end`; `begin` without a match."""
     found = pattern.match(text, begin, end)
     return begin if found is None else found.end()
 
 
 def _has_too_many(text: str) -> bool:
-    """Values, by what stands before them: anywhere, or, looked at in parts, outside of strings."""
+    """Tell whether the text has too many values, counted by the characters before values.
+
+    The first count includes strings. Only beyond the limit, parts of the text are counted again without strings.
+    """
     if _most_values(text) <= MAX_VALUES:
         return False
     num_values = at = 0

@@ -1,4 +1,4 @@
-"""Checked requests and answers as bytes, on their way from a process that reads to the router."""
+"""Checked requests and answers as bytes, on the way from a reading process to the router."""
 
 from array import array
 from collections.abc import Callable
@@ -17,11 +17,11 @@ PARTS: dict[str, type[Any]] = {
     "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions,
     "grammar": GrammarSource,
 }  # fmt: skip
-"""Fields of a request that have fields of their own."""
+"""Fields of a request holding dataclasses."""
 
 
 def packed_or_error(reply: Callable[[], bytes], num_bytes: int) -> bytes:
-    """What `reply` makes of a body of so many bytes, or its RequestError; one where memory is not enough, too."""
+    """Return the reply to a body of `num_bytes`, or its packed RequestError; memory exhaustion is an error, too."""
     try:
         return reply()
     except RequestError as error:
@@ -32,25 +32,25 @@ def packed_or_error(reply: Callable[[], bytes], num_bytes: int) -> bytes:
 
 
 def packed_request(request: CompletionRequest) -> bytes:
-    """For `unpack`; prompts are texts or tokens."""
+    """Pack a request for `unpack`; prompts are texts or tokens."""
     prompts = [prompt if isinstance(prompt, str) else prompt.tobytes() for prompt in request.prompts]
     return _packed(asdict(replace(request, prompts=())) | {"prompts": prompts})
 
 
 def packed_answer(answer: bytes) -> bytes:
-    """For `unpack_answer`."""
+    """Pack an answer for `unpack_answer`."""
     return _packed({"answer": answer})
 
 
 def unpack(reply: bytes) -> CompletionRequest:
-    """The completion that `read` found; raises its RequestError."""
+    """Return the packed request; raise the packed RequestError."""
     values = _reply_values(reply)
     parts = {name: part(**values.pop(name)) for name, part in PARTS.items()}
     return CompletionRequest(prompts=list(map(_prompt, values.pop("prompts"))), **parts, **values)
 
 
 def unpack_answer(reply: bytes) -> bytes:
-    """The answer that `read` found; raises its RequestError."""
+    """Return the packed answer; raise the packed RequestError."""
     found: bytes = _reply_values(reply)["answer"]
     return found
 

@@ -1,8 +1,8 @@
-"""Reads bodies where it holds nobody up: the event loop, a thread, or another process, by their length.
+"""Reading of bodies without holding up the event loop: inline, in a thread, or in another process, by length.
 
-Parsing JSON holds the interpreter lock, encoding does not. So short texts are encoded in threads, and a body that
-takes long to parse goes to a process of its own, one at a time, whose memory is limited and given back. The prompt of
-a short chat is written in another process, for the sake of the template, and encoded here as a text.
+Parsing JSON holds the interpreter lock, but encoding does not. So short texts are encoded in threads. A long body goes
+to a process with limited memory, which reads a single body at a time. The prompt of a short chat is written in another
+process, because a template may take too long, and encoded here as text.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from router.text.text_cache import TextCounts
 from router.text.tokenizer import Tokenizer
 
 MAX_INLINE = 512
-"""Characters, or tokens to be shown as text: prompts this short together are done sooner than a thread wakes up."""
+"""Characters or echoed tokens in all; shorter prompts are done before a thread wakes up."""
 MAX_THREADS = 4
 MAX_WRITTEN_CHARS = 2 * NUM_FREE_BYTES
-"""Of the prompt of a short chat."""
+"""Limit for the written prompt of a short chat."""
 SHORT_DEADLINE_S = 10.0
-"""Far more than a short chat takes, whatever the template; then its process is started again."""
+"""Far above a short chat's time; afterwards the process is restarted."""
 
 
 class Reader:
-    """The way from a body to a request whose prompts are tokens."""
+    """Maker of tokenized requests from bodies."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -45,9 +45,9 @@ class Reader:
         self._chat_process = ReaderProcess(self._template_process(config), SHORT_DEADLINE_S)
 
     async def read(self, pieces: list[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION) -> CompletionRequest:
-        """A body, given in pieces, which may be gone then, checked and tokenized; raises RequestError."""
+        """Check and tokenize a body given in pieces, which may be cleared; raise RequestError."""
         if kind in CONVERSATIONS:
-            template_of(self._tokenizer)  # without one there is nothing to start a process for
+            template_of(self._tokenizer)  # raise early: without a template, no process is needed
         num_bytes = sum(map(len, pieces))
         if num_bytes > NUM_FREE_BYTES:
             may_be_ids = kind is Kind.COMPLETION and num_bytes <= MAX_IDS_BYTES
@@ -57,14 +57,14 @@ class Reader:
         elif kind in CONVERSATIONS:
             request = await self._chat_process.read([*pieces], max_model_len, kind)
             is_long = sum(map(len, request.prompts)) > MAX_WRITTEN_CHARS
-            if is_long or request.encoding.mark:  # no thread may encode what has one while others encode
+            if is_long or request.encoding.mark:  # a thread must not encode a mark while others encode
                 return await self._process.read(pieces, max_model_len, kind)
         else:
             request = parse_body(b"".join(pieces), self._tokenizer.info)
         return await self._tokenized(request, max_model_len)
 
     async def answer(self, kind: Kind, pieces: list[bytes], max_model_len: int) -> bytes:
-        """The JSON that answers a body, the same way."""
+        """Return the JSON answer to a body of /tokenize or /detokenize; raise RequestError."""
         if sum(map(len, pieces)) > NUM_FREE_BYTES:
             return await self._process.answer(kind, pieces, max_model_len)
         data = b"".join(pieces)
@@ -76,11 +76,11 @@ class Reader:
 
     @property
     def text_counts(self) -> TextCounts:
-        """Of all texts that were read here or in a process."""
+        """Counts of all texts encoded here or in the process."""
         return self._tokenizer.text_counts + self._process.text_counts
 
     async def warm_up(self) -> None:
-        """Start the processes that the first long body and the first chat would wait for."""
+        """Start both processes, so the first long body and the first chat need not wait."""
         chat = self.read([b'{"messages": [{"role": "user", "content": "a"}]}'], 1, Kind.CHAT)
         for error in await asyncio.gather(self._process.read([], 0), chat, return_exceptions=True):
             if isinstance(error, BaseException) and not isinstance(error, RequestError):
@@ -91,7 +91,7 @@ class Reader:
         await asyncio.gather(self._process.close(), self._chat_process.close())
 
     def _template_process(self, config: Config) -> HelperProcess:
-        """That of a model without a template is never started."""
+        """Return the process for templates; without a chat template, the process is never started."""
         told = packed_model(self._tokenizer) if self._tokenizer.chat_template is not None else b""
         flags = options.to_flags(config, ("log",))
         return HelperProcess("router.reading.template_main", flags, MODEL.pack(len(told)) + told)

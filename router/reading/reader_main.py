@@ -1,7 +1,7 @@
 """`python -m router.reading.reader_main`: the process that reads long bodies for a router, from stdin to stdout.
 
-It ends when its stdin does, so it never outlives its router. Its memory is limited by the kernel: what a body's
-values would take beyond that is refused, or costs this process, which the router then starts again.
+The process ends with its stdin, so never outlives the router. The kernel limits the memory. A body with too many values
+is refused, or ends the process, and the router starts another.
 """
 
 import gc
@@ -16,9 +16,9 @@ from router.reading.reading import read
 from router.text.tokenizer import Tokenizer, encode_in_one_thread, load_tokenizer
 
 BODY_COPIES = 3
-"""What a body holds, beside what encoding may take: with an emoji in it each character takes four bytes, twice."""
+"""Copies of a body, beside encoding; an emoji makes each character four bytes, twice."""
 BYTES_PER_TOKEN = 2048
-"""What encoding takes, seen at up to 1.8 kB for a text of the most characters per token that are let through."""
+"""Bytes for encoding; up to 1.8 kB were seen at the most characters per token."""
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     tame_allocator()
     encode_in_one_thread()
     tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)
-    gc.disable()  # JSON holds no cycles, and collections would walk millions of values again and again
+    gc.disable()  # JSON has no cycles, and each collection would walk millions of values
     settle_memory()
     body_bytes = BODY_COPIES * config.router.max_body_bytes
     limit_memory(body_bytes + BYTES_PER_TOKEN * tokenizer.info.max_model_len + config.router.text_cache_bytes)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def serve(tokenizer: Tokenizer, requests: BufferedReader, replies: BufferedWriter) -> None:
-    """One reply for each request."""
+    """Send a reply to each request."""
     for kind, data, max_model_len in bodies(requests):
         before = tokenizer.text_counts
         reply = read(data, tokenizer, max_model_len, kind)

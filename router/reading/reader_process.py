@@ -1,7 +1,7 @@
-"""The router's end of a process that reads bodies: a queue, one body at a time, started when first needed.
+"""The router's end of a reading process: a queue, read body by body; started on first need.
 
-A body may take its process down with it, by its memory or by a bug of a library: that costs its own request, and the
-next one has a new process.
+A body may end the process, by memory use or a library's bug. Only the request of the body fails, and the next body gets
+a new process.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from router.text.text_cache import TextCounts
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 60.0
-"""Far more than the largest body takes."""
+"""Far above the largest body's time."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A body that waits to be read."""
+    """A body waiting to be read."""
 
     kind: Kind
     pieces: list[bytes]
@@ -35,7 +35,7 @@ class Job:
 
 
 class ReaderProcess:
-    """`router.reading.reader_main` or `router.reading.template_main`, started again when it ended."""
+    """Handle of `router.reading.reader_main` or `router.reading.template_main`, restarted after an end."""
 
     def __init__(self, helper: HelperProcess, deadline_s: float = DEADLINE_S) -> None:
         self._helper = helper
@@ -45,14 +45,14 @@ class ReaderProcess:
         self.text_counts = TextCounts()
 
     async def read(self, pieces: list[bytes], max_model_len: int, kind: Kind = Kind.COMPLETION) -> CompletionRequest:
-        """The request that the process makes of a body in pieces, which are gone then.
+        """Return the request made by the process from a body; empties `pieces`.
 
-        Raises the process's RequestError, or one for a body that has ended it.
+        Raises the process's RequestError, or a RequestError for a body that ended the process.
         """
         return unpack(await self._reply(kind, pieces, max_model_len))
 
     async def answer(self, kind: Kind, pieces: list[bytes], max_model_len: int) -> bytes:
-        """The answer, the same way."""
+        """Return the process's answer to a body; otherwise like `read`."""
         return unpack_answer(await self._reply(kind, pieces, max_model_len))
 
     async def _reply(self, kind: Kind, pieces: list[bytes], max_model_len: int) -> bytes:
@@ -72,7 +72,7 @@ class ReaderProcess:
         while True:
             job = await self._jobs.get()
             if job.reply.cancelled():
-                continue  # nobody waits for it any more
+                continue  # the caller has left
             num_bytes = sum(map(len, job.pieces))
             try:
                 async with asyncio.timeout(self._deadline_s):
@@ -91,7 +91,7 @@ class ReaderProcess:
 
 
 def _ended(kind: Kind, num_bytes: int) -> RequestError:
-    """The error of a body that its process did not survive."""
+    """Return the error for a body that ended the process."""
     if kind in CONVERSATIONS:
         return template_error(f"{num_bytes} bytes took it too long, or too much memory")
     message = f"a body of {num_bytes} bytes could not be read; send a smaller one"
@@ -103,7 +103,7 @@ async def _exchange(process: Process, job: Job) -> tuple[bytes, TextCounts]:
     pieces = deque(job.pieces)
     job.pieces.clear()
     process.stdin.write(BODY.pack(job.kind, sum(map(len, pieces)), job.max_model_len))
-    while pieces:  # also when who asked has left: the process waits for all of it
+    while pieces:  # sent in full even if the caller has left, because the process waits for all
         process.stdin.write(pieces.popleft())
         await process.stdin.drain()
     num_bytes, *counts = REPLY.unpack(await process.stdout.readexactly(REPLY.size))

@@ -1,6 +1,6 @@
-"""From the bytes of a body to a checked request whose prompts are tokens, or to an answer, and either as bytes.
+"""Pure functions from a body's bytes to a checked and tokenized request, or to an answer, also packed.
 
-Pure functions: they run on the event loop for what is short, in another process for what is not (`reader`).
+Short bodies are read on the event loop or in threads, long bodies in another process (`reader`).
 """
 
 import json
@@ -23,9 +23,9 @@ from router.text.prompts import DEFAULT_MAX_TOKENS
 from router.text.tokenizer import Tokenizer
 
 MAX_IDS_BYTES = 262_144
-"""Of a body that is read on the event loop: 40,000 ids, which take a millisecond."""
+"""Limit for a body of ids on the event loop: 40,000 ids take a millisecond."""
 MAX_REST_CHARS = 8192
-"""Of the same beside the ids."""
+"""Limit for text beside the ids in such a body."""
 MAX_REPEATED_TOKENS = 262_144
 MAX_PROMPT_SCORES = 131_072
 
@@ -34,16 +34,16 @@ ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
     Kind.TOKENIZE: tokenize,
     Kind.DETOKENIZE: detokenize,
 }
-"""What needs nothing but the tokenizer."""
+"""Endpoints that need only the tokenizer."""
 
 
 def parse_body(data: bytes | bytearray, info: ModelInfo) -> CompletionRequest:
-    """Check everything but lengths; raises RequestError naming what is wrong. Empties a `data` that can be emptied."""
+    """Check everything but lengths; raise RequestError naming the wrong field. Empties a bytearray `data`."""
     return parse(values_of(data, _loads), info.name, info.vocab_size, info.eos_token_ids)
 
 
 def parse_ids(data: bytes, info: ModelInfo) -> CompletionRequest | None:
-    """`parse_body` for the event loop, of a body that is all but ids; None for one that may be long to read."""
+    """Parse a body consisting mostly of ids, for the event loop; None if reading may take long."""
     parted = part(data.decode("ascii"), MAX_REST_CHARS) if data.isascii() else None
     values = None if parted is None else _parted_values(parted)
     return None if values is None else parse(values, info.name, info.vocab_size, info.eos_token_ids)
@@ -52,22 +52,22 @@ def parse_ids(data: bytes, info: ModelInfo) -> CompletionRequest | None:
 def parse_conversation(
     data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.CHAT
 ) -> CompletionRequest:
-    """Do the same for a conversation, whose prompt is a text then.
+    """Check a conversation and write the prompt as text; otherwise like `parse_body`.
 
-    Call in a process of its own, because it runs the model's template.
+    Call in a separate process, because the model's template runs here.
     """
     return PARSERS[kind](values_of(data), tokenizer, max_model_len)
 
 
 def answer(kind: Kind, data: bytes | bytearray, tokenizer: Tokenizer, max_model_len: int) -> bytes:
-    """The JSON that answers a body of one of `ANSWERS`; raises RequestError. Empties a `data` that can be emptied."""
+    """Return the JSON answer to a body of an `ANSWERS` kind; raise RequestError. Empties a bytearray `data`."""
     return json.dumps(ANSWERS[kind](values_of(data), tokenizer, max_model_len)).encode("ascii")
 
 
 def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> CompletionRequest:
-    """The request with prompts and bad words as tokens, and prompts as text if it repeats them.
+    """Return the request with prompts and bad words as tokens, and the texts of echoed prompts.
 
-    Raises RequestError for what is too long.
+    Raises RequestError for anything too long.
     """
     if request.bad_words:
         sampling = replace(request.sampling, bad_words=packed_words(request.bad_words, tokenizer))
@@ -85,7 +85,7 @@ def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: i
 
 
 def _check_repeated(request: CompletionRequest, num_tokens: int) -> None:
-    """Raise RequestError when so much of prompts is to be sent back that writing it would hold up the event loop."""
+    """Raise RequestError if repeating prompts in the response would hold up the event loop."""
     names = [
         name for name, asked in (("echo", request.text.echo), ("return_token_ids", request.response.token_ids)) if asked
     ]
@@ -105,7 +105,7 @@ def _check_repeated(request: CompletionRequest, num_tokens: int) -> None:
 
 
 def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind = Kind.COMPLETION) -> bytes:
-    """`parse_body` and `tokenized`, or `answer`, as `packed_requests` has them."""
+    """Read a body of any kind, and return the reply packed by `packed_requests`."""
 
     def reply() -> bytes:
         if kind in ANSWERS:
@@ -120,14 +120,17 @@ def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind =
 
 
 def _loads(text: str) -> Any:
-    """Of the text of a completion's body: long lists of ids in its field `prompt` are arrays."""
+    """Parse the text of a completion's body, with arrays for long lists of ids in field `prompt`."""
     values = _parted_values(part(text))
     return loads(text) if values is None else values
 
 
 def _parted_values(parted: Parted) -> Any:
-    """None where the whole text has to be read: it has no long list there, or one elsewhere, or is not valid JSON."""
+    """Return the values, or None if the whole text has to be parsed.
+
+    Reasons are: no long list, a list outside of `prompt`, or invalid JSON.
+    """
     try:
         return parted.values(loads, "prompt") if parted.lists else None
     except (ValueError, RecursionError):
-        return None  # what is wrong is said of the text as it came
+        return None  # errors must refer to the text as received

@@ -1,7 +1,7 @@
-"""`python -m router.reading.template_main`: the process that writes the prompts of short chats, from stdin to stdout.
+"""`python -m router.reading.template_main`: the process that writes prompts of short chats, from stdin to stdout.
 
-It has the model's chat template and its special tokens, which the router tells it first, and nothing to encode with.
-It ends when its stdin does. A template that takes too long, or too much memory, takes the process with it at worst.
+The router first sends the model's chat template and special tokens; the process cannot encode. The process ends with
+its stdin. A template taking too much time or memory ends the process at worst.
 """
 
 from common.base.memory_limit import limit_memory
@@ -14,9 +14,9 @@ from router.requests.responses_api import PARSERS
 from router.text.chat_model import ChatModel, unpacked_model
 
 MEMORY_BYTES = 64 << 20
-"""Of a template, beside what the longest prompt takes."""
+"""Limit for a template, beside the longest prompt."""
 BYTES_PER_TOKEN = 128
-"""Of that: a text of the most characters, twice."""
+"""Bytes of the longest prompt: the most characters, twice."""
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def written(kind: Kind, data: bytearray, model: ChatModel, max_model_len: int) -> bytes:
-    """Make the request of a conversation, whose prompt is a text; packed, as a RequestError is."""
+    """Make the request of a conversation, with the prompt as text; return the packed request or RequestError."""
     num_bytes = len(data)
     return packed_or_error(lambda: packed_request(PARSERS[kind](values_of(data), model, max_model_len)), num_bytes)
 

@@ -1,1 +1,1 @@
-"""What a client may ask: tables of fields, and checked requests."""
+"""Checked requests, and the tables of fields allowed in a request's body."""

@@ -1,7 +1,7 @@
-"""The field `bad_words`: what no text may have, as tokens.
+"""The field `bad_words`: words banned from a text, as tokens.
 
-A word that begins with a space is one of others than the word alone, so both are banned, as vLLM does; unlike there,
-however many tokens each of them has. Other ways to write the same text in tokens are not: a model seldom takes them.
+A word with a space before has other tokens than the word alone, so both are banned, as in vLLM. Unlike vLLM, both are
+banned whatever the number of tokens. Other tokenizations of the same text are allowed, because a model seldom uses any.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,15 @@ from router.text.tokenizer import Tokenizer
 
 
 def packed_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    """Those of `SamplingParams`; raises RequestError for a word of too many tokens."""
+    """Return the words for `SamplingParams.bad_words`; raise RequestError for a word of too many tokens."""
     return tuple(dict.fromkeys(pack_ids(ids) for word in words for ids in _ways(word, tokenizer)))
 
 
 def _ways(word: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Token ids of the word without and with a space before, the latter unless it ends in the former."""
+    """Yield token ids of the word without and with a space before.
+
+    The spaced form is left out if its tokens end with the plain tokens.
+    """
     alone = word.lstrip(" ") or word
     plain, spaced = tokenizer.encode_inside([alone, f" {alone}"])
     for ids in (plain,) if spaced[-len(plain) :] == plain else (plain, spaced):

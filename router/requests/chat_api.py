@@ -1,4 +1,4 @@
-"""OpenAI's chat API: a JSON body in, a checked request out whose prompt is what the model's chat template wrote."""
+"""OpenAI's chat API: makes a checked request of a JSON body; the model's chat template writes the prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,16 +24,16 @@ Conversation = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt that the model's template made of a conversation."""
+    """The prompt written by the model's template from a conversation."""
 
     text: str
-    mark: str  # see `control_tokens`; "" without one
+    mark: str  # see `control_tokens`; empty without a mark
     template: ChatTemplate
     has_tools: bool
 
     @property
     def thoughts(self) -> Thoughts:
-        """Before the answer; templates write the end of thoughts to have none."""
+        """Thoughts before the answer: begun, possible or none. A template suppresses thoughts by writing the end."""
         text = self.text.rstrip()
         if not self.template.has_thoughts or text.endswith(THINK_END):
             return ""
@@ -41,7 +41,7 @@ class ChatPrompt:
 
 
 def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
-    """Check every field and write the prompt; raises RequestError naming the first that is wrong."""
+    """Check every field and write the prompt; raise RequestError naming the first wrong field."""
     values = CHAT_FIELDS.read(json_object(body))
     check_model(values["model"], model.info.name)
     CHAT_FIELDS.require("messages", values)
@@ -49,7 +49,7 @@ def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionReq
 
 
 def chat_request(values: dict[str, Any], model: ChatModel, max_model_len: int) -> CompletionRequest:
-    """Make the request of checked values of all fields; raises RequestError, as `parse_chat` does."""
+    """Make the request of checked values of all fields; raise RequestError like `parse_chat`."""
     info, max_tokens = model.info, _max_tokens(values)
     shared = values | {
         "echo": False,
@@ -77,7 +77,7 @@ def chat_request(values: dict[str, Any], model: ChatModel, max_model_len: int) -
 
 
 def _grammar(values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource) -> GrammarSource:
-    """The form of the answer, behind what the model thinks."""
+    """Return the grammar of the answer, which applies behind the thoughts."""
     budget = values["thinking_token_budget"] if prompt.thoughts else None
     most = None if budget == UNLIMITED else budget
     source = form_of(values, prompt.template.tool_format, asked, NO_GRAMMAR if most is None else ANYTHING)
@@ -85,7 +85,7 @@ def _grammar(values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource) -
 
 
 def write_prompt(values: dict[str, Any], model: ChatModel, max_model_len: int) -> ChatPrompt:
-    """That of a conversation; call in the main thread. Raises RequestError for one that the template does not take."""
+    """Write a conversation's prompt; raise RequestError if the template refuses. Call in the main thread."""
     template = template_of(model)
     if "add_generation_prompt" in values["chat_template_kwargs"]:
         message = "add_generation_prompt as a field of the request"
@@ -103,7 +103,7 @@ def write_prompt(values: dict[str, Any], model: ChatModel, max_model_len: int) -
 
 
 def template_of(model: ChatModel) -> ChatTemplate:
-    """The model's; raises RequestError for a model without one."""
+    """Return the model's chat template; raise RequestError for a model without a template."""
     if model.chat_template is None:
         message = f"the model {model.info.name!r:.80} has no chat template; use /v1/completions"
         raise RequestError(message, param="messages", code="no_chat_template")
@@ -111,7 +111,7 @@ def template_of(model: ChatModel) -> ChatTemplate:
 
 
 def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
-    """Those that the template gets; raises RequestError where it takes none, or calls would not be understood."""
+    """Return the tools for the template; raise RequestError if the format of calls is unknown."""
     tools: list[Any] = [] if (values["tool_choice"] or AUTO) == NONE else values["tools"]
     if tools and template.tool_format is ToolFormat.NONE:
         message = (
@@ -141,13 +141,16 @@ def _prompt(template: ChatTemplate, values: dict[str, Any], max_chars: int) -> s
 
 
 def _wishes(values: dict[str, Any]) -> dict[str, Any]:
-    """Variables for a template that knows them: how much the model is to think."""
+    """Return template variables about the effort of thinking."""
     effort = values["reasoning_effort"]
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != NO_EFFORT}
 
 
 def _known_roles(template: ChatTemplate, messages: Conversation) -> Conversation:
-    """A developer speaks as the system where the template knows none: many leave out what they do not know."""
+    """Give a developer the system's role, if the template does not know developers.
+
+    Many templates leave out messages of unknown roles.
+    """
     if "developer" in template.source:
         return messages
     return [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
@@ -162,7 +165,7 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
 
 
 def _num_likeliest(values: dict[str, Any]) -> int | None:
-    """None: nothing is asked about tokens."""
+    """Return the number of likeliest tokens to tell; None if log-probabilities are not requested."""
     if values["top_logprobs"] and not values["logprobs"]:
         raise wrong("top_logprobs", values["top_logprobs"], "logprobs = true, or 0")
     return int(values["top_logprobs"] or 0) if values["logprobs"] else None

@@ -1,4 +1,4 @@
-"""The table of fields of /v1/chat/completions: those of completions, and what a conversation needs."""
+"""Fields of /v1/chat/completions: the fields shared with completions, and fields for a conversation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ TOOLS_ABOUT = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A rule: an object with whatever values."""
+    """Rule: an object with arbitrary values."""
 
     wants = "an object"
 
@@ -57,7 +57,7 @@ def _unless(name: str) -> dict[str, Any]:
 
 
 ONE_BEGINNING = {"anyOf": [_unless("continue_final_message"), _unless("add_generation_prompt")]}
-"""How the two fields go together, as a JSON schema."""
+"""JSON schema: the two fields are not both true."""
 CHAT_FIELDS = Table(
     Field("messages", MESSAGES, None, "required; a `role` and a `content` each, a string or a list of texts"),
     Field("max_tokens", Integer(1, MAX_MAX_TOKENS), None, MAX_TOKENS_ABOUT),

@@ -1,4 +1,4 @@
-"""The field `messages`: who said what, as chat templates take it."""
+"""The field `messages`: a conversation, checked and in the form read by chat templates."""
 
 import json
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ MAX_CALLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_ONLY = "this model takes text only"
 PARTS = (("text", "text"), ("refusal", "refusal"))
-"""Kinds of parts of a content, each with the field that has its text."""
+"""Kinds of parts of a content, each with the name of the text field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A rule: a text, or a list of its parts; gives the text, a line break between the parts.
+    """Rule: a text, or a list of parts; gives the text, with line breaks between parts.
 
-    A refusal is text of an assistant. Other fields of a part are ignored.
+    A refusal is an assistant's text. Other fields of a part are ignored.
     """
 
     kinds: tuple[tuple[str, str], ...] = PARTS
@@ -62,9 +62,9 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A rule: the arguments of a call, as an object or its JSON; gives the object.
+    """Rule: the arguments of a call, as an object or JSON text; gives the object.
 
-    A text that is no JSON of an object is given as it is: a call that was cut off goes back so.
+    A text other than a JSON object stays as text, because clients send back calls cut off.
     """
 
     wants = "an object, or a string, which is its JSON"
@@ -87,7 +87,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A rule: a list of objects, each with the same table; gives the fields that each has."""
+    """Rule: a list of objects checked by the same table; gives the present fields of each."""
 
     table: Table
     required: str
@@ -125,11 +125,11 @@ CALLABLE = {
     },
     "required": ["name"],
 }
-"""JSON schema of a function that may be called."""
+"""JSON schema of a callable function."""
 
 
 def check_callable(name: str, function: dict[str, Any]) -> None:
-    """Raise RequestError naming the field of such a function that is wrong."""
+    """Raise RequestError naming the first wrong field of a callable function."""
     for field, is_right, wants in (
         ("name", is_text(function.get("name")), "a string of valid Unicode"),
         ("parameters", isinstance(function.get("parameters"), dict | None), "an object"),
@@ -141,7 +141,7 @@ def check_callable(name: str, function: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """A rule: functions that may be called; gives them as they are, for the template to show."""
+    """Rule: callable functions; gives the functions unchanged, for the template to show."""
 
     wants = (
         f'a list of at most {MAX_CALLS} {{"type": "function", "function": {{"name": "...", "parameters": {{...}}}}}}'
@@ -183,14 +183,14 @@ MESSAGE = Table(
     Field("function_call", Only((), "send tool_calls")),
     is_open=True,
 )
-"""Other fields are ignored: what a library keeps of an answer comes back with its own."""
+"""Table of a message, open because client libraries send back whole answers."""
 NEEDED = {"tool": ("content", "tool_call_id"), "assistant": ()}
-"""Fields that a message of a role has; of others the content."""
+"""Required fields of a message by role; other roles require the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A rule: who said what, in order; gives messages as templates read them."""
+    """Rule: messages in order; gives messages in the form read by templates."""
 
     messages = Objects(MESSAGE, "role", MAX_MESSAGES)
     wants = messages.wants
@@ -214,7 +214,7 @@ class Messages:
 
 
 def _for_template(message: dict[str, Any], within: str) -> dict[str, Any]:
-    """The message with one name for each thing; raises RequestError where it lacks what its role needs."""
+    """Return the message with unified names; raise RequestError if a field required by the role is missing."""
     for name in NEEDED.get(message["role"], ("content",)):
         MESSAGE.require(name, message, within)
     thoughts = message.get("reasoning_content") or message.get("reasoning")

@@ -1,7 +1,7 @@
-"""OpenAI's completions API: a JSON body in, a checked request out.
+"""OpenAI's completions API: makes a checked request of a JSON body.
 
-Everything is validated here, before the first byte of a response. Which fields there are, and what each may be, says
-`completion_fields`; what follows from several of them together is checked here.
+Everything is validated here, before the first byte of a response. `completion_fields` defines each field. Combinations
+of fields are checked here.
 """
 
 import hashlib
@@ -26,37 +26,37 @@ SEED_BITS = 63
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How tokens become the text of a choice, and what ends it."""
+    """Options for making a choice's text of tokens, and for ending the text."""
 
     stops: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]  # what the client named itself, end-of-text tokens left out
+    stop_token_ids: tuple[int, ...]  # named by the client, without end-of-text tokens
     include_stop: bool
     skip_special_tokens: bool
-    echo: bool  # the prompt stands before it
+    echo: bool  # the prompt stands before the text
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """The shape of the response."""
+    """Options for the shape of the response."""
 
     stream: bool
     include_usage: bool  # in a stream's last chunk
     continuous_usage: bool  # in each chunk
     token_ids: bool  # of prompt and text, in each choice
-    tokens_as_ids: bool  # wherever tokens are named
-    num_echoed_logprobs: int = 0  # of each prompt token in `logprobs`, its own and those of the likeliest
-    num_prompt_logprobs: int = 0  # of each prompt token in `prompt_logprobs`, the same
-    thoughts: Thoughts = ""  # of a chat, as the next three
+    tokens_as_ids: bool  # tokens are named by ids instead of strings
+    num_echoed_logprobs: int = 0  # log-probabilities of each prompt token in `logprobs`
+    num_prompt_logprobs: int = 0  # log-probabilities of each prompt token in `prompt_logprobs`
+    thoughts: Thoughts = ""  # thoughts before a chat's answer
     tells_thoughts: bool = True
-    tool_format: str = ""  # see `tool_calls`
-    forced: tuple[str, ...] = ()  # names of the tools of which one has to be called
+    tool_format: str = ""  # of a chat; see `tool_calls`
+    forced: tuple[str, ...] = ()  # names of tools from which a forced call must choose
     warnings: Sequence[ResponseWarning] = ()
-    repeated: str = "{}"  # of /v1/responses: a JSON object, what a response tells of its request
-    has_summary: bool = False  # of the same: thoughts come as a summary
+    repeated: str = "{}"  # JSON object of request fields repeated by /v1/responses
+    has_summary: bool = False  # of /v1/responses: thoughts come as a summary
 
     @property
     def num_scores(self) -> int:
-        """Log-probabilities of each prompt token that are to be computed."""
+        """Number of log-probabilities to compute for each prompt token."""
         return max(self.num_echoed_logprobs, self.num_prompt_logprobs)
 
 
@@ -64,34 +64,34 @@ class ResponseOptions:
 class CompletionRequest:
     """A valid request; `max_tokens` is still to be fitted to each prompt (`prompts.fit_max_tokens`).
 
-    `max_tokens` and `seed` of `sampling` become those of each choice (see `job`).
+    `make_job` sets `max_tokens` and `seed` of `sampling` for each choice.
     """
 
     prompts: Sequence[Prompt]
     encoding: Encoding
     sampling: SamplingParams
-    max_tokens: int | None  # None: what is usual, or what is left of the context
+    max_tokens: int | None  # None: `usual_max_tokens`, or the rest of the context
     n: int
     text: TextOptions
     response: ResponseOptions
-    client: str  # who asks, by the field `user`; "" when it does not say
+    client: str  # the field `user`; may be empty
     priority: int  # lower is earlier
     usual_max_tokens: int = DEFAULT_MAX_TOKENS
-    bad_words: tuple[str, ...] = ()  # once prompts are tokens, they are of `sampling`
-    grammar: GrammarSource = NO_GRAMMAR  # of the text; compiled it becomes part of `sampling`
-    echoes: tuple[str, ...] = ()  # of each prompt, once it is tokens: the text to repeat
+    bad_words: tuple[str, ...] = ()  # moved to `sampling` once prompts are tokens
+    grammar: GrammarSource = NO_GRAMMAR  # of the text; becomes part of `sampling` when compiled
+    echoes: tuple[str, ...] = ()  # texts to repeat, a text per prompt, once prompts are tokens
     cache_salt: str = ""
-    owner: str = ""  # of the API key, where keys are asked for
+    owner: str = ""  # name of the API key, if keys are required
 
     @property
     def salt(self) -> bytes:
-        """KV is shared among requests of the same one alone: of one API key and one `cache_salt`."""
+        """Salt of block keys: KV is shared only among requests with equal API key and `cache_salt`."""
         named = f"{self.owner}/{self.cache_salt}"  # no salt has a slash
         return hashlib.sha256(named.encode()).digest() if self.owner or self.cache_salt else b""
 
 
 def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> CompletionRequest:
-    """Check every field; raises RequestError naming the first that is wrong."""
+    """Check every field; raise RequestError naming the first wrong field."""
     values = COMPLETION_FIELDS.read(json_object(body))
     check_model(values["model"], model_name)
     COMPLETION_FIELDS.require("prompt", values)
@@ -113,7 +113,7 @@ def request_of(
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
 ) -> CompletionRequest:
-    """The request that values of all fields of completions make, together with what is no field of every API."""
+    """Make a request of checked values of the completion fields, and of arguments specific to an API."""
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         check_vocabulary(name, tuple(values[name] or ()), vocab_size)
     own_ids = () if values["ignore_eos"] else eos_token_ids
@@ -134,7 +134,7 @@ def request_of(
 
 
 def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
-    """The request with its grammar compiled, and with a warning of each keyword that texts are not held to."""
+    """Return the request with its compiled grammar, and a warning for each keyword without effect on texts."""
     field = request.grammar.field
     warnings = [ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped]
     return replace(
@@ -145,14 +145,14 @@ def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
 
 
 def json_object(body: Any) -> dict[str, Any]:
-    """The body, if it is an object; raises RequestError for anything else."""
+    """Return the body if an object; raise RequestError for anything else."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     return body
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of the `choice`-th of n texts for one prompt: the first has the request's own."""
+    """Return the seed of a prompt's `choice`-th text; the first text has the request's own seed."""
     if choice == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest()
@@ -160,7 +160,7 @@ def choice_seed(seed: int, choice: int) -> int:
 
 
 def check_model(model: str | None, model_name: str) -> None:
-    """Raise RequestError (404) for a model that is not the one served; None means any."""
+    """Raise RequestError (404) for any model other than the served model; None means any."""
     if model is not None and model != model_name:
         raise RequestError(
             f"model {shown(model)} does not exist here; this server has {model_name!r}",
@@ -221,12 +221,12 @@ def _min_tokens(values: dict[str, Any]) -> int:
 
 
 def _num_logprobs(values: dict[str, Any]) -> int:
-    """Those of the likeliest tokens and that of the chosen one."""
+    """Return the number of log-probabilities per token: the likeliest tokens' and the chosen token's."""
     return 0 if values["logprobs"] is None else int(values["logprobs"]) + 1
 
 
 def _allowed_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> bytes:
-    """The allowed tokens as the wire has them, none if all are."""
+    """Return the allowed tokens in wire format; empty if all are allowed."""
     allowed = values["allowed_token_ids"]
     if allowed is None:
         return b""

@@ -1,9 +1,8 @@
-"""The table of fields of /v1/completions: OpenAI's, and those that users of vLLM add to them.
+"""Fields of /v1/completions: OpenAI's fields, and additions known from vLLM.
 
-`GENERATION_FIELDS` are those of /v1/chat/completions, too (`chat_fields`).
-
-What would change the text and is not implemented is refused, never ignored: its rule is `Only`, with the values that
-change nothing. README.md's list is made of this table (`python -m router.api.field_tables`).
+`GENERATION_FIELDS` also belong to /v1/chat/completions (`chat_fields`). An unimplemented field with an effect on the
+text is refused, never ignored. The rule of such a field is `Only`, which allows values without effect. The list in
+docs/api.md is made of the table (`python -m router.api.field_tables`).
 """
 
 from common.wire.values.output_token import MAX_LOGPROBS
@@ -22,8 +21,8 @@ MAX_TOP_K = 1 << 30
 MAX_MAX_TOKENS = 1 << 30
 MAX_WORDS_CHARS = 4096
 MIN_TEMPERATURE = 1e-5
-"""Logits divided by less leave the range of float32, and the likeliest token is all that is left anyway."""
-MAX_STOP_IDS = MAX_STOP_TOKENS // 2  # the others are the model's
+"""Least divisor to keep logits within float32; below, sampling is greedy anyway."""
+MAX_STOP_IDS = MAX_STOP_TOKENS // 2  # the other half is for the model's own
 TRUNCATION = "of longer prompts so many tokens are kept, of texts from at most 16 characters a token; -1: what fits"
 MAX_TOKENS_ABOUT = (
     "of each text at most; refused if prompt and `max_tokens` exceed the context, as OpenAI does; 0 with `echo` only"

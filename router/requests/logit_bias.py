@@ -1,4 +1,4 @@
-"""The field `logit_bias`: what is added to the logits of tokens."""
+"""The field `logit_bias`: values added to the logits of tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ BIAS = Number(-100, 100)
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """A rule: an object of at most `max_tokens` token ids, written as strings, and numbers; gives a dict by id."""
+    """Rule: an object of at most `max_tokens` numbers, by token id as a string; gives a dict by id."""
 
     max_tokens: int
 
@@ -43,7 +43,7 @@ class LogitBias:
 
 
 def _token_id(key: str) -> int | None:
-    """As Python writes it, so that no token is there twice."""
+    """Return the id if written as Python does, so no token is given twice; else None."""
     if not (key.isascii() and key.isdigit() and len(key) <= 10) or str(int(key)) != key:
         return None
     token_id = int(key)

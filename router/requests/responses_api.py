@@ -1,4 +1,4 @@
-"""OpenAI's responses API: a JSON body in, the request of a chat that says the same out."""
+"""OpenAI's responses API: makes the request of an equivalent chat from a JSON body."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ NAMES = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
 }
-"""Fields of chats, and what they are called here."""
+"""Names of chat fields, and the names in the responses API."""
 DEFAULTS: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -44,7 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "top_p": 1.0,
     "user": None,
 }
-"""Fields of a request that its response repeats, with what it says where the request says nothing."""
+"""Request fields repeated in the response, with the values of absent fields."""
 SERVED: dict[str, Any] = {
     "background": False,
     "previous_response_id": None,
@@ -52,11 +52,11 @@ SERVED: dict[str, Any] = {
     "store": False,
     "truncation": "disabled",
 }
-"""Fields that are the same in all responses."""
+"""Constant fields of all responses."""
 
 
 def parse_response(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
-    """Check every field and write the prompt; raises RequestError naming the first that is wrong."""
+    """Check every field and write the prompt; raise RequestError naming the first wrong field."""
     values = RESPONSES_FIELDS.read(json_object(body))
     check_model(values["model"], model.info.name)
     RESPONSES_FIELDS.require("input", values)
@@ -70,7 +70,7 @@ def parse_response(body: Any, model: ChatModel, max_model_len: int) -> Completio
 
 
 def _chat_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Values of all fields of chats."""
+    """Return values of all chat fields."""
     instructions = values["instructions"]
     system = [] if instructions is None else [{"role": "system", "content": instructions}]
     defaults = {name: field.default for name, field in CHAT_FIELDS.fields.items()}
@@ -97,26 +97,26 @@ def _response_format(values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _repeated(body: dict[str, Any], values: dict[str, Any]) -> str:
-    """JSON of what the response says of its request."""
+    """Return the JSON of request fields repeated in the response."""
     told = {name: default if body.get(name) is None else body[name] for name, default in DEFAULTS.items()}
     return json.dumps(told | dict(_configured(body, values)) | SERVED)
 
 
 def _configured(body: dict[str, Any], values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield objects with what is usual where the request says nothing."""
+    """Yield objects of the request, with defaults for absent values."""
     text = body.get("text") or {}
     yield "text", {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"}
     yield "reasoning", {"effort": (values["reasoning"] or {}).get("effort"), "summary": _summary(values)}
 
 
 def _summary(values: dict[str, Any]) -> str | None:
-    """Give the kind of summary that is asked for."""
+    """Return the requested kind of summary; None if not requested."""
     reasoning = values["reasoning"] or {}
     return reasoning.get("summary") or reasoning.get("generate_summary")
 
 
 def _renamed(error: RequestError) -> RequestError:
-    """Put the error into the words of this API."""
+    """Put names of the responses API into an error about chat fields."""
     error.param = NAMES.get(error.param or "", error.param)
     for name, own_name in NAMES.items():
         error.message = error.message.replace(name, own_name)
@@ -127,4 +127,4 @@ PARSERS: dict[Kind, Callable[[Any, ChatModel, int], CompletionRequest]] = {
     Kind.CHAT: parse_chat,
     Kind.RESPONSE: parse_response,
 }
-"""The way to the request of each kind of conversation; call in the main thread, because templates run there."""
+"""Parsers by kind of conversation; call in the main thread, because templates run there."""

@@ -1,7 +1,7 @@
-"""The table of fields of /v1/responses: OpenAI's, and those that users of vLLM add to them.
+"""Fields of /v1/responses: OpenAI's fields, and additions known from vLLM.
 
-What concerns only what OpenAI stores, bills or runs itself is taken without effect; what would need a stored response
-is refused.
+A field only about storage, bills or tools at OpenAI is taken without effect. A field requiring a stored response is
+refused.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ SUMMARIES = OneOf(("auto", "concise", "detailed"))
 
 @dataclass(frozen=True, slots=True)
 class Included:
-    """A rule: a list of what a response is to tell beside texts."""
+    """Rule: a list of contents for the response beside texts."""
 
     wants = f"a list of some of {', '.join(INCLUDED)}"
 
@@ -57,7 +57,7 @@ class Included:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A rule: a few short texts by name."""
+    """Rule: a few short texts by name."""
 
     wants = (
         f"an object of at most {MAX_PAIRS} strings of at most {MAX_PAIR_VALUE_CHARS} characters, with names of at most "
@@ -82,7 +82,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """A rule: functions that may be called; gives them as chats have them."""
+    """Rule: callable functions; gives functions in the form of chats."""
 
     wants = f'a list of at most {MAX_CALLS} {{"type": "function", "name": "...", "parameters": {{...}}}}'
 
@@ -110,7 +110,7 @@ class Functions:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A rule: which tools an answer may call, or has to; gives it as chats have it."""
+    """Rule: allowed or required tools; gives a `tool_choice.Choice`, as chats do."""
 
     wants = (
         '"auto", "none", "required", {"type": "function", "name": "..."} or '
@@ -150,7 +150,7 @@ class Choice:
 
 
 def _function_as_in_chats(value: Any) -> Any:
-    """Give what chats call the same, if it is an object."""
+    """Return an object naming a function in the form of chats; other values stay."""
     return {"type": value.get("type"), "function": {"name": value.get("name")}} if isinstance(value, dict) else value
 
 
@@ -177,7 +177,7 @@ ALSO_OF_CHATS = (
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "cache_salt", "priority", "structured_outputs",
     "thinking_token_budget", "include_reasoning",
 )  # fmt: skip
-"""Fields beside OpenAI's that do what they do in chats."""
+"""Fields beyond OpenAI's, with the same effect as in chats."""
 
 RESPONSES_FIELDS = Table(
     CHAT_FIELDS.fields["model"],

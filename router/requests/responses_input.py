@@ -1,6 +1,6 @@
-"""The field `input` of /v1/responses: items of a conversation, and the messages that chat templates take of them.
+"""The field `input` of /v1/responses: items of a conversation, made into messages for chat templates.
 
-Items come back from clients' libraries with fields of all kinds; those that say nothing to a template are ignored.
+Clients' libraries send items back with fields of all kinds. Fields without meaning for a template are ignored.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ THOUGHT = Content((("reasoning_text", "text"), ("summary_text", "text")))
 
 
 class ItemKind(NamedTuple):
-    """Fields of one type of item that mean something here, and those that it has to have."""
+    """Known and required fields of a type of item."""
 
     table: Table
     required: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ TYPES = f"{', '.join([*ITEMS][:-1])} or {[*ITEMS][-1]}"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A rule: a text of the user, or a list of items; gives checked messages, as `chat_messages.MESSAGES` does."""
+    """Rule: a user's text, or a list of items; gives checked messages, like `chat_messages.MESSAGES`."""
 
     wants = f"a string, or a list of 1 to {MAX_MESSAGES} items, each a {TYPES}"
 
@@ -71,14 +71,14 @@ class Input:
 
 
 class _Conversation:
-    """Messages made of items; those that the assistant says in a row are one, as it said them in one answer."""
+    """Messages made of items; consecutive items of the assistant form a single message, like a single answer."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self._call_ids: set[str] = set()
 
     def add(self, name: str, item: Any) -> None:
-        """Check an item, and add it; raises RequestError."""
+        """Check and add an item; raise RequestError."""
         if not isinstance(item, dict):
             raise wrong(name, item, "an object with `type`, or with `role` and `content`")
         kind = item.get("type")
@@ -119,12 +119,12 @@ class _Conversation:
         self.messages.append({"role": "tool", "content": values["output"], "tool_call_id": call_id})
 
     def _add_thought(self, text: str) -> None:
-        """Add what was thought; there is no text where it is only encrypted, by another server."""
+        """Add thoughts; the text is empty if thoughts are only encrypted, by another server."""
         if text:
             self._answer_without("reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
     def _answer_without(self, *fields: str) -> dict[str, Any]:
-        """Give the assistant's message that an item belongs to, a new one where the last has one of the fields."""
+        """Return the assistant's last message, or a new message if the last has any of the fields."""
         last = self.messages[-1] if self.messages else {"role": ""}
         if last["role"] != "assistant" or any(last.get(field) for field in fields):
             self.messages.append({"role": "assistant", "content": ""})
@@ -140,7 +140,7 @@ def _no_such_item(name: str, kind: Any, item: dict[str, Any]) -> RequestError:
 
 
 def _schema(name: str, kind: ItemKind) -> dict[str, Any]:
-    """JSON schema of an item; that of a message needs no type."""
+    """Return the JSON schema of an item; a message needs no type."""
     fields = kind.table.fields
     required = {field: fields[field].rule.schema for field in kind.required}
     schema = kind.table.schema

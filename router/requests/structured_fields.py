@@ -1,4 +1,4 @@
-"""The fields that hold a text to a form: `response_format`, `structured_outputs`, and vLLM's older `guided_...`."""
+"""Fields for the form of a text: `response_format`, `structured_outputs`, and vLLM's older `guided_...`."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ ONE_ONLY = "one form at a time: response_format, structured_outputs or guided_..
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A rule: a JSON schema that is an object, or one as a string; gives it as text."""
+    """Rule: a JSON schema, as an object or as text; gives text."""
 
     @property
     def wants(self) -> str:
@@ -51,7 +51,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """A rule: a list of strings; gives it as JSON."""
+    """Rule: a list of strings; gives JSON."""
 
     @property
     def wants(self) -> str:
@@ -83,7 +83,7 @@ JSON_SCHEMA = Table(
 )
 UNNESTED = "the same without `json_schema` around it"
 HAS_SCHEMA = given("schema", Schema().schema)
-"""In the object of which it is a field."""
+"""JSON schema of an object with a field `schema`."""
 RESPONSE_FORMAT = Table(
     Field("type", OneOf(("text", "json_object", "json_schema")), None, "the text is JSON"),
     Field("json_schema", Object(JSON_SCHEMA)),
@@ -129,7 +129,7 @@ KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")
 
 
 def grammar_source(values: dict[str, Any]) -> GrammarSource:
-    """The one form that a request asks for, or none; raises RequestError for several of them."""
+    """Return the requested form, or `NO_GRAMMAR`; raise RequestError for several forms."""
     sources = list(_sources(values))
     if len(sources) > 1:
         raise RequestError(f"{sources[0].field} and {sources[1].field}: {ONE_ONLY}", param=sources[1].field)
@@ -172,7 +172,7 @@ def _any_object(field: str) -> GrammarSource:
 
 
 def _whitespace(values: dict[str, Any]) -> tuple[str, str]:
-    """Between the parts of JSON, and the field that says so."""
+    """Return the pattern of whitespace between parts of JSON, and the name of the deciding field."""
     outputs = values["structured_outputs"] or {}
     if outputs.get("disable_any_whitespace"):
         return "", "structured_outputs.disable_any_whitespace"

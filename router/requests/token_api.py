@@ -1,6 +1,6 @@
-"""/tokenize and /detokenize: a JSON body in, what it asks for out.
+"""Answers of /tokenize and /detokenize to a JSON body.
 
-Bounded as prompts are: what could never be one is refused before it takes time.
+Input is bounded like prompts: anything too long for a prompt is refused before work begins.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from router.text.server_rules import ModelName
 from router.text.tokenizer import Tokenizer
 
 TOLD = ("count", "max_model_len", "token_strs")
-"""Fields that an answer of /tokenize has beside its tokens."""
+"""Fields of an answer of /tokenize beside the tokens."""
 MODEL = Field("model", ModelName(), None, "the served model's name; another one is a 404")
 STRINGS = Field("return_token_strs", Boolean(), False, "`token_strs`, each token as the vocabulary writes it")
 
@@ -48,14 +48,14 @@ DETOKENIZE_FIELDS = Table(
 
 
 def is_chat(body: Any) -> bool:
-    """Whether it asks for the tokens of a conversation, for which the model's template is run."""
+    """Tell whether a body of /tokenize has a conversation, so the model's template must run."""
     return isinstance(body, dict) and body.get("messages") is not None
 
 
 def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
-    """The tokens of the text `prompt`, or of the conversation `messages`; raises RequestError.
+    """Return the tokens of the text `prompt` or the conversation `messages`; raise RequestError.
 
-    A conversation only in the main thread.
+    For a conversation, call in the main thread.
     """
     if is_chat(body):
         values = _read(TOKENIZE_CHAT_FIELDS, body, tokenizer, required="messages")
@@ -74,7 +74,7 @@ def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
 
 
 def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> PromptText:
-    """The text of `tokens`, special ones included; raises RequestError."""
+    """Return the text of `tokens`, including special tokens; raise RequestError."""
     ids = _read(DETOKENIZE_FIELDS, body, tokenizer, required="tokens")["tokens"]
     if len(ids) > max_model_len:
         message = f"{len(ids)} tokens: at most {max_model_len}, the longest text of this model; send it in parts"

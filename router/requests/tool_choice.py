@@ -1,4 +1,4 @@
-"""The field `tool_choice`: whether an answer may call tools, has to, and which of them."""
+"""The field `tool_choice`: tools allowed or required in an answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ FUNCTION = {
     },
     "required": ["type", "function"],
 }
-"""JSON schema of how a function is named."""
+"""JSON schema of a named function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tools an answer may call, and whether it has to."""
+    """Tools allowed in an answer, and whether a call is required."""
 
     mode: Mode
-    names: tuple[str, ...] = ()  # of the tools that may be called; none: all of them
-    is_one: bool = False  # one call only
+    names: tuple[str, ...] = ()  # allowed tools; empty: all
+    is_one: bool = False  # a single call
 
     @property
     def is_forced(self) -> bool:
         return self.mode == "required"
 
     def among(self, tools: Sequence[Any]) -> list[Any]:
-        """Return the tools that may be called; raises RequestError for a name that none has."""
+        """Return the allowed tools; raise RequestError for an unknown name, or for required calls without tools."""
         known = set(map(_name, tools))
         for name in self.names:
             if name not in known:
@@ -51,7 +51,7 @@ AUTO, NONE = Choice("auto"), Choice("none")
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """A rule: one of a few words, a function, or some of the tools with a word; gives a `Choice`."""
+    """Rule: a mode, a function, or some of the tools with a mode; gives a `Choice`."""
 
     wants = (
         '"auto", "none", "required", {"type": "function", "function": {"name": "..."}} or '
@@ -106,11 +106,11 @@ class ToolChoice:
 def form_of(
     values: dict[str, Any], tool_format: ToolFormat, asked: GrammarSource, free: GrammarSource = NO_GRAMMAR
 ) -> GrammarSource:
-    """Give the form of an answer: what is asked for, calls, or either; raises RequestError.
+    """Return the form of an answer: the requested form, calls, or either; raise RequestError.
 
-    Calls are held to the `parameters` of their tools where they are forced, or where a tool is `strict`. What is asked
-    for is the form of an answer that calls nothing, so it says nothing where calls are forced. Where nothing holds the
-    answer, it is `free`; if that is a form, answers that may call have one, too.
+    A call must match the `parameters` of the tool if calls are forced, or if the tool is `strict`. The requested form
+    applies to answers without calls, so forced calls ignore the requested form. An otherwise unconstrained answer has
+    the form `free`. If `free` is a form, answers with optional calls get a form, too.
     """
     choice, one_only = values["tool_choice"] or AUTO, not values["parallel_tool_calls"]
     if choice.is_forced:
@@ -122,7 +122,7 @@ def form_of(
     if not (choice != AUTO or asked.kind or free.kind or one_only or is_strict):
         return NO_GRAMMAR
     shape = SHAPES[tool_format]
-    if asked.kind and not shape.trigger:  # both may begin with the same bracket
+    if asked.kind and not shape.trigger:  # calls and the form may begin with the same bracket
         raise wrong(asked.field.split(".")[0], "a form", "no tools beside it with this model, or tool_choice = none")
     calls = Calls(
         **shape._asdict() | {"separator": "" if one_only or choice.is_one else shape.separator},
@@ -138,13 +138,13 @@ def form_of(
 
 
 def forced_names(values: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the tools of which the answer has to call one; none where it may answer otherwise."""
+    """Return the names of tools from which a forced call must choose; empty without forced calls."""
     choice = values["tool_choice"] or AUTO
     return tuple(map(_name, choice.among(values["tools"]))) if choice.is_forced else ()
 
 
 def _schemas(tools: Sequence[Any], is_forced: bool) -> tuple[tuple[str, Any, bool], ...]:
-    """List name and schema of the arguments of each, and whether it is strict."""
+    """Return name, schema of arguments, and strictness of each tool."""
     found = []
     for tool in tools:
         schema = tool["function"].get("parameters") or {}
@@ -160,7 +160,7 @@ def _name(tool: dict[str, Any]) -> str:
 
 
 def _function_name(value: Any) -> str | None:
-    """The name, if a function is named."""
+    """Return the name of a named function, or None."""
     is_function = isinstance(value, dict) and value.get("type") == "function"
     function = value.get("function") if is_function else None
     name = function.get("name") if isinstance(function, dict) else None

@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, templates of chats, detokenizer, stop strings, log-probabilities."""
+"""Text and tokens: tokenizer, chat templates, detokenizer, stop strings, log-probabilities."""

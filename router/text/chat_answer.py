@@ -1,7 +1,7 @@
-"""The text of an answer taken apart, as it comes: what was thought, what is said, which tools are called.
+"""Incremental parser of an answer's text: thoughts, content and tool calls.
 
-Invariant: what `feed` returns, put together, does not depend on how the text is cut into pieces. What looks like a call
-and is none is said, unless calls are forced: then nothing is.
+Invariant: the concatenated results of `feed` do not depend on how the text is cut into pieces. Text resembling a call
+without being a call is content. If calls are forced, an answer has no content.
 """
 
 import secrets
@@ -25,42 +25,44 @@ from router.text.tool_calls import (
 )
 
 Thoughts = Literal["", "may come", "have begun"]
-"""At the beginning of an answer, between tags; those that have begun have the first tag in the prompt."""
+"""Thoughts at the beginning of an answer. "have begun" means the opening tag is in the prompt."""
 THINK, THINK_END = "<think>", "</think>"
 PYTHON_TAG = "<|python_tag|>"
 MAX_CALLS = 128
-"""Of an answer; what follows is said."""
+"""Calls of an answer; further text is content."""
 
 
 class Section(Enum):
+    """Part of an answer at which the parser stands."""
+
     START = "start"  # nothing but white space so far
     THOUGHT = "thought"
     CONTENT = "content"
-    CALL = "call"  # up to its arguments
+    CALL = "call"  # a call before its arguments
     ARGUMENTS = "arguments"
-    AFTER = "after"  # the arguments of a call
+    AFTER = "after"  # behind the arguments of a call
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """What is new of one call: the first piece has its id and name, and all together are its arguments."""
+    """New text of a call. The first piece carries id and name; the arguments of all pieces concatenate."""
 
     index: int  # of the call in the answer
-    arguments: str  # JSON, or so much of it
+    arguments: str  # a piece of JSON
     id: str = ""
     name: str = ""
 
 
 @dataclass(slots=True)
 class Part:
-    """What is new of an answer."""
+    """New text of an answer, by kind."""
 
     thought: str = ""
     content: str = ""
-    calls: list[CallPiece] = field(default_factory=list)  # of each call one piece
+    calls: list[CallPiece] = field(default_factory=list)  # a single piece for each call
 
     def add(self, other: "Part") -> None:
-        """Add what follows."""
+        """Append a later part."""
         self.thought += other.thought
         self.content += other.content
         for piece in other.calls:
@@ -71,13 +73,13 @@ class Part:
 
 
 class AnswerParser:
-    """The answer of one choice.
+    """Parser of the answer of a choice.
 
     Args:
-        thoughts: whether they may come, or have begun.
-        tells_thoughts: whether they are part of the answer.
-        tool_format: how calls are written, if tools may be called.
-        forced: names of the tools of which the answer has to call one; it says nothing then.
+        thoughts: whether thoughts may come, or have begun.
+        tells_thoughts: whether thoughts are part of the answer.
+        tool_format: format of calls, "" if tools may not be called.
+        forced: names of tools; the answer must call one and has no content.
     """
 
     def __init__(
@@ -90,13 +92,13 @@ class AnswerParser:
             self._openers |= {PYTHON_TAG: Section.CALL, "{": Section.CALL}
         self._tells_thoughts = tells_thoughts
         self._forced = forced
-        self._unsaid = ""  # of an answer that has to be a call: the beginning of one
+        self._unsaid = ""  # with `forced`: text that may begin a call
         self._section = Section.THOUGHT if is_thinking else Section.START
         self._held = ""
-        self._follows_tag = is_thinking  # line breaks next to tags belong to them
+        self._follows_tag = is_thinking  # line breaks next to a tag are dropped
         self._num_calls = 0
         self._arguments = ArgumentsReader("")
-        self._quoted = 0  # characters of a call up to a tag that is in a string of it, and that
+        self._quoted = 0  # characters of a call up to and including a tag in a string
         self._is_quoted = False
 
     @property
@@ -105,18 +107,18 @@ class AnswerParser:
 
     @property
     def holds_content(self) -> bool:
-        """True while text is kept back that may turn out to be said."""
+        """True while text is withheld that may become content."""
         return self._section in (Section.START, Section.CONTENT) and bool(self._held.strip())
 
     def feed(self, text: str, *, is_last: bool = False) -> Part:
-        """Return what is certain after this text; with `is_last`, all the rest."""
+        """Return all certain results after this text; with `is_last`, also the rest."""
         whole = Part()
         for part in self.parts(text, is_last=is_last):
             whole.add(part)
         return whole
 
     def parts(self, text: str, *, is_last: bool = False) -> list[Part]:
-        """Return the same in the order in which it was written, each part of one kind."""
+        """Return the results of `feed` in written order, each part of a single kind."""
         self._held += text
         steps = {
             Section.START: self._start,
@@ -134,7 +136,7 @@ class AnswerParser:
         return [part for part in parts if part.thought or part.content or part.calls]
 
     def _say_nothing(self, parts: list[Part], is_last: bool) -> None:
-        """Leave out what is said; where it begins a call that was cut off, call the tool, if it is certain which."""
+        """Drop content; at the end, call the tool that dropped text begins to call, if only one tool fits."""
         for part in parts:
             self._unsaid += part.content
             part.content = ""
@@ -142,7 +144,7 @@ class AnswerParser:
             self._call_what_was_begun(parts[-1])
 
     def _start(self, part: Part, is_last: bool) -> bool:
-        """Find out what comes; true if it is known."""
+        """Find the section that begins; return False while unknown."""
         text = self._held.lstrip()
         for opener, section in self._openers.items():
             if text.startswith(opener):
@@ -195,7 +197,7 @@ class AnswerParser:
         return True
 
     def _after(self, part: Part, is_last: bool) -> bool:
-        """Leave out what ends a call; what stands behind the last one is said."""
+        """Drop the end of a call; text behind the last call is content."""
         between = AFTER.match(self._held)
         assert between is not None, "it matches nothing, too"
         rest = self._held[between.end() :]
@@ -215,7 +217,7 @@ class AnswerParser:
         return True
 
     def _whole_call(self, part: Part, is_last: bool) -> bool:
-        """Take a call that does not begin as most do, once its tag has come."""
+        """Take a call without the usual beginning, once its end tag has come."""
         end = self._end_of_call()
         if end < 0 and not is_last:
             return False
@@ -231,7 +233,7 @@ class AnswerParser:
         return True
 
     def _end_of_call(self) -> int:
-        """Find the tag that is in no string of the call; -1 while it has not come."""
+        """Find the end tag outside of the call's strings; return -1 before such a tag."""
         while (end := self._held.find(CALL_END, self._quoted)) >= 0:
             num_quotes = ESCAPED.sub("", self._held[self._quoted : end]).count('"')
             if self._is_quoted == num_quotes % 2:
@@ -240,14 +242,14 @@ class AnswerParser:
         return -1
 
     def _rest(self, part: Part, is_last: bool) -> bool:
-        """Take all the rest, which is calls or is said."""
+        """Take the whole rest, either calls or content."""
         if is_last:
             part.content += "" if self._take(part, self._held) else self._held
             self._held = ""
         return False
 
     def _take(self, part: Part, text: str) -> bool:
-        """Take the calls that the whole text is, if it is calls."""
+        """Take calls if the whole text consists of calls; return False otherwise."""
         calls = whole_calls(text, MAX_CALLS - self._num_calls)
         for name, arguments in calls:
             self._begin_call(part, name, arguments)
@@ -258,7 +260,7 @@ class AnswerParser:
         self._num_calls += 1
 
     def _call_what_was_begun(self, part: Part) -> None:
-        """Call the one tool whose call may begin with what was written; with several nothing is certain."""
+        """Call the tool that the written text begins to call; do nothing if several tools fit."""
         shape = SHAPES[self._format]
         names = [name for name in self._forced if shape.opening(name).startswith(self._unsaid.lstrip())]
         if len(names) == 1:
@@ -269,7 +271,7 @@ class AnswerParser:
         self._follows_tag = True
 
     def _until(self, tag: str, is_last: bool) -> tuple[str, bool]:
-        """Return what surely stands before `tag`, and whether it has come; "" never comes."""
+        """Return text certainly before `tag`, and whether `tag` has come; a tag of "" never comes."""
         if self._follows_tag:
             self._held = self._held.lstrip("\n")
             self._follows_tag = not self._held

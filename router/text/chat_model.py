@@ -1,4 +1,4 @@
-"""What has to be known of a model to make a prompt of a chat, and its way to the process that does."""
+"""Model data needed to write chat prompts, packed for the process that writes chat prompts."""
 
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from router.text.model_info import ModelInfo
 
 
 class ChatModel(Protocol):
-    """A `Tokenizer` is one."""
+    """Model data for chat prompts; `Tokenizer` implements this protocol."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -25,7 +25,7 @@ class ChatModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToldModel:
-    """The same in another process."""
+    """A `ChatModel` unpacked in another process."""
 
     info: ModelInfo
     chat_template: ChatTemplate
@@ -33,7 +33,7 @@ class ToldModel:
 
 
 def packed_model(model: ChatModel) -> bytes:
-    """Of one with a template."""
+    """Pack a model with a chat template; the template is required."""
     template = model.chat_template
     assert template is not None, "nobody asks for chats of others"
     packed: bytes = msgpack.packb(
@@ -47,7 +47,7 @@ def packed_model(model: ChatModel) -> bytes:
 
 
 def unpacked_model(packed: bytes) -> ToldModel:
-    """Inverse of `packed_model`."""
+    """Invert `packed_model`."""
     told = msgpack.unpackb(packed, use_list=False)
     template, control_tokens = ChatTemplate(*told["template"]), ControlTokens(told["control_tokens"])
     return ToldModel(ModelInfo(**told["info"]), template, control_tokens)

@@ -1,6 +1,6 @@
-"""A checkpoint's own chat template: its source, and what it says of the model's answers.
+"""A checkpoint's chat template: its source, and its conventions for answers.
 
-It is rendered by `template_renderer`, in a process for that.
+Rendering is done by `template_renderer` in a separate process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 LLAMA_CALL = '"parameters": dictionary of argument name'
-"""In the words with which Llama 3's templates ask for calls."""
+"""Found in Llama 3's templates, in the request for calls."""
 MAX_MESSAGE_CHARS = 300
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplate:
-    """Jinja source, and the special tokens that it may name."""
+    """Jinja source with the special tokens available as variables."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
@@ -34,12 +34,12 @@ class ChatTemplate:
 
     @property
     def has_thoughts(self) -> bool:
-        """Whether answers begin with what the model thinks, between tags."""
+        """True if answers begin with thoughts between tags."""
         return THINK_END in self.source
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How it tells the model to call tools."""
+        """Format in which the template asks the model to call tools."""
         if CALL in self.source:
             return ToolFormat.HERMES
         return ToolFormat.LLAMA if LLAMA_CALL in self.source else ToolFormat.NONE
@@ -52,23 +52,23 @@ class ChatTemplate:
         tools: Sequence[Any] = (),
         wishes: Mapping[str, Any] = NOTHING,
     ) -> str:
-        """See `TemplateRenderer.render`."""
+        """Render a prompt; see `TemplateRenderer.render`."""
         return self._renderer.render(messages, options, max_chars, tools, wishes)
 
     @cached_property
     def _renderer(self) -> "TemplateRenderer":
         from router.text.template_renderer import (
-            TemplateRenderer,  # here, as processes that render nothing do without Jinja
+            TemplateRenderer,  # here, because other processes need no Jinja
         )
 
         return TemplateRenderer(self.source, self.special_tokens)
 
 
 def load_chat_template(path: Path) -> ChatTemplate | None:
-    """That of a model directory, if it has one; raises ConfigError for files that cannot be read."""
+    """Load the chat template of a model directory, None without one; raises ConfigError for unreadable files."""
     config = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
     source: Any = config.get("chat_template")
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several named templates
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
     file = path / TEMPLATE_FILE
@@ -80,13 +80,13 @@ def load_chat_template(path: Path) -> ChatTemplate | None:
 
 
 def template_error(reason: str) -> RequestError:
-    """The error for a conversation of which the template makes no prompt."""
+    """Make the error for a conversation refused by the template."""
     message = f"the model's chat template does not take this conversation: {reason[:MAX_MESSAGE_CHARS]}"
     return RequestError(message, param="messages", code="chat_template_error")
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, each a text, or an object that has it."""
+    """Return `bos_token` and all other special tokens, each stored as a text or as an object with a text."""
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,9 +1,8 @@
-"""Special tokens in what a client wrote: in a chat they stay text, so that nobody speaks in another's name.
+"""Protection against special tokens in client text, so no client can forge another role of a chat.
 
-A chat template puts special tokens around what each one says, and a tokenizer knows them by their text. So in every
-string of a client a mark is put into what would be one, before the template sees it. Where the mark is in the prompt
-there is no special token, and it is taken out when the prompt becomes tokens (`Tokenizer.encode`). A prompt without
-it is encoded as ever.
+A chat template puts special tokens around each message, and a tokenizer recognizes special tokens by their text. So
+before rendering, a mark is inserted into every special token in a client's strings. Marked text is no special token.
+The mark is removed when the prompt becomes tokens (`Tokenizer.encode`). Prompts without a mark are encoded as usual.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 
 class ControlTokens:
-    """The special tokens of a tokenizer, as text; those of one character are too short to be broken."""
+    """Texts of a tokenizer's special tokens; tokens of a single character are too short to be broken."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted(text for text in texts if len(text) > 1)
@@ -23,10 +22,10 @@ class ControlTokens:
         self._longest = max(map(len, self._beginnings), default=0)
 
     def broken(self, value: Any, mark: str) -> Any:
-        """JSON with the mark in each special token of its strings, behind the first character.
+        """Return JSON with the mark behind the first character of each special token in its strings.
 
-        So it is in what may only begin one, at the end of a string: a template may write the rest. Raises
-        RecursionError for values nested too deep.
+        The mark is also put into the beginning of a special token at the end of a string, because a template may write
+        the rest. Raises RecursionError for values nested too deep.
         """
         if isinstance(value, str):
             return self._broken_text(value, mark)
@@ -39,7 +38,7 @@ class ControlTokens:
     def _broken_text(self, text: str, mark: str) -> str:
         if self._known is None:
             return text
-        while self._known.search(text):  # again for those that overlap
+        while self._known.search(text):  # again for overlapping tokens
             text = self._known.sub(lambda found: found[0][0] + mark + found[0][1:], text)
         for length in range(min(self._longest, len(text)), 0, -1):
             if text[-length:] in self._beginnings:
@@ -49,7 +48,7 @@ class ControlTokens:
 
 
 def _pattern(texts: Iterable[str]) -> str:
-    """Matches one of them, the same beginning of several looked at once: a tokenizer may have hundreds."""
+    """Return a regular expression for any of `texts`; shared beginnings are merged, because there may be hundreds."""
     rests: dict[str, list[str]] = {}
     for text in texts:
         rests.setdefault(text[:1], []).append(text[1:])
@@ -59,5 +58,5 @@ def _pattern(texts: Iterable[str]) -> str:
 
 
 def new_mark() -> str:
-    """One that no client can have foreseen, of characters that nothing escapes."""
+    """Return a mark unforeseeable by clients, of characters never escaped."""
     return secrets.token_hex(8)

@@ -1,7 +1,7 @@
-"""From token ids to text, as they come: never half a character, never part of a stop string (see `stop_strings`).
+"""Incremental detokenizer: never emits half a character or part of a stop string (see `stop_strings`).
 
-Invariant: the concatenation of everything `push` and `flush` return is the text of all ids decoded
-at once, cut before the first stop string. It does not depend on how ids are grouped in time.
+Invariant: the concatenated results of `push` and `flush` equal the text of all ids decoded at once, cut before the
+first stop string. The result does not depend on the grouping of ids in time.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,26 +12,26 @@ Decode = Callable[[Sequence[int]], str]
 
 REPLACEMENT = "\ufffd"
 MAX_UNSETTLED_CHARS = 3
-"""An unfinished UTF-8 character is at most three bytes, and each may show as one U+FFFD."""
+"""An unfinished UTF-8 character has at most three bytes, each perhaps shown as U+FFFD."""
 MAX_PENDING_TOKENS = 32
-"""More tokens than this without a settled character: try to forget some of them."""
+"""Tokens without a settled character before the decoder tries to drop some."""
 
 
 class IncrementalDecoder:
-    """Decodes a window of ids: `num_context` that only give context, then what is not settled.
+    """Decoder of a window of ids: `num_context` ids for context, then unsettled ids.
 
-    The context is there because a decoder may treat the first token of a text differently (drop its
-    leading space); it is what was settled last, so the window stays a few tokens long.
+    Context is needed because a decoder may treat the first token of a text differently, and drop its leading space.
+    Context is the text settled last, so the window stays a few tokens long.
     """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._window: list[int] = []
         self._num_context = 0
-        self._num_returned = 0  # characters of the window's text that are context or were returned
+        self._num_returned = 0  # characters of the window's text, context or already returned
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` settled; often empty inside a multi-byte character."""
+        """Return text settled by `token_id`, often empty inside a multi-byte character."""
         self._window.append(token_id)
         text = self._decode(self._window)
         num_settled = len(text) - _num_unsettled(text)
@@ -45,11 +45,11 @@ class IncrementalDecoder:
         return chunk
 
     def flush(self) -> str:
-        """What is left: an unfinished character shows as U+FFFD."""
+        """Return the rest; an unfinished character becomes U+FFFD."""
         return self._decode(self._window)[self._num_returned :]
 
     def _slide(self) -> None:
-        """Everything is settled: the newest tokens become the context of the next."""
+        """Make the newest tokens the context of the next, because all text is settled."""
         self._window = self._window[self._num_context :]
         self._num_context = len(self._window)
         self._num_returned = len(self._decode(self._window))
@@ -69,9 +69,9 @@ class IncrementalDecoder:
 
 
 class TextStream:
-    """The text of one completion: ids in, text that may be shown out; `prefix` comes before everything else.
+    """Text of a completion: ids in, displayable text out, after `prefix`.
 
-    Stop strings are looked for in what follows the first `min_tokens` tokens.
+    Stop strings are searched in the text after the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class TextStream:
         self._decoder = IncrementalDecoder(decode)
         self._matcher = matcher
         self._prefix = prefix
-        self._num_unmatched = min_tokens  # tokens to come in which no stop string is looked for
+        self._num_unmatched = min_tokens  # coming tokens exempt from stop strings
 
     @property
     def stop(self) -> str:
-        """The stop string that is complete: push nothing more; empty while none is."""
+        """The complete stop string, "" before any. Push nothing after a stop string."""
         return "" if self._matcher is None else self._matcher.found
 
     def push(self, token_id: int) -> str:
-        """The text to show after this token."""
+        """Return the text to show after this token."""
         chunk = self._decoder.push(token_id)
         if self._num_unmatched:
             self._num_unmatched -= 1
@@ -97,7 +97,7 @@ class TextStream:
         return self._after_prefix(chunk)
 
     def flush(self) -> str:
-        """The rest, at the end of a completion that no stop string ended; it may complete one."""
+        """Return the rest of a completion not ended by a stop string; the rest may complete a stop string."""
         chunk = self._decoder.flush()
         if self._matcher is not None and not self._num_unmatched:
             chunk = self._matcher.feed(chunk)
@@ -110,6 +110,6 @@ class TextStream:
 
 
 def _num_unsettled(text: str) -> int:
-    """Characters at the end that the next token may still change."""
+    """Count characters at the end of `text` that the next token may change."""
     tail = text[-MAX_UNSETTLED_CHARS:]
     return len(tail) - len(tail.rstrip(REPLACEMENT))

@@ -1,4 +1,4 @@
-"""The field `logprobs` of a choice, in OpenAI's shape: how likely its tokens were, and which others there were."""
+"""Log-probabilities of output tokens and their alternatives, in OpenAI's format (field `logprobs`)."""
 
 import math
 import re
@@ -10,20 +10,20 @@ from router.base.shapes import ChatLogprobs, ChatToken, LikelyToken, LogprobsBod
 from router.text.detokenizer import REPLACEMENT, Decode, IncrementalDecoder
 
 LEAST = -9999.0
-"""In place of -inf, which JSON does not have."""
-SPACE = "\u2581"  # how some vocabularies write it
-BYTE = re.compile("<0x([0-9A-F]{2})>")  # how those write a byte that is no character
+"""Replaces -inf, which JSON lacks."""
+SPACE = "\u2581"  # in some vocabularies
+BYTE = re.compile("<0x([0-9A-F]{2})>")  # a single byte in such vocabularies
 
 
 class Vocabulary(Protocol):
-    """What a tokenizer tells of single tokens."""
+    """Access to the text of single tokens, implemented by a tokenizer."""
 
     def strings(self, ids: Sequence[int]) -> list[str | None]: ...
     def decode_all(self, ids: Sequence[int]) -> str: ...
 
 
 class TokenStrings:
-    """What each token is called: its text; its bytes where these are not whole characters; its id if it has neither."""
+    """Names of tokens: the text, or the bytes of partial characters, or the id of a token with neither."""
 
     def __init__(self, vocabulary: Vocabulary, *, as_ids: bool = False) -> None:
         self._vocabulary = vocabulary
@@ -37,7 +37,7 @@ class TokenStrings:
         return self._known[token_id]
 
     def bytes_of(self, token_id: int) -> list[int] | None:
-        """What the token adds to a text; None for one without text of its own."""
+        """Return the bytes added to a text by a token, None for a token without text."""
         if token_id not in self._bytes:
             self._bytes[token_id] = self._made_bytes(token_id)
         return self._bytes[token_id]
@@ -50,7 +50,7 @@ class TokenStrings:
         return list(_bytes_of(written) if REPLACEMENT in text else _with_space(text, written).encode())
 
     def named(self, token_ids: Sequence[int], values: Sequence[float]) -> dict[str, float]:
-        """Values by the names of tokens; of several with one name the first stands."""
+        """Return values by token name; of several tokens with equal names, the first counts."""
         top: dict[str, float] = {}
         for token_id, value in zip(token_ids, values, strict=True):
             top.setdefault(self.of(token_id), value)
@@ -67,10 +67,10 @@ class TokenStrings:
 
 
 class LogprobLog:
-    """What is told of each token of one completion."""
+    """Log-probabilities of the tokens of a completion."""
 
     def __init__(self, strings: TokenStrings, decode: Decode, num_chars: int = 0) -> None:
-        """`num_chars` of the text stand before the first token."""
+        """Begin a log; `num_chars` characters of the text come before the first token."""
         self._strings = strings
         self._decoder = IncrementalDecoder(decode)
         self._num_chars = num_chars
@@ -81,7 +81,7 @@ class LogprobLog:
         self._told: list[Logprobs] = []
 
     def push(self, token: OutputToken) -> None:
-        """Log the next token; it has log-probabilities."""
+        """Log the next token, which has log-probabilities."""
         assert token.logprobs is not None, "the dispatcher takes no other"
         values = finite(token.logprobs.values)
         self._told.append(token.logprobs)
@@ -92,7 +92,7 @@ class LogprobLog:
         self._num_chars += len(self._decoder.push(token.token_id))
 
     def part(self, begin: int, end: int) -> LogprobsBody:
-        """Of the outputs from `begin` to `end`; an offset is where in the text what the token adds begins."""
+        """Return the field for outputs `begin` to `end`; offsets are positions of tokens in the text."""
         return {
             "tokens": self._tokens[begin:end],
             "token_logprobs": self._values[begin:end],
@@ -101,7 +101,7 @@ class LogprobLog:
         }
 
     def chat_part(self, begin: int, end: int) -> ChatLogprobs:
-        """The same as chats have it."""
+        """Return the chat format of `part`."""
         return {"content": [self._chat_token(told) for told in self._told[begin:end]], "refusal": None}
 
     def _chat_token(self, told: Logprobs) -> ChatToken:
@@ -117,24 +117,24 @@ class LogprobLog:
 
 
 def _with_space(text: str, written: str) -> str:
-    """The text of a token, with the space before it that a decoder leaves out at the beginning of a text."""
+    """Return a token's text with the leading space that a decoder drops at the beginning of a text."""
     return f" {text}" if written.startswith(SPACE) and not text.startswith(" ") else text
 
 
 def finite(values: Iterable[float]) -> list[float]:
-    """As JSON can have them."""
+    """Replace -inf by `LEAST`, because JSON has no infinity."""
     return [value if value > -math.inf else LEAST for value in values]
 
 
 def _bytes_of(written: str) -> bytes:
-    """What a vocabulary means by a token: bytes of its own notation, or characters that stand for one byte each."""
+    """Return the bytes of a vocabulary entry, written in its byte notation or as characters for a byte each."""
     if match := BYTE.fullmatch(written):
         return bytes.fromhex(match[1])
     return b"".join(bytes([_BYTES[char]]) if char in _BYTES else char.encode() for char in written)
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's: a byte that prints is itself, the others are the characters from 256 on."""
+    """Return GPT-2's table of characters for bytes: printing bytes stand for themselves, others begin at 256."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,15 +1,15 @@
-"""What the router tells of the model it serves, and bounds requests by."""
+"""Facts of the served model: identity, and limits of requests."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a worker must agree with, and what bounds a request."""
+    """Identity of the model, which workers must share, and limits of requests."""
 
     name: str
     model_fingerprint: str
     tokenizer_fingerprint: str
     vocab_size: int
-    max_model_len: int  # prompt plus output, tokens
+    max_model_len: int  # tokens of prompt plus output
     eos_token_ids: tuple[int, ...]

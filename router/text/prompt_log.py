@@ -1,7 +1,7 @@
-"""How likely the tokens of one prompt were: as workers tell it, and in the shapes of OpenAI and vLLM.
+"""Log-probabilities of a prompt's tokens, as received from workers and in the formats of OpenAI and vLLM.
 
-The first token follows nothing, so nothing is told of it. A long prompt has many numbers: they are kept as they came,
-and written a few tokens at a time, so that no stream waits for it.
+The first token follows nothing, so has no log-probability. A long prompt has many numbers. The numbers stay packed, and
+are written a few tokens at a time, so streams do not wait.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from router.text.detokenizer import Decode, IncrementalDecoder
 from router.text.logprobs import TokenStrings, finite
 
 AT_ONCE = 64
-"""Tokens written in one turn of the event loop."""
+"""Tokens written in a turn of the event loop."""
 
 
 class PromptLog:
-    """Everything told of the tokens of one prompt.
+    """Log-probabilities received for the tokens of a prompt.
 
     Args:
-        num_wanted: log-probabilities of each token, its own and those of the likeliest.
+        num_wanted: log-probabilities of each token: its own, then the likeliest.
     """
 
     def __init__(self, prompt_ids: Sequence[int], num_wanted: int) -> None:
@@ -31,13 +31,13 @@ class PromptLog:
         self.num_wanted = num_wanted
         self._prompt_ids = prompt_ids
         self._ranks = array("i", [0])
-        self._begins = array("i", [0, 0])  # where the entries of each token begin, and those of the next
+        self._begins = array("i", [0, 0])  # token `i` has the entries from `[i]` to `[i + 1]`
         self._ids = array("i")
         self._values = array("f")
 
     @property
     def num_known(self) -> int:
-        """Tokens from the first on of which nothing more is to be told."""
+        """Tokens from the first on with complete information."""
         return len(self._ranks)
 
     @property
@@ -45,7 +45,7 @@ class PromptLog:
         return self.num_known == len(self._prompt_ids)
 
     def take(self, told: PromptLogprobs, vocab_size: int) -> bool:
-        """Keep what follows what is known, and drop anything else; False if it cannot be of this prompt."""
+        """Append a report, or ignore a report for another position; return False if a report contradicts the prompt."""
         if told.first_position != self.num_known:
             return True
         counts, ids = unpack_ids(told.num_logprobs), unpack_ids(told.logprob_ids)
@@ -65,9 +65,9 @@ class PromptLog:
         return True
 
     async def echoed(self, strings: TokenStrings, decode: Decode, num_logprobs: int) -> dict[str, str]:
-        """OpenAI's shape, with `num_logprobs` of each token: the items of each of its lists as JSON.
+        """Return OpenAI's format with `num_logprobs` for each token: the items of every list, as JSON.
 
-        Offsets are those in the text that `decode` gives.
+        Offsets refer to the text given by `decode`.
         """
         decoder, num_chars = IncrementalDecoder(decode), 0
         items: dict[str, list[str]] = {name: [] for name in LogprobsBody.__annotations__}
@@ -86,7 +86,7 @@ class PromptLog:
         return {name: ", ".join(written) for name, written in items.items()}
 
     async def told(self, strings: TokenStrings, num_logprobs: int) -> str:
-        """vLLM's shape, as JSON: of each token, by id, its own number and those of the likeliest, with ranks."""
+        """Return vLLM's format, as JSON: for each token, its own and the likeliest log-probabilities, by id, ranked."""
         items = []
         for positions in self._slices():
             items.append(json.dumps([self._by_id(position, strings, num_logprobs) for position in positions])[1:-1])
@@ -94,12 +94,12 @@ class PromptLog:
         return f"[{', '.join(items)}]"
 
     def _slices(self) -> Iterator[range]:
-        """All positions, a few at a time."""
+        """Return ranges of a few positions that cover the prompt."""
         positions = range(len(self._prompt_ids))
         return (positions[begin : begin + AT_ONCE] for begin in range(0, len(positions), AT_ONCE))
 
     def _by_id(self, position: int, strings: TokenStrings, num_logprobs: int) -> dict[str, PromptLogprob] | None:
-        """None for the first token."""
+        """Return vLLM's entry of a position, None for the first token."""
         ids, values = self._entries(position, num_logprobs)
         told: dict[str, PromptLogprob] = {}
         for token_id, value, rank in zip(ids, values, [self._ranks[position], *range(1, len(ids))], strict=False):
@@ -107,7 +107,7 @@ class PromptLog:
         return told or None
 
     def _entries(self, position: int, num_logprobs: int) -> tuple[list[int], list[float]]:
-        """Ids and values at one position: its token's own, then those of the likeliest."""
+        """Return ids and values at a position: the token's own first, then the likeliest."""
         begin, end = self._begins[position], self._begins[position + 1]
         end = min(end, begin + num_logprobs)
         return self._ids[begin:end].tolist(), finite(self._values[begin:end])

@@ -1,4 +1,4 @@
-"""The field `prompt`: its shapes, and how long one may be."""
+"""The field `prompt`: accepted shapes, and the limit of its length."""
 
 from array import array
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ Prompt: TypeAlias = "str | array[int]"
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_CHARS_PER_TOKEN = 16
-"""More than any text has on average; only long runs of one character have."""
+"""More than any text has on average, apart from long runs of a character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """A rule: one prompt or several, each a text or token ids; gives a list of texts and arrays.
+    """A rule: one or several prompts, each a text or token ids; gives a list of texts and arrays.
 
-    Ids that are an array (see `id_lists`) were checked when it was made.
+    Arrays of ids (see `id_lists`) were already checked at their creation.
     """
 
     @property
@@ -85,16 +85,16 @@ class TokenIdList:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How prompts become tokens."""
+    """Options for turning prompts into tokens."""
 
-    add_special_tokens: bool = True  # those that the model puts around a text
-    max_tokens: int | None = None  # of longer prompts only so many are kept; -1: as many as leave room for the output
-    keep_end: bool = True  # which of them: the last or the first
-    mark: str = ""  # in text that only looks like a special token (`control_tokens`); to be taken out
-    salt: str = ""  # nothing is found that was encoded with another one (`text_cache`)
+    add_special_tokens: bool = True  # put around a text by the model
+    max_tokens: int | None = None  # kept of a longer prompt; -1: as many as leave room for the output
+    keep_end: bool = True  # keep the last tokens, otherwise the first
+    mark: str = ""  # inserted into forged special tokens (`control_tokens`), to be removed
+    salt: str = ""  # only cache entries with an equal salt are found (`text_cache`)
 
     def limit(self, max_model_len: int, max_output_tokens: int) -> "Encoding":
-        """This with a number for -1; raises RequestError for one that no prompt can have."""
+        """Return a copy with -1 resolved; raises RequestError for more tokens than a prompt may have."""
         longest = max_model_len - 1
         if self.max_tokens == -1:
             return replace(self, max_tokens=max(1, max_model_len - max_output_tokens))
@@ -103,21 +103,21 @@ class Encoding:
         return self
 
     def cut(self, ids: TokenIds) -> TokenIds:
-        """The tokens that are kept."""
+        """Return the tokens kept."""
         if self.max_tokens is None:
             return ids
         return ids[-self.max_tokens :] if self.keep_end else ids[: self.max_tokens]
 
 
 def check_vocabulary(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raise RequestError naming an id that the model does not have; an array is not empty."""
+    """Raise RequestError for an id outside of the vocabulary; an array must not be empty."""
     highest = _highest(ids) if isinstance(ids, array) else max(ids, default=0)
     if highest >= vocab_size:
         raise wrong(name, highest, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
 
 
 def _highest(ids: TokenIds) -> int:
-    import numpy as np  # here, as a process that sees no arrays does without
+    import numpy as np  # here, because processes without arrays need no numpy
 
     return int(np.frombuffer(ids, np.int32).max())
 
@@ -125,9 +125,9 @@ def _highest(ids: TokenIds) -> int:
 def fit_max_tokens(
     num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, usual: int = DEFAULT_MAX_TOKENS
 ) -> int:
-    """Output tokens that a prompt may have: what was asked for, or what is usual as far as there is room.
+    """Return the allowed output tokens: as requested, or `usual` within the room left.
 
-    Raises RequestError for an empty prompt, or one that leaves no room for what was asked for.
+    Raises RequestError for an empty prompt, or a prompt that leaves too little room.
     """
     if num_prompt_tokens == 0:
         raise RequestError("prompt is empty: it gives no tokens; send at least one", param="prompt")
@@ -145,7 +145,7 @@ def fit_max_tokens(
 
 
 def too_long(length: str, max_model_len: int) -> RequestError:
-    """The error for a prompt that leaves no room for an output; `length` is the prompt's, in words."""
+    """Make the error for a prompt that leaves no room for an output; `length` is its length in words."""
     return RequestError(
         f"the prompt has {length}; prompt and output together may have {max_model_len} tokens: "
         f"shorten the prompt to at most {max_model_len - 1} tokens",

@@ -1,4 +1,4 @@
-"""Rules for what each server limits in its own way: the API's document names these limits, and says what they are."""
+"""Rules with limits of the individual server; the API's document refers to these limits by name and defines each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ NUM_KEPT, PRIORITY = map(_limit, ("NumKept", "Priority"))
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A rule: the name of a model; whether it is the served one's is checked where that is known."""
+    """A rule: the name of a model; the caller compares the name with the served model."""
 
     wants = Text().wants
     schema = MODEL_NAME
@@ -29,7 +29,7 @@ class ModelName:
 
 @dataclass(frozen=True, slots=True)
 class NumKept:
-    """A rule: how many tokens of a prompt are kept, or -1 for as many as fit."""
+    """A rule: prompt tokens to keep, or -1 for as many as fit."""
 
     wants = f"an integer from 1 to {MAX_INT32}, or -1"
     schema = NUM_KEPT
@@ -43,7 +43,7 @@ class NumKept:
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """A rule: the priority of a request; whether a client may be so urgent is checked where that is known."""
+    """A rule: the priority of a request; the caller checks the client's limit."""
 
     wants = Integer(-MAX_INT32, MAX_INT32).wants
     schema = PRIORITY
@@ -53,7 +53,7 @@ class Priority:
 
 
 def limits_of(info: ModelInfo, min_priority: int) -> dict[str, Any]:
-    """The JSON schemas that the rules refer to, for a model and the most urgent priority of clients."""
+    """Return the JSON schemas named by the rules, for a model and the most urgent priority allowed to clients."""
     return {
         "Priority": {"type": "integer", "minimum": min_priority, "maximum": MAX_INT32},
         "ModelName": {"const": info.name},
@@ -64,7 +64,7 @@ def limits_of(info: ModelInfo, min_priority: int) -> dict[str, Any]:
 
 
 def decimals(high: int) -> str:
-    """A regular expression for the numbers from 0 to `high`, as Python writes them."""
+    """Return a regular expression for the decimal numbers from 0 to `high`."""
     digits = str(high)
     ways = [digits, "0"] if high else ["0"]
     ways += [f"[1-9][0-9]{{{length - 1}}}" for length in range(1, len(digits))]

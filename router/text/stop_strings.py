@@ -1,31 +1,31 @@
-"""Strings that end a text: the field `stop`, and how the first of them is found while the text comes in."""
+"""Stop strings (field `stop`), and the search for the first in a stream of text."""
 
 from collections.abc import Sequence
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
-"""Of all stop strings of a request together."""
+"""Characters of all stop strings of a request together."""
 NUM_CHARS = 0x110000  # of Unicode
 
 
 class StopAutomaton:
-    """Reads a text, one character after the other; a state is the longest end of it that begins a stop string.
+    """Automaton over characters; a state is the longest suffix of the text that begins a stop string.
 
-    So a character costs the same however many stop strings there are (Aho and Corasick, "Efficient String Matching",
+    A character costs the same for any number of stop strings (Aho and Corasick, "Efficient String Matching",
     Communications of the ACM, 1975). State 0 is the empty string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.depth = [0]  # of each state: its characters
-        self.complete = [""]  # the longest stop string that it ends with
+        self.depth = [0]  # characters of each state
+        self.complete = [""]  # longest stop string at the end of each state
         self._next: dict[int, int] = {}
-        self._shorter = [0]  # the longest of its own ends that is a state, too
+        self._shorter = [0]  # longest proper suffix of each state, as a state
         for stop in stops:
             self._add(stop)
         self._link()
 
     def step(self, state: int, char: str) -> int:
-        """The state after one more character."""
+        """Return the state after another character."""
         while (following := self._next.get(state * NUM_CHARS + ord(char))) is None and state:
             state = self._shorter[state]
         return following or 0
@@ -43,7 +43,7 @@ class StopAutomaton:
         self.complete[state] = stop
 
     def _link(self) -> None:
-        """From the shortest to the longest: what a state falls back to is linked before it."""
+        """Link states from the shortest to the longest, because fallbacks must be linked first."""
         for key, child in sorted(self._next.items(), key=lambda edge: self.depth[edge[1]]):
             state, char = divmod(key, NUM_CHARS)
             if state:
@@ -52,17 +52,17 @@ class StopAutomaton:
 
 
 class StopMatcher:
-    """Cuts a text before (or after) the first stop string, and withholds what may become one."""
+    """Cuts a text before or after the first stop string, and withholds a possible beginning of a stop string."""
 
     def __init__(self, automaton: StopAutomaton, *, include: bool = False) -> None:
-        self.found = ""  # the stop string that is complete; feed nothing more then
+        self.found = ""  # the complete stop string; feed nothing afterwards
         self._automaton = automaton
         self._include = include
         self._state = 0
         self._withheld = ""
 
     def feed(self, chunk: str) -> str:
-        """The text that can be shown now. The first to be complete ends it; of two complete at once, the longer."""
+        """Return text to show now. The first complete stop string ends the text; of two at once, the longer."""
         automaton, state = self._automaton, self._state
         text = self._withheld + chunk
         for end, char in enumerate(chunk, len(self._withheld) + 1):
@@ -77,6 +77,6 @@ class StopMatcher:
         return text[:num_shown]
 
     def flush(self) -> str:
-        """What was withheld in vain."""
+        """Return the withheld text, which became no stop string."""
         withheld, self._withheld = self._withheld, ""
         return withheld

@@ -1,8 +1,7 @@
-"""Chat templates at work, in a sandbox: from messages to the text of a prompt.
+"""Sandboxed rendering of chat templates: from messages to the text of a prompt.
 
-A template is a program that came with the weights. The sandbox keeps it from everything but its variables, and it may
-take so much CPU time and write so many characters. What Python cannot interrupt, and memory, are bounded by the
-process that it is rendered in (`template_main`, `reader_main`).
+A template is a program delivered with the weights. The sandbox hides everything but its variables, and limits CPU time
+and output. The rendering process bounds memory and uninterruptible operations (`template_main`, `reader_main`).
 """
 
 import json
@@ -25,11 +24,11 @@ from router.text.chat_template import NOTHING, template_error
 RENDER_CPU_S = 2.0
 """Far more than the longest conversation takes."""
 AGAIN_S = 0.1
-"""What stops a template is repeated, in case something caught it."""
+"""Seconds between repeated stop signals, in case the template caught the first."""
 
 
 class TemplateRenderer:
-    """Compiles a template when it is first used, by the same limits."""
+    """Renderer of a template, compiled at first use within the rendering limits."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._source, self._special_tokens = source, special_tokens
@@ -42,10 +41,13 @@ class TemplateRenderer:
         tools: Sequence[Any] = (),
         wishes: Mapping[str, Any] = NOTHING,
     ) -> str:
-        """Write the prompt; raises RequestError (400) with the reason for a template that gives none.
+        """Write the prompt; raises RequestError (400) with the reason if the template fails.
 
-        `options` are further variables, all of which the template has to know. Call in the main thread. `wishes` are
-        variables, too, without effect in a template that does not know them.
+        Call in the main thread.
+
+        Args:
+            options: further variables; the template must know all of them.
+            wishes: variables without effect in a template that ignores them.
         """
         variables = {**wishes, **self._special_tokens, "messages": messages, **options}
         variables |= {"tools": tools} if tools else {}
@@ -97,11 +99,11 @@ class TemplateRenderer:
 
 
 class _OutOfTimeError(Exception):
-    """The template was stopped."""
+    """Interruption of a template after too much CPU time."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what training counts; it is the same without."""
+    """`{% generation %}` marks text for training; no effect on the output."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
 
@@ -112,7 +114,7 @@ class _Generation(Extension):
 
 @contextmanager
 def _cpu_time(limit_s: float) -> Iterator[None]:
-    """Raise _OutOfTimeError inside the block after so much CPU time of this process."""
+    """Raise _OutOfTimeError inside the block after `limit_s` of this process's CPU time."""
 
     def stop(*_: object) -> NoReturn:
         raise _OutOfTimeError
@@ -145,7 +147,7 @@ def _now(form: str) -> str:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What templates of checkpoints are written for."""
+    """Make the environment expected by templates of checkpoints."""
     extensions = ["jinja2.ext.loopcontrols", _Generation]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json

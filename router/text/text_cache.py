@@ -1,8 +1,7 @@
-"""Tokens of texts that were encoded before, piece by piece.
+"""Cache of encoded texts, piece by piece.
 
-What begins as an earlier text did, a conversation's next turn or a question behind the same instructions, consists of
-the same pieces (`text_cuts`) up to where they part. A piece is found by a hash of its characters and of the request's
-`cache_salt`; those that were asked for last are kept.
+Texts with a common beginning, such as the turns of a conversation, share pieces up to their difference (`text_cuts`). A
+piece is found by a hash of its characters and of the request's `cache_salt`. Eviction is by last use.
 """
 
 import sys
@@ -17,12 +16,12 @@ from router.text.prompts import TokenIds
 from router.text.text_cuts import PIECE_CHARS
 
 ENTRY_BYTES = 200
-"""What a dictionary takes for a key and a value, beside these."""
+"""Dictionary overhead of an entry, besides key and value."""
 
 
 @dataclass(slots=True)
 class TextCounts:
-    """Tokens of texts."""
+    """Tokens of texts, found in the cache or encoded."""
 
     num_found: int = 0
     num_encoded: int = 0
@@ -32,7 +31,7 @@ class TextCounts:
 
 
 class TextCache:
-    """Any thread may use it."""
+    """Thread-safe cache of tokens, by hash of a piece, within `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.counts = TextCounts()
@@ -42,7 +41,7 @@ class TextCache:
         self._lock = Lock()
 
     def ids(self, pieces: Sequence[str], salt: str, encode: Callable[[list[str]], list[TokenIds]]) -> TokenIds:
-        """Those of a text in pieces; `encode` is given all pieces that are not known, each once."""
+        """Return the ids of a text in pieces; `encode` gets all unknown pieces, each once."""
         names = {piece: _name(salt, piece) for piece in pieces if len(piece) >= PIECE_CHARS}
         known = self._found(pieces, names)
         unknown = [piece for piece in dict.fromkeys(pieces) if piece not in known]
@@ -82,7 +81,7 @@ class TextCache:
 
 
 def _name(salt: str, piece: str) -> bytes:
-    """SHA-256: who finds two texts of one name has another's tokens computed for the own."""
+    """Return a salted SHA-256, because a collision would give a client another client's tokens."""
     return sha256(sha256(salt.encode()).digest() + piece.encode()).digest()
 
 

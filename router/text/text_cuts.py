@@ -1,14 +1,14 @@
-"""Where a text may be cut: its pieces, each alone, have the tokens that it has as a whole.
+"""Safe cuts of a text: the pieces, encoded separately, give the tokens of the whole text.
 
-A tokenizer takes added tokens out of a text, normalizes what is between them, splits that into words by a regular
-expression, and merges the bytes of each word. So a cut is safe where no added token and no word goes on, and where
-neither side's words depend on the other side. With the tokenizers known here that is so
+A tokenizer first takes added tokens out of a text and normalizes the rest. A regular expression splits the rest into
+words, and the bytes of each word are merged. So a cut is safe outside of added tokens and words, if the words on either
+side do not depend on the other side. For the known tokenizers, safe cuts are:
 
-- before a space, behind anything but white space: white space is only at the beginning of a word, or is all of it, and
-  an expression looks ahead, to the end of the text too, behind white space only;
-- before a comma, a quotation mark or a stop of Chinese, behind a letter: no word goes on with one of them.
+- before a space, behind anything but white space. White space only begins a word, or is all of a word. An expression
+  looks ahead, also to the end of the text, only behind white space.
+- before a comma, a quotation mark or a Chinese stop, behind a letter. No word continues with such a character.
 
-To normalize (NFC) joins none of these characters with what is before it. Of other tokenizers no text is cut.
+Normalization (NFC) joins none of these characters with the preceding text. Texts of other tokenizers are not cut.
 """
 
 import json
@@ -23,29 +23,30 @@ import tokenizers
 from router.text.prompts import TokenIds
 
 PIECE_CHARS = 1024
-"""A piece ends at the first safe place behind so many; what follows the last is encoded again in a longer text."""
+"""Least characters of a piece, which ends at the next safe cut. The last piece is encoded again in a longer text."""
 LETTERS = "A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
-"""Not all there are, but these are letters in every version of Unicode, and stay as they are in NFC."""
+"""Some letters: letters in every version of Unicode, and unchanged by NFC."""
 CUT = re.compile(rf'\S(?= )|[{LETTERS}](?=[",\uff0c\u3002\u3001\uff01\uff1f])')
-"""Matches what is before a cut."""
+"""Matches the character before a cut."""
 WORDS = {
     name: r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     + number
     + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     for name, number in (("Qwen 2", r"\p{N}"), ("Llama 3", r"\p{N}{1,3}"))
 }
-"""Expressions, by who began with them, for which this was shown; so it was for GPT-2's, which `ByteLevel` has."""
+"""Expressions proven to allow such cuts, by the first model to use each. GPT-2's, built into `ByteLevel`, is proven
+too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Those of a tokenizer's texts, and the tokens that the model puts around a whole one."""
+    """Cutting of a tokenizer's texts, with the special tokens around a whole text."""
 
     before: TokenIds
     after: TokenIds
 
     def pieces(self, text: str, least_chars: int = PIECE_CHARS) -> list[str]:
-        """The text in pieces, all but the last of at least `least_chars`."""
+        """Return the text in pieces, all but the last with at least `least_chars` characters."""
         found, begin = [], 0
         while cut := CUT.search(text, begin + least_chars - 1):
             found.append(text[begin : cut.end()])
@@ -54,7 +55,7 @@ class Cuts:
 
 
 def cuts_of(tokenizer: tokenizers.Tokenizer) -> Cuts | None:
-    """Those that are known to be safe, if any are."""
+    """Return the safe cuts of a tokenizer, None if none are known."""
     model: Any = tokenizer.model
     if not isinstance(model, tokenizers.models.BPE) or model.dropout:
         return None
@@ -63,12 +64,12 @@ def cuts_of(tokenizer: tokenizers.Tokenizer) -> Cuts | None:
     for token in tokenizer.get_added_tokens_decoder().values():
         texts = (token.content, unicodedata.normalize("NFC", token.content))
         if token.lstrip or token.rstrip or token.single_word or any(map(CUT.search, texts)):
-            return None  # it heeds what is beside it, or a cut may be within it
+            return None  # depends on adjacent text, or may contain a cut
     return _around(tokenizer)
 
 
 def _splits_words(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether it splits by known expressions, and then writes bytes as letters."""
+    """Tell whether a pre-tokenizer splits by known expressions, then writes bytes as letters."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     *splits, last = steps or [{}]
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
@@ -98,6 +99,6 @@ def _around(tokenizer: tokenizers.Tokenizer) -> Cuts | None:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """A part of a tokenizer as tokenizer.json has it."""
+    """Return a tokenizer's part in the format of tokenizer.json."""
     state: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return state

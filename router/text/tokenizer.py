@@ -1,6 +1,6 @@
-"""What the router knows of the model: its tokenizer, its end-of-text tokens and its limits.
+"""The model as seen by the router: tokenizer, end tokens and limits.
 
-Read from the model directory without torch or transformers.
+All data comes from the model directory, without torch or transformers.
 """
 
 import os
@@ -28,37 +28,37 @@ from router.text.text_cache import TextCache, TextCounts
 from router.text.text_cuts import Cuts, cuts_of
 
 USUAL_CHARS_PER_TOKEN = 4
-"""A text that fits only with more than this is counted before it is encoded."""
+"""A text with more characters per token is counted before encoding."""
 PIECE_CHARS = 16_384
 MAX_BATCH = 32
-"""Pieces of a text that are encoded at once."""
+"""Pieces of a text encoded at once."""
 
 
 AS_IT_IS = Encoding()
 
 
 def encode_in_one_thread() -> None:
-    """Have the library start none for each processor; streams want these, too."""
-    os.putenv("TOKENIZERS_PARALLELISM", "false")  # the library reads it when it encodes
+    """Keep the tokenizers library from starting a thread per processor, because streams need processors too."""
+    os.putenv("TOKENIZERS_PARALLELISM", "false")  # read by the library at each encoding
 
 
 def load_tokenizer(section: ModelSection, text_cache_bytes: int) -> "Tokenizer":
-    """A `Tokenizer`, made in a thread of its own; raises what that does.
+    """Make a `Tokenizer` in a separate thread, and raise the errors of its constructor.
 
-    So it lies in that thread's arena, with the room that loading it has left: in the heap of the main thread large
-    bodies would lie there, and what they take would not go back to the system when they do.
+    The tokenizer and the free memory left by loading then lie in the thread's arena. In the main thread's heap, large
+    bodies would fill the free memory, and would not return to the system.
     """
     with ThreadPoolExecutor(1) as thread:
         tokenizer = thread.submit(Tokenizer, section, text_cache_bytes).result()
-    trim_memory()  # half of what loading it took
+    trim_memory()  # frees half of the memory used for loading
     return tokenizer
 
 
 class Tokenizer:
-    """Text to ids and back."""
+    """Conversion of text to token ids and back."""
 
     def __init__(self, section: ModelSection, text_cache_bytes: int = 0) -> None:
-        """Raises ConfigError, naming the file and the remedy, for a directory that cannot be served."""
+        """Load a model directory; raises ConfigError with the file and the remedy if unusable."""
         path = Path(section.path)
         fingerprint = tokenizer_fingerprint(path)
         config = read_json(path / "config.json")
@@ -87,19 +87,19 @@ class Tokenizer:
 
     @property
     def cuts_texts(self) -> bool:
-        """Whether it is known where texts may be cut, without which none is found again."""
+        """True if safe cuts are known; otherwise no text is cached."""
         return self._cuts is not None
 
     @property
     def text_counts(self) -> TextCounts:
-        """Of all texts that became prompts, since the start."""
+        """Tokens of all texts turned into prompts since the start."""
         return self._texts.counts
 
     def encode(self, prompts: Sequence[Prompt], max_model_len: int, encoding: Encoding = AS_IT_IS) -> list[TokenIds]:
-        """Ids of each.
+        """Return the ids of each prompt.
 
-        Raises RequestError for a prompt that is surely too long, before it takes time and memory. Frees the interpreter
-        lock while it works: `encode_batch_fast` does for almost all of its time, `encode` does not.
+        Raises RequestError for a prompt surely too long, before spending time and memory. Releases the interpreter
+        lock: `encode_batch_fast` does so for most of its time, `encode` does not.
         """
         kept = [prompt if isinstance(prompt, str) else encoding.cut(prompt) for prompt in prompts]
         for prompt in kept:
@@ -108,26 +108,26 @@ class Tokenizer:
         return [self._encode(prompt, max_model_len, encoding) if isinstance(prompt, str) else prompt for prompt in kept]
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of short texts, each as it stands within a longer one."""
+        """Return ids of short texts, each encoded as a part of a longer text."""
         return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids` without special tokens; ids without text give none."""
+        """Return the text of `ids` without special tokens; ids without text give none."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def decode_all(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens included."""
+        """Return the text of `ids`, special tokens included."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
-        """`decode_all`, of many ids: frees the interpreter lock while it works."""
+        """Return `decode_all` of many ids, without holding the interpreter lock."""
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return str(text)
 
     def strings(self, ids: Sequence[int]) -> list[str | None]:
-        """Each token as the vocabulary writes it; None for ids that the model has and the vocabulary does not."""
+        """Return each token as written in the vocabulary; None for ids of the model beyond the vocabulary."""
         return [self._tokenizer.id_to_token(token_id) for token_id in ids]
 
     def _encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
@@ -140,12 +140,12 @@ class Tokenizer:
         return ids
 
     def _encode_pieces(self, cuts: Cuts, text: str, encoding: Encoding) -> TokenIds:
-        """Those that were encoded before are not encoded again."""
+        """Encode a text by pieces, each taken from the cache if known."""
         ids = self._texts.ids(cuts.pieces(text), encoding.salt, self._encode_each)
         return cuts.before + ids + cuts.after if encoding.add_special_tokens else ids
 
     def _encode_each(self, pieces: list[str]) -> list[TokenIds]:
-        """A few at a time: the library takes up to 500 bytes for a character while it works."""
+        """Encode pieces in small batches, because the library takes up to 500 bytes per character meanwhile."""
         batches = (pieces[begin : begin + MAX_BATCH] for begin in range(0, len(pieces), MAX_BATCH))
         encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
         return [array("i", each.ids) for batch in batches for each in encode(batch)]
@@ -165,11 +165,11 @@ class Tokenizer:
             raise too_long(f"more than {max_model_len} tokens", max_model_len)
 
     def _encode_part(self, text: str, max_tokens: int, encoding: Encoding) -> TokenIds:
-        """Of an end of the text that is long enough; the tokens that the model puts around a text are all there."""
+        """Encode as much of the kept end as gives `max_tokens` tokens, including the special tokens around a text."""
         num_special = self._tokenizer.num_special_tokens_to_add(False) if encoding.add_special_tokens else 0
         if max_tokens <= num_special:
             raise wrong("truncate_prompt_tokens", max_tokens, f"more than the {num_special} tokens put around a text")
-        if encoding.mark:  # no longer than a template may write
+        if encoding.mark:  # rendered chats have a bounded length
             return self._completed(self._encode_marked(text, encoding.mark), encoding, max_tokens - num_special)
         num_chars = MAX_CHARS_PER_TOKEN * max_tokens
         part = text[-num_chars:] if encoding.keep_end else text[:num_chars]
@@ -179,7 +179,7 @@ class Tokenizer:
         return self._completed(encoded, encoding, max_tokens - num_special)
 
     def _encode_end(self, cuts: Cuts, text: str, num_tokens: int, encoding: Encoding) -> TokenIds:
-        """So many tokens, or all, encoded from the end that is kept, until there are enough."""
+        """Return at most `num_tokens`, encoded batch by batch from the kept end."""
         pieces, ids = cuts.pieces(text), array("i")
         while pieces and len(ids) < num_tokens:
             if encoding.keep_end:
@@ -192,21 +192,21 @@ class Tokenizer:
         return cuts.before + ids + cuts.after if encoding.add_special_tokens else ids
 
     def _completed(self, encoded: tokenizers.Encoding, encoding: Encoding, num_tokens: int | None = None) -> TokenIds:
-        """With the tokens that the model puts around a text; before, so many of its own are kept, if not all."""
+        """Add the special tokens around a text, after cutting the text to `num_tokens` if given."""
         if num_tokens is not None:
             encoded.truncate(num_tokens, direction="left" if encoding.keep_end else "right")
         whole = self._tokenizer.post_process(encoded, add_special_tokens=encoding.add_special_tokens)
         return array("i", whole.ids)
 
     def _encode_marked(self, text: str, mark: str) -> tokenizers.Encoding:
-        """What is between special tokens is encoded as if there were none; never call it in two threads at once."""
+        """Encode text between special tokens as plain text; never call in two threads at once."""
         (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         places = [place for i, place in zip(found.ids, found.offsets, strict=True) if i in self._special_ids]
         ends = [0, *(end for _, end in places)]
         begins = [*(begin for begin, _ in places), len(text)]
         between = [text[end:begin].replace(mark, "") for end, begin in zip(ends, begins, strict=True)]
         special = self._tokenizer.encode_batch([text[begin:end] for begin, end in places], add_special_tokens=False)
-        self._tokenizer.encode_special_tokens = True  # as text
+        self._tokenizer.encode_special_tokens = True  # encode their text as plain text
         try:
             first, *others = self._tokenizer.encode_batch(between, add_special_tokens=False)
         finally:
@@ -215,7 +215,7 @@ class Tokenizer:
         return tokenizers.Encoding.merge(in_order)
 
     def _has_more_tokens(self, text: str, limit: int) -> bool:
-        """Whether `text` surely has, counted piece by piece until it does: a cut adds few tokens, if any."""
+        """Tell whether `text` surely exceeds `limit`, counted by pieces; the margin allows for tokens added by cuts."""
         num_tokens, limit = 0, limit + limit // 8
         for start in range(0, len(text), PIECE_CHARS):
             (encoding,) = self._tokenizer.encode_batch_fast(

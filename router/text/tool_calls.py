@@ -1,7 +1,7 @@
-"""Calls of tools as models write them, and one call read as its text comes.
+"""Formats of tool calls, and an incremental reader of a call.
 
-What begins as `{"name": "...", "arguments": {` is a call from there on, whatever follows, so its arguments can be told
-while they are written. A call that begins in another way is known once it is whole.
+Text beginning as `{"name": "...", "arguments": {` is a call, whatever follows. So arguments can be streamed while being
+written. A call with another beginning is recognized only when complete.
 """
 
 import json
@@ -13,25 +13,25 @@ CALL, CALL_END = "<tool_call>", "</tool_call>"
 
 
 class ToolFormat(StrEnum):
-    """How a model writes calls."""
+    """Format in which a model writes calls."""
 
     NONE = ""
-    HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Qwen3 does
-    LLAMA = "llama"  # {"name": ..., "parameters": {...}} and nothing else, as Llama 3 does
+    HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, used by Qwen3
+    LLAMA = "llama"  # {"name": ..., "parameters": {...}} alone, used by Llama 3
 
 
 class CallShape(NamedTuple):
-    """The text of a call where a grammar forces it."""
+    """Text around the parts of a call, forced by a grammar."""
 
     trigger: str
-    before: str  # the name, behind the trigger
-    between: str  # name and arguments
+    before: str  # between trigger and name
+    between: str  # between name and arguments
     behind: str
     end: str
     separator: str  # between calls
 
     def opening(self, name: str) -> str:
-        """Return all that stands before the arguments of a call."""
+        """Return all text before the arguments of a call."""
         return f"{self.trigger}{self.before}{json.dumps(name, ensure_ascii=False)}{self.between}"
 
 
@@ -47,17 +47,17 @@ HEAD = re.compile(
     rf'"name"{SPACE}:{SPACE}("(?:[^"\\]|\\.){{0,256}}"){SPACE},{SPACE}"(?:arguments|parameters)"{SPACE}:{SPACE}(?=\{{)',
     re.DOTALL,
 )
-"""The beginning of a call, up to its arguments; of bounded length, because it is looked for again at each token."""
+"""Beginning of a call up to its arguments; of bounded length, because searched again at each token."""
 AFTER = re.compile(r"[ \n\r\t]*(\}?)[ \n\r\t;]*")
-"""Between the arguments of a call and what follows it."""
+"""Text between the arguments of a call and the next text."""
 IN_STRING = re.compile(r'"|\\')
 SIGNS = r'["{}\[\]]'
 ESCAPED = re.compile(r"\\.", re.DOTALL)
-"""In a string of JSON."""
+"""An escape in a JSON string."""
 
 
 def head_of(text: str) -> tuple[str, int] | None:
-    """Name of the call with which a text begins, and where its arguments begin; None where neither is certain."""
+    """Return the call's name and the start of its arguments if a text begins with a call; otherwise None."""
     head = HEAD.match(text)
     if head is None:
         return None
@@ -68,7 +68,7 @@ def head_of(text: str) -> tuple[str, int] | None:
 
 
 def whole_calls(text: str, max_calls: int) -> list[tuple[str, str]]:
-    """Name and arguments of the calls that the whole text is, a semicolon between them at most; else none."""
+    """Return name and arguments of each call if the text is only calls, perhaps separated by semicolons; else none."""
     calls: list[tuple[str, str]] = []
     decoder, text = json.JSONDecoder(), text.strip()
     while text:
@@ -94,23 +94,23 @@ def _call(value: Any) -> tuple[str, str] | None:
 
 
 class ArgumentsReader:
-    """The arguments of one call, told as they come.
+    """Streaming reader of the arguments of a call.
 
-    Braces, brackets and strings are followed, nothing else: what a model writes between them is the client's to check.
-    An end tag within a string is text of it, and held back until the string ends, because a string that never ends
-    is a mistake of the model, and the tag then the end of the call.
+    The reader follows braces, brackets and strings only; the client checks the rest. An end tag within a string is
+    text. The tag is withheld until the string ends, because a model may forget to end a string. In such a case the tag
+    ends the call.
     """
 
     def __init__(self, end_tag: str) -> None:
         self._end_tag = end_tag
         self._signs = re.compile(f"{SIGNS}|{re.escape(end_tag)}" if end_tag else SIGNS)
         self._held = ""
-        self._at = 0  # what stands before it in `_held` has been followed
-        self._string = -1  # where it begins in `_held`, or 0; -1: outside of strings
+        self._at = 0  # position in `_held`; earlier text has been followed
+        self._string = -1  # start of the current string in `_held`, or 0; -1: none
         self._depth = 0
 
     def feed(self, text: str, *, is_last: bool) -> tuple[str, str | None]:
-        """Return arguments that are certain, and the text behind the last of them once it has come."""
+        """Return certain arguments, and once the arguments have ended, the text behind; None before the end."""
         self._held += text
         end = self._followed()
         if end is not None:
@@ -124,7 +124,7 @@ class ArgumentsReader:
         return self._cut(len(self._held) if is_cut_off else sure)
 
     def _followed(self) -> int | None:
-        """Follow all that is held; return where the arguments end, if they do."""
+        """Follow the withheld text; return the end of the arguments, None before it."""
         while True:
             found = (self._signs if self._string < 0 else IN_STRING).search(self._held, self._at)
             if found is None:
@@ -147,7 +147,7 @@ class ArgumentsReader:
                     return self._at
 
     def _num_sure(self) -> int:
-        """Characters that are arguments whatever follows."""
+        """Return the number of characters certain to be arguments."""
         tag = self._held.find(self._end_tag, self._string) if self._string >= 0 and self._end_tag else -1
         return min(self._at, tag if tag >= 0 else len(self._held) - num_begun(self._held, self._end_tag))
 
@@ -157,5 +157,5 @@ class ArgumentsReader:
 
 
 def num_begun(text: str, tag: str) -> int:
-    """Characters at the end of a text that may be the beginning of a tag."""
+    """Count characters at the end of a text that may begin a tag."""
     return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)

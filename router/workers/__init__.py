@@ -1,1 +1,1 @@
-"""Connections to workers, memory servers and operators, and what they say."""
+"""Connections to workers, memory servers and operators, and handlers of the received messages."""

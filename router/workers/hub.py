@@ -1,8 +1,8 @@
-"""The asyncio face of `common.wire.transport.sockets.Hub`.
+"""asyncio wrapper around `common.wire.transport.sockets.Hub`.
 
-ZeroMQ's descriptor is edge-triggered: it turns readable once for any number of messages, and a send
-may swallow the edge. Invariant: after every receive that left something, and after every
-send, another receive is scheduled, so no message waits for the next edge.
+ZeroMQ's descriptor is edge-triggered: the descriptor turns readable once for any number of messages, and a send may
+swallow the edge. Invariant: another receive is scheduled after every send, and after every receive that left messages.
+So no message waits for the next edge.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 LINGER_MS = 200
 MAX_TURN_S = 0.005
-"""How long messages may be handled before clients have a turn."""
+"""Longest handling of messages before clients have a turn."""
 
 MAX_WORKER_FRAME_BYTES = 1 << 20
-"""What workers tell the router is small: a step of 1024 rows is 50 kB. Reading more would hold up every stream."""
+"""Limit, because large frames hold up every stream; a step of 1024 rows is 50 kB."""
 
 OnMessage = Callable[[bytes, Message], None]
 Undelivered = list[tuple[bytes, Message]]
@@ -32,18 +32,18 @@ OnUnreachable = Callable[[Undelivered], None]
 
 
 class AsyncHub:
-    """Calls `on_message(identity, message)` on the event loop for everything that arrives.
+    """Hub on the event loop; calls `on_message(identity, message)` for every received message.
 
-    And, soon after messages were sent to nobody, `on_unreachable` with each and the identity it was meant for.
+    Messages sent to lost connections are soon reported to `on_unreachable`, with the identities.
     """
 
     def __init__(self, net: NetSection) -> None:
-        """Bind; raises ConfigError when the endpoint cannot be bound."""
+        """Bind; raise ConfigError when the endpoint cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
             self._hub = Hub(self._context, net, endpoint, max_frame_bytes=MAX_WORKER_FRAME_BYTES)
-        except BaseException:  # whatever it was, the context must not outlive this object
+        except BaseException:  # whatever the error, close the context of an unfinished hub
             self._context.destroy(linger=0)
             raise
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,28 +58,28 @@ class AsyncHub:
 
     @property
     def num_dropped(self) -> int:
-        """Frames dropped here, either way."""
+        """Number of frames dropped here, received or sent."""
         return self._hub.drops.dropped
 
     def start(self, on_message: OnMessage, on_unreachable: OnUnreachable) -> None:
-        """Begin to receive; call once, on the loop."""
+        """Begin to receive; call once, on the event loop."""
         self._on_message, self._on_unreachable = on_message, on_unreachable
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._hub.socket.fileno(), self._receive)
         self._schedule()
 
     def send(self, identity: bytes, message: Message) -> bool:
-        """Queue for one worker; never waits. False when its connection is gone."""
+        """Queue a message for a worker, without waiting; return False when the connection is gone."""
         is_connected = self._hub.send(identity, message)
         if not is_connected and self._loop is not None:
             if not self._undelivered:
-                self._loop.call_soon(self._report_undelivered)  # not now: the sender is in the middle of something
+                self._loop.call_soon(self._report_undelivered)  # later, because the sender may be mid-change
             self._undelivered.append((identity, message))
         self._schedule()
         return is_connected
 
     def refuse(self, identity: bytes, message: Message, why: str) -> None:
-        """Drop what was received; counted, and logged at a bounded rate."""
+        """Drop a received message; counted, and logged at a bounded rate."""
         self._hub.refuse(identity, message, why)
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class AsyncHub:
         for identity, message in self._hub.receive():
             try:
                 self._on_message(identity, message)
-            except Exception:  # a bug met by one message must not cut off all workers
+            except Exception:  # a bug in handling a message must not cut off all workers
                 logger.exception("handling %s from %r failed", type(message).__name__, identity[:60])
             if time.monotonic() > until_s:
                 break

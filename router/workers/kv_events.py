@@ -1,9 +1,8 @@
-"""Keeps the prefix map in step with what memory servers tell of the blocks in their pools.
+"""Reader of memory servers' reports on KV blocks, which keeps the prefix map in step.
 
-A pool is asked for when a worker that has blocks of it is here, its server is registered, and it makes a difference
-what lies where. Whatever was missed, by either side's fault, shows as a gap in the sequence or as silence: then all
-that was told is void, and it is asked for again, once a second at most. A router or a server that has just started is
-no other case.
+A pool's reports are requested while a worker uses the pool, the server is registered, and placement has a choice.
+Missed reports show as a gap in the sequence, or as silence. Then all reports of the pool are void and requested anew,
+at most once a second. A restart of the router or a server is handled likewise.
 """
 
 import logging
@@ -27,26 +26,26 @@ logger = logging.getLogger(__name__)
 
 ASK_S = 1.0
 BAN_S = 60.0
-"""For a server that told of more than there can be, or than there is room for, until it is asked again."""
+"""Pause before asking again, after a server reported too many blocks."""
 
 
 @dataclass(slots=True)
 class Course:
-    """How far the telling of one pool has got."""
+    """Progress of a pool's reports."""
 
     contents: PoolContents
-    next_sequence: int | None = None  # None: it is to begin anew
-    is_asked: bool = False  # to begin anew
-    ask_s: float = -math.inf  # not before
+    next_sequence: int | None = None  # None: reports have to begin anew
+    is_asked: bool = False  # True: the server was asked to begin anew
+    ask_s: float = -math.inf  # earliest time to ask
     heard_s: float = -math.inf
 
 
 class KVEventReader:
-    """Of all pools.
+    """Reader of block events of all pools.
 
     Args:
-        is_on: otherwise nobody is asked.
         send: queues a message for a connection.
+        is_on: False: no server is asked.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class KVEventReader:
         self._courses: dict[PoolName, Course] = {}
 
     def check(self) -> None:
-        """Forget what nobody tells of any more, and ask for what is missing; call whenever somebody came or went."""
+        """Forget pools without reports, and request missing reports; call after every arrival or departure."""
         wanted = self._wanted()
         for name in self._courses.keys() - wanted.keys():
             del self._courses[name]
@@ -81,13 +80,13 @@ class KVEventReader:
                 self._send(server.connection, KVEventsWanted(name[1]))
 
     def on_events(self, events: KVEvents) -> None:
-        """Heed what is in sequence; all else tells what was missed."""
+        """Apply events in sequence; a gap voids the pool's reports."""
         name = events.server_id, events.pool_id
         course = self._courses.get(name)
         if course is None or self._servers.get(events.server_id, events.epoch) is None:
             return
         if course.next_sequence is None and (events.sequence or not course.is_asked):
-            return  # it was said before it was asked
+            return  # sent before the request for reports
         if events.sequence == 0:
             course.contents.begin()
         elif course.next_sequence != events.sequence:
@@ -103,9 +102,10 @@ class KVEventReader:
             self._make_room(events.server_id)
 
     def _make_room(self, latest: str) -> None:
-        """For all that servers tell together: who has told of most makes it, so that a liar's is at nobody's cost.
+        """Void the reports of the server with most reported blocks, because all reports exceed `MAX_TOLD`.
 
-        Who tells of less than the limit has for each of them never does. Of equals it is the latest.
+        So a lying server costs no other server. A server below its share of the limit is never chosen. Among equals,
+        the latest reporter is chosen.
         """
         num_told = Counter[str]()
         for (server_id, _), course in self._courses.items():
@@ -117,18 +117,18 @@ class KVEventReader:
             )
 
     def _ban(self, name: PoolName, reason: str) -> None:
-        """What was told of that pool is void, and it is not asked again for a while."""
+        """Void a pool's reports, and do not ask again for `BAN_S`."""
         course = self._courses[name]
         course.ask_s = self._clock() + BAN_S
         self._lose(name, course, reason)
 
     def _wanted(self) -> dict[PoolName, MemoryServer]:
-        """Who can tell of each pool of which it makes a difference what is there."""
+        """Return the pools to read, with the reporting server of each; without a choice, only pools already read."""
         found = ((worker.pool, self._server_of(worker)) for worker in self._pool)
         told = {name: server for name, server in found if server is not None}
         if self._is_on and self._pool.has_choice:
             return told
-        return {name: server for name, server in told.items() if name in self._courses}  # it may soon again
+        return {name: server for name, server in told.items() if name in self._courses}  # a choice may soon exist again
 
     def _server_of(self, worker: Member) -> MemoryServer | None:
         ready = worker.ready
@@ -136,7 +136,7 @@ class KVEventReader:
         return self._servers.get(ready.memory_server_id, ready.memory_server_epoch) if is_found else None
 
     def _lose(self, name: PoolName, course: Course, reason: str) -> None:
-        """What was told is void."""
+        """Void a pool's reports."""
         course.next_sequence, course.is_asked = None, False
         course.contents.forget_told()
         logger.warning("it is not known any more which KV blocks are in pool %x of memory server %s: %s",

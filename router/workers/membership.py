@@ -1,7 +1,7 @@
-"""How workers come, show that they are alive, and go; everyone concerned is told.
+"""Arrival, liveness and departure of workers; informs all concerned processes.
 
-Invariant: whenever a worker leaves the pool, its requests are replayed and its peers are told, in
-this one place; and no worker with another model or tokenizer ever enters.
+Invariant: a worker leaves the pool only here, and then requests are replayed and peers are told. A worker with another
+model or tokenizer never enters.
 """
 
 import logging
@@ -40,13 +40,13 @@ from router.workers.hub import Undelivered
 logger = logging.getLogger(__name__)
 
 SendTo = Callable[[bytes, Message], bool]
-"""Queue a message for a connection; False when that is gone."""
+"""Function to queue a message for a connection; returns False when the connection is gone."""
 
 MAX_EXPELLED = 1000
 
 
 class Membership:
-    """The pool's gatekeeper."""
+    """Gatekeeper of the worker pool: admits and removes workers."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Membership:
         self._send = send
         self._clock = clock
         self._checked_s = clock()
-        self._expelled: dict[bytes, str] = {}  # connection of a worker that may still live, and why it is out
+        self._expelled: dict[bytes, str] = {}  # reason by connection of an expelled worker, which may still live
 
     def on_ready(self, identity: bytes, ready: WorkerReady) -> None:
-        """Let a worker in, or refuse it with the reason."""
+        """Admit a worker, or refuse the worker with a reason."""
         reason = self._objection(ready)
         if reason:
             logger.warning("refused %s worker %s: %s", ready.role.name.lower(), ready.worker_id, reason)
@@ -94,7 +94,7 @@ class Membership:
             self._dispatcher.pump()
 
     def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
-        """Note it; ask somebody unknown to register, and tell somebody expelled to end."""
+        """Note a heartbeat; ask an unknown worker to register, and tell an expelled worker to end."""
         connection = connection_of(heartbeat.worker_id, heartbeat.epoch)
         if connection in self._expelled:
             self._send(connection, Refused(self._expelled[connection]))
@@ -102,7 +102,7 @@ class Membership:
             self._send(identity, Reregister(self._router_epoch))
 
     def on_leaving(self, leaving: WorkerLeaving) -> None:
-        """Send it nothing new; what it has it finishes."""
+        """Assign nothing new to a worker, and answer with the number of completions still bound to the worker."""
         worker = self._pool.get(leaving.worker_id, leaving.epoch)
         if worker is not None:
             self._pool.drain(worker)
@@ -111,20 +111,21 @@ class Membership:
         self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))
 
     def dismiss_all(self) -> None:
-        """The router ends: nobody need wait for requests from it."""
+        """Release all workers from waiting for requests, because the router ends."""
         for worker in self._pool:
             self._send(worker.connection, StillBound(0))
 
     def on_worker_gone(self, gone: WorkerGone) -> None:
-        """It says itself that it is ending."""
+        """Remove a worker that announced its end."""
         worker = self._pool.get(gone.worker_id, gone.epoch)
         if worker is not None:
             self._lose(worker, gone.reason[:300])
 
     def on_worker_ended(self, ended: WorkerEnded) -> bool:
-        """Its memory server saw its process end; False when it is not that server's to say.
+        """Remove a worker whose process ended; False if the reporting memory server is not the worker's.
 
-        It is lost at once, and mostly before a knock would tell. Who died along with it gets nothing of what it had.
+        The report mostly comes before a knock would fail. All others are knocked first, so a worker that died along
+        gets no replayed request.
         """
         worker = self._pool.get(ended.ended_worker_id, ended.ended_epoch)
         if worker is None:
@@ -137,7 +138,7 @@ class Membership:
         return True
 
     def on_path(self, report: KVPathReport) -> None:
-        """A KV path works, or does not."""
+        """Note a working or failed KV path."""
         if not self._pool.set_path(report):
             return
         where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
@@ -149,20 +150,20 @@ class Membership:
         self._dispatcher.pump()
 
     def on_unreachable(self, undelivered: Undelivered) -> None:
-        """Connections of workers are gone, mostly with the workers; those that live register again."""
+        """Remove workers with lost connections; workers still alive register again."""
         identities = {identity for identity, _ in undelivered}
         gone = [worker for worker in self._pool if worker.connection in identities]
         unsent = {message.request_id for _, message in undelivered if isinstance(message, PrefillRequest)}
         for worker in gone:
-            worker.silent = True  # all of them first: what one had must not go to the next
+            worker.silent = True  # all first, so no lost worker gets the requests of another
         for worker in gone:
             self._lose(worker, "its connection is gone", unsent)
 
     def check(self) -> None:
-        """Remove workers that are silent or stuck, and knock at the others' doors; call a few times a second.
+        """Remove silent or stuck workers, and knock at all others; call a few times a second.
 
-        Of a process that has died the kernel closes the connection at once, and sending then fails: so its streams
-        go on elsewhere long before silence alone would say that it is dead.
+        The kernel closes a dead process's connection at once, so a knock fails. Streams thus move elsewhere long before
+        silence would prove the death.
         """
         now_s = self._clock()
         asleep_s, self._checked_s = now_s - self._checked_s, now_s
@@ -179,11 +180,11 @@ class Membership:
             self._knock(worker)
 
     def _knock(self, worker: Member) -> bool:
-        """Whether its connection is there."""
+        """Send a knock; return whether the connection exists."""
         return self._send(worker.connection, Knock(self._router_epoch))
 
     def _objection(self, ready: WorkerReady) -> str:
-        """Why it cannot join; empty when it can."""
+        """Return the reason against admission; empty if admitted."""
         info = self._info
         if expelled := self._expelled.get(connection_of(ready.worker_id, ready.epoch)):
             return expelled
@@ -200,7 +201,7 @@ class Membership:
         return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
 
     def _introduce(self, worker: Member) -> None:
-        """Each prefill worker learns of each decode worker, whoever came first."""
+        """Tell each prefill worker about each decode worker, whichever came first."""
         others = [other for other in self._pool if other.ready.role is not worker.ready.role and not other.draining]
         for other in others:
             prefill, decode = (worker, other) if worker.ready.role is Role.PREFILL else (other, worker)
@@ -209,12 +210,15 @@ class Membership:
                 self._send(prefill.connection, peer)
 
     def _replace(self, worker: Member, reason: str) -> None:
-        """Another has its id now: if it still lives, it has not crashed, and what it had is not to blame."""
+        """Expel a worker because another process has the id.
+
+        A replaced worker still alive has not crashed, so its requests are not to blame.
+        """
         worker.replaced = not worker.silent and self._send(worker.connection, Refused(_refusal(reason)))
         self._expel(worker, reason)
 
     def _expel(self, worker: Member, reason: str) -> None:
-        """Remove a worker that may still live; should it speak again, it is told to end."""
+        """Remove a worker that may still live; a later heartbeat is refused, so the worker ends."""
         self._expelled[worker.connection] = _refusal(reason)
         if len(self._expelled) > MAX_EXPELLED:
             del self._expelled[next(iter(self._expelled))]

@@ -1,6 +1,7 @@
-"""The memory servers that are registered: whose device, how full, and when they were last heard of.
+"""Registry of memory servers: device, memory use and last heartbeat of each.
 
-Nothing is assigned to one, so its loss costs nothing here: its workers notice by themselves, leave and say so.
+Nothing is assigned to a memory server, so a loss costs nothing here. Workers notice a lost memory server by themselves,
+leave and say so.
 """
 
 import logging
@@ -24,13 +25,13 @@ MAX_SERVERS = 256
 
 @dataclass(slots=True, eq=False)
 class MemoryServer:
-    """One incarnation of one memory server."""
+    """An incarnation of a memory server."""
 
     ready: MemoryReady
     last_seen_s: float
     joined_s: float
     beat: MemoryHeartbeat | None = None
-    asked_to_leave_s: float = -math.inf  # last
+    asked_to_leave_s: float = -math.inf  # time of the last Leave
 
     @property
     def id(self) -> str:
@@ -38,13 +39,13 @@ class MemoryServer:
 
     @property
     def connection(self) -> bytes:
-        """The identity of its main socket."""
+        """Identity of the server's main socket."""
         return connection_of(self.id, self.ready.epoch)
 
     def num_blocks_in_use(self, workers: Iterable[Member]) -> int:
-        """KV blocks of its pools that are of use to a text now: not what workers merely have at hand, nor what is kept.
+        """Return the number of KV blocks used by texts now, without idle leased and merely cached blocks.
 
-        A block that several workers read counts once for each, up to all that are leased.
+        A block read by several workers counts once for each, up to the number of leased blocks.
         """
         if self.beat is None:
             return 0
@@ -57,7 +58,7 @@ class MemoryServer:
 
 
 class MemoryServers:
-    """By id, under one epoch at a time.
+    """Memory servers by id, each under a single epoch at a time.
 
     Args:
         send: queues a message for a connection.
@@ -86,12 +87,12 @@ class MemoryServers:
         return self._servers.get(server_id)
 
     def get(self, server_id: str, epoch: int) -> MemoryServer | None:
-        """That very incarnation, if it is registered."""
+        """Return the server of exactly the given epoch, if registered."""
         server = self._servers.get(server_id)
         return server if server is not None and server.ready.epoch == epoch else None
 
     def on_ready(self, identity: bytes, ready: MemoryReady) -> None:
-        """Let one in; another of its id that lives is told to say no more."""
+        """Admit a memory server; refuse another living server with the same id."""
         known = self._servers.get(ready.server_id)
         if known is None and len(self._servers) >= MAX_SERVERS:
             self._send(identity, Refused(f"{MAX_SERVERS} memory servers are registered, which is the limit"))
@@ -108,7 +109,7 @@ class MemoryServers:
         self._send(identity, Welcome(self._router_epoch))
 
     def on_heartbeat(self, identity: bytes, beat: MemoryHeartbeat) -> None:
-        """Note it; ask somebody unknown to register, unless another has its id."""
+        """Note a heartbeat; ask an unknown server to register, and refuse a server whose id is taken."""
         server = self._servers.get(beat.server_id)
         if server is None:
             self._send(identity, Reregister(self._router_epoch))
@@ -124,14 +125,14 @@ class MemoryServers:
             server.beat, server.last_seen_s = beat, self._clock()
 
     def on_unreachable(self, undelivered: Undelivered) -> None:
-        """Connections are gone, mostly with their processes; who lives registers again."""
+        """Remove servers with lost connections; servers still alive register again."""
         identities = {identity for identity, _ in undelivered}
         for server in list(self):
             if server.connection in identities:
                 self._lose(server, "its connection is gone")
 
     def check(self) -> None:
-        """Remove who is silent, unless the router itself was, and knock at the others' doors."""
+        """Remove silent servers, unless the router itself stood still, and knock at all others."""
         now_s = self._clock()
         was_asleep, self._checked_s = now_s - self._checked_s > self._timeout_s / 2, now_s
         for server in list(self):
@@ -150,7 +151,7 @@ class MemoryServers:
 
 
 def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:
-    """What of it is worth a line when it changes."""
+    """Return the values logged on a change."""
     return beat.weights_bytes, beat.num_blocks
 
 

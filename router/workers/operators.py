@@ -1,4 +1,4 @@
-"""What operators ask for: how busy everybody is, and that a worker or memory server finishes what it has, and ends."""
+"""Operators' requests: the load of all workers, role changes, and drains of workers or memory servers."""
 
 import logging
 import time
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 REASON = "an operator asked for it (baton drain)"
 ASK_AGAIN_S = 10.0
-"""Who does not say that it leaves, in case it has not heard of it."""
+"""Pause before asking a member to leave again, in case the message was lost."""
 
 
 class Operators:
-    """Answers each; remembers nobody.
+    """Handler of operators' messages; keeps no state.
 
     Args:
         send: queues a message for a connection.
@@ -47,7 +47,7 @@ class Operators:
         self._role_changes, self._clock = role_changes, clock
 
     def heed(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
-        """Whatever an operator says."""
+        """Handle any message of an operator."""
         match message:
             case DrainWanted():
                 self.on_drain(identity, message)
@@ -59,7 +59,7 @@ class Operators:
                 self._role_changes.note(message)
 
     def on_drain(self, identity: bytes, wanted: DrainWanted) -> None:
-        """Have who is named leave, unless it does, and say how many requests need it."""
+        """Ask the named member to leave, unless already leaving; answer with the number of needing completions."""
         if (worker := self._pool.find(wanted.name)) is not None:
             if wanted.incarnation in (0, worker.epoch) and not worker.draining:
                 self._dismiss(worker)
@@ -73,7 +73,7 @@ class Operators:
             self._send(identity, DrainAnswer(wanted.name, 0, 0))
 
     def _dismiss(self, member: Member | MemoryServer) -> None:
-        """Whoever waits for its end asks several times a second, and it hears of that once."""
+        """Ask a member to leave, at most every `ASK_AGAIN_S`, because operators ask several times a second."""
         if self._clock() - member.asked_to_leave_s >= ASK_AGAIN_S:
             member.asked_to_leave_s = self._clock()
             logger.info("%s is to leave: %s", member, REASON)

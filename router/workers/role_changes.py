@@ -1,6 +1,6 @@
-"""Workers that give way to one of the other role, as who runs them tells it: for metrics and whoever looks.
+"""Workers replaced by a worker of the other role, as reported by the operator: for metrics and health.
 
-Nothing here decides anything: a worker that comes or goes is met as any other.
+Nothing is decided here. A worker that comes or goes is handled like any other.
 """
 
 import time
@@ -19,7 +19,7 @@ STAGES = {Stage.BEGUN: "under way", Stage.DONE: "done", Stage.GIVEN_UP: "given u
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """How far a change was when it was last spoken of, and what was said when it began."""
+    """A role change at the last report, with the reason given at the beginning."""
 
     change: RoleChange
     at_s: float
@@ -31,7 +31,7 @@ class Noted:
 
 
 class RoleChanges:
-    """The latest, oldest first, and how many there were since the start of the router."""
+    """The latest role changes, oldest first, and totals since the router's start."""
 
     def __init__(self, incidents: Incidents, clock: Callable[[], float] = time.monotonic) -> None:
         self._incidents, self._clock = incidents, clock
@@ -42,7 +42,7 @@ class RoleChanges:
         return iter(self._kept)
 
     def note(self, change: RoleChange) -> None:
-        """A change has begun, or is over."""
+        """Note a change that has begun or ended."""
         self._incidents.note(Kind.CHANGED, change.reason)
         self.num[change.role, change.stage] += 1
         noted = Noted(change, self._clock(), change.reason)
@@ -51,7 +51,7 @@ class RoleChanges:
         self._kept.append(noted)
 
     def report(self, now_s: float) -> list[dict[str, Any]]:
-        """As GET /health has it, the latest first."""
+        """Return the changes for GET /health, latest first."""
         return [
             {
                 "from": each.change.name,
