@@ -1,5 +1,5 @@
-"""Computes prompts, samples the first token and hands KV blocks over.
+"""The prefill worker: computes prompts, samples the first token and hands KV blocks over.
 
-Runs in: one process a GPU (or share of one), `python -m prefill_worker`. Owns: its block pool.
+Runs in: a process per GPU (or share of a GPU), `python -m prefill_worker`. Owns: blocks leased from a block pool.
 May import: `common`. Never: aiohttp, tokenizers, the router, the decode worker.
 """

@@ -1,4 +1,4 @@
-"""`python -m prefill_worker`: one prefill worker process."""
+"""`python -m prefill_worker`: a prefill worker process."""
 
 import sys
 from dataclasses import replace
@@ -24,7 +24,7 @@ many as the load asks for, on any GPU. SIGTERM finishes what it owns, a second o
 
 
 def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
-    """Load, warm up and say where the pool is."""
+    """Build a worker: load the model, warm up the kernels, and describe the worker for the router."""
     config = sized(config, resolve_device(config.worker.device))
     section = config.prefill
     engine = build_engine(
@@ -35,7 +35,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         meanwhile=_compile,
     )
     max_seqs = section.max_num_seqs if config.worker.batching else 1
-    # Without chunking a step holds at least one whole prompt.
+    # Without chunking a step must fit the longest prompt.
     step_tokens = section.max_batch_tokens if section.chunking else max(section.max_batch_tokens, engine.max_len)
     runner = PromptRunner(engine, step_tokens, max_seqs, make_share(section.sm_share, engine.device))
     if engine.device.type == "cuda":

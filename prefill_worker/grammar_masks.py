@@ -1,4 +1,4 @@
-"""Prompts under a grammar: what may follow them, and tokens after them that wait for their grammar's word."""
+"""Prompts under a grammar: masks for the first token, and first tokens held back until the grammar accepts."""
 
 from dataclasses import dataclass, field
 
@@ -11,27 +11,27 @@ from prefill_worker.sequence import PromptSequence
 
 @dataclass(slots=True)
 class Heard:
-    """What grammars have said."""
+    """Answers of grammars."""
 
-    taken: list[tuple[PromptSequence, OutputToken, bool]] = field(default_factory=list)  # true: the text ends with it
-    lost: list[tuple[PromptSequence, str]] = field(default_factory=list)  # what cannot go on, and why
+    taken: list[tuple[PromptSequence, OutputToken, bool]] = field(default_factory=list)  # true: the token ends the text
+    lost: list[tuple[PromptSequence, str]] = field(default_factory=list)  # failed sequences with reasons
 
 
 class PromptGuides:
-    """What is known of grammars; nothing here waits."""
+    """Questions to grammars of prompts, and their answers; no method waits."""
 
     def __init__(self, followers: Followers[PromptSequence]) -> None:
         self.followers = followers
 
     def begin(self, sequence: PromptSequence) -> None:
-        """Ask its grammar, if it has one, what may follow the outputs so far."""
+        """Ask for the mask after the outputs so far, if the sequence has a grammar."""
         if sequence.sampling.grammar:
             sequence.follower = Follower.of(sequence.sampling)
             outputs = sequence.token_ids[len(sequence.token_ids) - sequence.num_outputs :]
             self.followers.ask(sequence, sequence.follower, outputs)
 
     def holds(self, sequence: PromptSequence, token: OutputToken) -> bool:
-        """Whether nobody is told of the token before its grammar has taken it."""
+        """Hold a token back until the grammar accepts; return false for a token to be sent at once."""
         if sequence.follower is None or token.token_id in (NO_CHOICE, *sequence.sampling.stop_token_ids):
             return False
         sequence.unsent = token
@@ -39,7 +39,7 @@ class PromptGuides:
         return True
 
     def hear(self) -> Heard:
-        """What has become known of prompts that nobody has given up; their masks are theirs."""
+        """Return answers for live prompts; masks are stored in the sequences."""
         heard = Heard()
         for sequence, outcome in self.followers.take():
             token, sequence.unsent = sequence.unsent, None

@@ -1,7 +1,7 @@
-"""Complete prompts on their way to decode workers.
+"""Handoffs: offers of complete prompts to decode workers.
 
-offered ──KVReceived──▶ the decode worker's
-   └──KVDeclined, the memory server or the decode worker lost──▶ the router's, which replays it
+offered ──KVReceived──▶ owned by the decode worker
+   └──KVDeclined, or the memory server or decode worker lost──▶ owned by the router, for a replay
 """
 
 import logging
@@ -21,21 +21,21 @@ from prefill_worker.targets import Target, Targets
 logger = logging.getLogger(__name__)
 
 Fail = Callable[[Key, ErrorCode, str], None]
-"""Tells the router that nothing is left of an attempt here."""
+"""Tells the router about a failed attempt."""
 
 
 class Delivery:
-    """Gives blocks away, and owns each request until its decode worker has received the offer."""
+    """Owner of each complete request until the decode worker has received the offer."""
 
     def __init__(
         self, shared: SharedPool, targets: Targets, holders: Holders, worker: tuple[str, int], fail: Fail
     ) -> None:
         self.shared, self.targets, self.holders, self.fail = shared, targets, holders, fail
         self.worker_id, self.epoch = worker
-        self.offered: dict[Key, tuple[str, int]] = {}  # decode worker and epoch that has not received it yet
+        self.offered: dict[Key, tuple[str, int]] = {}  # decode worker and epoch, by unanswered offer
 
     def hand_off(self, sequence: PromptSequence, token_id: int, block_ids: Sequence[int]) -> None:
-        """Offer a prompt's blocks and its first token to its decode worker."""
+        """Offer a prompt's blocks and first token to the decode worker; without a KV path, free the blocks and fail."""
         target = self._target(sequence)
         if target is None:
             self.shared.magazine.free(block_ids)
@@ -50,24 +50,24 @@ class Delivery:
             self.fail(sequence.key, ErrorCode.DRAINING, self.shared.problem)
 
     def answered(self, answer: KVReceived | KVDeclined) -> None:
-        """Give up a request whose offer was received, or is void: then the router hears of it."""
+        """Forget an offered request after an answer; a void offer is reported to the router."""
         key = answer.request_id, answer.attempt
         decode_worker = self.offered.pop(key, None)
         if decode_worker is not None and isinstance(answer, KVDeclined):
             self.fail(key, ErrorCode.HANDOFF_LOST, f"decode worker {decode_worker[0]} did not receive the offer")
 
     def abort(self, request_id: str, attempt: int) -> None:
-        """Forget every attempt up to `attempt` that is offered: the router wants none of it."""
+        """Forget every offered attempt up to `attempt`, after the router's abort."""
         for key in [key for key in self.offered if key[0] == request_id and key[1] <= attempt]:
             del self.offered[key]
 
     def take_back(self) -> list[Key]:
-        """Forget and return every request that is offered."""
+        """Forget and return all offered requests."""
         keys, self.offered = list(self.offered), {}
         return keys
 
     def announce(self, sequence: PromptSequence, block_ids: list[int]) -> None:
-        """Let the decode worker pull these blocks while the prompt goes on; none: nothing will be offered."""
+        """Tell the decode worker about complete blocks of an unfinished prompt; no blocks: no offer will follow."""
         target = self._target(sequence)
         if target is None or target.is_shared:
             return
@@ -77,18 +77,18 @@ class Delivery:
         target.spoke.send(KVProgress(self.worker_id, self.epoch, *sequence.key, num_tokens, ids, generations))
 
     def let_go(self, sequence: PromptSequence, block_ids: Sequence[int]) -> None:
-        """Free the blocks of a sequence that is over; who pulls them already is told that nothing will be offered."""
+        """Free the blocks of a sequence without a handoff; a pulling decode worker hears that no offer will follow."""
         self.shared.magazine.free(block_ids)
         if sequence.was_announced:
             self.announce(sequence, [])
 
     def receive(self) -> None:
-        """Act on what decode workers say of paths and of their pools."""
+        """Act on messages of decode workers about paths and pools."""
         for target, message in self.targets.receive():
             self.heed(target, message)
 
     def heed(self, target: Target, message: Message) -> None:
-        """Act on what a decode worker says in its own name."""
+        """Act on a message of a decode worker."""
         match message:
             case KVPathResult():
                 self.targets.note_result(message)
@@ -98,7 +98,7 @@ class Delivery:
                 target.spoke.refuse(message, "a decode worker does not send it")
 
     def lose(self, gone: PeerGone) -> None:
-        """Forget a decode worker that is dead; the router replays what was offered to it."""
+        """Forget a dead decode worker; the router replays requests offered there."""
         dead = gone.worker_id, gone.epoch
         self.offered = {key: worker for key, worker in self.offered.items() if worker != dead}
         self.targets.leave(gone.worker_id, gone.epoch)
@@ -106,7 +106,7 @@ class Delivery:
         logger.info("decode worker %s is gone", gone.worker_id)
 
     def has(self, key: Key) -> bool:
-        """Whether that attempt is offered, and not received."""
+        """Tell whether an attempt is offered, and not yet received."""
         return key in self.offered
 
     def _target(self, sequence: PromptSequence) -> Target | None:

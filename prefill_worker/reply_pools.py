@@ -1,10 +1,10 @@
-"""Pools of decode workers that are not ours, where replies are: a next turn may find there what ours lacks.
+"""Decode workers' pools with replies: the next turn of a chat may find missing blocks there.
 
-    KVPoolExport ──▶ being proven ──▶ known: texts are looked for there
+    KVPoolExport ──▶ being proven ──▶ known: prefixes are looked up there
                        ▲  └──a problem, a pause──┐     │
-                       └─────────────────────────┴─────┘ the visit is lost
+                       └─────────────────────────┴─────┘ the visit is lost.
 
-Nothing depends on one: what is not found there is computed.
+No request depends on such a pool: blocks not found there are computed.
 """
 
 import logging
@@ -19,26 +19,26 @@ from common.wire.messages.handoff import KVPoolExport
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Between two proofs of a path that fails, twice as long each time."""
+"""Seconds between two proofs of a failing path, doubled each time."""
 
 
 @dataclass(slots=True, eq=False)
 class Holder:
-    """One incarnation of a decode worker."""
+    """An incarnation of a decode worker with a pool of replies."""
 
     export: KVPoolExport
     proof: Generator[None, None, tuple[Visit, float]] | None = None
-    visit: Visit | None = None  # once it is proven
+    visit: Visit | None = None  # set once the path is proven
     gb_per_s: float = 0.0
     next_try_s: float = 0.0
-    pause_s: float = FIRST_PAUSE_S  # after the next proof that fails
+    pause_s: float = FIRST_PAUSE_S  # after the next failed proof
 
 
 class Holders:
-    """By worker id; one path is proven at a time, bit by bit, and nobody waits for that.
+    """Holders by worker id. A single path is proven at a time, in small pieces, so the loop never waits.
 
     Args:
-        is_on: otherwise nobody is visited, and nothing is found anywhere.
+        is_on: false turns visits off, so `find` finds no holder.
     """
 
     def __init__(self, visits: Visits, *, clock: Callable[[], float] = time.monotonic, is_on: bool = True) -> None:
@@ -47,11 +47,11 @@ class Holders:
 
     @property
     def is_proving(self) -> bool:
-        """Whether a path is being proven."""
+        """Tell whether a path is being proven."""
         return any(holder.proof is not None for holder in self.by_id.values())
 
     def meet(self, export: KVPoolExport) -> None:
-        """A decode worker says where its pool is; an earlier incarnation of it is gone."""
+        """Note a decode worker's pool, in place of an earlier incarnation's."""
         known = self.by_id.get(export.worker_id)
         if not self._is_on or (known is not None and known.export == export):
             return
@@ -60,7 +60,7 @@ class Holders:
         self.by_id[export.worker_id] = Holder(export)
 
     def leave(self, worker_id: str, epoch: int) -> None:
-        """That incarnation is dead, or blocks do not travel between us."""
+        """Forget a dead incarnation of a decode worker."""
         holder = self.by_id.get(worker_id)
         if holder is None or holder.export.epoch != epoch:
             return
@@ -71,20 +71,20 @@ class Holders:
             self.visits.leave(holder.visit)
 
     def find(self, worker_id: str, epoch: int) -> Holder | None:
-        """That very incarnation, if blocks travel from its pool."""
+        """Return the holder of an incarnation; None without a proven path."""
         holder = self.by_id.get(worker_id)
         is_there = holder is not None and holder.export.epoch == epoch and holder.visit is not None
         return holder if is_there else None
 
     def tend(self) -> None:
-        """Go on with a proof."""
+        """Drive the current or next due proof by a piece."""
         now_s = self._clock()
         due = [h for h in self.by_id.values() if h.visit is None and (h.proof is not None or now_s >= h.next_try_s)]
         if due:
             self._go_on(max(due, key=lambda holder: holder.proof is not None))
 
     def lose(self, visit: Visit) -> None:
-        """A visit has ended for want of its server."""
+        """End a visit after the memory server's loss, and retry later."""
         for holder in self.by_id.values():
             if holder.visit is visit:
                 self.visits.leave(visit)

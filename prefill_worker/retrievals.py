@@ -1,10 +1,10 @@
-"""What our pool lacks of a prompt, taken from a decode worker's where that is faster than computing it: replies.
+"""Retrievals of a prompt's missing blocks, mostly of replies, from decode workers' pools if faster than computing.
 
     asked ──PromptBlocks──▶ pulled into blocks of the prompt ──arrived, sealed──▶ found
-      └──nothing, too little, late, lost──┴──────────────────────────────────▶ computed
+      └──nothing, too little, late, lost──┴──────────────────────────────────▶ computed.
 
-The prompt waits meanwhile, and no longer than for so long as it may take; so do others that lack the same. What was
-pulled counts if the connection to its memory server stands when the pull is over.
+The prompt, and other prompts that lack the same blocks, wait for a bounded time. A pull counts only if the connection
+to the memory server still stands after the pull.
 """
 
 import time
@@ -29,17 +29,16 @@ from prefill_worker.reply_pools import Holder, Holders
 from prefill_worker.sequence import PromptSequence
 
 WAIT_S = 0.5
-"""Longest that a prompt waits beside twice the time that the copy should take: for an answer, which takes about a
-millisecond, unless a server hangs."""
+"""Longest wait of a prompt beside twice the expected copy time; an answer takes about 1 ms unless a server hangs."""
 MAX_AT_ONCE = 16
 FIRST_OVERHEAD_US = 1000.0
-"""Of a retrieval, beside the copy itself, while none is known."""
+"""Assumed overhead of a retrieval beside the copy, before the first measurement."""
 REMEMBERED = 16
-"""Retrievals by which that is known."""
+"""Retrievals in the median of the overhead."""
 
 
 class Worth:
-    """Whether blocks are here sooner by a retrieval than computed, by how long the last ones of either took."""
+    """Choice between retrieving and computing blocks, by the durations of the last retrievals and steps."""
 
     def __init__(self, rate: PromptRate, block_size: int, block_bytes: int) -> None:
         self.rate, self.block_size, self.block_bytes = rate, block_size, block_bytes
@@ -47,20 +46,20 @@ class Worth:
 
     @property
     def taking_us(self) -> float:
-        """What a retrieval takes beside the copy."""
+        """Median overhead of a retrieval beside the copy, in microseconds."""
         return median(self._overheads_us)
 
     def is_worth(self, num_blocks: int, gb_per_s: float) -> bool:
-        """Whether so many are."""
+        """Tell whether retrieving `num_blocks` blocks is faster than computing."""
         computing_us = self.rate.block_us(self.block_size)
         return is_worth_taking(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
 
     def note(self, num_blocks: int, gb_per_s: float, took_s: float) -> None:
-        """So many took so long."""
+        """Note the duration of a retrieval."""
         self._overheads_us.append(max(0.0, took_s - self.copy_s(num_blocks, gb_per_s)) * 1e6)
 
     def copy_s(self, num_blocks: int, gb_per_s: float) -> float:
-        """How long so many are on their way."""
+        """Return the expected time to copy `num_blocks` blocks."""
         return copying_us(num_blocks, self.block_bytes, gb_per_s) * 1e-6
 
 
@@ -68,28 +67,29 @@ class Worth:
 class Retrieval:
     """Blocks of a text on their way here."""
 
-    key: Key  # of the prompt for which it was begun
-    digests: Sequence[bytes]  # of what is lacking
+    key: Key  # the first prompt's
+    digests: Sequence[bytes]  # missing blocks
     visit: Visit
     gb_per_s: float
     begin_s: float
-    prompts: list[PromptSequence]  # that wait for it; the first has lent the blocks
-    target_ids: list[int]  # blocks here
+    prompts: list[PromptSequence]  # waiting; the first has lent the target blocks
+    target_ids: list[int]  # blocks of the own pool
     found: PromptBlocks | None = None
     copies: Copies = field(default_factory=Copies)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for it."""
+        """Tell whether a live prompt waits for the retrieval."""
         return not all(prompt.ended for prompt in self.prompts)
 
 
 class Retrievals:
-    """Owner of blocks that are being filled from another pool.
+    """Owner of blocks being filled from other pools.
 
     Args:
-        magazine, pool: ours.
-        prefixes: told of what has arrived.
+        magazine: leases of the own pool.
+        pool: the own pool.
+        prefixes: lends the blocks of prompts, and hears of arrived blocks.
     """
 
     def __init__(
@@ -107,18 +107,18 @@ class Retrievals:
         self.magazine, self.pool, self.holders, self.prefixes, self.worth = magazine, pool, holders, prefixes, worth
         self._clock = clock
         self.under_way: list[Retrieval] = []
-        self.late: list[Retrieval] = []  # nobody waits for them; copies into their blocks may be under way
-        self.silent: set[Visit] = set()  # memory servers that owe an answer for too long
-        self.num_pulled, self.meter = 0, PullMeter()  # blocks, since the start, and the copies
+        self.late: list[Retrieval] = []  # without waiting prompts, but copies may still write the blocks
+        self.silent: set[Visit] = set()  # memory servers with a late answer
+        self.num_pulled, self.meter = 0, PullMeter()  # blocks since the start; copies
         prefixes.look_elsewhere = self.begin
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer or the end of a copy may come soon."""
+        """Tell whether an answer, the end of a copy or a proof may come soon."""
         return bool(self.under_way or self.late or self.holders.is_proving)
 
     def begin(self, prompt: PromptSequence) -> None:
-        """Take what is lacking of a prompt, whose blocks are granted, from where it may be, if it pays."""
+        """Begin or join a retrieval of a granted prompt's missing blocks, if a known holder exists and a pull pays."""
         named, prompt.holder = prompt.holder, None
         digests = self.prefixes.lacking(prompt)
         if named is None or not digests or self.prefixes.is_held_up(prompt):
@@ -137,7 +137,7 @@ class Retrievals:
         begun.visit.guest.look_up(*begun.key, digests)
 
     def tend(self) -> None:
-        """Go on with all of them, and with what is lost with a memory server; call once a turn."""
+        """Drive all retrievals and visits, and free late blocks; call once per turn of the loop."""
         for visit, said in self.holders.visits.receive():
             if isinstance(said, PromptBlocks):
                 self._hear(visit, said)
@@ -153,7 +153,7 @@ class Retrievals:
             self._free_found(each)
 
     def blocks(self) -> Iterator[list[int]]:
-        """Block ids of every one."""
+        """Return the target blocks of every retrieval."""
         return (each.target_ids for each in [*self.under_way, *self.late])
 
     def _may_have(self, holder: Holder, num_blocks: int) -> bool:
@@ -200,7 +200,7 @@ class Retrievals:
         return self._clock() - each.begin_s > WAIT_S + 2 * copy_s
 
     def _arrive(self, each: Retrieval) -> None:
-        """Others find it from now on, and the prompt has it."""
+        """Seal the arrived blocks, return the blocks to the prompt, and wake other prompts."""
         assert each.found is not None, "it was pulled"
         num_found = len(unpack_ids(each.found.block_ids))
         sealed, unfilled = each.target_ids[:num_found], each.target_ids[num_found:]
@@ -217,7 +217,7 @@ class Retrievals:
         self.prefixes.sealed(set(digests), [prompt for prompt in others if not prompt.ended])
 
     def _end(self, each: Retrieval) -> None:
-        """Nothing comes of it: what waits for it is computed, in other blocks if a copy may still write these."""
+        """Give a retrieval up: waiting prompts are computed, in fresh blocks while a copy may still write."""
         first, *others = self._leave(each)
         if each.copies.over():
             self.prefixes.return_lent(first, [], each.target_ids)
@@ -229,7 +229,7 @@ class Retrievals:
             self.prefixes.return_lent(prompt, [])
 
     def _leave(self, each: Retrieval) -> list[PromptSequence]:
-        """Return those that waited for it."""
+        """Remove a retrieval from `under_way`; return the waiting prompts."""
         self.under_way.remove(each)
         for prompt in each.prompts:
             self.trace.stretch("pull", prompt.key, max(each.begin_s, prompt.arrived_s), self._clock())

@@ -1,15 +1,15 @@
-"""Which prompt tokens the next step computes, under a token and a block budget.
+"""Choice of prompt tokens for the next step, under a token budget and a block budget.
 
-The order is that of `common.serving.prompts.order`. A prompt is admitted, with blocks for all of it, when its first
-tokens are to be computed; from then on nothing that it needs can be missing: of a window as many as a step sees and
-writes, which its places take in turns. So one that is overtaken in the midst
-keeps its blocks and can always go on, and one that waits for blocks waits for prompts that do go on.
+`common.serving.prompts.order` gives the order. A prompt is admitted for its first chunk, with blocks for the whole
+prompt, so an admitted prompt never lacks blocks. A window group needs only as many blocks as a step reads and writes;
+the window's places reuse the blocks in turn. So an overtaken prompt keeps all blocks and can always go on. A prompt
+without blocks waits only for prompts that can go on.
 
-    waiting ──schedule──▶ running ──launched with its last chunk──▶ ending ──take──▶ the caller's
-       └───────────────────────┴────────────────────remove────────────┴──▶ lingering ──collected──▶ free
+    waiting ──schedule──▶ running ──launched with its last chunk──▶ ending ──take──▶ owned by the caller
+       └───────────────────────┴────────────────────remove────────────┴──▶ lingering ──collected──▶ free.
 
-Steps are launched ahead of the device, so a sequence may be removed while a launched step still writes its
-blocks: they are free when that is over, as their next owner may be another worker. Torch-free.
+Steps are launched ahead of the device, so a sequence may be removed while a launched step still writes the blocks. Such
+blocks are freed only after the step, because the next owner may be another worker. Torch-free.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from prefill_worker.sequence import PromptSequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`num_tokens` tokens of `sequence` from `sequence.num_scheduled_tokens` on, until `launched`."""
+    """A scheduled part of a prompt: `num_tokens` tokens from `sequence.num_scheduled_tokens` on, until `launched`."""
 
     sequence: PromptSequence
     num_tokens: int
@@ -37,11 +37,11 @@ class Chunk:
 
 
 class PromptScheduler:
-    """Owner of every sequence until it is taken or removed, and of its blocks from admission on.
+    """Owner of every sequence until taken or removed, and of the sequence's blocks from admission on.
 
     Args:
-        max_len: tokens of the longest prompt that a step has room for.
-        prefixes: what is there of prompts already.
+        max_len: longest prompt that fits into a step, in tokens.
+        prefixes: grants blocks, cached prefixes included.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class PromptScheduler:
         self.running: list[PromptSequence] = []  # admitted, tokens left to schedule
         self.ending: list[PromptSequence] = []  # all tokens launched, the first output awaited
         self.lingering: list[PromptSequence] = []  # removed, blocks still written by steps in flight
-        self._of_request: dict[str, list[PromptSequence]] = {}  # of those that are not: attempts, one as a rule
+        self._of_request: dict[str, list[PromptSequence]] = {}  # attempts, without lingering; mostly single
 
     def objection(self, sequence: PromptSequence) -> str:
-        """Why it can never be computed here, however idle the worker is; empty when it can."""
+        """Say why a prompt can never be computed here, even by an idle worker; "" when possible."""
         if sequence.num_slots <= self.max_len:
             return ""
         num_tokens = len(sequence.token_ids)
@@ -81,12 +81,12 @@ class PromptScheduler:
         self._of_request.setdefault(sequence.request_id, []).append(sequence)
 
     def has(self, key: Key) -> bool:
-        """Whether that attempt is owned."""
+        """Tell whether an attempt is owned."""
         request_id, attempt = key
         return any(sequence.attempt == attempt for sequence in self._of_request.get(request_id, ()))
 
     def schedule(self) -> list[Chunk]:
-        """The next step; empty when nothing can run. Who waits for a mask waits for its first step, too."""
+        """Return the next step's chunks; empty when no prompt can run. A prompt without its mask does not start."""
         ready = [sequence for sequence in self.waiting if not sequence.awaits_mask]
         pieces = self.order.next_step([*self.running, *ready], self._admit, self.prefixes.is_held_up)
         for sequence, num_tokens in pieces:
@@ -96,7 +96,7 @@ class PromptScheduler:
         return [Chunk(sequence, num_tokens) for sequence, num_tokens in pieces]
 
     def launched(self, chunks: list[Chunk]) -> None:
-        """A step over the chunks is on its way: the next may follow."""
+        """Note a launched step over the chunks; `schedule` may follow."""
         for chunk in chunks:
             chunk.sequence.num_scheduled_tokens += chunk.num_tokens
             chunk.sequence.num_in_flight += 1
@@ -104,7 +104,7 @@ class PromptScheduler:
         self.running = [sequence for sequence in self.running if sequence.num_left]
 
     def collected(self, sequences: Iterable[PromptSequence]) -> None:
-        """A step over chunks of these is over: those removed meanwhile may let go of their blocks."""
+        """Note a finished step over the sequences; removed sequences without steps in flight free their blocks."""
         for sequence in sequences:
             sequence.num_in_flight -= 1
         for sequence in [s for s in self.lingering if not s.num_in_flight]:
@@ -112,9 +112,9 @@ class PromptScheduler:
             self._free(sequence)
 
     def take(self, sequence: PromptSequence) -> Sequence[int]:
-        """A prompt whose last step is over leaves with the blocks that the next token sees, or lies in: the caller's.
+        """Give a complete prompt's blocks to the caller: all blocks read or written by the next token.
 
-        They are in the order of groups and of places.
+        The blocks are ordered by group and place.
         """
         self.ending.remove(sequence)
         self._forget(sequence)
@@ -125,7 +125,7 @@ class PromptScheduler:
         return held_by(tables)
 
     def remove(self, request_id: str, attempt: int) -> bool:
-        """Forget every attempt up to `attempt`; blocks follow when no step writes them. False when there was none."""
+        """Forget every attempt up to `attempt`; return false without any. Blocks are freed after steps in flight."""
         gone = [s for s in self._of_request.get(request_id, ()) if s.attempt <= attempt]
         for sequence in gone:
             owner = next(owner for owner in (self.ending, self.running, self.waiting) if sequence in owner)
@@ -139,11 +139,11 @@ class PromptScheduler:
         return bool(gone)
 
     def sequences(self) -> list[PromptSequence]:
-        """Everything owned."""
+        """Return all owned sequences."""
         return [*self.ending, *self.running, *self.waiting]
 
     def _admit(self, sequence: PromptSequence) -> bool:
-        """Give it blocks for its whole prompt, if there are so many."""
+        """Admit a prompt with blocks for the whole prompt; return false when blocks are missing."""
         counts = self.layout.most_blocks(sequence.num_slots, self.step_tokens)
         if (blocks := self.prefixes.take_blocks(sequence, counts)) is None:
             return False
@@ -153,12 +153,12 @@ class PromptScheduler:
         return True
 
     def blocks(self) -> list[Sequence[int]]:
-        """Block ids of every owner."""
+        """Return the block ids of every sequence, lingering sequences included."""
         owners = [*self.sequences(), *self.lingering]
         return [[*held_by(sequence.tables), *sequence.beginning.granted] for sequence in owners]
 
     def _forget(self, sequence: PromptSequence) -> None:
-        """It is owned no more."""
+        """Give up ownership of a sequence."""
         self.prefixes.forget(sequence)
         attempts = self._of_request[sequence.request_id]
         attempts.remove(sequence)

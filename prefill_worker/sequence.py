@@ -1,4 +1,4 @@
-"""A prompt on its way through this worker."""
+"""State of a prompt in the prefill worker."""
 
 import time
 from collections.abc import MutableSequence
@@ -19,7 +19,7 @@ from common.wire.values.sampling_params import SamplingParams
 
 @dataclass(slots=True, eq=False)
 class PromptSequence:
-    """What is known of one request; `token_ids` is the prompt and, on a replay, its outputs so far."""
+    """A request here; `token_ids` is the prompt and, on a replay, the outputs so far."""
 
     request_id: str
     attempt: int
@@ -29,21 +29,21 @@ class PromptSequence:
     decode_worker_id: str
     decode_epoch: int
     priority: int = 0  # lower is earlier
-    turn: int = 0  # its place among prompts of one priority
-    num_prompt_logprobs: int = 0  # of each prompt token
-    first_scored: int = 0  # position from which on they are wanted
-    whole_gpu: bool = False  # the router lets it take more than the share of prompts
-    num_scheduled_tokens: int = 0  # computed by the steps launched so far
-    num_in_flight: int = 0  # launched steps that are not over and write the blocks
+    turn: int = 0  # order inside a priority
+    num_prompt_logprobs: int = 0  # entries per prompt token
+    first_scored: int = 0  # first prompt position with log-probabilities
+    whole_gpu: bool = False  # may exceed the prompts' share of the GPU
+    num_scheduled_tokens: int = 0  # computed by launched steps, or found
+    num_in_flight: int = 0  # unfinished launched steps, which write the blocks
     tables: Tables = ()
-    was_announced: bool = False  # the decode worker may be pulling its blocks already
-    ended: bool = False  # failed or aborted: the token that a step in flight still yields is dropped
-    follower: Follower | None = None  # of its grammar, if it is under one
-    mask: np.ndarray | None = None  # what its grammar lets follow the prompt, once that is known
-    unsent: OutputToken | None = None  # the token after the prompt, until its grammar has taken it
+    was_announced: bool = False  # the decode worker may be pulling blocks already
+    ended: bool = False  # failed or aborted: tokens of steps in flight are dropped
+    follower: Follower | None = None  # None without a grammar
+    mask: np.ndarray | None = None  # allowed first tokens, once known
+    unsent: OutputToken | None = None  # first token, held back for the grammar
     beginning: Beginning = field(default_factory=Beginning)
-    arrived_s: float = 0.0  # on `time.monotonic`, until its first step
-    holder: tuple[str, int] | None = None  # a decode worker in whose pool more may be, until that was tried
+    arrived_s: float = 0.0  # time.monotonic() of arrival; 0 after the first launch
+    holder: tuple[str, int] | None = None  # decode worker with more blocks, until a retrieval was tried
 
     @staticmethod
     def of(request: PrefillRequest) -> "PromptSequence":
@@ -65,7 +65,7 @@ class PromptSequence:
         )
 
     def tell_launch(self, trace: Trace) -> None:
-        """It is in the next step; the first ends its wait."""
+        """Record a launch in the trace; the first launch ends the wait."""
         if self.arrived_s:
             trace.stretch("wait", self.key, self.arrived_s, time.monotonic())
             self.arrived_s = 0.0
@@ -77,30 +77,30 @@ class PromptSequence:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether outputs may follow the one that ends the prompt."""
+        """Tell whether outputs may follow the first token."""
         return self.num_outputs + 1 < self.sampling.max_tokens
 
     @property
     def num_slots(self) -> int:
-        """Tokens that it gets blocks for: also the first output, if others may follow, so that it can be decoded."""
+        """Tokens with a place in blocks: the prompt, and the first output if decode follows."""
         return len(self.token_ids) + self.may_go_on
 
     @property
     def num_left(self) -> int:
-        """Prompt tokens that no launched step computes."""
+        """Prompt tokens not in any launched step."""
         return len(self.token_ids) - self.num_scheduled_tokens
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether it is not known yet what its grammar lets follow."""
+        """Tell whether the grammar's mask is still missing."""
         return self.follower is not None and self.mask is None
 
     @property
     def has_blocks(self) -> bool:
-        """Its blocks are granted."""
+        """Tell whether blocks are granted."""
         return self.beginning.grant is not None
 
     @property
     def is_started(self) -> bool:
-        """Admitted: it has blocks for its whole prompt."""
+        """Tell whether the prompt is admitted, with blocks for the whole prompt."""
         return bool(self.tables)

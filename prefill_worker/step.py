@@ -1,4 +1,4 @@
-"""Scheduled chunks -> the prompt runner, launched and not waited for."""
+"""Launch of scheduled chunks on the prompt runner, without waiting for the device."""
 
 import time
 from dataclasses import dataclass
@@ -17,32 +17,32 @@ class PromptStep:
 
     pending: PendingPrompts
     sequences: list[PromptSequence]
-    ends: list[int]  # tokens of each that are computed when the step is over
-    num_tokens: int  # of all, that it computes
+    ends: list[int]  # tokens of each sequence computed after the step
+    num_tokens: int  # computed by the step
     launched_s: float
 
     def ended(self) -> list[tuple[PromptSequence, OutputToken]]:
-        """Each sequence whose prompt is complete with its first token, unless it was given up meanwhile."""
+        """Return live sequences with a complete prompt, each with the first token."""
         pairs = zip(self.sequences, self.pending.tokens(), strict=True)
         return [(sequence, token) for sequence, token in pairs if token is not None and not sequence.ended]
 
     def scored(self) -> list[tuple[PromptSequence, PromptScores]]:
-        """What the step tells of the tokens of prompts that asked, unless they were given up; after `ended`."""
+        """Return live sequences with requested prompt log-probabilities; call after `ended`."""
         pairs = zip(self.sequences, self.pending.scores(), strict=True)
         return [(sequence, scores) for sequence, scores in pairs if scores is not None and not sequence.ended]
 
     def reached(self) -> list[tuple[PromptSequence, int]]:
-        """Each sequence, unless it was given up meanwhile, and how many of its tokens are computed."""
+        """Return live sequences, each with the number of computed tokens."""
         pairs = zip(self.sequences, self.ends, strict=True)
         return [(sequence, end) for sequence, end in pairs if not sequence.ended]
 
     def unfinished(self) -> list[tuple[PromptSequence, int]]:
-        """Each sequence whose prompt goes on, unless it was given up meanwhile, and how many tokens are computed."""
+        """Return live sequences with an incomplete prompt, each with the number of computed tokens."""
         return [(sequence, end) for sequence, end in self.reached() if end < len(sequence.token_ids)]
 
 
 def launch_chunks(runner: PromptRunner, chunks: list[Chunk]) -> PromptStep:
-    """Start a step over the chunks; it may use the whole GPU if each of its prompts may."""
+    """Launch a step over the chunks; the step may use the whole GPU if every prompt may."""
     sequences, launched_s = [chunk.sequence for chunk in chunks], time.monotonic()
     prompt_chunks = [_prompt_chunk(chunk) for chunk in chunks]
     pending = runner.launch(prompt_chunks, whole_gpu=all(sequence.whole_gpu for sequence in sequences))

@@ -1,7 +1,7 @@
-"""The decode workers that this prefill worker hands blocks to.
+"""Decode workers as targets of handoffs.
 
-The router names them; we dial each, say where our pool is until it has proven a path from there, and offer it nothing
-before.
+The router names decode workers. The prefill worker dials each, and sends the pool's location until the decode worker
+has proven a KV path. No blocks are offered before the proof.
 """
 
 import logging
@@ -22,25 +22,25 @@ from common.wire.transport.sockets import Spoke
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Between two offers to a target, twice as long each time: what is in the way may pass, and a proof takes a moment."""
+"""Seconds between two pool exports to a target, doubled each time; a failure may pass, and a proof takes time."""
 
 
 @dataclass(slots=True)
 class Target:
-    """One incarnation of a decode worker."""
+    """An incarnation of a decode worker."""
 
     worker_id: str
     epoch: int
     spoke: Spoke
     proven: bool = False
-    is_shared: bool = False  # the pool is this target's, too
-    problem: str = ""  # what the last proof said
-    next_offer_s: float = 0.0  # inf when proven
+    is_shared: bool = False  # the target uses the same pool
+    problem: str = ""  # error of the last proof
+    next_offer_s: float = 0.0  # next pool export; inf when proven
     pause_s: float = FIRST_PAUSE_S  # after the next offer
 
 
 class Targets:
-    """Decode workers by id."""
+    """Decode workers by id, each with a connection."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection, export: KVPoolExport, poller: zmq.Poller
@@ -52,9 +52,9 @@ class Targets:
         self.by_id: dict[str, Target] = {}
 
     def join(self, message: DecodePeer) -> None:
-        """Dial a decode worker, in place of an earlier incarnation of it.
+        """Dial a decode worker, in place of an earlier incarnation.
 
-        One that is known already is offered the pool again: a restarted router waits for its report.
+        A known incarnation gets the pool export again, because a restarted router waits for the report.
         """
         known = self.by_id.get(message.worker_id)
         if known and known.epoch == message.epoch:
@@ -81,7 +81,7 @@ class Targets:
             target.spoke.close()
 
     def offer(self) -> None:
-        """Offer the pool to every target whose next offer is due."""
+        """Send the pool export to every target with a due `next_offer_s`."""
         now_s = time.monotonic()
         for target in self.by_id.values():
             if now_s >= target.next_offer_s:
@@ -90,7 +90,7 @@ class Targets:
                 target.spoke.send(self.export)
 
     def note_result(self, result: KVPathResult) -> None:
-        """Note whether a target can pull from us; one that cannot is offered the pool again."""
+        """Note whether a target's path is proven; after a failure the pool export is sent again."""
         target = self.by_id.get(result.worker_id)
         if target is None or target.epoch != result.epoch:
             return
@@ -104,12 +104,12 @@ class Targets:
         target.problem = result.error
 
     def proven(self, worker_id: str, epoch: int) -> Target | None:
-        """The target, if it is this incarnation and can pull from us."""
+        """Return the target of an incarnation; None without a proven path."""
         target = self.by_id.get(worker_id)
         return target if target and target.epoch == epoch and target.proven else None
 
     def receive(self) -> Iterator[tuple[Target, Message]]:
-        """What targets sent, each in its own name."""
+        """Yield messages of targets; a message in a foreign name is refused."""
         for target in list(self.by_id.values()):
             for message in target.spoke.receive():
                 if is_from(connection_of(target.worker_id, target.epoch), message):

@@ -1,19 +1,18 @@
 """The prefill worker's loop: receive, collect, hand off, launch, beat.
 
-The next step is launched while one runs: the device never waits for what the host does with a step,
-which is to send its tokens and hand its blocks off. While steps are in flight the loop sleeps for
-moments only: it serves sockets and notices the end of a step, as the first token depends on it.
+The next step is launched during the current step. So the device never waits for the host, which sends a finished step's
+tokens and hands blocks off. While steps are in flight the loop sleeps only for moments, because the first token waits
+for the end of a step. Sockets are served meanwhile.
 
 Life of a request here:
     1. `PrefillRequest` arrives and waits.
-    2. The scheduler admits it when the pool has blocks for its whole prompt, and launches it in steps.
-    3. When a step is over that leaves some of it to compute, the decode worker is told which blocks are
-       complete, and may pull them meanwhile.
-    4. When the step of its last chunk is over and its first token is not the last, its blocks are offered to the
-       decode worker (see `delivery`).
-    5. Then its first token is sent to the router.
-    6. The decode worker answers that it received the offer, and the request is forgotten here.
-`Abort` ends it at any time; later the decode worker is told as well, and declines.
+    2. The scheduler admits the request when the pool has blocks for the whole prompt; chunks are launched in steps.
+    3. After each step but the last, the decode worker hears of complete blocks and may pull the blocks meanwhile.
+    4. After the step of the last chunk, the blocks are offered to the decode worker (see `handoffs`). No offer is made
+       if the first token is also the last.
+    5. Then the first token is sent to the router.
+    6. The decode worker confirms the offer, and the prefill worker forgets the request.
+`Abort` ends a request at any time; the router tells the decode worker as well, which declines a later offer.
 """
 
 import logging
@@ -69,13 +68,13 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_MS = 100
 """Longest sleep without a message."""
 AT_HAND_SHARE = 16
-"""Of a shared pool, at most one part in so many is at hand here for prompts to come."""
+"""Divisor of the pool's blocks; the quotient bounds the blocks leased in advance."""
 MAX_IN_FLIGHT = 2
-"""One step runs, one is queued: more would only bind prompts to batches earlier."""
+"""A step runs and a step is queued; more would only bind prompts to batches earlier."""
 
 
 class PrefillWorker:
-    """Owns the scheduler and the sockets; `run` returns when drained."""
+    """The worker, owner of the scheduler and the sockets; `run` returns when drained."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class PrefillWorker:
         self.targets.offer()
 
     def heed(self) -> None:
-        """What grammars have said of prompts, and of tokens after them, which waited for it."""
+        """Act on answers of grammars: fail lost prompts, and emit first tokens held back for a grammar."""
         heard = self.guides.hear()
         for sequence, problem in heard.lost:
             if sequence in self.scheduler.ending:
@@ -154,16 +153,19 @@ class PrefillWorker:
         self.emit(heard.taken)
 
     def step(self) -> None:
-        """Collect what the device has finished, then launch ahead of it."""
+        """Collect finished steps, then launch a step ahead."""
         while self.in_flight and self.in_flight[0].pending.ready():
             self._collect(self.in_flight.popleft())
         if len(self.in_flight) < MAX_IN_FLIGHT and not self.engine.shared.is_behind:
             self._launch()
 
     def emit(self, ended: list[tuple[PromptSequence, OutputToken, bool]]) -> None:
-        """Blocks to the decode workers, then first tokens to the router; true: the text ends with its grammar.
+        """Offer blocks to decode workers, then send first tokens to the router.
 
-        In this order, so that a text that has begun does without this worker wherever its blocks do.
+        In this order, so a text with a first token at the router no longer needs the prefill worker.
+
+        Args:
+            ended: sequence, first token, and a flag: the grammar ends the text after the token.
         """
         columns, handed_off = TokenColumns(), []
         for sequence, token, is_over in ended:
@@ -188,17 +190,17 @@ class PrefillWorker:
             self.link.send(columns.batch(self.worker_id, self.epoch))
 
     def tend(self) -> None:
-        """See that blocks of the shared pool are at hand for the next step's prompts; without its owner, leave."""
+        """Keep blocks leased for the next step's prompts; after the memory server's loss, drain."""
         shared = self.engine.shared
         nothing, is_busy = self.engine.pool.layout.nothing, len(self.in_flight) == MAX_IN_FLIGHT
         shared.tend(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)
-            self.give_everything_back(problem)  # no blocks come any more, and nobody would pass an offer on
+            self.give_everything_back(problem)  # neither leases nor offers work without the memory server
 
     def beat(self) -> None:
-        """Tell the beat thread how busy we are."""
+        """Update the load for the heartbeat thread."""
         load = self.link.load
         scheduler = self.scheduler
         load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
@@ -210,20 +212,20 @@ class PrefillWorker:
             load.last_step_s = time.monotonic()
 
     def give_everything_back(self, reason: str = "the prefill worker is shutting down") -> None:
-        """Leave every request that is here to the router: there is no more time for it here."""
+        """Fail every request here, so the router replays the requests elsewhere."""
         keys = [*self.delivery.take_back(), *(sequence.key for sequence in self.scheduler.sequences())]
         for key in keys:
             self._fail(key, ErrorCode.DRAINING, reason)
             self.scheduler.remove(*key)
 
     def forget_everything(self) -> None:
-        """The router restarted: nobody waits for what we hold."""
+        """Drop every request after a restart of the router, because no client waits any more."""
         self.delivery.take_back()
         for sequence in self.scheduler.sequences():
             self.scheduler.remove(sequence.request_id, sequence.attempt)
 
     def tell_fault(self, problem: str) -> None:
-        """To the owners of pools that are mapped here beside our own."""
+        """Report a device fault to the memory servers of other pools mapped here."""
         self.retrievals.holders.visits.report_fault(problem)
 
     def close(self) -> None:
@@ -234,18 +236,18 @@ class PrefillWorker:
         self.link.close()
 
     def _await_work(self) -> None:
-        """Sleep until a message comes, or until it is time to look whether a step is over."""
+        """Sleep until a message comes, or until the next look at the step in flight."""
         if self.in_flight:
             self.idling.worked()
             if not self.in_flight[0].pending.ready():
                 time.sleep(LOOK_INTERVAL_S)
         elif self.guides.followers.num_pending or self.engine.shared.is_sending or self.retrievals.is_busy:
             time.sleep(LOOK_INTERVAL_S)
-        else:  # what waits now waits for blocks: a message brings them
+        else:  # waiting prompts need blocks, which come by message
             self.idling.await_message(IDLE_POLL_MS)
 
     def _launch(self) -> None:
-        """Start the next step, if there is anything to compute."""
+        """Launch the next step, if any prompt is ready."""
         with self.trace.phase("schedule"):
             chunks = self.scheduler.schedule()
         if chunks:
@@ -258,7 +260,7 @@ class PrefillWorker:
             self.scheduler.launched(chunks)
 
     def _collect(self, step: PromptStep) -> None:
-        """Send on what a finished step has computed."""
+        """Send the results of a finished step."""
         with self.trace.phase(WAIT):
             ended = step.ended()
         self.prefixes.rate.ended()

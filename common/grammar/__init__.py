@@ -1,1 +1,1 @@
-"""Grammars that texts are held to, by llguidance: what may follow a token, worked out beside the steps."""
+"""Grammars for outputs, by llguidance: masks of allowed tokens are computed in other processes during the steps."""

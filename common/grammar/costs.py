@@ -1,46 +1,46 @@
-"""Bounds of the CPU time that texts under one grammar may take.
+"""Bounds on the CPU time of texts under a grammar.
 
-A process that follows a grammar tells a text that is over a bound, and ends it. What it cannot interrupt, as it is
-inside llguidance, the kernel ends with the process, a few times later.
+A process that follows a grammar ends a text over a bound, with a reason. The process cannot interrupt llguidance, so
+the kernel ends the whole process at a few times the bound.
 """
 
 import os
 import signal
 
 COMPILE_S = 2.0
-"""Of compiling a grammar, which took less than `router.grammar.compiler` allows when its request was accepted."""
+"""CPU seconds to compile a grammar; `router.grammar.compiler` bounded the time before accepting the request."""
 TOKEN_S = 0.05
-"""Of one token beyond `RATE_S`. Ordinary grammars take 0.01 to 0.2 ms, 2 ms where their lexer meets something new."""
+"""CPU seconds of a token beyond `RATE_S`. Ordinary grammars take 0.01 to 0.2 ms; a new lexer state takes 2 ms."""
 RATE_S = 0.005
-"""Of each token in the long run."""
+"""CPU seconds a token in the long run."""
 SHARED_S = 2.0
-"""What all texts under a grammar may take together beyond `RATE_S` a token, before those that do are ended."""
+"""CPU seconds of all texts under a grammar beyond `RATE_S` a token, before expensive texts are ended."""
 OWN_S = 0.1
-"""What a text may take beyond `RATE_S` a token even so."""
+"""CPU seconds of a text beyond `RATE_S` a token, allowed even then."""
 PATIENCE = 4
-"""The kernel ends the process where a token takes so many times what it may."""
+"""The kernel ends the process at `PATIENCE` times a job's bound."""
 POLITE_S, POLITE_RATE_S = 0.02, 0.002
-"""A process that takes more than the first, and the second for each token, lets every other process go first."""
+"""CPU seconds, fixed and per token; above the sum a process lowers its priority by `NICENESS`."""
 NICENESS = 19
 ADVICE = "make the grammar smaller or less ambiguous"
 
 
 class TextCost:
-    """CPU seconds that a text took beyond `RATE_S` a token."""
+    """CPU seconds of a text beyond `RATE_S` a token."""
 
     def __init__(self) -> None:
         self.excess_s = 0.0
 
 
 class Costs:
-    """CPU time of a process that follows one grammar."""
+    """CPU time of a process under a grammar."""
 
     def __init__(self) -> None:
         self._left_s = SHARED_S
         self._taken_s, self._polite_s, self.is_polite = 0.0, POLITE_S, False
 
     def objection(self, text: TextCost, num_tokens: int, spent_s: float) -> str:
-        """Count what so many tokens of a text took; returns why it may not go on, or ""."""
+        """Count the CPU time of a text's tokens; return the reason to end the text, or ""."""
         excess_s = spent_s - max(1, num_tokens) * RATE_S
         text.excess_s += excess_s
         self._left_s = min(SHARED_S, self._left_s - excess_s)
@@ -62,12 +62,12 @@ class Costs:
 
 
 def limit_job(num_tokens: int) -> None:
-    """Have the kernel end this process when following so many tokens takes far too long."""
+    """Let the kernel end this process if following `num_tokens` tokens takes far too long."""
     signal.setitimer(signal.ITIMER_PROF, PATIENCE * (TOKEN_S + max(1, num_tokens) * RATE_S))
 
 
 def limit_compiling() -> None:
-    """Have the kernel end this process when compiling its grammar takes too long."""
+    """Let the kernel end this process if compiling the grammar takes too long."""
     signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
 
 

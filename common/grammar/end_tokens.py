@@ -1,4 +1,4 @@
-"""The tokens that end a text, as the model's files name them: the router stops at them, grammars let them follow."""
+"""End tokens of a model: the router stops a text there, and grammars allow end tokens at the end of a text."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from common.settings.config import MAX_TOKENS
 
 
 def end_token_ids(path: Path) -> tuple[int, ...]:
-    """Of the model in directory `path`; raises ConfigError naming the file that is wrong.
+    """Return the end token ids of the model in directory `path`; raises ConfigError for wrong ids.
 
-    generation_config.json knows best: config.json often lists only one of several.
+    generation_config.json comes first, because config.json often lists only a single end token of several.
     """
     generation = path / "generation_config.json"
     value = read_json(generation).get("eos_token_id") if generation.exists() else None

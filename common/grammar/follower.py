@@ -1,4 +1,4 @@
-"""A text under a grammar, as its worker has it."""
+"""A worker's view of a text under a grammar."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from common.wire.values.sampling_params import SamplingParams
 
 
 class Outcome(NamedTuple):
-    """Where a text is in its grammar: a mask, an end, or a problem."""
+    """State of a text in its grammar: a mask, an end, or a problem."""
 
-    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: a bit for each token that may follow
-    is_over: bool = False  # nothing may follow
+    mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: a bit for each allowed token
+    is_over: bool = False  # no token may follow
     problem: str = ""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Follower:
-    """Names a grammar and the outputs that it has been told of; `Followers` know what may follow them.
+    """A text's grammar and outputs so far; `Followers` computes the mask of allowed tokens.
 
     Args:
-        stop_token_ids: of the model's end tokens these follow where a text may end, the others where nothing else can.
+        stop_token_ids: end tokens allowed where a text may end; other end tokens only where nothing else is allowed.
     """
 
     grammar: str
@@ -31,5 +31,5 @@ class Follower:
 
     @staticmethod
     def of(sampling: SamplingParams) -> "Follower":
-        """For a request that has a grammar."""
+        """Make a follower for a request with a grammar."""
         return Follower(sampling.grammar, sampling.stop_token_ids)

@@ -1,7 +1,7 @@
-"""The life of a process that follows the texts under one grammar.
+"""A process that follows texts under a grammar.
 
-It is forked by `common.grammar.follower_server` when the model's tokens are there, so it costs milliseconds. Whatever
-its grammar does to it, by its time or its memory, no other grammar's texts notice.
+`common.grammar.follower_server` forks the process after loading the model's tokens, so a start costs milliseconds. A
+grammar with too much time or memory harms only a single process, never texts of other grammars.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from common.grammar.records import Job, Kind, Masks, Record, messages
 from common.grammar.text_matcher import TextMatcher
 
 MEMORY_BYTES = 256 << 20
-"""Of one grammar and its texts."""
+"""Memory limit of a grammar and all texts under the grammar."""
 GROWTH_BYTES = 32 << 20
-"""What a process may have taken and still get another grammar."""
+"""Most growth of a process before it counts as heavy."""
 STACK_BYTES = 16 << 20
-"""llguidance recurses; what has been compiled with less room (`router.grammar.compiler`) fits."""
+"""Stack, because llguidance recurses; larger than in `router.grammar.compiler`, so accepted grammars fit."""
 BUG = 1
 """Exit status."""
 PR_SET_PDEATHSIG = 1
@@ -35,11 +35,11 @@ LIBC = ctypes.CDLL(None)
 
 
 def live(process: "FollowerProcess", jobs: int, parent: int, in_use: int) -> NoReturn:
-    """Follow what comes through the pipe `jobs` until that ends, behind a fork.
+    """Run in a forked child: work until the pipe `jobs` ends, then exit.
 
     Args:
-        parent: the server, with which it ends.
-        in_use: memory that the server has mapped.
+        parent: pid of the server; the child ends with the server.
+        in_use: bytes mapped by the server.
     """
     status = BUG
     try:
@@ -57,7 +57,7 @@ def live(process: "FollowerProcess", jobs: int, parent: int, in_use: int) -> NoR
 
 
 class FollowerProcess:
-    """Follows the texts of one grammar at a time, one job after the other."""
+    """A follower of texts, with a single grammar at a time; jobs run in order."""
 
     def __init__(self, number: int, grammars: Grammars, masks: Masks, records: int) -> None:
         self._number, self._grammars, self._masks, self._records = number, grammars, masks, records
@@ -68,7 +68,7 @@ class FollowerProcess:
         self.is_done = False
 
     def run(self, jobs: int) -> None:
-        """Work until the pipe `jobs` ends, or nobody reads what is told."""
+        """Work until the pipe `jobs` ends, or until the reader of records is gone."""
         with contextlib.suppress(BrokenPipeError):
             for message in messages(jobs):
                 if isinstance(message, Job):
@@ -107,11 +107,11 @@ class FollowerProcess:
 
 
 def _resident_kib() -> int:
-    """The most that this process ever had."""
+    """Return the peak resident memory of the process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _be_first_to_end() -> None:
-    """Where the machine has no memory left: the worker can have others."""
+    """Make the process the kernel's first victim when memory runs out, because the worker can replace the process."""
     with contextlib.suppress(OSError), open(OOM_SCORE, "wb", buffering=0) as file:
         file.write(b"1000")

@@ -1,10 +1,10 @@
-"""`python -m common.grammar.follower_server`: has a model's tokens, and forks processes that follow grammars.
+"""`python -m common.grammar.follower_server`: loads a model's tokens, and forks processes that follow grammars.
 
     follower_server PATH VOCAB MASKS RECORDS
 
-MASKS and RECORDS are descriptors: memory of masks, and a pipe for records. Its stdin is a socket (SOCK_SEQPACKET) of
-the worker: each packet there asks for a process, with the read end of a pipe for its messages, or for the end of one.
-The server ends with that socket, and all its processes with it.
+MASKS and RECORDS are descriptors: memory for masks, and a pipe for records. Stdin is a socket (SOCK_SEQPACKET) of the
+worker. Each packet asks for a new process, with the read end of a pipe for messages, or for the end of a process. The
+server and all processes end with the socket.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from common.grammar.text_matcher import TextMatcher
 
 INPUT = 0
 NICENESS = 5
-"""What a worker does itself comes first: others wait for it, too."""
+"""Below the worker's own priority, because other requests wait for the worker."""
 WARM_UP = json.dumps({"grammars": [{"json_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}]})
 
 
 class Server:
-    """Forks processes, and tells of their end."""
+    """The server, which forks processes and reports their ends."""
 
     def __init__(self, grammars: Grammars, masks: Masks, control: socket.socket, records: int) -> None:
         self._grammars, self._masks, self._control, self._records = grammars, masks, control, records
@@ -56,7 +56,7 @@ class Server:
             os.waitpid(pid, 0)
 
     def _turn(self) -> bool:
-        """Wait for what happens next; returns whether the worker is there."""
+        """Wait for orders and ends of processes; return false after the worker's end."""
         is_there = True
         for key, _ in self._selector.select():
             if key.fileobj is self._control:
@@ -66,7 +66,7 @@ class Server:
         return is_there
 
     def _obey(self) -> bool:
-        """Do what the worker says; returns whether it is there."""
+        """Carry out an order of the worker; return false after the worker's end."""
         order, pipes, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
         if not order:
             return False
@@ -104,7 +104,7 @@ class Server:
 
 
 class Warnings(logging.Handler):
-    """Keeps what is logged, as a process that forks has no thread that writes it."""
+    """A handler that keeps log lines, because a forking process must have no writer thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -118,9 +118,9 @@ def main() -> None:
     """Serve the worker at the other end of stdin."""
     path, vocab, masks, records = Path(sys.argv[1]), *map(int, sys.argv[2:])
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the worker drains, and needs this process until then
+        signal.signal(number, signal.SIG_IGN)  # a draining worker still needs the server
     os.nice(NICENESS)
-    # The library has threads, for batches, which no process has or needs: that is all that Python would warn of.
+    # Python would warn of the library's threads for batches; forked processes need no such threads.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     logging.getLogger().addHandler(told := Warnings())
     begin_s, mask_bytes = time.monotonic(), mask_bytes_of(vocab)
@@ -131,16 +131,16 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever a library says of a tokenizer that it cannot read
         os.write(records, Record(Kind.FAILED, told=f"{error!s:.300}").pack())
         return
-    trim_memory()  # a quarter of what loading them took
+    trim_memory()  # frees a quarter of the memory for loading
     gc.collect()
-    gc.freeze()  # no collection of a process writes to what all share
+    gc.freeze()  # so collections in processes do not write to shared pages
     took_ms = int((time.monotonic() - begin_s) * 1e3)
     os.write(records, Record(Kind.READY, number=took_ms, told="; ".join(told.lines)).pack())
     Server(grammars, shared, socket.socket(fileno=INPUT), records).run()
 
 
 def _warm_up(grammars: Grammars, masks: Masks) -> None:
-    """Do once what the library does once, which each process would do again."""
+    """Do the library's one-time work here, because each forked process would repeat the work."""
     TextMatcher(grammars, grammars.compile(WARM_UP)).follow((), masks, 0)
 
 

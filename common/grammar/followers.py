@@ -1,9 +1,9 @@
-"""What may follow each text under a grammar, worked out in other processes, beside a worker's loop.
+"""Masks for texts under grammars, computed in other processes beside a worker's loop.
 
-A grammar is a program that a client sent: following it may take any time, and llguidance can be interrupted only with
-its process. So each grammar has processes of its own (see `pool`). A text that takes too much ends with the reason, or
-with its process; a text whose process ended for another reason goes on in a new one, which is told all of its outputs.
-A worker asks for what follows a token, and takes what is known whenever it looks; it never waits.
+A grammar is a client's program: following a grammar may take any time, and llguidance can be interrupted only by ending
+the process. So each grammar has its own processes (see `pool`). A text over the bounds ends with a reason, or with the
+process. After any other end of a process, the text goes on in a new process, which gets all outputs so far. A worker
+asks for the mask after a token, and later takes results without ever waiting.
 """
 
 import logging
@@ -28,40 +28,39 @@ logger = logging.getLogger(__name__)
 
 Owner = TypeVar("Owner")
 DEADLINE_S = 10.0
-"""Of a process's next word, where it owes one. Its CPU time is bounded elsewhere (`costs`)."""
+"""Longest silence of a process with open jobs. CPU time is bounded in `costs`."""
 LOAD_DEADLINE_S = 60.0
-"""Of the model's tokens."""
+"""Longest time to load the model's tokens."""
 MAX_WAIT_S = 30.0
-"""Of a text for which there is no process, or no place for its mask."""
+"""Longest wait of a text for a process or a place for a mask."""
 CHECK_S = 0.25
 MAX_LOSSES = 3
-"""Processes that end, one after the other, while a text waits for what follows one token."""
+"""Processes lost in a row while a text waits for a mask."""
 
 
 @dataclass(slots=True, eq=False)
 class Ask(Generic[Owner]):
-    """What an owner waits for."""
+    """An owner's open question: the mask after a text's outputs."""
 
     owner: Owner
     follower: Follower
     text: Text
     asked_s: float
-    process: Process | None = None  # that was told
+    process: Process | None = None  # has the job
     num_losses: int = 0
-    fault: str = ""  # of the last loss
+    fault: str = ""  # reason of the last loss
 
 
 def make_followers(path: Path, vocab: int) -> "Followers[Any]":
-    """For the model in directory `path`, of `vocab` tokens."""
+    """Return followers for the model in directory `path`, with `vocab` tokens."""
     return Followers(lambda: ServerProcess(path, vocab))
 
 
 class Followers(Generic[Owner]):
-    """Follows grammars for owners, of which each asks for one thing at a time.
+    """Follower of grammars for owners; an owner has at most a single open question.
 
     Args:
-        start: starts the process that has the model's tokens; called by `begin` or when it is first needed, and again
-            when it ended.
+        start: starts the server process, by `begin` or on first need, and again after the server's end.
     """
 
     def __init__(self, start: Callable[[], ServerProcess]) -> None:
@@ -69,17 +68,17 @@ class Followers(Generic[Owner]):
         self._pool: Pool | None = None
         self._started_s, self._checked_s, self._is_ready = 0.0, 0.0, False
         self._idle_look_s = 0.0
-        self._problem = ""  # for which no grammar can be followed
+        self._problem = ""  # permanent: no grammar can be followed
         self._texts: weakref.WeakKeyDictionary[Follower, Text] = weakref.WeakKeyDictionary()
         self._num_texts = 0
-        self._left: list[Text] = []  # whose followers are gone
+        self._left: list[Text] = []  # texts of deleted followers
         self._asks: dict[int, Ask[Owner]] = {}  # by text
-        self._waiting: list[Ask[Owner]] = []  # of these, which no process has been told
-        self._places: list[int] = []  # free
+        self._waiting: list[Ask[Owner]] = []  # asks without a process
+        self._places: list[int] = []  # free places of masks
         self._outcomes: list[tuple[Owner, Outcome]] = []
 
     def begin(self) -> None:
-        """Start what loads the model's tokens, so that the first text does not wait for it."""
+        """Start the server, so the first text does not wait for loading the model's tokens."""
         try:
             server = self._start()
         except OSError as error:
@@ -90,7 +89,7 @@ class Followers(Generic[Owner]):
         self._started_s, self._is_ready = time.monotonic(), False
 
     def ask(self, owner: Owner, follower: Follower, token_ids: Sequence[int]) -> None:
-        """Have it follow these tokens."""
+        """Let the follower follow the tokens; `take` returns the outcome later."""
         follower.token_ids.extend(token_ids)
         text = self._texts.get(follower) or self._text_of(follower)
         ask = Ask(owner, follower, text, time.monotonic())
@@ -102,9 +101,9 @@ class Followers(Generic[Owner]):
         self._tell()
 
     def take(self) -> list[tuple[Owner, Outcome]]:
-        """What has become known since the last call; who has waited too long learns that.
+        """Return outcomes since the last call; asks over a deadline get a problem.
 
-        Without asks it looks now and then, so that a server that ended is no zombie, and the next text finds another.
+        Without asks, look every `CHECK_S`, so an ended server is no zombie and the next text starts a new server.
         """
         now_s = time.monotonic()
         if self._asks:
@@ -119,11 +118,11 @@ class Followers(Generic[Owner]):
 
     @property
     def num_pending(self) -> int:
-        """Asked for and not taken."""
+        """Number of asks without a taken outcome."""
         return len(self._asks) + len(self._outcomes)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the server and all processes."""
         if self._pool is not None:
             self._pool.close()
             self._pool.server.end()
@@ -136,7 +135,7 @@ class Followers(Generic[Owner]):
         return text
 
     def _tell(self) -> None:
-        """Processes what they do not know."""
+        """Send news to processes: ends of texts, and asks without a process."""
         if self._pool is None and self._asks:
             self.begin()
         if self._pool is None:
@@ -154,7 +153,7 @@ class Followers(Generic[Owner]):
         self._pool.flush()
 
     def _tell_one(self, ask: Ask[Owner], pool: Pool) -> bool:
-        """Whether there is a process and a place for it."""
+        """Send an ask to a process; return false without a process or a place for the mask."""
         text, token_ids, now_s = ask.text, ask.follower.token_ids, time.monotonic()
         if not self._places:
             return False
@@ -214,7 +213,7 @@ class Followers(Generic[Owner]):
                 self._places.append(place)
 
     def _check(self, now_s: float) -> None:
-        """Look who has said nothing for too long, unless nobody has listened, as after a pause of the whole machine."""
+        """End silent processes and servers, except after a pause of the worker itself, such as a suspended machine."""
         if self._pool is None or now_s < self._checked_s + CHECK_S:
             return
         has_listened, self._checked_s = now_s < self._checked_s + DEADLINE_S / 2, now_s
@@ -238,7 +237,7 @@ class Followers(Generic[Owner]):
             self._pool.server.kill(process.number)
 
     def _lose(self, process: Process, problem: str) -> None:
-        """A process is over; a problem is that of the text that it was at, and others go on in another."""
+        """Handle the end of a process: `problem` fails the current text, and other texts go on in a new process."""
         lost = [self._asks[number] for number, _ in process.due if number in self._asks]
         for i, ask in enumerate(ask for ask in lost if ask.process is process):
             ask.process = None
@@ -254,7 +253,7 @@ class Followers(Generic[Owner]):
                 self._waiting.append(ask)
 
     def _lose_server(self, problem: str) -> None:
-        """Begin anew, with all texts, as soon as one asks; without tokens there is no other server."""
+        """End the server; the next ask starts a new server, unless the model's tokens cannot be loaded."""
         if self._pool is None:
             return
         if not self._problem:
@@ -282,7 +281,7 @@ def _outcome(record: Record, pool: Pool, place: int) -> Outcome:
 
 
 def _fault(status: int) -> str:
-    """What a grammar has done to its process; "" where somebody else ended it."""
+    """Return the grammar's fault by the wait status of a process; "" for a normal end or a SIGKILL."""
     code = os.waitstatus_to_exitcode(status)
     if code in (0, -signal.SIGKILL):
         return ""

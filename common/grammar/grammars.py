@@ -1,4 +1,4 @@
-"""What llguidance needs to follow grammars: the model's tokens, limits, and grammars that are compiled."""
+"""Inputs of llguidance: the model's tokens, limits, and compiled grammars."""
 
 import json
 import logging
@@ -12,19 +12,19 @@ logger = logging.getLogger(__name__)
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=500_000,  # about 10 ms
     step_lexer_fuel=100_000,  # about 7 ms
-    step_max_items=20_000,  # 1 ms, or 500 where a row of items is long: each is looked for among all of its row
+    step_max_items=20_000,  # 1 ms, or 500 ms with long rows of items, because each item is searched in the whole row
     max_lexer_states=20_000,  # about 40 MB
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Limits of one grammar and one mask. They bound steps, not time, so whoever follows a grammar bounds that, too."""
+"""Limits of a grammar and of a mask. The limits bound steps, not time; `costs` bounds the time."""
 SILENT = 0
 
 
 class Grammars:
-    """Compiles grammars for a model's tokens.
+    """Compiler of grammars for a model's tokens.
 
-    `end_ids` are the tokens that a grammar lets follow where a text may end.
+    `end_ids` are the tokens allowed by a grammar at the end of a text.
     """
 
     def __init__(self, tokens: llguidance.LLTokenizer) -> None:
@@ -34,19 +34,22 @@ class Grammars:
 
     @staticmethod
     def of_model(path: Path, vocab: int, end_ids: Sequence[int]) -> "Grammars":
-        """Load those of the model in directory `path`, see `model_tokens`."""
+        """Load the tokens of the model in directory `path`, see `model_tokens`."""
         return Grammars(model_tokens(path, vocab, end_ids))
 
     def compile(self, grammar: str) -> llguidance.LLMatcher:
-        """At the beginning of a text; its `is_error` tells of a grammar that is wrong or too large."""
+        """Return a matcher at the beginning of a text; `is_error` is true for a wrong or too large grammar."""
         return llguidance.LLMatcher(self._tokens, grammar, log_level=SILENT, limits=LIMITS)
 
     def has_token(self, name: str) -> bool:
-        """Whether a grammar can name the token that is this text, `<...>`, and only so has it."""
+        """Tell whether `name`, in the form `<...>`, is a special token, which a grammar can only allow by name."""
         return not self.compile(json.dumps({"grammars": [{"lark_grammar": f"start: {name}"}]})).is_error()
 
     def first_token(self, text: bytes) -> int:
-        """Of the text's first byte alone, which may be amid a character: a token that is named only has more."""
+        """Return the token of the text's first byte, which may be part of a character.
+
+        A single byte never gives a special token, because special tokens are longer.
+        """
         token_ids: list[int] = self._tokens.tokenize_bytes(text[:1])
         return token_ids[0]
 
@@ -54,9 +57,9 @@ class Grammars:
 def model_tokens(
     path: Path, vocab: int, end_ids: Sequence[int], slices: list[str] | None = None
 ) -> llguidance.LLTokenizer:
-    """All `vocab` of the model in directory `path`; end ids that its tokenizer.json cannot say are left out.
+    """Load all `vocab` tokens of the model in directory `path`; drop end ids missing in tokenizer.json with a warning.
 
-    `slices` are parts of the tokens by which masks come sooner, llguidance's own if it is None.
+    `slices` are parts of the tokens to compute masks faster; None takes llguidance's own.
     """
     file = str(path / "tokenizer.json")
     try:

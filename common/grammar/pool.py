@@ -1,4 +1,4 @@
-"""Which process follows which grammar: its worker's end of each."""
+"""A worker's ends of the processes that follow grammars, and the choice of a process for each text."""
 
 import contextlib
 import os
@@ -11,29 +11,31 @@ from common.grammar.records import Job, pack_grammar
 from common.grammar.server_process import ServerProcess
 
 MAX_PROCESSES = 256
-"""One that owes nothing gives way where another is needed: its texts begin anew when they go on."""
+"""At the limit the oldest process without an open job ends for a new process; its texts begin anew."""
 KEPT_IDLE, MAX_IDLE = 8, 16
-"""Without texts: their grammars are kept for texts to come. Of more the oldest gets the next grammar, as a process that
-is there has it compiled some 5 ms sooner than one that is yet to be forked; of too many the oldest ends."""
+"""Idle processes keep their grammars for later texts.
+
+Above `KEPT_IDLE` the oldest gets the next grammar, because forking takes 5 ms longer. Above `MAX_IDLE` the oldest ends.
+"""
 MANY_TEXTS = 8
-"""Of one process, before its grammar gets another."""
+"""Texts of a process, before the grammar gets a further process."""
 MAX_OF_GRAMMAR = max(1, min(4, len(os.sched_getaffinity(0)) - 1))
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """Follows texts under one grammar at a time."""
+    """A process that follows texts under a grammar; a later grammar may replace the first."""
 
     number: int
-    pipe: int  # for messages; -1 once it is closed
-    heard_s: float  # when it last said something, or began to owe something
-    grammar: str = ""  # "" if it never had one
-    due: deque[tuple[int, int]] = field(default_factory=deque)  # texts that it owes a word, in this order, and places
+    pipe: int  # for messages; -1 once closed
+    heard_s: float  # time of the last record, or of the first open job
+    grammar: str = ""  # "" before the first grammar
+    due: deque[tuple[int, int]] = field(default_factory=deque)  # (text, place) of open jobs, in order of answers
     unsent: bytearray = field(default_factory=bytearray)
     num_texts: int = 0
     is_forked: bool = False
-    is_heavy: bool = False  # it has become slow or large, and gets no other grammar
-    is_doomed: bool = False  # its end was asked for, as it said nothing
+    is_heavy: bool = False  # slow or large, so never gets a new grammar
+    is_doomed: bool = False  # to be killed, because of silence
 
     @property
     def is_open(self) -> bool:
@@ -44,17 +46,17 @@ class Process:
         return self.is_open and not self.num_texts and not self.due
 
     def send(self, data: bytes) -> None:
-        """Write, or keep what there is no room for until `flush`."""
+        """Write; bytes without room in the pipe wait for `flush`."""
         self.unsent += data
         self.flush()
 
     def flush(self) -> None:
         if self.unsent and self.is_open:
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # of its end the server tells
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the server reports the end
                 del self.unsent[: os.write(self.pipe, self.unsent)]
 
     def close(self) -> None:
-        """Let it end when it has read all."""
+        """Close the pipe; the process ends after reading the rest."""
         if self.is_open:
             os.close(self.pipe)
             self.pipe = -1
@@ -62,21 +64,21 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class Text:
-    """What processes know of a text."""
+    """A text's process, and the outputs known there."""
 
     number: int
     process: Process | None = None
     num_told: int = 0  # outputs
 
     def leave(self) -> None:
-        """It has ended."""
+        """Tell the process about the end of the text."""
         if self.process is not None and self.process.is_open:
             self.process.num_texts -= 1
             self.process.send(Job(self.number).pack())
 
 
 class Pool:
-    """All processes of one server. Once there was a grammar one more waits for the next."""
+    """All processes of a server. After the first grammar, a spare process waits for the next grammar."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -92,7 +94,7 @@ class Pool:
         return self._processes.get(number)
 
     def process_for(self, grammar: str) -> Process | None:
-        """Choose one for another text, and have it forked if need be; None where no more can be. Raises OSError."""
+        """Choose a process for a text, forked if necessary; None at the limit. Raises OSError without a server."""
         its = self._of_grammar.get(grammar, [])
         chosen = min(its, key=lambda process: (process.is_heavy, process.num_texts), default=None)
         if chosen is None:
@@ -102,18 +104,18 @@ class Pool:
         return chosen
 
     def retire(self, process: Process) -> None:
-        """Give it no more texts, and let it end."""
+        """Give a process no more texts, and let the process end."""
         if process.is_open:
             process.close()
             self._unname(process)
 
     def forget(self, process: Process) -> None:
-        """It has ended."""
+        """Forget an ended process."""
         self.retire(process)
         del self._processes[process.number]
 
     def trim(self) -> None:
-        """Let processes without texts end that are too many to be kept, or too heavy."""
+        """Let idle processes end that are heavy or above `MAX_IDLE`."""
         idle = self._idle()
         surplus = idle[: max(0, len(idle) - MAX_IDLE)]
         for process in {*surplus, *(process for process in idle if process.is_heavy)}:
@@ -128,7 +130,7 @@ class Pool:
             process.close()
 
     def _with(self, grammar: str) -> Process | None:
-        """One that nobody needs, a new one, or None; now it has this grammar."""
+        """Give the grammar to an idle process, the spare or a new process; return None if there is none."""
         idle = [process for process in self._idle() if not process.is_heavy]
         if len(idle) > KEPT_IDLE:
             process = idle[0]
@@ -147,7 +149,7 @@ class Pool:
         return process
 
     def _idle(self) -> list[Process]:
-        """Those that have a grammar and no text, the oldest first."""
+        """Return processes with a grammar and no text, the oldest first."""
         idle = [process for process in self if process.is_idle and process.grammar]
         return sorted(idle, key=lambda process: process.heard_s)
 
@@ -164,7 +166,7 @@ class Pool:
         return sum(process.is_open for process in self._processes.values()) < MAX_PROCESSES
 
     def _forked(self) -> Process | None:
-        """A new one, in the place of one that owes nothing if there are too many; None if all do."""
+        """Fork a process. At the limit retire the oldest process without an open job; return None if all have jobs."""
         if not self._has_room():
             at_leisure = (process for process in self if process.is_open and process.grammar and not process.due)
             if (oldest := min(at_leisure, key=lambda process: process.heard_s, default=None)) is None:

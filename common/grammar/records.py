@@ -1,8 +1,8 @@
-"""What a worker and the processes that follow grammars for it say to one another, and the memory of masks.
+"""Messages between a worker and the processes that follow grammars, and shared memory for masks.
 
-A worker writes messages into a pipe of each process: its grammar, then jobs and ends of texts. All processes, and the
-server that forks them, write records into one pipe of the worker. Each is written in one piece of at most PIPE_BUF
-bytes, so that no record is torn by another or by its writer's end.
+The worker writes messages into a pipe per process: a grammar, then jobs and ends of texts. All processes, and the
+server that forks processes, write records into a single pipe of the worker. A record is a single write of at most
+PIPE_BUF bytes, so neither other records nor a writer's death can split a record.
 """
 
 import ctypes
@@ -16,35 +16,35 @@ from typing import NamedTuple, TypeAlias
 import msgpack
 
 ORDER = struct.Struct("<?I")
-"""To the server: whether a process is to end, and its number."""
+"""Order to the server: a flag to kill instead of fork, and the process number."""
 HEADER = struct.Struct("<BIi?H")
-"""Kind, process, number, whether the process is heavy, bytes of what is told."""
+"""Kind, process, number, flag of a heavy process, bytes of text."""
 MAX_TOLD_BYTES = 2048
 READ_BYTES = 1 << 16
 MAX_PLACES = 1024
-"""Masks that have been asked for and are not taken yet; further texts wait."""
+"""Most masks requested and not taken yet; further texts wait."""
 
 
 class Kind(IntEnum):
-    """What a record says."""
+    """Kind of a record."""
 
-    READY = 0  # the server has the model's tokens, after so many milliseconds; a warning may be told
-    FAILED = 1  # the server never will; why is told
-    FORKED = 2  # a process
-    ENDED = 3  # a process, with the status that `os.waitpid` gave, or why it could not be forked
-    MASK = 4  # the mask of a text is in its place
-    OVER = 5  # nothing may follow a text
-    PROBLEM = 6  # a text does not go on; why is told
+    READY = 0  # server: tokens loaded; `number` has milliseconds, `told` warnings
+    FAILED = 1  # server: tokens cannot be loaded; `told` has the reason
+    FORKED = 2  # server: a process was forked
+    ENDED = 3  # server: a process ended with status `number`, or `told`: no fork
+    MASK = 4  # the text's mask is written
+    OVER = 5  # no token may follow the text
+    PROBLEM = 6  # the text cannot go on; `told` has the reason
 
 
 class Record(NamedTuple):
-    """What a process or the server says."""
+    """A message from a process or the server."""
 
     kind: Kind
     process: int = 0
-    number: int = 0  # a text, an exit status or a time
+    number: int = 0  # a text, a wait status or milliseconds
     told: str = ""
-    is_heavy: bool = False  # a process that is slow or large
+    is_heavy: bool = False  # the process is slow or large
 
     def pack(self) -> bytes:
         told = self.told.encode(errors="replace")[:MAX_TOLD_BYTES]
@@ -52,7 +52,7 @@ class Record(NamedTuple):
 
 
 def unpack(data: bytearray) -> Iterator[Record]:
-    """Take the records that are complete from the front of `data`."""
+    """Yield complete records from the front of `data`; then remove the records from `data`."""
     at = 0
     while len(data) >= at + HEADER.size:
         kind, process, number, is_heavy, num_bytes = HEADER.unpack_from(data, at)
@@ -66,10 +66,10 @@ def unpack(data: bytearray) -> Iterator[Record]:
 
 
 class Job(NamedTuple):
-    """What a process is to do for a text; with `place` -1 the text has ended."""
+    """A job of a process: follow tokens of a text and write its mask. `place` -1: the text has ended."""
 
     text: int
-    place: int = -1  # of its mask
+    place: int = -1  # the mask's place in `Masks`
     stop_token_ids: Sequence[int] = ()
     token_ids: Sequence[int] = ()
 
@@ -79,7 +79,7 @@ class Job(NamedTuple):
 
 
 Message: TypeAlias = "str | Job"
-"""A process gets a grammar first, and another when the texts under that one have ended."""
+"""A grammar or a job. A process gets a grammar first, and a new grammar only after the end of all texts."""
 
 
 def pack_grammar(grammar: str) -> bytes:
@@ -88,7 +88,7 @@ def pack_grammar(grammar: str) -> bytes:
 
 
 def messages(pipe: int) -> Iterator[Message]:
-    """Read a process's messages until the other end is closed."""
+    """Yield a process's messages until the worker closes the pipe."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     while data := os.read(pipe, READ_BYTES):
         unpacker.feed(data)
@@ -97,7 +97,7 @@ def messages(pipe: int) -> Iterator[Message]:
 
 
 class Masks:
-    """A mask for each place, in memory that may be shared."""
+    """Masks by place, in memory that may be shared."""
 
     def __init__(self, memory: mmap, mask_bytes: int) -> None:
         self.memory, self.mask_bytes = memory, mask_bytes
@@ -107,7 +107,7 @@ class Masks:
         return self._begin + place * self.mask_bytes
 
     def read(self, place: int) -> bytes:
-        """Copy the mask."""
+        """Return a copy of the mask."""
         return self.memory[place * self.mask_bytes : (place + 1) * self.mask_bytes]
 
     def write(self, place: int, mask: bytes | bytearray) -> None:
@@ -115,5 +115,5 @@ class Masks:
 
 
 def mask_bytes_of(vocab: int) -> int:
-    """Bytes of a mask: a bit for each token, in words of 32."""
+    """Return the bytes of a mask: a bit for each token, in words of 32 bits."""
     return -(-vocab // 32) * 4

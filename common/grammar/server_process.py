@@ -1,4 +1,4 @@
-"""The worker's end of the process that forks those that follow grammars."""
+"""The worker's end of the server process for grammars."""
 
 import mmap
 import os
@@ -14,11 +14,12 @@ END_TIMEOUT_S = 1.0
 
 
 class ServerProcess:
-    """`python -m common.grammar.follower_server`, from its start to `end`; only that waits.
+    """A process of `python -m common.grammar.follower_server`, from construction to `end`; only `end` waits.
 
     Args:
-        path: directory of the model, of `vocab` tokens.
-        module: in place of that one.
+        path: directory of the model.
+        vocab: number of the model's tokens.
+        module: the module to run, replaceable for tests.
     """
 
     def __init__(self, path: Path, vocab: int, module: str = "common.grammar.follower_server") -> None:
@@ -27,7 +28,7 @@ class ServerProcess:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._records, to_write = os.pipe()
         try:
-            os.ftruncate(shared, MAX_PLACES * mask_bytes)  # of which a page is there once a mask was written to it
+            os.ftruncate(shared, MAX_PLACES * mask_bytes)  # pages are allocated on first write
             self.masks = Masks(mmap.mmap(shared, MAX_PLACES * mask_bytes), mask_bytes)
             arguments = [path.resolve(), vocab, shared, to_write]
             command = [sys.executable, "-m", module, *map(str, arguments)]
@@ -46,7 +47,7 @@ class ServerProcess:
         return self._process.pid
 
     def fork(self, number: int) -> int:
-        """Ask for a process; returns the pipe of its messages, the caller's to close. Raises OSError."""
+        """Ask for a process; return the pipe for its messages, owned by the caller. Raises OSError."""
         jobs, to_write = os.pipe()
         try:
             socket.send_fds(self._control, [ORDER.pack(False, number)], [jobs])
@@ -59,11 +60,11 @@ class ServerProcess:
         return to_write
 
     def kill(self, number: int) -> None:
-        """Ask for the end of a process. Raises OSError."""
+        """Ask for the end of a process; raises OSError."""
         self._control.send(ORDER.pack(True, number))
 
     def records(self) -> list[Record]:
-        """Take what was said since the last call. Raises EOFError when nobody is there to say any more."""
+        """Return records since the last call; raises EOFError after the server's end."""
         found: list[Record] = []
         while True:
             try:
@@ -79,11 +80,11 @@ class ServerProcess:
                 raise EOFError(f"the server for grammars ended with status {self._process.poll()}")
 
     def end(self, *, at_once: bool = False) -> None:
-        """End it and all its processes, and wait for that, but not `at_once`, or for long, if it does not listen."""
+        """End the server and all its processes. Kill after `END_TIMEOUT_S`, or without delay if `at_once`."""
         self._control.close()
         try:
             self._process.wait(0.0 if at_once else END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # its processes end with it
+            self._process.kill()  # forked processes end with the server
             self._process.wait()
         os.close(self._records)

@@ -1,4 +1,4 @@
-"""The way of one text through its grammar."""
+"""The position of a text in a grammar."""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class TextMatcher:
-    """Knows after each token which may follow.
+    """A text under a grammar; computes the mask of allowed tokens after each token.
 
     Args:
-        matcher: at the beginning of a text; this text's own.
-        stop_token_ids: of the model's end tokens these follow where a text may end, the others where nothing else can.
+        matcher: at the beginning of a text; not shared with other texts.
+        stop_token_ids: end tokens allowed where a text may end; other end tokens only where nothing else is allowed.
     """
 
     def __init__(
@@ -27,7 +27,10 @@ class TextMatcher:
         self._ignored = [token_id for token_id in grammars.end_ids if token_id not in stop_token_ids]
 
     def follow(self, token_ids: Sequence[int], masks: Masks, place: int) -> tuple[Kind, str]:
-        """Go on by these tokens, none of them at the beginning of a text; returns MASK, OVER, or PROBLEM and why."""
+        """Follow the tokens (none at the beginning of a text) and write the mask to `place`.
+
+        Returns MASK, OVER, or PROBLEM with the reason.
+        """
         matcher = self._matcher
         if token_ids and not matcher.is_error() and not matcher.consume_tokens(token_ids):
             return Kind.PROBLEM, reason(matcher) or "the text is none of the grammar"
@@ -39,7 +42,7 @@ class TextMatcher:
         if matcher.is_error():
             return Kind.PROBLEM, reason(matcher)
         mask = masks.read(place)
-        num_set = len(mask) - mask.count(0)  # bytes that have a token
+        num_set = len(mask) - mask.count(0)  # bytes with a token
         if not num_set:
             return Kind.PROBLEM, "no token can follow"
         if num_set == 1 and (named := _only(mask)) is not None and not matcher.validate_tokens([named]):
@@ -51,10 +54,10 @@ class TextMatcher:
 
 
 def _only(mask: bytes) -> int | None:
-    """Return the token of a mask of which one byte is not empty, if it has one only.
+    """Return the only token of a mask with a single non-empty byte; None with several tokens.
 
-    Where a grammar forces a text that is that of an added token, llguidance has that token in its mask, and does not
-    take it: to it such a token is no text. Others spell the text.
+    If a grammar forces a text equal to an added token, llguidance's mask holds only the added token. Yet llguidance
+    refuses the token, because an added token is no text there. Ordinary tokens can spell the text instead.
     """
     behind = mask.lstrip(b"\0")
     return (len(mask) - len(behind)) * 8 + behind[0].bit_length() - 1 if behind[0].bit_count() == 1 else None
@@ -67,7 +70,7 @@ def _mask_of(token_id: int, num_bytes: int) -> bytes:
 
 
 def _without(mask: bytes, token_ids: Sequence[int]) -> bytes:
-    """The mask without these tokens, unless it has no others."""
+    """Return the mask without the tokens; unchanged if the mask would be empty."""
     others = bytearray(mask)
     for token_id in token_ids:
         others[token_id // 8] &= ~(1 << token_id % 8) & 0xFF

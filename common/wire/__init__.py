@@ -1,4 +1,4 @@
-"""What processes say to one another, how it travels, and by which names and values they know one another.
+"""Messages between processes, their transport, and the names and values inside messages.
 
-Torch-free: the router stands on it.
+Torch-free, because the router imports the package.
 """

@@ -1,1 +1,1 @@
-"""Every message between two processes, its rules, and its bytes."""
+"""Messages between processes: fields, relations between fields, and frames."""

@@ -1,8 +1,8 @@
-"""Messages <-> frames: positional msgpack `[version, tag, *fields]`, read field by field.
+"""Conversion between messages and frames: positional msgpack `[version, tag, *fields]`, read field by field.
 
-A frame from the network is not trusted: `decode` raises `WireError` for anything that is not exactly a
-message of this version with values that its fields may hold. It reads what is declared and nothing
-else, so that a frame full of lists is refused at the first that no field asks for.
+A frame from the network is not trusted. `decode` raises `WireError` for any frame except an exact message of this
+version with valid fields. `decode` reads only declared fields, so a frame full of lists is refused at the first
+undeclared list.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ from common.wire.messages.worker import (
 from common.wire.values.fields import Length, Rule
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""A 1M-token prompt is 4 MB; anything above this is not ours."""
+"""Bytes; a prompt of 1M tokens has 4 MB."""
 SCALARS = (int, float, str, bytes)
 
 TAGS: dict[int, type[Message]] = {
@@ -141,16 +141,16 @@ TAGS: dict[int, type[Message]] = {
     83: KVReceived,
     84: PromptUnwanted,
 }
-"""The wire's names of messages: never renumbered, never reused."""
+"""Tags of messages on the wire: never renumbered, never reused."""
 
 Reader = Callable[[msgpack.Unpacker], Any]
 """Takes a value off the unpacker, or raises WireError."""
 Writer = Callable[[Any], list[Any]]
-"""Of a value, what msgpack takes."""
+"""Turns a value into a list for msgpack."""
 
 
 def _shape(annotation: Any) -> Any:
-    """What frames have of a type: names and scalars."""
+    """Describe a type's form on the wire, by names and scalars."""
     if dataclasses.is_dataclass(annotation):
         hints = typing.get_type_hints(annotation, include_extras=True)
         return [(name, _shape(hints[name])) for name in annotation.__dataclass_fields__]
@@ -163,22 +163,22 @@ def _shape(annotation: Any) -> Any:
 
 
 WIRE_VERSION = zlib.crc32(repr([(tag, cls.__name__, _shape(cls)) for tag, cls in TAGS.items()]).encode())
-"""Follows from all messages and their fields, so that programs whose messages differ refuse one another's."""
+"""Checksum of all messages and fields, so programs with different messages refuse each other."""
 WIRE_NAME = f"{WIRE_VERSION:08x}"
-"""As operators are told it: programs of two commits that have the same serve together."""
+"""The version for operators: programs of any commits with equal names work together."""
 
 
 def encode(message: Message) -> bytes:
-    """One frame."""
+    """Pack a message into a frame."""
     packed: bytes = msgpack.packb([WIRE_VERSION, _TAG_OF[type(message)], *_WRITERS[type(message)](message)])
     return packed
 
 
 def decode(frame: bytes) -> Message:
-    """The message in `frame`; raises WireError naming what is wrong with it."""
+    """Read the message in `frame`; raises WireError with the reason for a bad frame."""
     if len(frame) > MAX_FRAME_BYTES:
         raise WireError(f"frame of {len(frame)} bytes, limit {MAX_FRAME_BYTES}")
-    # Limits of 0: a container is read where a field has one, by its header, and never as a value.
+    # Limits of 0, because declared containers are read by header and never as values.
     unpacker = msgpack.Unpacker(max_buffer_size=MAX_FRAME_BYTES, max_array_len=0, max_map_len=0, max_ext_len=0)
     try:
         unpacker.feed(frame)
@@ -208,7 +208,7 @@ def _read_message(unpacker: msgpack.Unpacker) -> Message:
 
 
 def _fields_writer(cls: type) -> Writer:
-    """All fields of a dataclass, those that are dataclasses themselves as theirs: how is found once, not each time."""
+    """Make a writer for a dataclass, nested dataclasses included; types are examined once, not for each message."""
     hints = typing.get_type_hints(cls, include_extras=True)
     names = cls.__dataclass_fields__  # type: ignore[attr-defined]
     writers = [(number, writer) for number, name in enumerate(names) if (writer := _writer_for(hints[name]))]
@@ -224,7 +224,7 @@ def _fields_writer(cls: type) -> Writer:
 
 
 def _writer_for(annotation: Any) -> Writer | None:
-    """None for what msgpack takes as it is."""
+    """Make a writer for a type; None if msgpack packs the type directly."""
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return _fields_writer(annotation)
     kind, *_ = typing.get_args(annotation) or (annotation,)
@@ -257,7 +257,7 @@ def _reader_for(annotation: Any) -> Reader:
         return lambda unpacker: read_fields(unpacker, unpacker.read_array_header())
     if annotation is bool or (isinstance(annotation, type) and issubclass(annotation, IntEnum)):
         return _choice_reader(annotation)
-    kind, rule, *_ = typing.get_args(annotation)  # of Annotated: a field without a rule is a bug
+    kind, rule, *_ = typing.get_args(annotation)  # arguments of Annotated: a field without a rule is a bug
     if typing.get_origin(kind) is tuple and isinstance(rule, Length):
         return _tuple_reader(_reader_for(typing.get_args(kind)[0]), rule)
     if kind in SCALARS:

@@ -1,4 +1,4 @@
-"""What makes a handoff between a prefill and a decode worker; the rules are those of `messages`."""
+"""Messages of a handoff between a prefill and a decode worker; `worker` has the rules for all messages."""
 
 from dataclasses import dataclass
 
@@ -22,9 +22,9 @@ from common.wire.values.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """router -> decode worker: a prefill worker computes this prompt, and will offer its blocks (see `KVOffer`).
+    """router -> decode worker: a prefill worker computes a prompt, and will offer the blocks (see `KVOffer`).
 
-    Sent before the `PrefillRequest`. Fields mean what they mean there.
+    Sent before the `PrefillRequest`, where the fields are explained.
     """
 
     request_id: RequestId
@@ -38,43 +38,44 @@ class DecodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class KVPoolExport:
-    """prefill worker -> decode worker, at their meeting: where its pool is. Whose own is another goes there as a guest.
+    """prefill worker -> decode worker, after dialing: the location of the prefill worker's pool.
 
-    decode worker -> prefill worker, when the path is proven: likewise, if its own is another.
-    The first block of each group holds the pattern made from `pool_id` by `memory.pattern`.
+    A decode worker with a different pool connects to the memory server there as a guest.
+    decode worker -> prefill worker, after proof of the path: the location of the decode worker's pool, if different.
+    The first block of each group holds a pattern made from `pool_id`.
     """
 
     worker_id: WorkerId
     epoch: Epoch
     transport: Label
     device_uuid: OptionalLabel  # "" on a CPU
-    pool_id: Epoch  # who has the same one shares it, and pulls nothing
-    memory_socket: Label  # path of the memory server that it is at
+    pool_id: Epoch  # workers of equal pools pull nothing
+    memory_socket: Label  # path of the pool's memory server
     layout: KVLayout
 
 
 @dataclass(frozen=True, slots=True)
 class KVProgress:
-    """prefill worker -> decode worker: blocks of a prompt that is still being computed, complete so far.
+    """prefill worker -> decode worker: complete blocks of a prompt still being computed.
 
-    A hint, to be ignored at will: nobody keeps the blocks for the receiver. What it copies of them counts only
-    if a `KVOffer` of the same generations follows, as then they have been this prompt's all the time.
+    The message is a hint and may be ignored: no process keeps the blocks for the receiver. Copies of the blocks are
+    valid only if a `KVOffer` with equal generations follows, because then the blocks belonged to the prompt throughout.
     """
 
     worker_id: WorkerId
     epoch: Epoch
     request_id: RequestId
     attempt: Count
-    num_tokens: Positive  # of the whole prompt, outputs before a replay included
-    block_ids: BlockIds  # of groups whose blocks stay as they are, from the first on; none: nothing will be offered
+    num_tokens: Positive  # whole prompt, with outputs before a replay
+    block_ids: BlockIds  # append-only groups' blocks from the first place on; empty: no offer will follow
     generations: BlockIds
 
 
 @dataclass(frozen=True, slots=True)
 class KVPathResult:
-    """decode worker -> prefill worker: the answer to `KVPoolExport`, and again when it changes; empty error: proven."""
+    """decode worker -> prefill worker: answer to `KVPoolExport`, repeated on a change; an empty error means proven."""
 
     worker_id: WorkerId
     epoch: Epoch
-    is_shared: bool  # the pool is the decode worker's, too: there is nothing to be pulled
+    is_shared: bool  # both workers use the pool, so nothing is pulled
     error: Text

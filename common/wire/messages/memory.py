@@ -1,4 +1,4 @@
-"""What a worker and the memory server of its device say to one another; the rules are those of `messages`."""
+"""Messages between a worker and the memory server of a device; `worker` has the rules for all messages."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,31 +28,34 @@ Bytes = Annotated[int, Range(0, MAX_BYTES)]
 
 
 class RegionState(IntEnum):
-    """How far the weights in a region are."""
+    """State of a region of weights."""
 
     EMPTY = 1
-    """Whoever is told so fills it."""
+    """The receiver of the message must fill the region."""
     FILLING = 2
-    """Another worker does; `WeightsProgress` and `WeightsFilled` follow, or EMPTY if it dies."""
+    """A second worker fills the region; `WeightsProgress` and `WeightsFilled` follow, or EMPTY after its death."""
     FILLED = 3
-    """All there, and from now on nobody writes them."""
+    """All weights are there, and no process writes the region any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryHello:
-    """worker -> memory server, first: who it is, with a descriptor of its process. Claims end with the connection."""
+    """worker -> memory server, first: the worker's identity. Claims end with the connection.
+
+    A descriptor of the worker's process comes along.
+    """
 
     worker_id: WorkerId
     epoch: Epoch
-    is_decoding: bool  # then it gets blocks before those that begin with prompts
+    is_decoding: bool  # decode workers get blocks before prompts do
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryVisit:
-    """worker -> memory server of another pool than its own, first: who it is, and which pool it pulls from.
+    """worker -> another pool's memory server, first: the guest's identity, and the pool to pull from.
 
-    It takes offers there or looks for texts, and gives back what it has pulled; it writes nothing, so that its claims
-    are void as soon as the connection ends. A `PoolRegion` is the answer.
+    A guest accepts offers there or looks up prefixes, and gives blocks back after pulling. A guest writes nothing, so
+    all claims end at once with the connection. A `PoolRegion` is the answer.
     """
 
     worker_id: WorkerId
@@ -62,7 +65,7 @@ class MemoryVisit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryWelcome:
-    """memory server -> worker, first: whose connection this is; the worker names it to the router."""
+    """memory server -> worker, first: the memory server's identity, for the worker to name to the router."""
 
     server_id: WorkerId
     epoch: Epoch
@@ -70,7 +73,7 @@ class MemoryWelcome:
 
 @dataclass(frozen=True, slots=True)
 class WeightsWanted:
-    """worker -> memory server: a region for the weights of this model in this layout, which is another's, too."""
+    """worker -> memory server: ask for a region of weights, shared by workers of equal fingerprint and layout."""
 
     fingerprint: Label
     layout: Label
@@ -79,39 +82,43 @@ class WeightsWanted:
 
 @dataclass(frozen=True, slots=True)
 class WeightsRegion:
-    """memory server -> worker: where it is; on a CPU a descriptor comes along. Again if it is EMPTY after all."""
+    """memory server -> worker: the region of weights; on a CPU with a descriptor.
+
+    Sent again as EMPTY after the death of the filler, to the next worker in line.
+    """
 
     state: RegionState
-    handle: Handle  # of CUDA IPC; "" on a CPU
+    handle: Handle  # CUDA IPC handle; "" on a CPU
     num_bytes: NumBytes
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsProgress:
-    """the worker that fills a region -> memory server -> those that wait for it."""
+    """filling worker -> memory server -> waiting workers: bytes of the region filled so far."""
 
     num_filled: Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsFilled:
-    """the worker that filled a region -> memory server -> those that wait for it: every byte is there."""
+    """filling worker -> memory server -> waiting workers: the region is complete."""
 
     num_bytes: NumBytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRefused:
-    """memory server -> worker, last: what it cannot have, and why."""
+    """memory server -> worker, last: the worker's demand is refused."""
 
     reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryTainted:
-    """worker -> memory server: its device met this fault, so it may have written anywhere in what it maps.
+    """worker -> memory server: a device fault, which may have damaged any memory mapped by the worker.
 
-    memory server -> whoever maps some of that: stop, what is there may be damaged; start again, and get other memory.
+    memory server -> workers with a mapping of some of the memory: stop, because the memory may be damaged. A restarted
+    worker gets other memory.
     """
 
     problem: Text
@@ -119,10 +126,10 @@ class MemoryTainted:
 
 @dataclass(frozen=True, slots=True)
 class MemoryKnock:
-    """worker -> memory server, and back: is somebody there?
+    """worker -> memory server, and back: a sign of life.
 
-    Back it tells how often blocks of the worker's pool were written or have changed hands: while that grows, somebody
-    gets on there. Of the worker it means nothing.
+    The server's `num_done` counts how often blocks of the worker's pool were sealed or changed owner. While the count
+    grows, some worker makes progress there. `num_done` from a worker has no meaning.
     """
 
     num_done: Total = 0
@@ -130,7 +137,7 @@ class MemoryKnock:
 
 @dataclass(frozen=True, slots=True)
 class PoolWanted:
-    """worker -> memory server: the pool of KV blocks of this layout; so large if it is not there yet."""
+    """worker -> memory server: ask for the pool of KV blocks of a layout; `num_blocks` is the size of a new pool."""
 
     layout: KVLayout
     num_blocks: NumBlocks
@@ -138,26 +145,27 @@ class PoolWanted:
 
 @dataclass(frozen=True, slots=True)
 class PoolRegion:
-    """memory server -> worker: where the pool is; on a CPU a descriptor comes along.
+    """memory server -> worker: the memory of a pool; on a CPU with a descriptor.
 
-    `pool_id` names this very memory: block ids mean nothing elsewhere. Proof blocks hold patterns made from it.
+    `pool_id` names this very memory, and block ids are valid only inside. Proof blocks hold patterns made from
+    `pool_id`.
     """
 
     pool_id: Epoch
-    handle: Handle  # of CUDA IPC; "" on a CPU
+    handle: Handle  # CUDA IPC handle; "" on a CPU
     num_blocks: NumBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksWanted:
-    """worker -> memory server: so many blocks of each group, all at once; in place of what it wanted before."""
+    """worker -> memory server: ask for `num_blocks` of each group, all at once; replaces the demand before."""
 
     num_blocks: NumWanted
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksLeased:
-    """memory server -> worker: yours until you give them back; what you say of them names their generations."""
+    """memory server -> worker: blocks leased until given back; messages about the blocks must name the generations."""
 
     block_ids: BlockIds
     generations: BlockIds
@@ -165,7 +173,7 @@ class BlocksLeased:
 
 @dataclass(frozen=True, slots=True)
 class BlocksFreed:
-    """worker -> memory server: nothing here touches these any more."""
+    """worker -> memory server: give blocks back; nothing in the worker reads or writes the blocks any more."""
 
     block_ids: BlockIds
     generations: BlockIds
@@ -173,9 +181,9 @@ class BlocksFreed:
 
 @dataclass(frozen=True, slots=True)
 class BlocksSealed:
-    """worker -> memory server: nothing here writes these any more, and their keys are these (see `block_key`).
+    """worker -> memory server: seal blocks under keys (see `block_key`); nothing writes the blocks any more.
 
-    It reads them until it gives them back; whoever looks for the keys may read them, too.
+    The worker reads the blocks until giving the blocks back. Other workers may find the blocks by key and read, too.
     """
 
     block_ids: BlockIds
@@ -185,17 +193,17 @@ class BlocksSealed:
 
 @dataclass(frozen=True, slots=True)
 class PromptWanted:
-    """worker -> memory server: all blocks of a prompt; those that its keys find, from its first on, count.
+    """worker -> memory server: ask for all blocks of a prompt, with sealed blocks for the longest prefix found by keys.
 
-    The server answers once, with all of them, or keeps the question until there are so many. Blocks in host memory are
-    restored first if that takes less time than to compute them. A guest wants 0 blocks, and hears what is found.
+    The server answers once, with all blocks, and waits until enough blocks are free. Blocks in the host tier are
+    restored first if a restore is faster than computing. A guest asks for 0 blocks, and gets only the blocks found.
     """
 
     request_id: RequestId
     attempt: Count
     keys: BlockKeys
-    block_us: Count  # that computing a block takes there, in microseconds; 0: nothing is to be restored for it
-    num_blocks: Count  # of the first group
+    block_us: Count  # to compute a block, in microseconds; 0: restore nothing
+    num_blocks: Count  # blocks of the first group
     priority: Priority  # lower is earlier
 
 
@@ -203,7 +211,7 @@ class PromptWanted:
 class PromptBlocks:
     """memory server -> worker: the blocks of a prompt.
 
-    The first `num_sealed` are those that its keys found, for the worker to read; the rest is leased to it.
+    The first `num_sealed` blocks were found by keys and are for reading; the other blocks are leased to the worker.
     """
 
     request_id: RequestId
@@ -215,7 +223,7 @@ class PromptBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PromptUnwanted:
-    """worker -> memory server: forget `PromptWanted` of this attempt, if it is not answered yet."""
+    """worker -> memory server: cancel the attempt's `PromptWanted`, unless already answered."""
 
     request_id: RequestId
     attempt: Count
@@ -223,10 +231,10 @@ class PromptUnwanted:
 
 @dataclass(frozen=True, slots=True)
 class PoolLeft:
-    """worker -> memory server, last of all: it takes no part in the pool any more.
+    """worker -> memory server, last of all: leave the pool.
 
-    Free is what it was leased, heard of or not, and what it was offered, but for these, which its device may still
-    write.
+    All blocks leased or offered to the worker become free, even in messages not received yet. Only the named blocks do
+    not, because the worker's device may still write there.
     """
 
     block_ids: BlockIds
@@ -235,22 +243,22 @@ class PoolLeft:
 
 @dataclass(frozen=True, slots=True)
 class PoolShortage:
-    """memory server -> worker: somebody waits for blocks, so give back what is not in use; or nobody does."""
+    """memory server -> worker: a client waits for blocks, so give unused blocks back; or the shortage is over."""
 
     is_short: bool
 
 
 @dataclass(frozen=True, slots=True)
 class KVOffer:
-    """prefill worker -> memory server -> decode worker: a prompt's blocks, complete, for you to take.
+    """prefill worker -> memory server -> decode worker: an offer of a prompt's complete blocks.
 
-    The prefill worker owns the request until `KVReceived` or `KVDeclined` answers. The blocks are nobody's until they
-    are accepted or declined, whichever process dies meanwhile. The decode worker knows the prompt and how to sample
-    from its `DecodeRequest`; `token_id` is the token just sampled, the only one whose KV is not in the blocks.
+    The prefill worker owns the request until `KVReceived` or `KVDeclined` answers. The memory server keeps the blocks
+    until acceptance or refusal, whichever process dies meanwhile. The decode worker knows the prompt and the sampling
+    parameters from the `DecodeRequest`. `token_id` is the token just sampled; only its KV is not in the blocks.
 
-    Blocks are those that the next token sees, in each group by place; the first `num_sealed` are sealed. `digest` is of
-    the last full one, so that the decode worker can seal the next. `root` is where the chain of keys begins, by which
-    a guest looks for the blocks in its own pool. Both are "" if nothing is to be sealed.
+    The blocks are all blocks seen by the next token, in each group by place; the first `num_sealed` are sealed.
+    `digest` belongs to the last full block, so the decode worker can seal the next block. `root` starts the chain of
+    digests, so a guest can look for the blocks in the guest's own pool. Both are "" if nothing is to be sealed.
     """
 
     decode_worker_id: WorkerId
@@ -267,7 +275,7 @@ class KVOffer:
 
 @dataclass(frozen=True, slots=True)
 class KVReceived:
-    """decode worker -> memory server -> prefill worker: the offer is here, and the decode worker owns the request."""
+    """decode worker -> memory server -> prefill worker: the offer arrived, and the decode worker owns the request."""
 
     request_id: RequestId
     attempt: Count
@@ -275,9 +283,9 @@ class KVReceived:
 
 @dataclass(frozen=True, slots=True)
 class KVAccepted:
-    """decode worker -> memory server: the blocks of this offer are this worker's; a guest's to read.
+    """decode worker -> memory server: accept an offer; the worker now owns the blocks, and a guest may read the blocks.
 
-    It says `KVReceived`, too, where that was not said before.
+    Implies `KVReceived` if not sent before.
     """
 
     request_id: RequestId
@@ -286,9 +294,9 @@ class KVAccepted:
 
 @dataclass(frozen=True, slots=True)
 class KVDeclined:
-    """decode worker -> memory server: the blocks of this offer are free.
+    """decode worker -> memory server: decline an offer; the blocks are free.
 
-    memory server -> prefill worker: an offer that the decode worker never received is void; its blocks are free.
+    memory server -> prefill worker: an offer never received by the decode worker is void, and the blocks are free.
     """
 
     request_id: RequestId
@@ -299,9 +307,9 @@ OfBlocks = (
     BlocksWanted | BlocksSealed | BlocksFreed | PromptWanted | PromptUnwanted | PoolLeft
     | KVOffer | KVReceived | KVAccepted | KVDeclined
 )  # fmt: skip
-"""What a worker says of the blocks of a pool that it has."""
+"""Messages of a worker about blocks of a pool."""
 OfGuests = PromptWanted | BlocksFreed | KVReceived | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
-"""What who only pulls from a pool may say."""
+"""Messages allowed to guests."""
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
     | MemoryVisit | PoolWanted | PoolRegion | PoolLeft | PoolShortage | BlocksWanted | BlocksLeased | BlocksFreed

@@ -1,6 +1,7 @@
-"""What a memory server tells the router: that it is there, how full, whose process has ended, and which blocks it has.
+"""Messages from a memory server to the router: liveness, load, ended workers, and blocks found by keys.
 
-It speaks in its own name: `server_id` and `epoch`, a new one at each start. The rules are those of `messages`.
+A memory server identifies itself by `server_id` and by `epoch`, which is new at each start. `worker` has the rules
+for all messages.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from common.wire.values.fields import (
 
 Total = Annotated[int, Range(0, 1 << 62)]
 MAX_WORKERS = 512
-"""That one memory server names."""
+"""Most workers in a heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +35,36 @@ class MemoryReady:
     server_id: WorkerId
     epoch: Epoch
     pid: ProcessId
-    version: Label  # of Baton
-    device: Label  # as workers on it say: "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
+    version: Label  # Baton's
+    device: Label  # same form as workers': "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryHeartbeat:
-    """memory server -> router: alive, and how full."""
+    """memory server -> router: alive, and the use of memory."""
 
     server_id: WorkerId
     epoch: Epoch
     weights_bytes: Bytes
-    free_bytes: Bytes  # that the device has left
-    num_blocks: Count  # of KV pools
+    free_bytes: Bytes  # free memory of the device
+    num_blocks: Count  # all KV pools
     num_free_blocks: Count
-    num_cached_blocks: Count  # of those, what is kept for texts that begin alike
-    num_offered_blocks: Count  # that no decode worker has taken over yet
-    num_quarantined_blocks: Count  # of workers that are gone, and may still be written
-    num_host_blocks: Count  # that are in host memory, too, or only there
-    host_bytes: Bytes  # of host memory that there is for them
-    num_restored_blocks: Total  # that came back from there, since the start
-    copied_out_bytes: Total  # to host memory
-    copied_in_bytes: Total  # and back
+    num_cached_blocks: Count  # free blocks kept for equal prefixes
+    num_offered_blocks: Count  # offers not taken by a decode worker yet
+    num_quarantined_blocks: Count  # ended workers' blocks; the device may still write there
+    num_host_blocks: Count  # blocks in the host tier, also or only there
+    host_bytes: Bytes  # size of the host tier
+    num_restored_blocks: Total  # from the host tier since the start
+    copied_out_bytes: Total  # to the host tier
+    copied_in_bytes: Total  # from the host tier
     worker_ids: Annotated[tuple[WorkerId, ...], Length(0, MAX_WORKERS)]
-    gpu_percent: Annotated[int, Range(-1, 100)] = -1  # of the last moments in which kernels ran; -1: nobody says
-    gpu_celsius: Annotated[int, Range(-1, 1000)] = -1
+    gpu_percent: Annotated[int, Range(-1, 100)] = -1  # recent time with a kernel running; -1: unknown
+    gpu_celsius: Annotated[int, Range(-1, 1000)] = -1  # -1: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """memory server -> router: this worker hung up on it, which is what the kernel does for a process that ends."""
+    """memory server -> router: a worker's connection ended, which the kernel does for an ended process."""
 
     server_id: WorkerId
     epoch: Epoch
@@ -72,20 +73,20 @@ class WorkerEnded:
 
 
 class BlockEvent(IntEnum):
-    """What became of a block that can be found by a key."""
+    """A change of a block found by a key."""
 
-    SEALED = 0  # it is in the pool
-    PARKED = 1  # it is in host memory only, from where it can be copied back
-    GONE = 2  # it is found no more
+    SEALED = 0  # found in the pool
+    PARKED = 1  # only in the host tier, and can be copied back
+    GONE = 2  # no longer found
 
 
 @dataclass(frozen=True, slots=True)
 class KVEvents:
-    """memory server -> router: which blocks of a pool can be found from now on, and where, and which not any more.
+    """memory server -> router: changes of blocks in a pool: found in the pool, found in the host tier, or gone.
 
-    Sent after a `KVEventsWanted`, each with the next `sequence`. What was told before that of sequence 0 is void; it
-    and those behind it tell of the blocks that are there, some at a time, and of what happens meanwhile. Where one is
-    missing, all must be asked for again. One comes with each heartbeat, though nothing may have happened.
+    Sent after a `KVEventsWanted`, with consecutive `sequence` numbers. Sequence 0 voids all earlier events. From there
+    on events list the present blocks, some at a time, mixed with new changes. After a missing number the router must
+    send `KVEventsWanted` again. Every heartbeat comes with a `KVEvents`, even an empty message.
     """
 
     server_id: WorkerId
@@ -93,9 +94,9 @@ class KVEvents:
     pool_id: Epoch
     sequence: Total
     kinds: Annotated[bytes, Codes(BlockEvent, MAX_EVENT_KEYS)]
-    runs: EventRuns  # of so many keys, each of one kind
-    keys: ShortKeys  # in the order in which it happened
-    copy_us: Count  # what copying a block back from host memory takes; 0 where that is not known
+    runs: EventRuns  # number of keys for each of `kinds`
+    keys: ShortKeys  # ordered by time
+    copy_us: Count  # to copy a block back from the host tier, in microseconds; 0: unknown
 
 
 MemoryReport = MemoryReady | MemoryHeartbeat | WorkerEnded | KVEvents

@@ -1,6 +1,7 @@
-"""What who runs a system asks of its router; the rules are those of `messages`.
+"""Messages between an operator and the router; `worker` has the rules for all messages.
 
-An operator connects as a worker does, so that only this user can, or who knows the secret. It speaks in its own name.
+An operator connects like a worker, so only processes of the router's user or with the secret can. Each operator uses a
+name of its own.
 """
 
 from dataclasses import dataclass
@@ -11,42 +12,42 @@ from common.wire.values.fields import Count, Epoch, Length, Positive, ProcessId,
 from common.wire.values.role import Role
 
 MAX_WORKERS = 256
-"""That one router has."""
+"""Most workers in a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainWanted:
-    """operator -> router: let that worker or memory server finish what it has, and end. Answered by `DrainAnswer`.
+    """operator -> router: drain a worker or memory server: finish its requests, then end. Answered by `DrainAnswer`.
 
-    Asked again and again it tells how far that is. `incarnation`: of which start, so that who comes after it stays; 0
-    is whoever is there.
+    Repeat the message to follow progress. `incarnation` protects a successor from being drained; 0 means the present
+    incarnation.
     """
 
     operator_id: WorkerId
     epoch: Epoch
-    name: WorkerId  # of the worker or memory server
+    name: WorkerId  # worker or memory server
     incarnation: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class DrainAnswer:
-    """router -> operator: who has that name now; an `incarnation` of 0 says that nobody has."""
+    """router -> operator: the present owner of a name; an `incarnation` of 0 means none."""
 
     name: WorkerId
     incarnation: Epoch
-    num_requests: Count  # that need it
+    num_requests: Count  # bound to the worker
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """router -> worker, memory server: finish what you have, and end, as when told by a signal."""
+    """router -> worker, memory server: finish and end, like after a signal."""
 
     reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWanted:
-    """operator -> router: how busy is everybody? Answered by `LoadReport`."""
+    """operator -> router: ask for the load of all workers. Answered by `LoadReport`."""
 
     operator_id: WorkerId
     epoch: Epoch
@@ -54,35 +55,35 @@ class LoadWanted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """One worker, as the router knows it and as its last heartbeat said."""
+    """Load of a worker, from the router's books and the worker's last heartbeat."""
 
     name: WorkerId
     incarnation: Epoch
     role: Role
     pid: ProcessId
-    is_serving: bool  # new requests may go there
-    has_spoken: bool  # without a heartbeat all that follows is 0 but `num_prompts` and `most_rows`
-    num_partners: Count  # that serve, of the other role, with which it has a proven KV path
-    num_prompts: Count  # sent to it, first token not seen
-    num_rows: Count  # decode: sequences that it has, those among them whose blocks are on their way
-    most_rows: Positive  # decode: of its batch; prefill: prompts of a step
-    pool_id: Epoch  # whose blocks it uses
-    num_blocks: Total  # of that pool
-    num_used_blocks: Total  # that it uses itself
-    num_steps: Total  # since its start, as the next
-    step_us: Total  # that those took, one after the other
+    is_serving: bool  # may get new requests
+    has_spoken: bool  # without a heartbeat later fields are 0, except `num_prompts` and `most_rows`
+    num_partners: Count  # serving workers of the other role with a proven KV path
+    num_prompts: Count  # sent to the worker, first token not seen
+    num_rows: Count  # decode: sequences, with sequences whose blocks are on the way
+    most_rows: Positive  # decode: rows of the batch; prefill: prompts of a step
+    pool_id: Epoch
+    num_blocks: Total  # size of the pool
+    num_used_blocks: Total  # used by the worker itself
+    num_steps: Total  # since the worker's start
+    step_us: Total  # sum over `num_steps`
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """router -> operator: everybody's load, and how many completions wait in the router."""
+    """router -> operator: the load of all workers, and the number of completions queued in the router."""
 
     num_queued: Count
     workers: Annotated[tuple[WorkerLoad, ...], Length(0, MAX_WORKERS)]
 
 
 class Stage(IntEnum):
-    """How far a change of roles is."""
+    """Progress of a change of roles."""
 
     BEGUN = 1
     DONE = 2
@@ -91,13 +92,13 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """operator -> router: a worker gives way to one of the other role, for whoever looks; changes nothing itself."""
+    """operator -> router: a worker gives way to a worker of the other role. For display only: the router only notes."""
 
     operator_id: WorkerId
     epoch: Epoch
-    name: WorkerId  # who gives way
+    name: WorkerId  # leaving worker
     successor: WorkerId
-    role: Role  # of the successor
+    role: Role  # successor's
     stage: Stage
     reason: Text
 

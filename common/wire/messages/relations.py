@@ -1,4 +1,4 @@
-"""How the fields of one message depend on one another; each by itself was checked before (see `fields`)."""
+"""Relations between fields of a message; each field alone was checked before (see `fields`)."""
 
 from common.wire.messages.handoff import DecodeRequest, KVPoolExport, KVProgress
 from common.wire.messages.memory import (
@@ -29,7 +29,7 @@ from common.wire.values.sampling_params import SamplingParams
 
 
 def contradiction(message: Message) -> str:
-    """Why the fields cannot all be true; empty when they can."""
+    """Say why the fields contradict each other; "" for a sound message."""
     match message:
         case TokenBatch():
             columns = (message.attempts, message.output_indices, message.token_ids)
@@ -53,7 +53,7 @@ def contradiction(message: Message) -> str:
 
 
 def _contradiction_of_blocks(message: Message) -> str:
-    """The same for those about KV blocks."""
+    """Say why the fields of a message about KV blocks contradict each other."""
     match message:
         case KVOffer():
             if bool(message.root) != bool(message.digest):
@@ -81,12 +81,12 @@ def _contradiction_of_blocks(message: Message) -> str:
 
 
 def _uneven(*num_rows: int) -> str:
-    """Columns of one table are equally long."""
+    """Require equal lengths of all columns."""
     return f"columns of {', '.join(map(str, num_rows))} rows" if len(set(num_rows)) > 1 else ""
 
 
 def _too_many_sealed(message: KVOffer | PromptBlocks) -> str:
-    """Sealed blocks are some of those that are named."""
+    """Require at most as many sealed blocks as named blocks."""
     num_blocks = _num_ids(message.block_ids)
     return f"{message.num_sealed} of {num_blocks} blocks are sealed" if message.num_sealed > num_blocks else ""
 
@@ -94,12 +94,12 @@ def _too_many_sealed(message: KVOffer | PromptBlocks) -> str:
 def _unversioned(
     message: BlocksLeased | BlocksFreed | BlocksSealed | PoolLeft | PromptBlocks | KVOffer | KVProgress,
 ) -> str:
-    """Each block has its generation."""
+    """Require a generation for each block."""
     return _uneven(_num_ids(message.block_ids), _num_ids(message.generations))
 
 
 def _unsound(layout: KVLayout, num_blocks: Counts) -> str:
-    """Windows have a width, states no tokens, and each group its blocks."""
+    """Require a width for windows only, a block size of 1 for states, and a number of blocks for each group."""
     for number, group in enumerate(layout.groups):
         if (group.kind is CacheKind.WINDOW) != (group.window > 0):
             return f"groups[{number}] is {group.kind.name} with a window of {group.window}"
@@ -109,14 +109,14 @@ def _unsound(layout: KVLayout, num_blocks: Counts) -> str:
 
 
 def _misscored(message: LogprobBatch | PromptLogprobs) -> str:
-    """Every log-probability belongs to one token of the message, and to one of the vocabulary."""
+    """Require a token of the message and a token id for every log-probability."""
     num_wanted = sum(unpack_ids(message.num_logprobs))
     num_ids, num_values = _num_ids(message.logprob_ids), _num_ids(message.logprobs)
     return "" if num_wanted == num_ids == num_values else f"{num_values} logprobs of {num_ids} ids for {num_wanted}"
 
 
 def _too_many_outputs(message: PrefillRequest | DecodeRequest) -> str:
-    """Outputs follow a prompt, and at least one is still to come."""
+    """Require a prompt before the outputs, and at least a single output still to come."""
     num_tokens, max_tokens = _num_ids(message.token_ids), message.sampling.max_tokens
     if message.num_outputs < min(num_tokens, max_tokens):
         return ""
@@ -124,7 +124,7 @@ def _too_many_outputs(message: PrefillRequest | DecodeRequest) -> str:
 
 
 def _unpaired_biases(sampling: SamplingParams) -> str:
-    """Each token that is biased stands there once, with its bias: kernels add them side by side."""
+    """Require a bias for each biased token and no duplicates, because kernels add biases in parallel."""
     num_ids, num_biases = len(sampling.biased_token_ids), len(sampling.biases)
     if num_ids == num_biases == len(set(sampling.biased_token_ids)):
         return ""

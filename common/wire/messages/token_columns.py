@@ -1,4 +1,4 @@
-"""One step's tokens as the columns of a `TokenBatch`, and back."""
+"""Conversion between a step's tokens and the columns of a `TokenBatch`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -17,7 +17,7 @@ TokenRow: TypeAlias = tuple[str, int, int, OutputToken, int]
 
 @dataclass(slots=True)
 class TokenColumns:
-    """One entry a token; several of one request stand in the order of their indices."""
+    """Columns with an entry a token; a request's tokens stand in the order of their indices."""
 
     request_ids: list[str] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class TokenColumns:
         return bool(self.request_ids)
 
     def batch(self, worker_id: str, epoch: int) -> TokenBatch:
-        """All of them; a `LogprobBatch` if any has log-probabilities."""
+        """Return the message of all tokens: a `LogprobBatch` if any token has log-probabilities."""
         batch = TokenBatch(
             worker_id=worker_id,
             epoch=epoch,
@@ -58,7 +58,7 @@ class TokenColumns:
 
 
 def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:
-    """Inverse of `TokenColumns.batch`; raises ValueError for columns that do not fit together."""
+    """Invert `TokenColumns.batch`; raises ValueError for columns of unequal length."""
     columns = (unpack_ids(batch.attempts), unpack_ids(batch.output_indices), _tokens(batch), batch.finish_reasons)
     return zip(batch.request_ids, *columns, strict=True)
 

@@ -1,16 +1,16 @@
-"""Every message that crosses a process boundary; the first line of each docstring is its arrow.
+"""Messages between the router and others; the first line of each message's docstring is its arrow.
 
-Here are those of the router; what workers say to one another is in `handoff_messages`, what they and the owner of
-their memory say in `memory_messages`, what that tells the router in `memory_reports`.
+Other modules hold the other messages. `handoff` is for workers among themselves, and `memory` for a worker and a memory
+server. `memory_reports` go from a memory server to the router. `operator` is for an operator and the router.
 
-On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`).
-The version follows from the messages themselves. Tags are never reused, token ids and block ids travel as int32
-bytes (`packing`), and nothing is pickled. The type of a field says what it may hold (`fields`),
-`relations` how fields depend on one another: what is otherwise never leaves `frames.decode`.
+On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`). The version follows
+from the definitions of all messages. Tags are never reused. Token ids and block ids travel as int32 bytes (`packing`),
+and nothing is pickled. A field's type limits its values (`fields`), and `relations` relates fields of a message.
+`frames.decode` refuses any other message.
 
-Identity. A worker makes a new `epoch` at each start and puts it into everything it says; a request
-has a server-made `request_id` and an `attempt` that grows with each replay. What a dead incarnation
-or a superseded attempt says is dropped by its receiver.
+Identity. A worker makes a new `epoch` at each start and puts the epoch into every message. A request has a
+router-made `request_id`, and an `attempt` that grows with each replay. Receivers drop messages from a dead incarnation
+or about a superseded attempt.
 """
 
 from dataclasses import dataclass
@@ -70,53 +70,53 @@ class WorkerReady:
     epoch: Epoch
     role: Role
     pid: ProcessId
-    version: Label  # of Baton
+    version: Label  # Baton's
     device: Label  # "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
     model_name: Label
     model_fingerprint: Label
     tokenizer_fingerprint: Label
     kv_layout: KVLayout
-    num_blocks: NumWanted  # that can be had at most
+    num_blocks: NumWanted  # most leasable blocks
     max_model_len: Positive  # tokens
     max_batch_tokens: Count  # prefill: token budget of a step; decode: 0
     max_num_seqs: Positive  # prefill: prompts of a step; decode: rows of the batch
     transport: Label  # "cuda_ipc" or "shm"; "none" when the worker must not hand off
-    handoff_endpoint: OptionalLabel  # where prefill workers dial a decode worker; "" for prefill
-    standby: Count  # others of its role on its device that are enough without it; 0: it is no standby
-    memory_server_id: OptionalId  # whose word of this worker's end counts; "" without a memory server
+    handoff_endpoint: OptionalLabel  # decode: dialed by prefill workers; prefill: ""
+    standby: Count  # number of peers on the device enough without the worker; 0: no standby
+    memory_server_id: OptionalId  # may report the worker's end; "" without a memory server
     memory_server_epoch: Epoch
-    pool_id: Epoch  # that it has blocks of; who has the same one hands over without copying
-    prefix_min_tokens: Count  # of a prompt, for it to be looked up there; MAX_INT32 if none is
-    takes_replies: bool  # prefill: from decode workers' pools, where it has a path to them
-    short_prompt_tokens: Count  # decode: of a prompt, that it computes although there are prefill workers; 0: none
+    pool_id: Epoch  # workers of equal pools hand over without copying
+    prefix_min_tokens: Count  # shortest prompt with a prefix lookup; MAX_INT32: no lookups
+    takes_replies: bool  # prefill: pulls replies' blocks from decode workers' pools
+    short_prompt_tokens: Count  # decode: longest prompt computed here despite prefill workers; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """worker -> router, from a thread of its own: alive, how busy, and since when without a step."""
+    """worker -> router, from a separate thread: alive, load, and age of the last step."""
 
     worker_id: WorkerId
     epoch: Epoch
     num_waiting: Count
     num_running: Count
-    num_paused: Count  # decode: of those, without a row, as others have it
+    num_paused: Count  # decode: running sequences without a row
     num_free_blocks: NumWanted
-    num_handoffs: Count  # prefill: blocks kept for a peer; decode: handoffs waiting, being pulled, or begun ahead
+    num_handoffs: Count  # prefill: offers not received; decode: waiting, being pulled, or begun ahead
     last_step_age_s: Seconds  # 0 while idle
     num_dropped_frames: Count
     num_pulled_blocks: Total  # from other pools since the start: decode: of prompts, prefill: of replies
-    num_found_blocks: Total  # decode: of prompts from other pools, those that did not need to be pulled
-    spared_bytes: Total  # decode: of KV that steps did not read since the start, as rows share it
+    num_found_blocks: Total  # decode: offered blocks found in the own pool, not pulled
+    spared_bytes: Total  # decode: KV not read by steps since the start, because rows share prefixes
     steps: StepCounts
     pulls: PullCounts
-    prompt_block_us: Count  # what computing a block of a prompt takes, as it reckons when it asks for what is there
-    taking_us: Count  # prefill: what taking blocks from another pool takes beside the copy, as it reckons then
-    short_prompt_us: Count  # decode: what computing one takes, from its launch on; 0 where that is not known
+    prompt_block_us: Count  # estimate: computing a block of a prompt, in microseconds
+    taking_us: Count  # prefill: estimate: overhead of a pull beside the copy, in microseconds
+    short_prompt_us: Count  # decode: a short prompt from launch to end, in microseconds; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeaving:
-    """worker -> router: send nothing new; what is in flight is being finished. Answered by `StillBound`."""
+    """worker -> router: send no new requests; requests in flight are being finished. Answered by `StillBound`."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -124,7 +124,7 @@ class WorkerLeaving:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """worker -> router: this process is ending, drained or by an error; what it still had is lost."""
+    """worker -> router: the process is ending, drained or by an error; remaining requests are lost."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -132,29 +132,28 @@ class WorkerGone:
 
 
 SHARED_POOL = "shared pool"
-"""The transport of a path whose ends share a pool: blocks change hands, and nothing is copied."""
+"""Transport of a path inside a single pool: blocks change owner without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVPathReport:
-    """decode worker -> router: the way blocks travel from one prefill worker has been tried."""
+    """decode worker -> router: result of a test of the KV path from a prefill worker."""
 
     worker_id: WorkerId
     epoch: Epoch
     prefill_worker_id: WorkerId
     prefill_epoch: Epoch
     transport: Label
-    gb_per_s: Rate  # 0 when the path failed, or nothing is copied
+    gb_per_s: Rate  # 0: the path failed, or needs no copy
     error: Text  # "" when the path works
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """worker -> router: one step's tokens, as columns of equal length.
+    """worker -> router: tokens of a step, as columns of equal length.
 
-    `output_indices` counts a request's output tokens from 0. The first comes from the prefill
-    worker and the rest from the decode worker, and no order holds between two sockets: the
-    router puts them in order by index.
+    `output_indices` counts a request's output tokens from 0. The first token comes from the prefill worker and the rest
+    from the decode worker. The router orders tokens by index, because no order holds between two sockets.
     """
 
     worker_id: WorkerId
@@ -168,10 +167,10 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class LogprobBatch(TokenBatch):
-    """worker -> router: one step's tokens, of some of which log-probabilities were asked for.
+    """worker -> router: tokens of a step, some with log-probabilities.
 
-    Each token has `num_logprobs` entries of `logprob_ids` and `logprobs`: none, or its own and those of the likeliest
-    (see `output_token.Logprobs`).
+    Each token has `num_logprobs` entries of `logprob_ids` and `logprobs`: none, or the token's own and then the
+    likeliest tokens' (see `output_token.Logprobs`).
     """
 
     num_logprobs: Column
@@ -181,11 +180,11 @@ class LogprobBatch(TokenBatch):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """worker -> router: how likely the tokens of a prompt from `first_position` on were.
+    """worker -> router: log-probabilities of a prompt's tokens from `first_position` on.
 
-    Each has a rank, 1 for the likeliest, and `num_logprobs` entries of `logprob_ids` and `logprobs`: its own and those
-    of the likeliest. A prompt takes as many of these messages as it needs, in the order of positions; its first output
-    comes behind them on the same connection.
+    Each token has a rank, 1 for the likeliest, and `num_logprobs` entries of `logprob_ids` and `logprobs`: the token's
+    own and then the likeliest tokens'. A prompt may need several messages, in the order of positions. The first output
+    follows on the same connection.
     """
 
     worker_id: WorkerId
@@ -201,9 +200,9 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptCached:
-    """worker -> router: of a prompt's first tokens so many are there and need not be computed.
+    """worker -> router: the first `num_tokens` tokens of a prompt are cached and need no computation.
 
-    Again when more are; it comes before the prompt's first output, and not at all if there are none.
+    Sent again when the number grows, always before the prompt's first output; never sent for 0 tokens.
     """
 
     worker_id: WorkerId
@@ -215,7 +214,7 @@ class PromptCached:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """worker -> router: this attempt ended without finishing; the worker keeps nothing of it."""
+    """worker -> router: an attempt ended without finishing; the worker keeps nothing of the attempt."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -227,53 +226,56 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class InquiryReply:
-    """worker -> router: which attempts of an `Inquiry` it has; another it will never have, nor say more of it."""
+    """worker -> router: attempts of an `Inquiry` owned by the worker; about any other attempt no message follows."""
 
     worker_id: WorkerId
     epoch: Epoch
     request_ids: RequestIds
     attempts: Column
-    are_here: Annotated[bytes, Length(0, MAX_ROWS)]  # a byte each, 0 for what it does not have
+    are_here: Annotated[bytes, Length(0, MAX_ROWS)]  # a byte per attempt, 0: not owned
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """router -> worker, memory server: registered. A new `router_epoch` means requests of an older one are void."""
+    """router -> worker, memory server: registered. A new `router_epoch` voids requests of older epochs."""
 
     router_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """router -> worker, memory server: not registered, and why. A worker exits, a memory server says no more."""
+    """router -> worker, memory server: not registered. A worker exits, a memory server stops reporting."""
 
     reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Reregister:
-    """router -> worker, memory server: a heartbeat came from somebody unknown; register again."""
+    """router -> worker, memory server: a heartbeat came from an unknown sender; register again."""
 
     router_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class StillBound:
-    """router -> worker: answers `WorkerLeaving`: so many requests need it; a router that ends says 0 to everyone."""
+    """router -> worker: answer to `WorkerLeaving`, with the number of requests still bound to the worker.
+
+    An ending router sends 0 to every worker.
+    """
 
     num_requests: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    """router -> worker, memory server: nothing. That it can be sent says that the process is there."""
+    """router -> worker, memory server: no content. Successful sending shows a live process."""
 
     router_epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class KVEventsWanted:
-    """router -> memory server: tell which blocks of that pool there are, and from then on what becomes of them."""
+    """router -> memory server: report all blocks of a pool now, and their changes from then on (see `KVEvents`)."""
 
     pool_id: Epoch
 
@@ -289,7 +291,7 @@ class DecodePeer:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """router -> worker: that incarnation is dead; release what was kept for it."""
+    """router -> worker: a worker's incarnation is dead; release everything kept for the incarnation."""
 
     worker_id: WorkerId
     epoch: Epoch
@@ -297,9 +299,9 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """router -> prefill worker, or -> decode worker when the prompt is to be computed there.
+    """router -> prefill worker, or -> decode worker: compute a prompt.
 
-    On a replay `token_ids` is the prompt followed by the `num_outputs` tokens already produced;
+    On a replay `token_ids` is the prompt followed by the `num_outputs` tokens already produced.
     `sampling.max_tokens` always counts from the first output.
     """
 
@@ -310,21 +312,21 @@ class PrefillRequest:
     sampling: SamplingParams
     decode_worker_id: WorkerId
     decode_epoch: Epoch
-    whole_gpu: bool  # it may be computed with all of the GPU, whatever decode steps there lose by it
-    priority: Priority  # lower is earlier, before everything else
-    turn: Turn  # its place among prompts of one priority, lower is earlier; see router.dispatch.fair_turns
-    client: ClientId  # between whom decode rows are shared; 0: clients that do not say who they are
-    num_prompt_logprobs: NumLogprobs  # of each prompt token, its own and those of the likeliest
-    first_scored: Count  # position from which on they are wanted: the router has those before
-    salt: OptionalDigest  # it shares blocks with prompts of the same one alone, see `block_key`
-    holder_worker_id: OptionalId  # a decode worker whose pool may have more of it, as of a reply; "" for none
+    whole_gpu: bool  # may use the whole GPU, at the expense of decode steps there
+    priority: Priority  # lower is earlier, before `turn`
+    turn: Turn  # order inside a priority, lower is earlier; see router.dispatch.fair_turns
+    client: ClientId  # for a fair share of decode rows; 0: anonymous clients
+    num_prompt_logprobs: NumLogprobs  # entries per prompt token, the token's own included
+    first_scored: Count  # first prompt position with log-probabilities; the router has the earlier positions
+    salt: OptionalDigest  # blocks are shared only under equal salts; see `block_key`
+    holder_worker_id: OptionalId  # decode worker whose pool may hold a longer prefix; "" for none
     holder_epoch: Epoch
-    most_tokens: Count  # decode worker: if more of them are to be computed it gives the prompt back; 0: it computes all
+    most_tokens: Count  # decode worker: with more tokens to compute, return the prompt; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """router -> prefill and decode worker: let go of every attempt up to this one; idempotent."""
+    """router -> prefill and decode worker: drop every attempt up to `attempt`; idempotent."""
 
     request_id: RequestId
     attempt: Count
@@ -332,7 +334,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """router -> worker: do you have these attempts? Answered after all that was sent before."""
+    """router -> worker: ask for ownership of attempts; answered after all messages sent before."""
 
     request_ids: RequestIds
     attempts: Column
@@ -344,6 +346,6 @@ WorkerMessage = (
     | PrefillRequest | DecodeRequest | Abort | Inquiry | StillBound | Knock | KVEventsWanted
     | KVPoolExport | KVProgress | KVPathResult
 )  # fmt: skip
-"""What workers hear or say, but for their memory server."""
+"""Messages of workers, except messages with a memory server."""
 
 Message = WorkerMessage | MemoryMessage | MemoryReport | OperatorMessage

@@ -1,4 +1,4 @@
-"""Who a worker or memory server is: a name that stays, an epoch that does not, and its connections."""
+"""Identity of a worker or memory server: a lasting name, an epoch per start, and connection names."""
 
 import os
 import secrets
@@ -12,27 +12,30 @@ BEAT_SUFFIX = b"#beat"
 
 
 def make_worker_id(role: Role, configured: str) -> str:
-    """The name of a worker; see `make_id`."""
+    """Return a worker's name; see `make_id`."""
     return make_id(role.name.lower(), configured)
 
 
 def make_id(kind: str, configured: str) -> str:
-    """The configured name, or kind, host name and process id: containers share process ids, not host names."""
+    """Return the configured name, or kind, host name and process id.
+
+    The host name is needed because containers share process ids, not host names.
+    """
     return configured or f"{kind}-{socket.gethostname()}-{os.getpid()}"
 
 
 def make_epoch() -> int:
-    """A random 63-bit number, new at each start."""
+    """Return a random 63-bit number, new at each start."""
     return secrets.randbits(63)
 
 
 def connection_of(worker_id: str, epoch: int) -> bytes:
-    """The identity under which an incarnation connects; two of one name do not take connections from each other."""
+    """Return an incarnation's connection name. The epoch inside keeps two incarnations' connections apart."""
     return f"{worker_id}.{epoch:x}".encode()
 
 
 def is_from(connection: bytes, message: Message) -> bool:
-    """Whether a message came over a connection of the incarnation that it names."""
+    """Tell whether a message names the incarnation that owns the connection."""
     if isinstance(message, MemoryReport):
         speaker = message.server_id
     else:

@@ -1,1 +1,1 @@
-"""How messages travel: sockets, names where they meet, secrets, and a worker's connection to the router."""
+"""Transport of messages: sockets, endpoints, secrets, and a worker's connection to the router."""

@@ -1,4 +1,4 @@
-"""Names where sockets meet: unix sockets in a directory of this user's own, or TCP among those who share a secret."""
+"""Endpoints of sockets: unix sockets in a user's private directory, or TCP between processes with a shared secret."""
 
 import contextlib
 import os
@@ -15,22 +15,22 @@ ROUTER_SOCKET = "router"
 PARENT = Path("/tmp")
 NEW_S = 60.0
 DIGITS = 12
-"""Of a router's endpoint, in the name of its workers' memory servers."""
+"""Hex digits of the router endpoint's hash in a memory server's name."""
 
 
 def resolved(endpoint: str, name: str) -> str:
-    """`endpoint`, or for auto the socket called `name` in the private directory; raises ConfigError."""
+    """Return `endpoint`, or for auto the socket `name` in the private directory; raises ConfigError."""
     return f"ipc://{private_directory() / name}.sock" if endpoint == AUTO else endpoint
 
 
 def memory_socket(choice: str, device_uuid: str, router_endpoint: str) -> Path:
-    """Where the memory server of a device is found; `choice` is a path, a directory (with a slash at its end), or auto.
-
-    Raises ConfigError.
+    """Return the socket path of a device's memory server; raises ConfigError.
 
     Args:
-        device_uuid: of a GPU, by which processes that number GPUs differently mean the same one; "" on a CPU.
-        router_endpoint: of its workers. It tells one router of their deaths, so those of another have another server.
+        choice: a path, a directory (with a slash at the end), or auto.
+        device_uuid: the GPU's, because processes may number GPUs differently; "" on a CPU.
+        router_endpoint: the workers' router. A memory server reports deaths to a single router, so workers of a second
+            router need a second server.
     """
     name = f"memory-{device_uuid or 'cpu'}"
     if choice.endswith("/"):
@@ -43,20 +43,20 @@ def memory_socket(choice: str, device_uuid: str, router_endpoint: str) -> Path:
 
 
 def shared_directory(choice: str) -> Path | None:
-    """Where memory servers of several devices are found, each by its name; None where one path was chosen."""
+    """Return the directory of memory servers' sockets for all devices; None when `choice` is a single path."""
     if choice == AUTO:
         return private_directory()
     return Path(choice) if choice.endswith("/") else None
 
 
 def absolute(endpoint: str) -> str:
-    """The same endpoint for a process with another working directory."""
+    """Return an endpoint valid in any working directory."""
     path = socket_path(endpoint)
     return endpoint if path is None else f"ipc://{path.absolute()}"
 
 
 def private_directory() -> Path:
-    """A directory that only this user may enter, the same for all processes of the user; raises ConfigError."""
+    """Make and return the directory shared by the user's processes and closed to other users; raises ConfigError."""
     path = _private_path()
     try:
         with contextlib.suppress(FileExistsError):
@@ -80,7 +80,7 @@ def _private_path() -> Path:
 
 
 def require_protected(endpoint: str, *, has_secret: bool) -> None:
-    """Raise ConfigError for an endpoint that strangers could reach, or be found at."""
+    """Raise ConfigError for an endpoint that another user could reach or serve."""
     scheme, _, where = endpoint.partition("://")
     if scheme not in ("ipc", "tcp") or where in ("", "*"):
         raise ConfigError(f"endpoint {endpoint!r:.80}: tcp://HOST:PORT, ipc://PATH or {AUTO}")
@@ -101,10 +101,9 @@ def require_protected(endpoint: str, *, has_secret: bool) -> None:
 
 
 def shared_with(directory: Path) -> str:
-    """Why others than this user, and root, may put a file into a directory; "" if they may not.
+    """Say why users other than the caller and root may put a file into a directory; "" if none may.
 
-    Who may replace one of the directories above it may, too; in those with a sticky bit, as /tmp, nobody replaces
-    what is another's.
+    Permission to replace a parent directory counts, too. Parents with a sticky bit, such as /tmp, are safe.
     """
     try:
         real = directory.resolve(strict=True)
@@ -123,7 +122,10 @@ def shared_with(directory: Path) -> str:
 
 
 def claim(endpoint: str) -> None:
-    """Raise ConfigError when another process serves a unix socket: binding would take it away silently."""
+    """Raise ConfigError when another process serves the unix socket, because binding would silently take the path over.
+
+    Also removes abandoned sockets from the private directory.
+    """
     path = socket_path(endpoint)
     if path is None:
         return
@@ -141,33 +143,33 @@ def restrict(endpoint: str) -> None:
 
 
 def release(endpoint: str) -> None:
-    """Remove the file of a bound unix socket; call before it is closed, as from then on it may be another's."""
+    """Remove the file of a bound unix socket; call before closing, because a new owner may bind the path afterwards."""
     path = socket_path(endpoint)
     if path is not None:
         path.unlink(missing_ok=True)
 
 
 def socket_path(endpoint: str) -> Path | None:
-    """The file of an `ipc://` endpoint that has one by name."""
+    """Return the file of an `ipc://` endpoint; None for TCP and abstract sockets."""
     scheme, _, where = endpoint.partition("://")
     return Path(where) if scheme == "ipc" and not where.startswith("@") else None
 
 
 def is_served(path: Path) -> bool:
-    """Whether somebody listens on a unix socket; its file outlives a process that was killed."""
+    """Tell whether a process listens on a unix socket; a killed process leaves the socket's file behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except OSError:  # a full queue, perhaps: somebody is there
+        except OSError:  # such as a full queue: a process listens
             return True
     return True
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Remove sockets on which nobody listens any more, but none so new that its owner may be about to."""
+    """Remove sockets without a listener, except new sockets: their owners may be about to listen."""
     for path in directory.glob("*.sock"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > NEW_S and not is_served(path):

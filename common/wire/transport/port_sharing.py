@@ -1,8 +1,8 @@
-"""Hands listening sockets from process to process over a unix socket, so that a port outlives who serves it.
+"""Handover of listening sockets between processes over a unix socket, so a port outlives a server process.
 
-Who has them gives duplicates to whoever of this user connects; a connection waits in the kernel's queue until one of
-them accepts it, so none is refused while another process begins or ends. `TAKEN` says that the receiver accepts from
-now on. The giver hangs up when the sockets are no longer its to give.
+The giver sends duplicates of the sockets to any connecting process of the giver's user. A client's connection waits in
+the kernel's queue until a holder accepts, so no connection is refused while a process starts or ends. `TAKEN` tells the
+giver: the receiver accepts connections from now on. The giver hangs up once the sockets are no longer offered.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ MAX_LISTENERS = 16
 MAX_RECEIVERS = 16
 HERE, TAKEN = b"h", b"t"
 RELIEVED_STATUS = 3
-"""Exit status of a router whose port another has taken over: it is not to be started again."""
+"""Exit status of a router after losing its port to a successor; do not restart the router."""
 ANSWER_S = 5.0
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 class PortOffer:
-    """Gives duplicates of `listeners` to who connects at `path`; use `start` and `close`.
+    """A giver of duplicates of `listeners` to processes connecting at `path`; use `start` and `close`.
 
     Args:
-        path: in a directory that only this user may enter.
-        on_taken: called when a receiver says that it accepts.
+        path: in a directory closed to other users.
+        on_taken: called when a receiver sends `TAKEN`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PortOffer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Bind; raises OSError where somebody else has the path."""
+        """Bind and accept; raises OSError when another process serves the path."""
         if is_served(self.path):
             raise OSError(f"another process hands out what is at {self.path}")
         self.path.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ class PortOffer:
 
 
 class PortLoan:
-    """Listening sockets from somebody else, with a connection to the giver."""
+    """Listening sockets borrowed from another process, with a connection to the giver."""
 
     def __init__(self, connection: socket.socket, listeners: list[socket.socket]) -> None:
         self.listeners = listeners
@@ -97,25 +97,25 @@ class PortLoan:
             each.setblocking(False)
 
     async def take(self) -> None:
-        """Say that this process accepts from now on, and wait a moment until the giver hangs up."""
+        """Announce accepting from now on, and wait up to `ANSWER_S` until the giver hangs up."""
         with contextlib.suppress(OSError, TimeoutError):
             await asyncio.get_running_loop().sock_sendall(self._connection, TAKEN)
             async with asyncio.timeout(ANSWER_S):
                 await self.ended()
 
     async def ended(self) -> None:
-        """Wait until the giver hangs up: for who opened the port that is its end."""
+        """Wait until the giver hangs up; the opener of the port hangs up only at the end of its process."""
         with contextlib.suppress(OSError):
             while await asyncio.get_running_loop().sock_recv(self._connection, 1):
                 pass
 
     def close(self) -> None:
-        """Hang up; the listeners stay the receiver's."""
+        """Hang up; the receiver keeps the listeners."""
         self._connection.close()
 
 
 async def borrow(path: Path) -> PortLoan | None:
-    """Return what somebody gives at `path`; None where nobody does."""
+    """Borrow listening sockets at `path`; return None without a giver."""
     return await asyncio.to_thread(_borrowed, path)
 
 

@@ -1,7 +1,7 @@
-"""A worker's connection to the router: registration, and a thread that says every half second "alive".
+"""A worker's connection to the router: registration, messages, and a thread with heartbeats.
 
-The beat has a thread and a socket of its own, so that a long step does not look like death; what
-tells a stuck worker from a busy one is the age of its last step, which the beat carries.
+The heartbeat has its own thread and socket, so a long step does not look like death. The router tells a stuck worker
+from a busy worker by the age of the last step in the heartbeat.
 """
 
 import logging
@@ -38,19 +38,19 @@ logger = logging.getLogger(__name__)
 
 COMPLAINT_INTERVAL_S = 10.0
 ASK_INTERVAL_S = 0.1
-"""Between two questions of a leaving worker whether it is still needed."""
+"""Seconds between two `WorkerLeaving` of a draining worker."""
 
 
 @dataclass(slots=True)
 class Load:
-    """How busy the worker is: written by its loop, read by the beat."""
+    """Load of the worker, written by the worker's loop and read by the heartbeat thread."""
 
     num_free_blocks: Counts
     num_waiting: int = 0
     num_running: int = 0
     num_paused: int = 0
     num_handoffs: int = 0
-    last_step_s: float = 0.0  # time.monotonic() of the last finished step, or of becoming busy
+    last_step_s: float = 0.0  # time.monotonic() of the last finished step, or the start of work
     num_dropped_frames: int = 0
     num_pulled_blocks: int = 0
     num_found_blocks: int = 0
@@ -62,19 +62,19 @@ class Load:
     short_prompt_s: float = 0.0
 
     def step_ended(self, launched_s: float, num_tokens: int, num_sequences: int) -> None:
-        """A step is over; it began when it was launched, or when the one before it ended."""
+        """Count a finished step. The step began at its launch or at the end of the step before, the later of both."""
         now_s = time.monotonic()
         self.steps.note(now_s - max(launched_s, self.last_step_s), num_tokens, num_sequences)
         self.last_step_s = now_s
 
 
 class RouterLink:
-    """Registers on construction; `receive` yields what the worker's loop has to act on.
+    """A worker's connection to the router. Construction registers; `receive` yields messages for the worker's loop.
 
-    Raises ConfigError for a registration that no router would accept.
+    Raises ConfigError for a registration unreadable to routers.
 
     Args:
-        on_new_router: called when the router restarted: whatever it knew of is void.
+        on_new_router: called after a restart of the router, because all its earlier requests are void.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RouterLink:
         self.on_new_router = on_new_router
         self.router_epoch: int | None = None
         self.leaving = False
-        self.num_bound: int | None = None  # requests that need this worker, as the router last said
+        self.num_bound: int | None = None  # requests bound to the worker, by the last `StillBound`
         self.asked_s = self.answered_s = self.complained_s = time.monotonic()
         self.answer_timeout_s = net.worker_timeout_s
         self.again = threading.Event()
@@ -105,7 +105,7 @@ class RouterLink:
         self.spoke.send(message)
 
     def receive(self) -> Iterator[Message]:
-        """Messages from the router; registration is dealt with here. Raises ConfigError when refused."""
+        """Yield messages from the router, and handle registration; raises ConfigError when the router refuses."""
         if self.router_epoch is None:
             self._complain()
         if self.again.is_set():
@@ -126,12 +126,15 @@ class RouterLink:
                     yield message
 
     def leave(self) -> None:
-        """Ask the router to send nothing new, and how much is still to come."""
+        """Ask the router to send no new requests and to report the requests still to come."""
         self.leaving, self.answered_s = True, time.monotonic()
         self._ask()
 
     def is_needed(self) -> bool:
-        """Whether requests are on their way to a leaving worker; without an answer for long there is no router."""
+        """Tell whether requests still need a leaving worker; false after `answer_timeout_s` without an answer.
+
+        Repeats the question to the router every `ASK_INTERVAL_S`.
+        """
         if not self.leaving or self.num_bound == 0:
             return False
         now_s = time.monotonic()
@@ -140,7 +143,7 @@ class RouterLink:
         return now_s - self.answered_s < self.answer_timeout_s
 
     def farewell(self, reason: str) -> None:
-        """Tell the router that this process is ending, and hang up."""
+        """Send `WorkerGone` and close."""
         self.spoke.send(WorkerGone(self.ready.worker_id, self.ready.epoch, reason))
         self.close()
 
@@ -150,7 +153,7 @@ class RouterLink:
         self.spoke.close(linger_ms=200)
 
     def _complain(self) -> None:
-        """Say that nobody answers; a router with another secret does not even refuse."""
+        """Warn of a missing answer, because a router with another secret does not even refuse."""
         now_s = time.monotonic()
         if now_s - self.complained_s > COMPLAINT_INTERVAL_S:
             self.complained_s = now_s
@@ -177,7 +180,7 @@ class RouterLink:
         while not self.stop.wait(net.heartbeat_s):
             if Reregister in {type(message) for message in spoke.receive()}:
                 self.again.set()
-            if not self.again.is_set():  # it would be asked to register once more
+            if not self.again.is_set():  # else the router asks again
                 spoke.send(self._heartbeat())
         spoke.close()
 
@@ -206,7 +209,7 @@ class RouterLink:
 
 
 def _require_readable(ready: WorkerReady) -> None:
-    """The router drops what it cannot read without an answer, so the worker has to say it."""
+    """Raise ConfigError for an unreadable registration, because the router drops such a message without an answer."""
     try:
         decode(encode(ready))
     except WireError as error:

@@ -1,4 +1,4 @@
-"""Reads the secret that processes share: one that nobody else can read, or guess."""
+"""Reading of the shared secret, with checks against other readers and guessing."""
 
 import os
 import stat
@@ -10,12 +10,12 @@ from common.base.plain_file import open_plain, read_descriptor
 MIN_BYTES = 32
 MAX_BYTES = 1 << 20
 MIN_VALUES = 8
-"""Different bytes, and different steps from one byte to the next; 32 random hexadecimal digits have some 14 and 20."""
+"""Least number of different bytes, and of differences between neighbours; 32 random hex digits have about 14 and 20."""
 REMEDY = "make one with `openssl rand -hex 32`"
 
 
 def read_secret(path: str) -> bytes | None:
-    """The secret in a file; None without a path. Raises ConfigError for one that keeps nobody out."""
+    """Return the secret in a file, None without a path; raises ConfigError for unreadable, exposed or weak secrets."""
     if not path:
         return None
     where = f"net.secret_file = {path}"
@@ -35,7 +35,7 @@ def read_secret(path: str) -> bytes | None:
 
 
 def _readers(status: os.stat_result) -> str:
-    """Who else may read or write the file. The group may read what its owner, another user, lets it have."""
+    """Say who else may read or write the file; "" if none. The group may read a file owned by a different user."""
     mode = stat.S_IMODE(status.st_mode)
     allowed = 0o700 if status.st_uid == os.getuid() else 0o750
     if not stat.S_ISREG(status.st_mode) or not mode & ~allowed & 0o777:
@@ -44,7 +44,7 @@ def _readers(status: os.stat_result) -> str:
 
 
 def _weakness(secret: bytes) -> str:
-    """Why it could be guessed."""
+    """Say why the secret could be guessed; "" for a strong secret."""
     if len(secret) < MIN_BYTES:
         return f"{len(secret)} bytes; at least {MIN_BYTES}: {REMEDY}"
     if len(secret) > MAX_BYTES:

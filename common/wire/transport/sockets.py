@@ -1,9 +1,9 @@
-"""The two endpoints of every connection: a bound `Hub` (ROUTER) and a connecting `Spoke` (DEALER).
+"""The two ends of every connection: a bound `Hub` (ROUTER) and a connecting `Spoke` (DEALER).
 
-Both are synchronous and non-blocking: `receive` returns what has arrived, `send` never waits. A
-frame that is malformed, oversized or of another version is counted, logged (at most one line a
-second) and dropped. TCP needs a shared secret, from which both ends derive the same CURVE key pair, so that
-whoever does not know it cannot even connect; a unix socket is open to its own user alone.
+Both are synchronous and non-blocking: `receive` returns arrived messages, `send` never waits. A malformed, oversized or
+foreign-version frame is counted, logged (at most a line a second) and dropped. TCP needs a shared secret. Both ends
+derive the server's CURVE key pair from the secret, so a process without the secret cannot even connect. A unix socket
+is open only to its user.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ from common.wire.transport.secret import read_secret
 logger = logging.getLogger(__name__)
 
 MAX_RECEIVED_AT_ONCE = 1000
-"""Messages taken per `receive`, so that a flood cannot starve the caller's loop."""
+"""Most messages per `receive`, so a flood cannot starve the caller's loop."""
 KEEPALIVE_S = 5
-"""After three times so long without an answer a TCP connection counts as broken and is made anew."""
+"""A TCP connection without an answer for three times `KEEPALIVE_S` seconds is reconnected."""
 
 
 class Hub:
-    """Binds; knows its spokes by the identity they chose.
+    """A bound socket; spokes are known by their chosen identity.
 
     Args:
-        max_frame_bytes: a spoke that sends a larger frame loses its connection before the frame is read.
+        max_frame_bytes: a spoke with a larger frame loses the connection before the frame is read.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Hub:
         claim(endpoint)
         self.socket = _socket(context, zmq.ROUTER, net)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what is sent to nobody is dropped without a word
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # who reconnects need not wait for its old connection's end
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else messages to an absent spoke are dropped silently
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting spoke need not wait
         if secret is not None:
             _use_curve(self.socket, secret, server=True)
         try:
@@ -63,11 +63,11 @@ class Hub:
         self.drops = DropCounter(f"hub {self.endpoint}")
 
     def send(self, identity: bytes, message: Message) -> bool:
-        """Queue for one spoke; dropped when its queue is full, or nobody of that name is connected: then False."""
+        """Queue for a spoke; a full queue drops the message. With an absent spoke, drop and return False."""
         try:
             self.socket.send_multipart([identity, encode(message)], flags=zmq.DONTWAIT)
         except zmq.ZMQError as error:
-            if error.errno == zmq.EHOSTUNREACH:  # the caller knows who that was, and what it means
+            if error.errno == zmq.EHOSTUNREACH:  # the caller knows whether to log
                 self.drops.dropped += 1
                 logger.debug("%s: nobody is at %r for %s", self.endpoint, identity[:60], type(message).__name__)
                 return False
@@ -75,7 +75,7 @@ class Hub:
         return True
 
     def receive(self) -> Iterator[tuple[bytes, Message]]:
-        """What has arrived, as (identity, message)."""
+        """Yield arrived messages, as (identity, message)."""
         for _ in range(MAX_RECEIVED_AT_ONCE):
             try:
                 parts = self.socket.recv_multipart(flags=zmq.DONTWAIT)
@@ -86,7 +86,7 @@ class Hub:
                 yield parts[0], message
 
     def refuse(self, identity: bytes, message: Message, why: str) -> None:
-        """Drop what was received."""
+        """Count a received message as dropped."""
         self.drops.count(f"{type(message).__name__} of {identity!r:.60}: {why}")
 
     def close(self, linger_ms: int = 0) -> None:
@@ -96,10 +96,10 @@ class Hub:
 
 
 class Spoke:
-    """Connects to one hub under a chosen identity; reconnects by itself with back-off.
+    """A socket connected to a hub under a chosen identity; reconnects by itself with back-off.
 
     Args:
-        keep_last: hold one message each way, the newest, while the other end is away.
+        keep_last: keep only the newest message in each direction while the other end is away.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Spoke:
             self.drops.count(f"{type(message).__name__}: {error}")
 
     def receive(self) -> Iterator[Message]:
-        """What has arrived."""
+        """Yield arrived messages."""
         for _ in range(MAX_RECEIVED_AT_ONCE):
             try:
                 parts = self.socket.recv_multipart(flags=zmq.DONTWAIT)
@@ -146,7 +146,7 @@ class Spoke:
                 yield message
 
     def refuse(self, message: Message, why: str) -> None:
-        """Drop what was received."""
+        """Count a received message as dropped."""
         self.drops.count(f"{type(message).__name__}: {why}")
 
     def close(self, linger_ms: int = 0) -> None:
@@ -155,12 +155,12 @@ class Spoke:
 
 
 def check(net: NetSection, endpoint: str) -> None:
-    """Raise ConfigError for an endpoint that may not be used, or a secret that cannot be read."""
+    """Raise ConfigError for an unprotected endpoint or an unusable secret."""
     require_protected(endpoint, has_secret=read_secret(net.secret_file) is not None)
 
 
 class DropCounter:
-    """Counts what was dropped and logs it, at most one line a second."""
+    """A counter of dropped messages; logs at most a line a second."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -168,7 +168,7 @@ class DropCounter:
         self._logged_at_s = 0.0
 
     def decoded(self, parts: list[bytes], num_parts: int) -> Message | None:
-        """The message in the last of `num_parts` parts, or None when it was dropped."""
+        """Decode the last of `num_parts` parts; None for a dropped message."""
         try:
             if len(parts) != num_parts:
                 raise WireError(f"{len(parts)} parts instead of {num_parts}")
@@ -191,8 +191,8 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, net: NetSectio
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, net.max_queued_messages)
     socket.setsockopt(zmq.RCVHWM, net.max_queued_messages)
-    # Whose machine is gone says no goodbye: the kernel notices. Never ZMTP's own heartbeat: libzmq aborts the
-    # process when a ping is due on a connection that has closed while nobody read from it.
+    # TCP keepalive detects a dead machine. Never use ZMTP's own heartbeat: libzmq aborts the process when a ping is
+    # due on a connection that closed without a reader.
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
@@ -202,7 +202,7 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, net: NetSectio
 
 
 def _use_curve(socket: "zmq.Socket[bytes]", secret: bytes, *, server: bool) -> None:
-    """The server's public key never travels in clear, so knowing it is the proof of the secret."""
+    """Encrypt a socket. The server's public key never travels in clear, so a client with the key knows the secret."""
     private = zmq.utils.z85.encode(hashlib.sha256(b"baton curve\0" + secret).digest())
     public = zmq.curve_public(private)
     if server:

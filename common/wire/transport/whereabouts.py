@@ -1,4 +1,4 @@
-"""Where the router behind an HTTP port is dialed, for who only knows the port: a note in this user's own directory."""
+"""Notes in a user's private directory: each maps a router's HTTP port to the router's endpoint and secret file."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from common.wire.transport.endpoints import absolute, private_directory
 
 
 def note(port: int, endpoint: str, net: NetSection) -> None:
-    """Say it, as the router whose port that is from now on; raises ConfigError and OSError."""
+    """Write the note of this router, the port's owner from now on; raises ConfigError and OSError."""
     secret_file = os.path.abspath(net.secret_file) if net.secret_file else ""
     text = json.dumps({"router_endpoint": absolute(endpoint), "secret_file": secret_file, "pid": os.getpid()})
     temporary = _path(port).with_suffix(f".{os.getpid()}")
@@ -22,14 +22,14 @@ def note(port: int, endpoint: str, net: NetSection) -> None:
 
 
 def forget(port: int) -> None:
-    """The router ends; a note of another that has the port by now stays."""
+    """Remove this router's note; the note of a successor on the port stays."""
     with suppress(ConfigError, OSError):
         if _read(port).get("pid") == os.getpid():
             _path(port).unlink(missing_ok=True)
 
 
 def found(port: int) -> NetSection | None:
-    """As who dials needs it; None where no router has left a note."""
+    """Return the settings to dial the router; None without a note."""
     noted = _read(port)
     with suppress(KeyError):
         return NetSection(router_endpoint=noted["router_endpoint"], secret_file=noted["secret_file"])
@@ -37,7 +37,7 @@ def found(port: int) -> NetSection | None:
 
 
 def _remove_abandoned() -> None:
-    """Notes of routers that were killed, whole or half written; what says nothing of a process stays."""
+    """Remove notes of killed routers, whole or half written; a file without a process id stays."""
     for path in private_directory().glob("router-*.*"):
         pid = _noted(path).get("pid") if path.suffix == ".json" else path.suffix.removeprefix(".")
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""Values inside messages, and the names by which processes know models, blocks and one another."""
+"""Values inside messages, and names of models, blocks and processes."""

@@ -1,13 +1,13 @@
-"""Keys of blocks of KV, which two texts share as far as they are equal, and no further.
+"""Keys of KV blocks: two texts share the keys of their common prefix, and no further keys.
 
-    root     = SHA-256 of all that KV depends on beside tokens (model, weights, rounding), and of a salt
-    digest i = SHA-256(digest of the block before, or root ‖ tokens of block i as int32, little-endian)
-    key i    = the first 16 bytes of digest i, of which the router knows the first 8
+    root     = SHA-256 of the model, its weights and its rounding, and of a salt.
+    digest i = SHA-256(digest of the block before, or root ‖ tokens of block i as int32, little-endian).
+    key i    = the first 16 bytes of digest i. The router knows the first 8.
 
-So a key stands for a block's tokens and for all before them. SHA-256, as whoever finds two texts of one key reads
-another's: keys must not be made to collide. Router, workers and memory servers make and compare them by this module.
-How a pool stores KV (layers and heads of a block, tokens a block) is no part of the root: a text has one root wherever
-it lies.
+So a key stands for a block's tokens and for all tokens before. The hash is SHA-256 because keys must not be made to
+collide: a client with a colliding text would read another client's KV. The router, workers and memory servers all make
+and compare keys by this module. A text has the same root in every pool, because the root leaves out the shape of
+blocks (layers, heads, tokens a block).
 """
 
 import json
@@ -27,7 +27,7 @@ STRETCH_BLOCKS = 64
 
 
 def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:
-    """Where the chain of every text begins: [32]. Texts of two salts, as of two tenants, share nothing."""
+    """Return the start of every text's chain of digests: [32]. Texts of two salts (two tenants) share no key."""
     return sha256(b"\0".join((VERSION, _digest_of(layout) + sha256(salt).digest()))).digest()
 
 
@@ -37,7 +37,11 @@ def _digest_of(layout: KVLayout) -> bytes:
 
 
 def digests(parent: bytes, token_ids: bytes, block_size: int) -> list[bytes]:
-    """Of the full blocks of `token_ids`, packed, which follow the block of digest `parent`, or the root: each [32]."""
+    """Return a digest [32] of each full block of the packed `token_ids`; the text before has digest `parent`.
+
+    Args:
+        parent: digest of the block before, or the root.
+    """
     block_bytes = block_size * ID_BYTES
     begins = range(0, len(token_ids) - block_bytes + 1, block_bytes)
     blocks = [token_ids[begin : begin + block_bytes] for begin in begins]
@@ -45,17 +49,17 @@ def digests(parent: bytes, token_ids: bytes, block_size: int) -> list[bytes]:
 
 
 class TextDigests:
-    """The same of texts that begin as others did lately: of a stretch of blocks that is known one hash is made.
+    """A cache of digests: a stretch of `STRETCH_BLOCKS` blocks seen lately costs a single hash.
 
-    A stretch is known by the SHA-256 of the digest before it and its tokens. One thread at a time.
+    The cache's key is the SHA-256 of the digest before a stretch and the stretch's tokens. One thread at a time.
     """
 
     def __init__(self, block_size: int, max_stretches: int = 1024) -> None:
         self._block_size, self._max_stretches = block_size, max_stretches
-        self._stretches: OrderedDict[bytes, list[bytes]] = OrderedDict()  # by last use
+        self._stretches: OrderedDict[bytes, list[bytes]] = OrderedDict()  # least recently used first
 
     def of(self, parent: bytes, token_ids: bytes) -> list[bytes]:
-        """`digests` of a text, packed, from its beginning or from where a stretch ended."""
+        """Return `digests` of a packed text, from its beginning or from the end of a stretch."""
         found = list[bytes]()
         stretch_bytes = STRETCH_BLOCKS * self._block_size * ID_BYTES
         for begin in range(0, len(token_ids), stretch_bytes):
@@ -78,18 +82,18 @@ class TextDigests:
 
 
 def pack_keys(of_blocks: Sequence[bytes]) -> bytes:
-    """Keys of digests, as they travel: [num_blocks * 16]."""
+    """Return the packed keys of digests: [num_blocks * 16]."""
     return np.frombuffer(b"".join(of_blocks), np.uint8).reshape(-1, DIGEST_BYTES)[:, :KEY_BYTES].tobytes()
 
 
 def short_keys(of_blocks: Sequence[bytes]) -> "array[int]":
-    """Of digests, as numbers: [num_blocks]."""
+    """Return the router's keys of digests, as numbers: [num_blocks]."""
     packed = np.frombuffer(b"".join(of_blocks), np.uint8).reshape(-1, DIGEST_BYTES)[:, :SHORT_KEY_BYTES].tobytes()
     return unpack_short_keys(packed)
 
 
 def unpack_short_keys(packed: bytes) -> "array[int]":
-    """As they travel: [num_blocks]."""
+    """Return packed short keys as numbers: [num_blocks]."""
     keys = array("Q")
     keys.frombytes(packed)
     return keys

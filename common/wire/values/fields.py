@@ -1,9 +1,9 @@
-"""What a field of a message may hold: said once, beside its type, and checked wherever a frame is decoded.
+"""Rules for the fields of messages: each rule stands beside a field's type, and decoding a frame checks the rule.
 
     Attempt = Annotated[int, Range(0, MAX_INT32)]
 
-A rule's `checked` takes a value that has the right type already and returns it; it raises WireError for
-what must not come in. What only the receiver knows, such as the size of its pool, is the receiver's to check.
+A rule's `checked` returns a value that has the right type already, or raises WireError for a forbidden value.
+Facts known only to the receiver, such as the size of its pool, are for the receiver to check.
 """
 
 from collections.abc import Collection
@@ -18,22 +18,22 @@ from common.wire.values.packing import unpack_floats
 Number = TypeVar("Number", int, float)
 
 MAX_INT32 = (1 << 31) - 1
-ID_BYTES = 4  # of a packed int32 or fp32
-KEY_BYTES, DIGEST_BYTES = 16, 32  # by which a block is known, and of which that is made, see `block_key`
-SHORT_KEY_BYTES = 8  # by which the router knows it
+ID_BYTES = 4  # bytes of a packed int32 or fp32
+KEY_BYTES, DIGEST_BYTES = 16, 32  # bytes; see `block_key`
+SHORT_KEY_BYTES = 8  # bytes of a key in the router
 MAX_EVENT_KEYS = 4096
-"""Blocks that one message tells the router of: more would hold up every stream."""
+"""Most keys in a message to the router: more would delay every stream."""
 MAX_ROWS = 65_536
-"""Rows of one message: tokens of a step, leases of a peer."""
+"""Most rows in a message, such as tokens of a step."""
 MAX_SCORES = MAX_ROWS * (MAX_LOGPROBS + 1)
-"""Log-probabilities of one message."""
+"""Most log-probabilities in a message."""
 
 
 class Rule(Protocol):
-    """What every field has one of, unless it is a boolean, an enum or fields of its own."""
+    """A check of a field's value; every field has a rule unless its type is a boolean, an enum or a dataclass."""
 
     def checked(self, value: Any) -> Any:
-        """The value, or WireError."""
+        """Return the value, or raise WireError."""
         ...
 
 
@@ -52,7 +52,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """So many bytes, or items of a tuple."""
+    """A number of bytes, or of items in a tuple, from `low` to `high`."""
 
     low: int
     high: int
@@ -68,7 +68,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """`low` to `high` characters that a log line can show: names are compared, so nothing is cut off."""
+    """A name of `low` to `high` printable characters; no name is cut off, because names are compared."""
 
     low: int
     high: int
@@ -83,7 +83,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few names."""
+    """A name out of a few."""
 
     names: Collection[str]
 
@@ -95,7 +95,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """Text for people. What is too long or would break a log line loses that, not the message."""
+    """Text for people: excess characters are cut off and unprintable characters become spaces; no error is raised."""
 
     max_chars: int
 
@@ -105,7 +105,7 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Text for programs, as it is."""
+    """Text for programs, unchanged; a longer text raises WireError."""
 
     max_chars: int
 
@@ -117,7 +117,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """`low` to `high` ids as `messages.pack_ids` makes them, none of them negative."""
+    """Packed ids (see `packing.pack_ids`), `low` to `high` of them, none negative."""
 
     low: int
     high: int
@@ -133,7 +133,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class PackedFloats:
-    """At most `high` numbers as `packing.pack_floats` makes them, none of them NaN."""
+    """Packed floats (see `packing.pack_floats`), at most `high`, none NaN."""
 
     high: int
 
@@ -148,7 +148,7 @@ class PackedFloats:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Any number of pieces of so many bytes, or at most `high`."""
+    """Pieces of `piece_bytes` bytes, at most `high` pieces."""
 
     piece_bytes: int
     high: int = MAX_INT32
@@ -161,7 +161,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """One member of an enum a byte."""
+    """Bytes that are members of `enum`, at most `high` bytes."""
 
     enum: type[IntEnum]
     high: int

@@ -1,4 +1,4 @@
-"""Short names for what is on disk, so that processes serving different models notice when they meet."""
+"""Fingerprints of model files, so processes with different models notice the difference when they connect."""
 
 import hashlib
 import json
@@ -12,17 +12,17 @@ from typing import Any
 from common.base.errors import ConfigError
 
 _SAMPLES = 4
-"""Pieces of a tensor that are read; one of each where there are very many tensors."""
+"""Most pieces read of a tensor; fewer if the checkpoint has very many tensors."""
 _SAMPLE_BYTES = 4096
 _MAX_SAMPLES = 8192
 _NUM_READERS = 16
-"""Of a disk that nobody has read from lately, each waits for one sample."""
-_MAX_HEADER_BYTES = 100_000_000  # as the format has it
+"""Threads: on a disk with a cold cache each thread waits for a sample."""
+_MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors format
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor in a file: what the header says of it, and its bytes `[begin, end)` of the file."""
+    """A tensor in a file: name, dtype and shape from the header, and the file's bytes `[begin, end)`."""
 
     name: str
     described: str
@@ -31,7 +31,7 @@ class _Stored:
 
 
 def tokenizer_fingerprint(model_dir: Path) -> str:
-    """16 hex digits of tokenizer.json; raises ConfigError when there is none."""
+    """Return 16 hex digits that identify tokenizer.json; raises ConfigError when the file is missing."""
     path = model_dir / "tokenizer.json"
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -40,11 +40,11 @@ def tokenizer_fingerprint(model_dir: Path) -> str:
 
 
 def model_fingerprint(model_dir: Path) -> str:
-    """16 hex digits of config.json and of samples of every tensor; raises ConfigError.
+    """Return 16 hex digits that identify config.json and samples of every tensor; raises ConfigError.
 
-    Sampled, because reading all of a large checkpoint takes longer than loading it. A tensor's beginning and end and
-    two pieces between them are read, 4 KiB each, so that a change of any whole tensor shows. Which file holds a tensor,
-    and where, makes no difference.
+    Tensors are sampled because reading all of a large checkpoint takes longer than loading the checkpoint. The samples
+    are a tensor's beginning, its end and two pieces between, 4 KiB each, so a change of any whole tensor shows. The
+    file of a tensor, and the place there, make no difference.
     """
     digest = hashlib.sha256()
     try:
@@ -62,7 +62,7 @@ def model_fingerprint(model_dir: Path) -> str:
 
 
 def _header(path: Path) -> list[_Stored]:
-    """The tensors of a file; raises ConfigError unless it is one of safetensors."""
+    """Return the tensors of a safetensors file; raises ConfigError for any other file."""
     with path.open("rb") as file:
         num_bytes, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
         first = 8 + num_bytes
@@ -85,10 +85,10 @@ def _stored(name: str, entry: dict[str, Any], first: int) -> _Stored:
 
 
 def _sampled(readers: ThreadPoolExecutor, path: Path, tensors: list[_Stored], num_samples: int) -> Iterator[bytes]:
-    """A digest of each tensor of a file."""
+    """Yield a digest of each tensor of a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
         yield from readers.map(lambda tensor: _digest(descriptor, tensor, num_samples), tensors)
     finally:
         os.close(descriptor)
@@ -101,5 +101,5 @@ def _digest(descriptor: int, tensor: _Stored, num_samples: int) -> bytes:
         at = tensor.begin + (last - tensor.begin) * number // max(1, num_samples - 1)
         digest.update(os.pread(descriptor, min(_SAMPLE_BYTES, tensor.end - at), at))
         if last == tensor.begin:
-            break  # it is all of it
+            break  # the first sample is the whole tensor
     return digest.digest()

@@ -1,7 +1,7 @@
-"""The shape of KV blocks: pure values, equal in both peers or no block moves between them.
+"""The shape of KV blocks, as pure values; blocks move only between peers of equal shape.
 
-What a model keeps of a sequence is of few kinds, and layers of one kind and size are a **group**. A group has blocks of
-its own size, and of each sequence a table of its own: `places`, each a block, in the order of the tokens.
+Layers with a cache of equal kind and size are a **group**. Each group has its own block size. Each sequence has a block
+table in each group: a row of **places**, each with a block, in the order of tokens.
 """
 
 from dataclasses import dataclass
@@ -14,36 +14,36 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_GROUPS = 8
 
 ALIGNMENT_BYTES = 256
-"""Of each group's memory in a pool."""
+"""Alignment of each group's memory in a pool."""
 Counts = tuple[int, ...]
-"""Blocks, by group."""
+"""Numbers of blocks, by group."""
 MAX_BLOCKS = 1 << 22
-"""Of a group."""
+"""Most blocks of a group."""
 NumBlocks = Annotated[tuple[Annotated[int, Range(2, MAX_BLOCKS)], ...], Length(1, MAX_GROUPS)]
-"""Of a pool, by group, proof blocks included."""
+"""Blocks of a pool by group, proof blocks included."""
 NumWanted = Annotated[tuple[Annotated[int, Range(0, MAX_BLOCKS)], ...], Length(1, MAX_GROUPS)]
-"""Of a pool, by group."""
+"""Blocks by group, without proof blocks."""
 Extent = Annotated[int, Range(1, 1 << 16)]
 
 
 class CacheKind(IntEnum):
-    """What a group keeps of a sequence."""
+    """The content of a group's blocks."""
 
     FULL = 1
-    """Keys and values of all its tokens."""
+    """Keys and values of all tokens."""
     WINDOW = 2
-    """Keys and values of its last tokens."""
+    """Keys and values of the last tokens."""
     LATENT = 3
-    """One vector of each token, of which keys and values are made."""
+    """A vector per token; keys and values are computed from the vector."""
     STATE = 4
-    """One block however long it is, rewritten by every token: valid at one position only."""
+    """A single block at any length, rewritten by every token, so valid at a single position."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Memory of a block is `[layer][k|v][token][kv_head][dim]`: all layers of it are contiguous.
+    """Layers with equal caches. A block's memory is `[layer][k|v][token][kv_head][dim]`, contiguous over layers.
 
-    A latent vector and a state have one plane in place of `k|v`, and a state no tokens: its `block_size` is 1.
+    LATENT and STATE have a single plane in place of `k|v`. A STATE has no tokens, so `block_size` is 1.
     """
 
     kind: CacheKind
@@ -51,7 +51,7 @@ class KVGroup:
     num_kv_heads: Extent
     head_dim: Extent
     block_size: Extent  # tokens per block
-    window: Annotated[int, Range(0, MAX_INT32)]  # tokens that a token sees, itself included; 0 unless it is a WINDOW
+    window: Annotated[int, Range(0, MAX_INT32)]  # tokens seen by a token, itself included; 0 unless `kind` is WINDOW
     dtype: Annotated[str, OneOf(DTYPE_BYTES)]
 
     @property
@@ -62,7 +62,7 @@ class KVGroup:
 
     @property
     def token_bytes(self) -> int:
-        """Of a token that is kept; of a state, all of it."""
+        """Bytes of a cached token; bytes of the whole state for STATE."""
         return self.block_bytes // self.block_size
 
     @property
@@ -72,30 +72,30 @@ class KVGroup:
 
     @property
     def is_append_only(self) -> bool:
-        """Whether a block whose tokens are all there stays as it is for as long as the sequence has it."""
+        """Tell whether a full block never changes while the sequence lives."""
         return self.kind in (CacheKind.FULL, CacheKind.LATENT)
 
     @property
     def grows(self) -> bool:
-        """Whether a longer sequence may need more blocks."""
+        """Tell whether a longer sequence may need more blocks."""
         return self.kind is not CacheKind.STATE
 
     def num_places(self, num_tokens: int) -> int:
-        """Places that the first `num_tokens` tokens reach to."""
+        """Return the number of places taken by the first `num_tokens` tokens."""
         return 1 if self.kind is CacheKind.STATE else -(-num_tokens // self.block_size)
 
     def first_seen(self, num_tokens: int) -> int:
-        """The first place that the last of `num_tokens` tokens sees; what lies before nobody reads any more."""
+        """Return the first place seen by the last of `num_tokens` tokens; no token to come reads earlier places."""
         return max(0, num_tokens - self.window) // self.block_size if self.kind is CacheKind.WINDOW else 0
 
     def most_blocks(self, num_tokens: int, step_tokens: int) -> int:
-        """Blocks that a sequence has at most while it gets to `num_tokens` tokens, at most `step_tokens` at a time."""
+        """Return the most blocks a sequence holds on its way to `num_tokens` tokens, by steps of `step_tokens`."""
         if self.kind is not CacheKind.WINDOW:
             return self.num_places(num_tokens)
         return min(self.num_places(num_tokens), self.num_places(self.window + step_tokens - 2) + 1)
 
     def most_tokens(self, num_blocks: int, step_tokens: int) -> int:
-        """Tokens of the longest sequence that so many blocks suffice for."""
+        """Return the length of the longest sequence for which `num_blocks` blocks suffice, in tokens."""
         if not self.grows or (self.window and num_blocks >= self.most_blocks(MAX_INT32, step_tokens)):
             return MAX_INT32 if num_blocks else 0
         return num_blocks * self.block_size
@@ -105,7 +105,7 @@ class KVGroup:
 class KVLayout:
     """All groups of a model.
 
-    `fingerprint` names the model and its weights: two models of equal geometry must not mix.
+    `fingerprint` names the model and its weights, because KV of two models with equal geometry must not mix.
     """
 
     fingerprint: Annotated[str, Name(1, 64)]
@@ -113,26 +113,26 @@ class KVLayout:
 
     @property
     def logical(self) -> tuple[object, ...]:
-        """What numbers KV has, wherever it lies: the model, and of each group what is kept and how it is rounded."""
+        """All that determines the numbers in KV: the model, and each group's kind, window and dtype."""
         return (self.fingerprint, *((group.kind.name, group.window, group.dtype) for group in self.groups))
 
     @property
     def nothing(self) -> Counts:
-        """No block of any group."""
+        """Zero blocks of each group."""
         return (0,) * len(self.groups)
 
     @property
     def token_bytes(self) -> int:
-        """That each further token takes."""
+        """Bytes taken by each further token."""
         return sum(group.token_bytes for group in self.groups if group.is_append_only)
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another text that begins alike may use blocks that are full: whatever it needs is in them."""
+        """Tell whether texts with an equal prefix can share full blocks, because the blocks hold the whole cache."""
         return len(self.groups) == 1 and self.groups[0].is_append_only
 
     def differences(self, other: "KVLayout") -> list[str]:
-        """Each field that differs, as `field: ours, theirs`; empty when blocks may be exchanged."""
+        """Describe each field that differs from `other`; empty when blocks may be exchanged."""
         ours, theirs = self._fields(), other._fields()
         return [
             f"{name}: {ours.get(name, 'nothing')!r} here, {theirs.get(name, 'nothing')!r} there"
@@ -149,16 +149,16 @@ class KVLayout:
         return fields
 
     def most_blocks(self, num_tokens: int, step_tokens: int) -> Counts:
-        """As `KVGroup.most_blocks` has it."""
+        """Return `KVGroup.most_blocks` of each group."""
         return tuple(group.most_blocks(num_tokens, step_tokens) for group in self.groups)
 
     def most_tokens(self, num_blocks: Counts, step_tokens: int) -> int:
-        """As `KVGroup.most_tokens` has it, of the group that ends first."""
+        """Return the smallest `KVGroup.most_tokens` of all groups."""
         pairs = zip(self.groups, num_blocks, strict=True)
         return min(group.most_tokens(count, step_tokens) for group, count in pairs)
 
     def divided(self, num_bytes: int, num_tokens: int) -> Counts:
-        """How many blocks of each group so much memory is for, by what sequences of so many tokens have of each."""
+        """Divide `num_bytes` of memory into blocks of each group, in proportion to a sequence of `num_tokens`."""
         num_bytes -= ALIGNMENT_BYTES * (len(self.groups) - 1)
         shares = self.most_blocks(num_tokens, 1)
         unit = sum(share * group.block_bytes for share, group in zip(shares, self.groups, strict=True))

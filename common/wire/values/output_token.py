@@ -1,24 +1,24 @@
-"""A token that was chosen and, where somebody asked, how likely it was: what steps yield and workers report."""
+"""A chosen token with its log-probabilities, if requested: the result of a step and part of a worker's report."""
 
 from functools import lru_cache
 from typing import NamedTuple
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens that can be asked for at a position."""
+"""Most alternatives at a position."""
 
 
 class Logprobs(NamedTuple):
-    """Log-probabilities at one position: the chosen token's, then those of the likeliest, in falling order.
+    """Log-probabilities at a position: first the chosen token's, then the likeliest tokens' in falling order.
 
-    The chosen one, if it is among the likeliest, is there twice, with the same number.
+    A chosen token among the likeliest appears twice, with equal numbers.
     """
 
     token_ids: tuple[int, ...]
-    values: tuple[float, ...]  # numbers of fp32
+    values: tuple[float, ...]  # fp32
 
 
 class OutputToken(NamedTuple):
-    """One token of a row."""
+    """An output token of a row."""
 
     token_id: int
     logprobs: Logprobs | None = None
@@ -26,5 +26,5 @@ class OutputToken(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def plain_token(token_id: int) -> OutputToken:
-    """One of which nothing else is told. Thousands pass a second, most of them often: those are made once."""
+    """Return a cached token without log-probabilities, because thousands pass a second and most repeat."""
     return OutputToken(token_id)

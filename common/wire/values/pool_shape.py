@@ -1,7 +1,7 @@
-"""The blocks of a pool that has several groups, and their numbers.
+"""Block ids of a pool with several groups.
 
-Blocks are numbered through, and each group has a range of the numbers: one says its group, its size and where it lies.
-So who frees, offers or loses blocks need not know of groups; who asks for some says how many of each.
+All groups share a single sequence of block ids, and each group has a range. So an id tells a block's group, size and
+place in memory. Code that frees, offers or loses blocks needs no knowledge of groups; a demand names a count per group.
 """
 
 from bisect import bisect_right
@@ -16,7 +16,7 @@ from common.wire.values.kv_layout import ALIGNMENT_BYTES, Counts, KVLayout
 
 
 class Place(NamedTuple):
-    """Where a block lies in the memory of its pool."""
+    """The memory of a block inside a pool."""
 
     offset: int  # bytes
     num_bytes: int
@@ -24,9 +24,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolShape:
-    """A pool: how many blocks it has of each group, proof blocks included, one group after the other.
+    """The blocks of a pool by group, proof blocks included; groups follow each other in memory.
 
-    The first block of each group is its **proof block**, never allocated: its pattern proves the way there.
+    The first block of each group is the **proof block**. No sequence gets a proof block: a known pattern in the block
+    proves a KV path.
     """
 
     layout: KVLayout
@@ -34,22 +35,22 @@ class PoolShape:
 
     @cached_property
     def proof_ids(self) -> list[int]:
-        """The first number of each group."""
+        """The first block id of each group, which is the proof block."""
         return list(accumulate(self.num_blocks[:-1], initial=0))
 
     @cached_property
     def num_ids(self) -> int:
-        """Blocks in all; their numbers are below."""
+        """Number of all blocks; every block id is below."""
         return sum(self.num_blocks)
 
     @cached_property
     def capacity(self) -> Counts:
-        """Blocks that can be had at most."""
+        """Most blocks that can be leased, by group: all but proof blocks."""
         return tuple(count - 1 for count in self.num_blocks)
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Where each group's blocks begin, in bytes, and where the last one's end."""
+        """The first byte of each group, then the end of the last group."""
         sizes = [group.block_bytes * count for group, count in zip(self.layout.groups, self.num_blocks, strict=True)]
         padded = (-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes[:-1])
         begins = list(accumulate(padded, initial=0))
@@ -60,21 +61,21 @@ class PoolShape:
         return self.offsets[-1]
 
     def group_of(self, block_id: int) -> int:
-        """Whose range has the number."""
+        """Return the group whose range holds the block id."""
         return bisect_right(self.proof_ids, block_id) - 1
 
     def place(self, block_id: int) -> Place:
-        """Where a block lies."""
+        """Return a block's place in memory."""
         number = self.group_of(block_id)
         num_bytes = self.layout.groups[number].block_bytes
         return Place(self.offsets[number] + (block_id - self.proof_ids[number]) * num_bytes, num_bytes)
 
     def count(self, block_ids: Sequence[int]) -> Counts:
-        """How many these are, of each group."""
+        """Count the blocks of each group."""
         return tuple(map(len, self.by_group(block_ids)))
 
     def by_group(self, block_ids: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Numbers that stand in any order, each with those of its group."""
+        """Split block ids by group; the order inside a group stays."""
         if len(self.num_blocks) == 1:
             return [block_ids]
         groups: list[list[int]] = [[] for _ in self.num_blocks]
@@ -83,7 +84,7 @@ class PoolShape:
         return groups
 
     def within_groups(self, block_ids: Sequence[int]) -> list[Sequence[int]]:
-        """The same, counted from the beginning of each group, as tables on a device and copies have them."""
+        """Return `by_group` with ids counted from each group's first block, for block tables on a device and copies."""
         first, *others = self.by_group(block_ids)
         begins = self.proof_ids[1:]
         rest = ([block_id - begin for block_id in of_group] for of_group, begin in zip(others, begins, strict=True))
@@ -91,12 +92,12 @@ class PoolShape:
 
 
 def are_enough(have: Counts, wanted: Counts) -> bool:
-    """Whether there are so many of each group."""
+    """Tell whether `have` holds at least `wanted` blocks of each group."""
     return all(map(ge, have, wanted))
 
 
 def shown(counts: Counts) -> str:
-    """As people read them, group by group."""
+    """Format counts for people, group by group."""
     return " + ".join(map(str, counts))
 
 
@@ -105,5 +106,5 @@ def plus(some: Counts, others: Counts) -> Counts:
 
 
 def minus(some: Counts, others: Counts) -> Counts:
-    """Not below 0."""
+    """Subtract group by group, not below 0."""
     return tuple([max(0, count - other) for count, other in zip(some, others, strict=True)])

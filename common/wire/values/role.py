@@ -1,4 +1,4 @@
-"""What a worker does; apart from the messages, as those of operators speak of it, too."""
+"""Roles of workers; apart from the messages, because worker and operator messages both use roles."""
 
 from enum import IntEnum
 
@@ -9,10 +9,10 @@ class Role(IntEnum):
 
     @property
     def other(self) -> "Role":
-        """Of the two."""
+        """The opposite role."""
         return Role.DECODE if self is Role.PREFILL else Role.PREFILL
 
     @property
     def label(self) -> str:
-        """As names, metrics and pages have it."""
+        """Name of the role in worker names, metrics and pages."""
         return self.name.lower()

@@ -1,6 +1,6 @@
-"""What a worker counts of its steps and pulls since its start, and how that travels with its heartbeats.
+"""Counts of a worker's steps and pulls since the start of the process, sent with heartbeats.
 
-Counts by bucket, so that a router sees how the steps between two beats were, however many those were.
+Steps are counted by bucket, so the router sees the distribution of any number of steps between two heartbeats.
 """
 
 from bisect import bisect_left
@@ -16,33 +16,33 @@ NUM_DURATIONS, NUM_SIZES = len(STEP_BOUNDS_S) + 1, len(STEP_BOUNDS_TOKENS) + 1
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Steps over prompts of a prefill worker, decode steps of a decode worker."""
+    """Prefill steps of a prefill worker, or decode steps of a decode worker."""
 
-    durations: Annotated[tuple[Total, ...], Length(NUM_DURATIONS, NUM_DURATIONS)]  # how many, by STEP_BOUNDS_S
-    sizes: Annotated[tuple[Total, ...], Length(NUM_SIZES, NUM_SIZES)]  # how many, by STEP_BOUNDS_TOKENS
+    durations: Annotated[tuple[Total, ...], Length(NUM_DURATIONS, NUM_DURATIONS)]  # steps by STEP_BOUNDS_S
+    sizes: Annotated[tuple[Total, ...], Length(NUM_SIZES, NUM_SIZES)]  # steps by STEP_BOUNDS_TOKENS
     total_us: Total
-    num_tokens: Total  # that they computed
-    num_sequences: Total  # whose those were
+    num_tokens: Total  # computed by the steps
+    num_sequences: Total  # summed over steps
 
 
 @dataclass(frozen=True, slots=True)
 class PullCounts:
-    """Pulls of KV blocks out of other pools."""
+    """Pulls of KV blocks from other pools."""
 
     num_pulls: Total
     num_bytes: Total
-    total_us: Total  # of the copies themselves; several may run at once
+    total_us: Total  # copies only; several may run at once
 
 
 class PullMeter:
-    """Counts pulls that are over."""
+    """A counter of finished pulls."""
 
     def __init__(self) -> None:
         self._num_pulls = self._num_bytes = 0
         self._total_s = 0.0
 
     def note(self, num_pulls: int, num_bytes: int, seconds: float) -> None:
-        """Pulls have arrived, which took so long one after the other."""
+        """Count finished pulls; `seconds` is the sum of their durations."""
         self._num_pulls += num_pulls
         self._num_bytes += num_bytes
         self._total_s += seconds
@@ -52,7 +52,7 @@ class PullMeter:
 
 
 class StepMeter:
-    """Counts steps: a few additions each."""
+    """A counter of steps, at a few additions a step."""
 
     def __init__(self) -> None:
         self._durations, self._sizes = [0] * NUM_DURATIONS, [0] * NUM_SIZES
@@ -60,7 +60,7 @@ class StepMeter:
         self._num_tokens = self._num_sequences = 0
 
     def note(self, seconds: float, num_tokens: int, num_sequences: int) -> None:
-        """A step is over."""
+        """Count a finished step."""
         self._durations[bisect_left(STEP_BOUNDS_S, seconds)] += 1
         self._sizes[bisect_left(STEP_BOUNDS_TOKENS, num_tokens)] += 1
         self._total_s += seconds
@@ -68,7 +68,7 @@ class StepMeter:
         self._num_sequences += num_sequences
 
     def counts(self) -> StepCounts:
-        """As they are now; another thread than the one that notes may ask."""
+        """Return the counts so far; any thread may call."""
         return StepCounts(
             tuple(self._durations), tuple(self._sizes), int(self._total_s * 1e6), self._num_tokens, self._num_sequences
         )
