@@ -1,4 +1,4 @@
-"""Tells the service manager that started this process that it serves, where there is one (systemd's sd_notify)."""
+"""Notification of the service manager, if any, that the system serves (systemd's sd_notify)."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def notify_ready(environ: Mapping[str, str] = os.environ) -> None:
-    """Send READY=1 where `NOTIFY_SOCKET` says; do nothing where it says nothing, or nobody is there."""
+    """Send READY=1 to `NOTIFY_SOCKET`; do nothing without the variable or a listener."""
     path = environ.get("NOTIFY_SOCKET", "")
     if not path:
         return

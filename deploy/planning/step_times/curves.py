@@ -7,11 +7,11 @@ Point = tuple[float, float]
 
 
 class Curve:
-    """Through points, straight between them and beyond the last; before the first it is flat unless `slanted`.
+    """A function linear between points and beyond the last point; flat before the first unless `slanted`.
 
     Args:
-        points: x and y, at least one, of x that differ.
-        slanted: goes on before the first point as it does behind it, and never below 0.
+        points: x and y, at least one, with distinct x.
+        slanted: continue the first slope before the first point, but not below 0.
     """
 
     def __init__(self, points: Iterable[Point], *, slanted: bool = False) -> None:
@@ -25,7 +25,6 @@ class Curve:
         self._slanted = slanted
 
     def at(self, x: float) -> float:
-        """The value there."""
         xs, ys = self._xs, self._ys
         if len(xs) == 1 or (x <= xs[0] and not self._slanted):
             return ys[0]
