@@ -31,14 +31,14 @@ second one stops at once."""
 
 
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
-    """Load, capture the decode steps and bind the handoff endpoint."""
+    """Load the model, capture the decode steps and bind the handoff endpoint."""
     config = sized(config, resolve_device(config.worker.device))
     section = config.decode
     max_rows = section.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{incarnation.epoch:x}"))
     short_tokens = min(section.short_prompt_tokens, section.local_chunk_tokens)
-    has_prompts = config.kv.transport == "none" or short_tokens > 0  # otherwise they are computed in emergencies only
+    has_prompts = config.kv.transport == "none" or short_tokens > 0  # otherwise only in emergencies
 
     def compile_meanwhile(engine: Engine) -> None:
         if engine.device.type == "cuda":
@@ -89,7 +89,10 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 
 def _prompt_runner(config: Config, engine: Engine, short_tokens: int, *, has_prompts: bool) -> PromptRunner:
-    """For prompts that are computed here: warm where these are more than emergencies, captured where they are short."""
+    """Return the runner for prompts computed here.
+
+    Kernels are warmed up if the worker expects such prompts; steps for short prompts are captured.
+    """
     runner = PromptRunner(engine, config.decode.local_chunk_tokens, max_seqs=1)
     if engine.device.type == "cuda" and has_prompts:
         warm_up_prompts(runner)

@@ -1,13 +1,14 @@
-"""Which sequence gets the next row of the batch.
+"""Admission: which sequence gets the next row of the batch.
 
-A free row goes to the sequence whose turn is next (see `row_queue`), whether its blocks lie in this worker's pool or in
-another, or it was paused. Two rules take rows from sequences that decode, which are paused and keep their blocks:
+A free row goes to the sequence whose turn is next (see `row_queue`). Its blocks may lie in this worker's pool or in
+another, or the sequence may be paused. Two rules take rows from decoding sequences, which are paused and keep their
+blocks:
 
-1. A sequence gives way to one of better priority, at once.
-2. A client gives way to another of the same priority that has two rows fewer, or less, and waited for `PATIENCE_S`.
+1. A sequence gives way at once to a sequence of better priority.
+2. A client with at least two rows more than a client of the same priority gives way after `PATIENCE_S`.
 
-So a stream that has begun waits until one row comes free in its client's turn. It waits for at most `PATIENCE_S` while
-some client has two rows more than its own.
+So a stream, once begun, waits until a row comes free in its client's turn. The wait is at most `PATIENCE_S` while
+another client has two rows more.
 """
 
 import time
@@ -22,22 +23,22 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 
 PATIENCE_S = 1.0
-"""Rows come free faster than that as a rule, without costing anybody a pause."""
+"""Rows usually come free faster, without a pause for any stream."""
 
 
 PULLS = 2
-"""The place of handoffs in other pools among the queues: their blocks are still to come."""
+"""Number of the queue of pulls; blocks of these sequences are still to come."""
 
 
 class Started(NamedTuple):
     """A sequence that has got a row."""
 
     sequence: DecodeSequence
-    enters: bool  # its KV is complete
+    enters: bool  # the KV is complete
 
 
 class Admission:
-    """Gives rows to sequences; owns none of them."""
+    """Assignment of rows to sequences; owns no sequence."""
 
     def __init__(
         self,
@@ -52,17 +53,20 @@ class Admission:
         self._clock = clock
 
     def fill_rows(self) -> list[DecodeSequence]:
-        """Give free rows to those that wait; returns sequences that may enter one at once, or are back in one."""
+        """Give free rows to waiting sequences; return the sequences that may enter a row at once."""
         entered: list[DecodeSequence] = []
         while self.scheduler.has_row() and (started := self._start_next()) is not None:
             if started.enters:
                 entered.append(started.sequence)
         if not self.scheduler.has_row():
-            self.pulls.has_room_for_next()  # asks for blocks ahead of the row
+            self.pulls.has_room_for_next()  # to ask for blocks before a row is free
         return entered
 
     def make_room(self) -> bool:
-        """Pause a sequence that has to give its row to another; whether one did. Call between steps, then fill rows."""
+        """Pause a sequence whose row goes to another; tell whether a row came free.
+
+        Call between steps, then fill rows.
+        """
         if self.scheduler.has_row() or not self.scheduler.num_rows or not (ready := self._ready()):
             return False
         first = min(ready)
@@ -73,7 +77,7 @@ class Admission:
         return gives_way and self.scheduler.pause((priority, client))
 
     def make_blocks(self) -> DecodeSequence | None:
-        """End and return a sequence of worse priority than one that waits for blocks, when there are none."""
+        """End and return a sequence of worse priority than a sequence that waits for blocks, if no blocks are left."""
         waiting = [rank for rank, _ in self._in_turn()]
         if not waiting or not self.scheduler.active or not self.scheduler.allocator.is_exhausted():
             return None
@@ -81,22 +85,22 @@ class Admission:
         return self.scheduler.preempt() if worst > first.priority and first not in self._ready() else None
 
     def _ready(self) -> list[Rank]:
-        """Return the ranks of those that lack nothing but a row, of the first in each queue and of prompts here."""
+        """Return the ranks of sequences that lack only a row: the first of each queue, and a prompt computed here."""
         are_ready = self.scheduler.can_resume_next, self.offers.has_blocks_for_next, self.pulls.has_blocks_for_next
         local = self.local_prompts.wants_row
         ranks = [] if local is None else [self.scheduler.paused.rank(local)]
         return ranks + [rank for rank, number in self._in_turn() if are_ready[number]()]
 
     def _in_turn(self) -> list[tuple[Rank, int]]:
-        """Return who is first in each queue, and the number of the queue, in the order of their turns."""
+        """Return the rank of the first of each queue with the queue's number, in the order of turns."""
         queues: list[Ranked] = [self.scheduler.paused, self.offers.waiting, self.pulls.waiting]
         ranks = ((queue.first_rank(), number) for number, queue in enumerate(queues))
         return sorted((rank, number) for rank, number in ranks if rank is not None)
 
     def _start_next(self) -> Started | None:
-        """Start the sequence whose turn is next, of those that have all they need.
+        """Start the first sequence by turn that lacks nothing.
 
-        A row is kept for a prompt that is to be computed here, if its turn is before.
+        Keep the last free row for a prompt to be computed here whose turn is earlier.
         """
         starts = self.scheduler.resume_next, self.offers.accept_next, self.pulls.start_next
         local = self.local_prompts.wants_row

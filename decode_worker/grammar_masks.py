@@ -1,8 +1,8 @@
-"""Sequences under a grammar: their masks on the way to the device, and tokens that wait for their grammar's word.
+"""Masks of sequences under a grammar, and tokens waiting for the grammar's answer.
 
-A step is launched before the tokens of the last are known, so a mask comes while the step that wants it runs: it is
-written into memory that the step's last kernels read (`GrammarMasks`). A row whose mask is not there by then gets no
-token, and tries again in the next step; the others notice nothing.
+A step is launched before the last step's tokens are known. So a mask may come while the step runs: the host writes the
+mask into memory read by the step's last kernels (`GrammarMasks`). A row without a mask by then gets no token and tries
+again in the next step. Other rows are not affected.
 """
 
 from common.device.steps.adjustments import NO_MASK
@@ -14,7 +14,7 @@ from decode_worker.sequences.sequence import DecodeSequence
 
 
 class Guides:
-    """What is known of grammars; nothing here waits."""
+    """Masks and answers of grammars; never waits."""
 
     def __init__(self, followers: Followers[DecodeSequence], masks: GrammarMasks) -> None:
         self._followers = followers
@@ -22,14 +22,14 @@ class Guides:
         self._places: dict[DecodeSequence, int] = {}
 
     def begin(self, sequence: DecodeSequence) -> None:
-        """Ask what may follow the outputs so far."""
+        """Ask for the tokens allowed after the outputs so far."""
         if sequence.sampling.grammar:
             sequence.follower = Follower.of(sequence.sampling)
             outputs = sequence.token_ids[len(sequence.token_ids) - sequence.num_outputs :]
             self._followers.ask(sequence, sequence.follower, outputs)
 
     def enter(self, sequence: DecodeSequence) -> None:
-        """Give a sequence that will get rows a place for its masks, until it ended and no step may read there."""
+        """Give a sequence a place for masks, kept until the sequence has ended and no step may read the place."""
         if sequence.follower is None:
             return
         self._places = {s: place for s, place in self._places.items() if _reads_masks(s)}
@@ -40,13 +40,13 @@ class Guides:
         self._publish(sequence)
 
     def advance(self, sequence: DecodeSequence, token: OutputToken) -> None:
-        """Ask what may follow a token, which is logged, and not sent before its grammar has taken it."""
+        """Ask for the tokens allowed after a logged token, which is sent once accepted by the grammar."""
         assert sequence.follower is not None, "it is under a grammar"
         sequence.unsent, sequence.mask, sequence.num_late = token, None, 0
         self._followers.ask(sequence, sequence.follower, [token.token_id])
 
     def take(self) -> list[tuple[DecodeSequence, Outcome]]:
-        """What has become known of sequences that have not ended; their masks are where steps find them."""
+        """Take the answers for sequences still alive; publish the masks to steps."""
         outcomes = [(sequence, outcome) for sequence, outcome in self._followers.take() if not sequence.ended]
         for sequence, outcome in outcomes:
             sequence.mask = outcome.mask
@@ -57,7 +57,7 @@ class Guides:
         self._followers.close()
 
     def _publish(self, sequence: DecodeSequence) -> None:
-        """First the mask, then the position by which a step knows that it is there: processors keep that order."""
+        """Write the mask, then the position; processors keep the order, so a step with the position finds the mask."""
         if sequence.mask is not None and sequence.place >= 0:
             self._masks[sequence.place] = sequence.mask
             sequence.mask_position = len(sequence.token_ids)
@@ -65,5 +65,5 @@ class Guides:
 
 
 def _reads_masks(sequence: DecodeSequence) -> bool:
-    """Return whether a step, launched or to come before the sequence gets another place, may read its masks."""
+    """Tell whether a launched or coming step may read the masks of a sequence."""
     return sequence.num_in_flight > 0 or not (sequence.ended or sequence.is_paused)

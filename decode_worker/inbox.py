@@ -1,4 +1,4 @@
-"""What the router and prefill workers say to a decode worker, given to whom it concerns; and what failed, said back."""
+"""Inbox of a decode worker: dispatches messages of the router and of prefill workers, and reports failures."""
 
 import logging
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Reads both sockets; never waits."""
+    """Reader of both sockets; never waits."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Inbox:
         self.local_prompts, self.guides = local_prompts, guides
 
     def receive(self) -> None:
-        """Act on everything that has arrived."""
+        """Handle all arrived messages."""
         for said in self.offers.shared.receive():
             match said:
                 case PromptBlocks() if self.local_prompts.prefixes.has_asked(said):
@@ -57,7 +57,7 @@ class Inbox:
         for visit, offered in self.pulls.sources.visits.receive():
             if isinstance(offered, KVOffer):
                 self._take(self.announced.offer(offered, visit))
-        self.tell()  # before the router is answered that something is not here
+        self.tell()  # first, because an answer may say a request is not here
         for message in self.link.receive():
             self._from_router(message)
         self.announced.tend()
@@ -65,19 +65,19 @@ class Inbox:
             self._from_prefill(identity, message)
 
     def tell(self) -> None:
-        """What became of prompts that are no sequences yet; to be called before the first token of any of them."""
+        """Report on prompts not yet decoding; call before sending the first token of any such prompt."""
         for message in self.local_prompts.take_messages():
             self.link.send(message)
         for failure in [*self.offers.take_failures(), *self.pulls.take_failures()]:
             self.fail(*failure)
 
     def fail(self, key: Key, code: ErrorCode, message: str) -> None:
-        """Tell the router that nothing is left of an attempt here."""
+        """Report a failed attempt to the router; nothing of the attempt is left here."""
         logger.warning("[%s #%d] %s", *key, message)
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
     def give_back_prompts(self, problem: str) -> None:
-        """Leave prompts to the router that wait for blocks or for offers, as no more of either come."""
+        """Return prompts that wait for blocks or offers to the router, because no more of either come."""
         waiting = [sequence.key for sequence in self.local_prompts.waiting]
         for key in waiting:
             self.local_prompts.abort(*key)
@@ -114,20 +114,20 @@ class Inbox:
                 self.hub.refuse(identity, message, "a prefill worker does not send it")
 
     def _meet(self, identity: bytes, export: KVPoolExport) -> None:
-        """A prefill worker says where its pool is; an earlier incarnation of it is gone."""
+        """Start a proof of a prefill worker's pool; forget earlier incarnations of the worker."""
         for epoch in self.pulls.sources.epochs(export.worker_id) - {export.epoch}:
             self.pulls.forget(export.worker_id, epoch)
         self.pulls.sources.meet(identity, export)
 
     def _announce(self, message: DecodeRequest) -> None:
-        """Expect a prompt that a prefill worker computes."""
+        """Expect a prompt computed by a prefill worker."""
         if problem := self.offers.shared.problem:
             self.fail((message.request_id, message.attempt), ErrorCode.DRAINING, problem)
         elif (sequence := self._admitted(message)) is not None:
             self._take(self.announced.announce(sequence))
 
     def _take(self, received: Received | None) -> None:
-        """Queue a prompt that was offered, if one was received."""
+        """Queue a received prompt; does nothing without a prompt."""
         if received is None:
             return
         sequence, offer, visit = received
@@ -140,7 +140,7 @@ class Inbox:
             self.pulls.add(visit, sequence, offer)
 
     def _accept_local(self, message: PrefillRequest) -> None:
-        """Compute a prompt here."""
+        """Queue a prompt to compute here."""
         if self.drain.asked:
             key = message.request_id, message.attempt
             self.fail(key, ErrorCode.DRAINING, "the decode worker is shutting down")
@@ -150,7 +150,7 @@ class Inbox:
             self.local_prompts.accept(sequence, message.turn, message.salt, message.most_tokens)
 
     def _admitted(self, message: PrefillRequest | DecodeRequest) -> DecodeSequence | None:
-        """Make the sequence of a request; None if it cannot be decoded here, which the router hears."""
+        """Return the sequence of a request; None, with a report to the router, if decoding here is impossible."""
         sequence = DecodeSequence(
             request_id=message.request_id,
             attempt=message.attempt,
@@ -179,12 +179,12 @@ class Inbox:
             self.scheduler.end(sequence)
 
     def _keys(self) -> set[Key]:
-        """All attempts that are being served: the router may ask of as many at once."""
+        """Return all attempts being served, as a set because the router may ask about many at once."""
         waiting = [handoff.sequence for handoff in self.pulls.waiting] + self.local_prompts.waiting
         waiting += [each.sequence for each in self.offers.waiting]
         return {*self.scheduler.active, *self.scheduler.reserved, *(sequence.key for sequence in waiting)}
 
     def _has(self, key: Key) -> bool:
-        """Whether that attempt is being served: a second one of it would take its blocks' owner away."""
+        """Tell whether an attempt is being served; a duplicate would replace the owner of the attempt's blocks."""
         is_handed_over = self.pulls.has(key) or self.offers.has(key)
         return is_handed_over or self.scheduler.has(key) or self.local_prompts.has(key)

@@ -1,7 +1,7 @@
-"""What becomes of tokens that steps have chosen.
+"""Tokens chosen by steps: logged, checked against grammars, and sent.
 
-chosen ──append──▶ in the token log ──▶ told, with why the text ends if it does ──flush──▶ sent
-                      └─under a grammar─▶ unsent ──heed: it has taken it──▲
+chosen ──append──▶ in the token log ──▶ told, with finish reason ──flush──▶ sent
+                      └─under a grammar─▶ unsent ──heed: accepted by the grammar──▲
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from decode_worker.sequences.sequence import DecodeSequence, Key
 
 
 class Outputs:
-    """Of all sequences.
+    """Outputs of all sequences.
 
     Args:
-        fail: tells the router that nothing is left of an attempt here.
+        fail: reports a failed attempt to the router.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Outputs:
     ) -> None:
         self.link, self.scheduler, self.sealing, self.guides = link, scheduler, sealing, guides
         self.local_prompts, self.trace, self.fail = local_prompts, trace, fail
-        self.columns = TokenColumns()  # told, and not sent yet
+        self.columns = TokenColumns()  # reported, not sent yet
 
     def append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
-        """Log and tell what a step chose, up to the end of the sequence."""
+        """Log and report the tokens chosen by a step, up to the end of the sequence."""
         for token in tokens:
             if sequence.ended:
                 return
@@ -63,7 +63,7 @@ class Outputs:
                 self._tell(sequence, token, finish_reason(token.token_id, sequence.num_outputs, sequence.sampling))
 
     def heed(self) -> None:
-        """What grammars have said: masks are there, and tokens that waited for it can be sent."""
+        """Handle answers of grammars: publish masks, and report tokens that waited."""
         for sequence, outcome in self.guides.take():
             token, sequence.unsent = sequence.unsent, None
             reason = FinishReason.NOT_FINISHED
@@ -78,20 +78,20 @@ class Outputs:
                 self._tell(sequence, token, reason)
 
     def flush(self) -> None:
-        """Send what was told, in one message."""
+        """Send reported tokens in a single message."""
         if self.columns:
             self.link.send(self.columns.batch(self.link.ready.worker_id, self.link.ready.epoch))
             self.columns = TokenColumns()
 
     def _tell(self, sequence: DecodeSequence, token: OutputToken, reason: FinishReason) -> None:
-        """Report the last token, which may be the end."""
+        """Report the last token, and end the sequence if finished."""
         self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs - 1, token, reason)
         if reason is not FinishReason.NOT_FINISHED:
             self.trace.meet(sequence.key)
             self.scheduler.end(sequence)
 
     def _give_up(self, sequence: DecodeSequence, problem: str) -> None:
-        """Its grammar leads nowhere."""
+        """Fail a sequence whose grammar leads nowhere."""
         if self.scheduler.active.get(sequence.key) is sequence:
             self.scheduler.end(sequence)
         else:

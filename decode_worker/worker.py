@@ -1,14 +1,15 @@
 """The decode worker's loop: receive, admit, launch the next step, collect the last, emit, beat.
 
-The next step is launched before the last one's tokens are read: tokens and positions advance on the device, and the
-host does what there is to do in its shadow. So a sequence ended by a stop token runs one step too many, whose token is
-dropped. The launch waits until shortly before the running step ends (see `pace`), so that what arrives joins early.
+The next step is launched before the last step's tokens are read, because tokens and positions advance on the device.
+The host works in the shadow of the step. So a sequence ended by a stop token runs a step too many; the extra token is
+dropped. The launch waits until shortly before the running step ends (see `pace`), so that arriving handoffs join early.
 
 Life of a request here:
-    1. `DecodeRequest` announces it, and waits for the `KVOffer` of its prompt (see `announced`). That waits until there
-       is a row and blocks. In a pool of ours its blocks change hands (see `offers`), from another they are pulled (see
-       `pulls`). Or `PrefillRequest` waits and is computed here (see `local_prompts`).
-    2. It enters a row and gets a token each step, until a stop token, max_tokens, `Abort` or preemption ends it.
+    1. `DecodeRequest` announces the request, which waits for the `KVOffer` of its prompt (see `announced`). The offer
+       waits for a row and blocks. Blocks in the own pool change owner (see `offers`); blocks of another pool are pulled
+       (see `pulls`). A prompt of a `PrefillRequest` waits, too, and is computed here (see `local_prompts`).
+    2. The sequence enters a row and gets a token each step. A stop token, max_tokens, `Abort` or preemption ends the
+       sequence.
 """
 
 import time
@@ -49,7 +50,7 @@ from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 
 IDLE_POLL_MS, QUIET_POLLS = 50, 10
-"""Of the latter in a row nobody seems to come soon."""
+"""Milliseconds of a poll, and polls without a message before spare time is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ class DecodeStep:
 
     pending: PendingOutput
     sequences: list[DecodeSequence]
-    guided: list[DecodeSequence]  # those under a grammar
-    unsure: list[DecodeSequence]  # of those, whose mask it may not find in time
+    guided: list[DecodeSequence]  # sequences under a grammar
+    unsure: list[DecodeSequence]  # guided sequences whose mask may come too late
     launched_s: float
 
 
 class DecodeWorker:
-    """Owns the scheduler, the batch and the sockets; `run` returns when drained."""
+    """Owner of the scheduler, the batch and the sockets; `run` returns when drained."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class DecodeWorker:
         self.close()
 
     def turn(self) -> None:
-        """What arrived, the next step, the last one's tokens; each part is a method below, in this order."""
+        """Receive, launch the next step, collect the last, emit; each part is a method below, in this order."""
         with self.trace.phase("receive"):
             self.inbox.receive()
             self.admit()
@@ -132,7 +133,7 @@ class DecodeWorker:
             self.launch_prompt()
 
     def admit(self) -> None:
-        """Move handoffs along; nothing here waits for a copy."""
+        """Move handoffs along; never waits for a copy."""
         self._enter([*self.admission.fill_rows(), *self.pulls.finish()])
         self.pulls.tend()
         self.inbox.tell()
@@ -140,7 +141,7 @@ class DecodeWorker:
             self.link.send(report)
 
     def step(self) -> None:
-        """Launch the next step shortly before the running one ends, then collect that one."""
+        """Launch the next step shortly before the running step ends, then collect the running step."""
         self._hold()
         self._give_way()
         launched = self._launch()
@@ -149,8 +150,8 @@ class DecodeWorker:
             with self.trace.phase(WAIT):
                 self._tend(collected.pending)
             self._collect(collected)
-        if launched is not None and launched.guided and launched.pending.ready():  # as it always is on a CPU
-            self._collect(launched)  # so that its masks are there in the next step
+        if launched is not None and launched.guided and launched.pending.ready():  # always so on a CPU
+            self._collect(launched)  # so that the next step finds the masks
             self.in_flight = None
         finished = self.local_prompts.finish()
         self.inbox.tell()
@@ -158,7 +159,7 @@ class DecodeWorker:
             self._begin_local(*finished)
 
     def _enter(self, sequences: list[DecodeSequence]) -> None:
-        """Let sequences that have a row join the next step."""
+        """Let sequences with a row join the next step."""
         for sequence in sequences:
             if self.scheduler.active.get(sequence.key) is not sequence:
                 sequence.tell_arrival(self.trace)
@@ -167,20 +168,20 @@ class DecodeWorker:
             self.guides.enter(sequence)
 
     def _give_way(self) -> None:
-        """Take rows, and blocks if there are none, from sequences that have to give way to others."""
+        """Take rows, or blocks if none are left, from sequences of worse priority or of clients with more rows."""
         while self.admission.make_room():
             self._enter(self.admission.fill_rows())
         if (victim := self.admission.make_blocks()) is not None:
             self.inbox.fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, requests of better priority go first")
 
     def _hold(self) -> None:
-        """Let handoffs join the next step for as long as the running one surely lasts."""
+        """Let handoffs join the next step while the running step surely lasts."""
         if self.in_flight is not None:
             with self.trace.phase(WAIT):
                 self._tend(self.in_flight.pending, self.pace.should_wait)
 
     def _tend(self, pending: PendingOutput, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Serve sockets and pulls while the device works on a step, and as long as it is wanted."""
+        """Serve sockets and pulls until the step is over, or as long as `wanted`."""
         while not pending.ready() and wanted():
             self.inbox.receive()
             self.admit()
@@ -190,7 +191,7 @@ class DecodeWorker:
             time.sleep(LOOK_INTERVAL_S)
 
     def _launch(self) -> DecodeStep | None:
-        """Start a step over all rows; None when there is nothing to run."""
+        """Start a step over all rows; None if no row can get a token."""
         with self.trace.phase("apply"):
             self._make_slots()
             if self.runner.shares_prefixes:
@@ -209,7 +210,7 @@ class DecodeWorker:
             return DecodeStep(pending, self.scheduler.launched(), guided, unsure, launched_s)
 
     def _make_slots(self) -> None:
-        """Blocks for every row's next token: who gets none sits out, and if that does not help, somebody has to go."""
+        """Get blocks for every row's next token; rows without a block rest. If nothing helps, preempt a sequence."""
         self.scheduler.make_slots()
         while self.scheduler.is_starved() and not self._make_way():
             victim = self.scheduler.preempt()
@@ -218,11 +219,11 @@ class DecodeWorker:
             self.scheduler.make_slots()
 
     def _make_way(self) -> bool:
-        """Whether blocks come free of what has not begun to decode."""
+        """Free blocks of sequences that have not begun to decode; tell whether there were any."""
         return self.local_prompts.make_way() or self.pulls.make_way() or self.offers.make_way()
 
     def _collect(self, step: DecodeStep) -> None:
-        """A step is over."""
+        """Read the tokens of a step, and free the blocks of ended sequences."""
         with self.trace.phase("collect"):
             output = step.pending.output()
             self.pace.ended()
@@ -236,20 +237,20 @@ class DecodeWorker:
             self.scheduler.collected(step.sequences)
 
     def _begin_local(self, sequence: DecodeSequence, token: OutputToken) -> None:
-        """A prompt computed here: its first token is known to the host, the rest comes from steps."""
+        """Begin to decode behind a prompt computed here; only the first token is known to the host."""
         self.guides.enter(sequence)
         self.scheduler.adopt(sequence)
         self.outputs.append(sequence, [token])
 
     def tend(self) -> None:
-        """See that blocks are at hand for every sequence to grow, and for some that may come."""
+        """Keep blocks at hand for every sequence to grow and for handoffs; drain if the memory server is lost."""
         if problem := self.offers.tend(self.pulls.foreseen()):
             self.poller.unregister(self.offers.shared)
             self.drain.ask(problem, at_once=self.offers.shared.is_tainted)
             self.inbox.give_back_prompts(problem)
 
     def beat(self) -> None:
-        """Tell the beat thread how busy we are."""
+        """Report the load to the heartbeat thread."""
         load = self.link.load
         load.num_running, load.num_handoffs = len(self.scheduler.active), len(self.pulls) + len(self.offers)
         load.num_paused = len(self.scheduler.paused)
@@ -261,24 +262,24 @@ class DecodeWorker:
             load.last_step_s = time.monotonic()
 
     def launch_prompt(self) -> None:
-        """Start a chunk of a prompt that is computed here, behind the step in flight; no known token waits for it."""
+        """Launch a chunk of a prompt computed here behind the step in flight; known tokens are sent first."""
         if not self.local_prompts.has_chunk():
             return
-        if self.in_flight is not None and self.in_flight.pending.ready():  # as it always is on a CPU
+        if self.in_flight is not None and self.in_flight.pending.ready():  # always so on a CPU
             collected, self.in_flight = self.in_flight, None
             self._collect(collected)
             self.outputs.flush()
         self.local_prompts.launch()
 
     def give_everything_back(self) -> None:
-        """Leave every request to the router: there is no more time for it here."""
+        """Return every request to the router at the end of a drain."""
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
         sequences += [*self.pulls.decline_all(), *self.local_prompts.waiting, *self.offers.decline_all()]
         for sequence in sequences:
             self.inbox.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 
     def forget_everything(self) -> None:
-        """The router restarted: nobody waits for what we hold."""
+        """Drop every request after a restart of the router, because no client waits for the tokens."""
         for sequence in list(self.scheduler.active.values()):
             self.scheduler.end(sequence)
         for handoff in self.pulls.pulling:
@@ -289,7 +290,7 @@ class DecodeWorker:
         self.local_prompts.drop_all()
 
     def tell_fault(self, problem: str) -> None:
-        """To the owners of pools that are mapped here beside our own."""
+        """Report a device fault to the owners of other pools mapped here."""
         self.sources.visits.report_fault(problem)
 
     def close(self) -> None:
@@ -300,7 +301,7 @@ class DecodeWorker:
         self.link.close()
 
     def _await_work(self) -> None:
-        """Sleep until a message comes, or a copy or a chunk may be over; not at all with steps to launch or collect."""
+        """Sleep until a message comes, or a copy or chunk may be over; return at once if a step is due."""
         if self.in_flight is not None or self._can_get_on():
             self.idling.worked()
             return
@@ -310,7 +311,7 @@ class DecodeWorker:
             self.runner.capture_ahead()
 
     def _can_get_on(self) -> bool:
-        """Whether some row gets a token in the next step, or in the one in flight."""
+        """Tell whether some row gets a token in the next step, or in the step in flight."""
         return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
     def _owns_something(self) -> bool:

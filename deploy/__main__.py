@@ -1,15 +1,15 @@
-"""Starts the `baton` command: what goes wrong before it can speak for itself ends with a line, too."""
+"""Start the `baton` command; also report failures before the command itself can, in a single line."""
 
 import os
 import signal
 import sys
 
 INTERRUPTED = 130
-"""Exit status of who is ended by Ctrl-C in a shell."""
+"""Exit status of a program ended by Ctrl-C in a shell."""
 
 
 def main() -> None:
-    """Import the command, which takes a second, and run it."""
+    """Import the command, which takes a second, and run the command."""
     signal.signal(signal.SIGINT, _end)
     open_streams()
     try:
@@ -22,12 +22,12 @@ def main() -> None:
 
 
 def open_streams() -> None:
-    """Have what was closed lead nowhere: a socket that got its descriptor would be written to."""
+    """Open closed standard streams on /dev/null, because a socket with such a descriptor would be written to."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     sys.stdin, sys.stdout, sys.stderr = (
         stream or os.fdopen(number, mode, encoding="utf-8", closefd=False)
         for number, (stream, mode) in enumerate(((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w")))

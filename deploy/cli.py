@@ -30,20 +30,23 @@ from deploy.serve.fleet_options import add_fleet, fleet_of
 from deploy.trace.command import add_trace, trace
 
 INTERRUPTED, UNREAD = 130, 141
-"""Exit statuses of programs that SIGINT or SIGPIPE ends in a shell."""
+"""Exit statuses of programs ended by SIGINT or SIGPIPE in a shell."""
 ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + WORKER_SECTIONS + MEMORY_SECTIONS))
 
 
 def main() -> None:
-    """Run a command. Exit status: 0 after a clean drain, 1 after a failure, 2 for a wrong setting, 130 for an early
-    Ctrl-C, 141 when nobody reads what is printed."""
+    """Run a command and exit.
+
+    Exit status: 0 after a clean drain, 1 after a failure, 2 for a wrong setting. An early Ctrl-C gives 130, a lost
+    reader of the output 141.
+    """
     try:
         status = _run()
     except ConfigError as error:
         status = _complain(str(error), 2)
     except KeyboardInterrupt:
         status = _complain("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # nobody reads on, as behind `| head`
+    except BrokenPipeError:  # the reader has gone, as behind `| head`
         status = UNREAD
     except (MemoryError, OSError, RuntimeError) as error:
         if not (reason := shortage(error)):
@@ -52,7 +55,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # what it still holds is lost
+        except OSError:  # buffered output is lost
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(status)
 
@@ -65,7 +68,7 @@ def _run() -> int:
 
 
 def _complain(text: str, status: int) -> int:
-    """Print a line; where that is not possible the exit status alone tells."""
+    """Print a line to stderr if possible; otherwise only the exit status tells."""
     with contextlib.suppress(OSError):
         print(f"baton: {text}", file=sys.stderr, flush=True)
     return status
@@ -183,14 +186,14 @@ def _add_drain(commands: Commands) -> None:
 
 
 def _name(text: str) -> str:
-    """As one may be on the wire, where another would be dropped without a word."""
+    """Check a worker name; a router would silently drop a message with a bad name."""
     if not re.fullmatch(r"[!-~]{1,100}", text):
         raise argparse.ArgumentTypeError(f"{text!r:.40}: 1 to 100 ASCII characters, as baton workers shows it")
     return text
 
 
 def _add_bench(commands: Commands) -> None:
-    """Its flags are those of the load client, which takes all that follows as it is."""
+    """Add the `bench` command; all flags go unparsed to the load client."""
     parser = commands.add_parser(
         "bench",
         prefix_chars="\0",
@@ -248,7 +251,7 @@ def _bench(args: argparse.Namespace) -> int:
             f"{error}: baton bench needs the bench extra: "
             'pip install -c constraints.txt -e ".[bench]" where the sources are'
         ) from None
-    return bench(args.flags, "baton bench", Defaults(concurrency=8, vocab_size=1000))  # ids that every model has
+    return bench(args.flags, "baton bench", Defaults(concurrency=8, vocab_size=1000))  # token ids of every model
 
 
 COMMANDS = {

@@ -1,1 +1,1 @@
-"""Requests on their way into the batch: announced, offered, pulled, or computed here."""
+"""Requests on the way into the batch: announced, offered, pulled, or computed here."""

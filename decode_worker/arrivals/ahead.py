@@ -1,11 +1,13 @@
-"""Blocks of prompts that are still being computed, pulled while the prefill worker goes on.
+"""Blocks of prompts still being computed, pulled while the prefill worker goes on.
 
     KVProgress ──▶ begun ──KVOffer, take──▶ the handoff's, which pulls the rest
-                     └──abort, silence, source lost, blocks wanted──▶ leaving ──copies over──▶ free
+                     └──abort, silence, source lost, blocks wanted──▶ leaving ──copies over──▶ free.
 
-Nobody keeps the source blocks for us: they may be another prompt's before a copy ends. What was copied counts only if
-the same generations of them are offered, as then they have been this prompt's all the time.
-So nothing here is owed to anyone, and it is the first to go when a sequence wants blocks.
+The source blocks are not kept for this worker: another prompt may fill a block before a copy ends. So a copy counts
+only if the same generations of the source blocks are offered later. Then the blocks belonged to the prompt all the
+time.
+
+So no other party depends on these blocks. They go first when a sequence wants blocks.
 """
 
 import time
@@ -20,36 +22,39 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import Key
 
 SILENCE_S = 30.0
-"""After so long without progress or offer, a prompt is not expected any more."""
+"""A prompt without progress or offer for so long is given up."""
 
 
 @dataclass(slots=True, eq=False)
 class Begun:
-    """Blocks of ours for a whole prompt and its first token, filled from the first on where they stay as they are."""
+    """Leased blocks for a whole prompt and the first output, filled from the first block on.
+
+    Only groups whose full blocks stay unchanged are filled ahead.
+    """
 
     source_pool: PeerPool
     num_tokens: int  # of the prompt
     tables: Tables
     heard_s: float
-    source_ids: Sequence[Sequence[int]]  # by group, that pulls were started for
-    generations: dict[int, int] = field(default_factory=dict)  # of those
+    source_ids: Sequence[Sequence[int]]  # by group: source blocks of all pulls so far
+    generations: dict[int, int] = field(default_factory=dict)  # by source block, when its pull began
     copies: Copies = field(default_factory=Copies)
 
 
 class Ahead:
-    """Owner of blocks until they are taken or free."""
+    """Owner of blocks until a handoff takes the blocks or they are free."""
 
     def __init__(self, scheduler: DecodeScheduler, pool: KVPool) -> None:
         self.scheduler = scheduler
         self.pool = pool
         self.begun: dict[Key, Begun] = {}
-        self.leaving: list[Begun] = []  # given up; copies into the blocks may be under way
+        self.leaving: list[Begun] = []  # given up; copies may be under way
 
     def __len__(self) -> int:
         return len(self.begun) + len(self.leaving)
 
     def begin(self, key: Key, source_pool: PeerPool, num_tokens: int) -> None:
-        """Make ready for a prompt of `num_tokens`, if there is room for a sequence of its length."""
+        """Reserve blocks for a prompt of `num_tokens`, if there is room for such a sequence."""
         if key not in self.begun and self.scheduler.has_room(num_tokens + 1):
             layout = self.scheduler.layout
             fresh = self.scheduler.allocator.allocate(num_seen(layout, num_tokens + 1))
@@ -57,21 +62,21 @@ class Ahead:
             self.begun[key] = Begun(source_pool, num_tokens, tables, time.monotonic(), [[] for _ in tables])
 
     def pull(self, key: Key, source_ids: list[int], generations: list[int]) -> None:
-        """The first blocks of a prompt are complete: start pulling those that are new, if it was begun."""
+        """Start pulling the new complete blocks of a prompt, if the prompt was begun."""
         begun = self.begun.get(key)
         if begun is None:
             return
         begun.heard_s = time.monotonic()
         complete = begun.source_pool.shape.by_group(source_ids)
-        if not all(map(_has_places, begun.tables, complete)):  # it is not the prompt that was begun
+        if not all(map(_has_places, begun.tables, complete)):  # not the prompt that was begun
             self._give_up([key])
         else:
             new = missing(begun.tables, complete, begun.source_ids)
             if new.source_ids:
                 begun.copies.start(begun.source_pool, new.source_ids, self.pool, new.target_ids)
                 begun.source_ids = complete
-                begun.generations = dict(zip(source_ids, generations, strict=True)) | begun.generations  # as they were
-        if begun.copies.problem and key in self.begun:  # what is offered may have better luck
+                begun.generations = dict(zip(source_ids, generations, strict=True)) | begun.generations  # oldest wins
+        if begun.copies.problem and key in self.begun:  # a pull after the offer may succeed
             self._give_up([key])
 
     def find(
@@ -82,7 +87,7 @@ class Ahead:
         source_ids: Sequence[Sequence[int]],
         generations: dict[int, int],
     ) -> Begun | None:
-        """What was begun of a prompt of so many tokens, in these blocks by group, of these generations."""
+        """Return the entry of a prompt if source, length, blocks by group and generations match the offer."""
         begun = self.begun.get(key)
         if begun is None or begun.source_pool is not source_pool or begun.num_tokens != num_tokens:
             return None
@@ -92,7 +97,7 @@ class Ahead:
         return begun if all(ids == handed[: len(ids)] for ids, handed in pairs) else None
 
     def take(self, key: Key) -> None:
-        """The handoff owns it from now on; every copy may still be under way."""
+        """Hand an entry to its handoff, the owner from now on; copies may still be under way."""
         del self.begun[key]
 
     def drop(self, request_id: str, attempt: int) -> None:
@@ -100,15 +105,14 @@ class Ahead:
         self._give_up([key for key in self.begun if key[0] == request_id and key[1] <= attempt])
 
     def drop_source(self, source_pool: PeerPool) -> None:
-        """Give up what comes from a source."""
         self._give_up([key for key, begun in self.begun.items() if begun.source_pool is source_pool])
 
     def drop_all(self, but: Key | None = None) -> None:
-        """Give up everything, perhaps but one."""
+        """Give up every prompt except `but`."""
         self._give_up([key for key in self.begun if key != but])
 
     def tend(self) -> None:
-        """Give up what nothing was heard of, and free what is no longer copied into."""
+        """Give up prompts after a long silence, and free given up blocks whose copies are over."""
         if not self:
             return
         now_s = time.monotonic()
@@ -119,7 +123,7 @@ class Ahead:
             self.scheduler.allocator.free(held_by(begun.tables))
 
     def blocks(self) -> list[Sequence[int]]:
-        """Block ids of every entry."""
+        """Return the block ids of every entry."""
         return [held_by(begun.tables) for begun in [*self.begun.values(), *self.leaving]]
 
     def _give_up(self, keys: list[Key]) -> None:
@@ -127,5 +131,5 @@ class Ahead:
 
 
 def _has_places(table: BlockTable, complete: Sequence[int]) -> bool:
-    """Whether so many blocks of a prompt may be complete, and stay as they are."""
+    """Tell whether a table can hold so many complete, unchanging blocks."""
     return len(complete) <= (len(table.block_ids) if table.group.is_append_only else 0)

@@ -1,11 +1,11 @@
-"""Requests that the router announced, and offers of their prompts; whichever comes first waits for the other.
+"""Announced requests, and offers of prompts; whichever comes first waits for the other.
 
     DecodeRequest ──▶ announced ──KVOffer──▶ received: this worker owns the request
     KVOffer ──▶ early ──DecodeRequest──▶ received
-                  └──nobody announces it──▶ declined
+                  └──not announced──▶ declined.
 
-The router sends `DecodeRequest` before the prompt is computed. So an offer without one is early by a moment at most, or
-its request was aborted.
+The router sends `DecodeRequest` before the prompt is computed. So an offer without a request is early by a moment, or
+the request was aborted.
 """
 
 import time
@@ -18,37 +18,40 @@ from common.wire.messages.memory import KVOffer
 from decode_worker.sequences.sequence import DecodeSequence, Key
 
 EARLY_S = 2.0
-"""How long an offer waits for its request."""
+"""Time that an offer waits for its request."""
 
 
 class Received(NamedTuple):
-    """A prompt that is computed, and what will be decoded of it."""
+    """A computed prompt with the sequence to decode."""
 
     sequence: DecodeSequence
     offer: KVOffer
-    visit: Visit | None  # where its blocks are; None: in this worker's own pool
+    visit: Visit | None  # the pool with the blocks; None: this worker's own
 
 
 class Announced:
-    """Owner of requests that are computed elsewhere, until they are received or aborted."""
+    """Owner of requests computed elsewhere, until received or aborted."""
 
     def __init__(self, shared: SharedPool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._shared, self._clock = shared, clock
         self._sequences: dict[str, DecodeSequence] = {}  # by request id: the latest attempt
-        self._early: dict[Key, tuple[KVOffer, Visit | None, float]] = {}  # with the time of arrival, oldest first
+        self._early: dict[Key, tuple[KVOffer, Visit | None, float]] = {}  # with arrival time, oldest first
 
     def __contains__(self, key: Key) -> bool:
         sequence = self._sequences.get(key[0])
         return sequence is not None and sequence.key == key
 
     def announce(self, sequence: DecodeSequence) -> Received | None:
-        """Expect the offer of a request's prompt; returns it if it is here."""
+        """Expect the offer of a request's prompt; return the prompt if the offer is here already."""
         self._sequences[sequence.request_id] = sequence
         early = self._early.pop(sequence.key, None)
         return None if early is None else self.offer(early[0], early[1])
 
     def offer(self, offer: KVOffer, visit: Visit | None) -> Received | None:
-        """Receive an offer, which its prefill worker is told; keep one that is early, drop one whose server is lost."""
+        """Receive an offer and tell its prefill worker.
+
+        An early offer is kept. An offer of a lost memory server is dropped.
+        """
         key = offer.request_id, offer.attempt
         if visit is not None and visit.problem:
             return None
@@ -76,7 +79,7 @@ class Announced:
         return keys
 
     def tend(self) -> None:
-        """Decline offers that nobody announced for long; looks at no more than those."""
+        """Decline offers not announced for `EARLY_S`; looks at no other offers."""
         while self._early:
             key, (offer, visit, arrived_s) = next(iter(self._early.items()))
             if self._clock() - arrived_s < EARLY_S:

@@ -1,9 +1,9 @@
-"""Prompts computed by the decode worker itself: when no prefill worker can, and short ones when those are busy.
+"""Prompts computed by the decode worker: when no prefill worker can, and short prompts when prefill workers are busy.
 
-In small chunks between decode steps: the streams that run here slow down, and go on. A chunk is of one prompt, and
-which that is, `common.serving.prompts.order` decides. It is launched and not waited for, so the tokens of steps before
-it are sent meanwhile. What is there of a prompt is not computed, as in a prefill worker. One that is here for being
-short is given back if more of it is to be computed than was thought.
+Prompts are computed in small chunks between decode steps, so running streams slow down but go on. A chunk holds tokens
+of a single prompt, chosen by `common.serving.prompts.order`. The worker does not wait for a launched chunk, so tokens
+of earlier steps are sent meanwhile. Cached prefixes are not computed, as in a prefill worker. A short prompt goes back
+to the router if more tokens are to be computed than the router expected.
 """
 
 import time
@@ -25,19 +25,19 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence, Key
 
 WEIGHT = 0.2
-"""Of the last short prompt in what one takes."""
+"""Weight of the last short prompt in the mean time of short prompts."""
 
 
 @dataclass(slots=True, eq=False)
 class LocalPrompt:
-    """A prompt on its way."""
+    """A prompt to be computed here."""
 
     sequence: DecodeSequence
     turn: int
-    is_started: bool = False  # it has blocks, and a row to come
-    num_scheduled_tokens: int = 0  # computed by chunks that are launched, or not to be computed
+    is_started: bool = False  # has blocks and a reserved row
+    num_scheduled_tokens: int = 0  # cached, or computed by launched chunks
     beginning: Beginning = field(default_factory=Beginning)
-    most_tokens: int = 0  # if more are to be computed it is given back; 0: none are too many
+    most_tokens: int = 0  # more to compute: give the prompt back; 0: no limit
 
     @property
     def key(self) -> Key:
@@ -45,22 +45,22 @@ class LocalPrompt:
 
     @property
     def priority(self) -> int:
-        """Lower is earlier."""
+        """Priority; lower is earlier."""
         return self.sequence.priority
 
     @property
     def token_ids(self) -> MutableSequence[int]:
-        """Prompt and, on a replay, its outputs so far."""
+        """Prompt and, on a replay, the outputs so far."""
         return self.sequence.token_ids
 
     @property
     def has_blocks(self) -> bool:
-        """Its blocks are granted."""
+        """True once the blocks are granted."""
         return self.beginning.grant is not None
 
     @property
     def num_slots(self) -> int:
-        """Tokens that it gets blocks for."""
+        """Tokens with a place in the prompt's blocks."""
         return self.sequence.num_prompt_slots
 
     @property
@@ -76,7 +76,7 @@ class LocalPrompt:
         return len(self.token_ids) - self.num_scheduled_tokens
 
     def take(self, num_tokens: int) -> PromptChunk:
-        """Its next tokens, which are launched."""
+        """Return the next tokens as a chunk to launch, and count these tokens as scheduled."""
         sequence, start = self.sequence, self.num_scheduled_tokens
         self.num_scheduled_tokens += num_tokens
         token_ids = sequence.token_ids[start : self.num_scheduled_tokens]
@@ -97,10 +97,10 @@ class LocalPrompt:
 
 
 class LocalPrompts:
-    """All prompts until they are complete; at most one chunk is in flight.
+    """Owner of prompts until complete; at most a single chunk is in flight.
 
     Args:
-        worker: id and epoch of this worker.
+        worker: id and epoch of the decode worker.
     """
 
     def __init__(
@@ -113,29 +113,29 @@ class LocalPrompts:
     ) -> None:
         self.runner, self.scheduler, self.worker = runner, scheduler, worker
         self.prefixes = PromptPrefixes(magazine, self._tell_cached, config.kv, scheduler.has_blocks)
-        self.short_tokens, self.short_s = config.decode.short_prompt_tokens, 0.0  # and what such a prompt takes
-        self._launched_s, self._num_launched = 0.0, 0  # of the chunk in flight
+        self.short_tokens, self.short_s = config.decode.short_prompt_tokens, 0.0  # mean seconds of such a prompt
+        self._launched_s, self._num_launched = 0.0, 0  # launch time and tokens of the chunk in flight
         self.order = PromptOrder(max_tokens=scheduler.step_tokens, max_seqs=1, max_mixed_tokens=scheduler.step_tokens)
         self.prompts: list[LocalPrompt] = []
-        self.next: tuple[LocalPrompt, int] | None = None  # with the number of tokens of its chunk
+        self.next: tuple[LocalPrompt, int] | None = None  # with the chunk's number of tokens
         self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
-        self.wants_row: DecodeSequence | None = None  # the prompt that could begin if a row were free
+        self.wants_row: DecodeSequence | None = None  # a prompt that lacks only a row
         self._messages: list[Message] = []
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def has(self, key: Key) -> bool:
-        """Whether a prompt waits; those that have begun are the scheduler's too."""
+        """Tell whether a prompt waits; the scheduler knows prompts that have begun."""
         return any(sequence.key == key for sequence in self.waiting)
 
     @property
     def waiting(self) -> list[DecodeSequence]:
-        """Those that have not begun."""
+        """Sequences whose prompts have not begun."""
         return [prompt.sequence for prompt in self._waiting]
 
     def accept(self, sequence: DecodeSequence, turn: int, salt: bytes, most_tokens: int = 0) -> None:
-        """Queue a prompt, and look for what is there of it."""
+        """Queue a prompt, and look up its prefix."""
         sequence.offered_s = time.monotonic()
         prompt = LocalPrompt(sequence, turn, most_tokens=most_tokens)
         self.prefixes.begin(prompt, salt)
@@ -148,12 +148,14 @@ class LocalPrompts:
                 self._drop(prompt)
 
     def drop_all(self) -> None:
-        """Forget everything."""
         for prompt in list(self.prompts):
             self._drop(prompt)
 
     def has_chunk(self) -> bool:
-        """Whether a chunk can be launched now: none is in flight, and some prompt can go on or begin."""
+        """Tell whether a chunk can be launched: none is in flight, and a prompt can begin or go on.
+
+        Also gives back overlong prompts, and notes in `wants_row` a prompt without a row.
+        """
         self._give_back()
         self.wants_row = None
         if self.in_flight is None and self.next is None:
@@ -162,7 +164,7 @@ class LocalPrompts:
         return self.next is not None
 
     def launch(self) -> None:
-        """Start the chunk that there is."""
+        """Launch the chunk chosen by `has_chunk`."""
         assert self.next is not None and self.in_flight is None, "has_chunk is asked first"
         (prompt, num_tokens), self.next = self.next, None
         self.prefixes.rate.launched(num_tokens)
@@ -171,7 +173,7 @@ class LocalPrompts:
         self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
 
     def finish(self) -> tuple[DecodeSequence, OutputToken] | None:
-        """A sequence whose prompt is complete and its next token, if the chunk in flight is over and was its last."""
+        """Return a sequence and its next token, if the chunk in flight has completed a prompt."""
         if self.in_flight is None or not self.in_flight[1].ready():
             return None
         (prompt, chunk), self.in_flight = self.in_flight, None
@@ -187,22 +189,22 @@ class LocalPrompts:
         return None if token is None else (self._complete(prompt), token)
 
     def note_chunk(self, num_tokens: int, seconds: float) -> None:
-        """A chunk took so long, from its launch on."""
+        """Update the mean time of short prompts with a chunk's time from launch to end."""
         if num_tokens <= self.short_tokens:
             self.short_s += (seconds - self.short_s) * (WEIGHT if self.short_s else 1.0)
 
     def tell(self, load: Load) -> None:
-        """How many wait, and what computing takes."""
+        """Report waiting prompts and the time of prompt computation."""
         load.num_waiting += len(self.prompts)
         load.prompt_block_us = self.prefixes.block_us
         load.short_prompt_s = self.short_s
 
     def make_way(self) -> bool:
-        """Give back what was granted to prompts that wait; whether there was anything."""
+        """Give back blocks granted to waiting prompts; tell whether there were any."""
         return self.prefixes.let_go(self._waiting)
 
     def take_messages(self) -> list[Message]:
-        """What there is to tell of prompts; to be sent before their next token."""
+        """Take messages about prompts; send them before the prompts' next tokens."""
         taken, self._messages = self._messages, []
         return taken
 
@@ -214,7 +216,7 @@ class LocalPrompts:
         self._messages.append(PromptCached(*self.worker, *prompt.key, prompt.num_scheduled_tokens))
 
     def _give_back(self) -> None:
-        """Those of which more is to be computed than may be."""
+        """Return prompts to the router if more tokens must be computed than `most_tokens`."""
         known = [prompt for prompt in self._waiting if prompt.most_tokens and not self.prefixes.is_held_up(prompt)]
         for prompt in [prompt for prompt in known if prompt.num_left > prompt.most_tokens]:
             reason = f"{prompt.num_left} tokens are to be computed, not {prompt.most_tokens} at most"
@@ -222,7 +224,7 @@ class LocalPrompts:
             self._drop(prompt)
 
     def _start(self, prompt: LocalPrompt) -> bool:
-        """Give it blocks beside those that were found, and a row to come, if there is room."""
+        """Allocate blocks beyond the found prefix and reserve a row, if there is room."""
         if not self.scheduler.has_row():
             self.wants_row = self.wants_row or prompt.sequence
             return False
@@ -234,7 +236,7 @@ class LocalPrompts:
         return True
 
     def _complete(self, prompt: LocalPrompt) -> DecodeSequence:
-        """All of it is computed, and decoding goes on with its chain of keys."""
+        """Release a complete prompt; decoding goes on with the prompt's chain of keys."""
         self.prompts.remove(prompt)
         self.prefixes.forget(prompt)
         sequence = prompt.sequence
@@ -242,7 +244,7 @@ class LocalPrompts:
         return sequence
 
     def _drop(self, prompt: LocalPrompt) -> None:
-        """Free its blocks, or have that done when the chunk that writes them is over."""
+        """Forget a prompt and free its blocks, or leave the freeing to the end of a chunk in flight."""
         prompt.sequence.ended = True
         self.prefixes.forget(prompt)
         if self.in_flight is not None and self.in_flight[0] is prompt:

@@ -1,7 +1,7 @@
-"""Prompts that a prefill worker of the same pool hands over: their blocks change hands, and nothing is copied.
+"""Prompts handed over by a prefill worker of the same pool: the blocks change owner, and nothing is copied.
 
-KVOffer ──▶ waiting ──a row and a block for it to grow──▶ accepted: the scheduler's
-               └──abort, refusal, blocks wanted for what is decoded──▶ declined: free
+KVOffer ──▶ waiting ──a row and a block for the next token──▶ accepted: the scheduler's
+               └──abort, refusal, blocks wanted by decoding sequences──▶ declined: free
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence, Key
 
 BLOCKS_AT_HAND = 16
-"""Of each group while nothing is decoded, unless the pool is small."""
+"""Free blocks of each group to keep leased while idle, unless the pool is small."""
 
 
 Failure = tuple[Key, ErrorCode, str]
-"""A handoff that will not come, and why."""
+"""A failed handoff: sequence, error code and reason."""
 
 
 def flaw(offered: Sequence[Sequence[int]], sequence: DecodeSequence, layout: KVLayout) -> str:
-    """Why these blocks, by group, cannot be the prompt's; empty when they can."""
+    """Return why offered blocks, by group, cannot hold the prompt; empty if they can."""
     num_offered, num_blocks = tuple(map(len, offered)), num_seen(layout, len(sequence.token_ids))
     if num_offered == num_blocks:
         return ""
@@ -36,7 +36,7 @@ def flaw(offered: Sequence[Sequence[int]], sequence: DecodeSequence, layout: KVL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """An offer, and what will be decoded of it."""
+    """An offer, with the sequence to decode."""
 
     offer: KVOffer
     sequence: DecodeSequence
@@ -44,7 +44,7 @@ class Waiting:
 
 
 class Offers:
-    """Keeps offers until there is room; nobody else may take them meanwhile."""
+    """Queue of offers until there is room; no other worker may take a queued offer."""
 
     def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, sealing: Sealing) -> None:
         self.shared, self.scheduler = shared, scheduler
@@ -57,13 +57,13 @@ class Offers:
 
     @property
     def shortage(self) -> str:
-        """Why there are no blocks, when there are none."""
+        """Reason why no blocks are left, for a message about a failed request."""
         return "no KV blocks come any more without the memory server" if self.shared.problem else "out of KV blocks"
 
     def tend(self, foreseen: Counts) -> str:
-        """See that blocks are at hand for every sequence to grow, and for some that may come, beside those foreseen.
+        """Keep blocks at hand for every sequence to grow, for foreseen handoffs, and some more while idle.
 
-        Returns why the owner of the pool is lost, once.
+        Return why the memory server of the pool is lost, once.
         """
         floor = self.scheduler.num_growing
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
@@ -71,7 +71,7 @@ class Offers:
         return self.shared.take_problem()
 
     def add(self, sequence: DecodeSequence, offer: KVOffer) -> None:
-        """Queue an offer, or decline one whose blocks cannot be the prompt's."""
+        """Queue an offer, or decline an offer whose blocks cannot hold the prompt."""
         offered = self.shared.by_group(offer)
         if problem := flaw(offered, sequence, self.scheduler.layout):
             self.shared.decline(offer)
@@ -81,7 +81,7 @@ class Offers:
             self.waiting.add(Waiting(offer, sequence, tables))
 
     def has_blocks_for_next(self) -> bool:
-        """Whether the offer whose turn is next has a block for its next token, and each sequence here one to grow."""
+        """Tell whether blocks are at hand for the next token of the first offer, and for each sequence to grow."""
         waiting = self.waiting.first()
         if waiting is None:
             return False
@@ -89,7 +89,7 @@ class Offers:
         return self.scheduler.has_blocks(num_lacking(waiting.tables, num_tokens, num_tokens))
 
     def accept_next(self) -> DecodeSequence | None:
-        """Reserve a row for the offer whose turn is next, if there is room; its KV is complete."""
+        """Accept the first offer and reserve a row, if there is room; the KV is complete."""
         waiting = self.waiting.first()
         if waiting is None or not self.scheduler.has_row() or not self.has_blocks_for_next():
             return None
@@ -106,29 +106,32 @@ class Offers:
             self.shared.decline(waiting.offer)
 
     def make_way(self) -> bool:
-        """Give the blocks of the offer that can best wait to what is decoded already; whether there was one."""
+        """Free the blocks of the last offer for decoding sequences; tell whether there was an offer.
+
+        The offer is accepted first, so the blocks stay leased by the decode worker.
+        """
         if not self.waiting:
             return False
         last = self.waiting.last()
         self.waiting.remove(last)
-        self.shared.accept(last.offer)  # so its blocks are at hand then, and no other worker's
+        self.shared.accept(last.offer)
         self.scheduler.allocator.free(held_by(last.tables))
         reason = f"{self.shortage}, what is decoded already goes first"
         self._failures.append((last.sequence.key, ErrorCode.PREEMPTED, reason))
         return True
 
     def decline_all(self) -> list[DecodeSequence]:
-        """Give every offer back; returns their sequences."""
+        """Decline every offer; return the sequences."""
         waiting = self.waiting.clear()
         for each in waiting:
             self.shared.decline(each.offer)
         return [each.sequence for each in waiting]
 
     def has(self, key: Key) -> bool:
-        """Whether it waits; what was accepted is the scheduler's."""
+        """Tell whether a sequence waits; the scheduler knows accepted sequences."""
         return key in self.waiting
 
     def take_failures(self) -> list[Failure]:
-        """Offers that nothing will come of."""
+        """Take the failed handoffs."""
         failures, self._failures = self._failures, []
         return failures

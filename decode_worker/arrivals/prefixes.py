@@ -1,11 +1,11 @@
-"""What our pool has of prompts that were computed in another: looked up, not pulled, and sealed for those to come.
+"""Cached blocks of prompts computed in another pool: looked up instead of pulled, and sealed for later prompts.
 
-    offered ──its turn is near──▶ asked ──PromptBlocks──▶ granted: pulled from behind what was found ──arrived──▶ sealed
-                                    ▲                        │ blocks wanted for what is decoded
+    offered ──its turn is near──▶ asked ──PromptBlocks──▶ granted: pulled behind the found prefix ──arrived──▶ sealed.
+                                    ▲                        │ blocks wanted by decoding sequences
                                     └────────────────────────┘
 
-The memory server gives a handoff all of its blocks at once: those that hold its first tokens already, and those to pull
-into. A handoff that waits for them holds none.
+The memory server grants all blocks of a handoff at once. Some are sealed and hold the first tokens; the others are to
+be pulled into. A handoff that waits for a grant holds no blocks.
 """
 
 from collections.abc import Iterable
@@ -22,11 +22,11 @@ from decode_worker.sequences.sequence import Key
 
 
 class Prefixes:
-    """Owner of what is granted to handoffs that wait.
+    """Owner of blocks granted to waiting handoffs.
 
     Args:
-        shared: our own pool.
-        min_tokens: shorter prompts are sealed, and not looked up.
+        shared: this worker's own pool.
+        min_tokens: shorter prompts are sealed, but not looked up.
     """
 
     def __init__(self, shared: SharedPool, *, min_tokens: int = 0) -> None:
@@ -34,11 +34,11 @@ class Prefixes:
         self.layout = shared.magazine.shape.layout
         self._digests = TextDigests(self.layout.groups[0].block_size)
         self.asked: dict[Key, Handoff] = {}
-        self.granted: dict[Key, Handoff] = {}  # those that wait with their blocks
-        self.num_found = self.num_pulled = 0  # blocks of handoffs that had room, since the start
+        self.granted: dict[Key, Handoff] = {}  # handoffs that wait with granted blocks
+        self.num_found = self.num_pulled = 0  # blocks of handoffs with a row, since the start
 
     def begin(self, handoff: Handoff, *, was_begun: bool) -> None:
-        """Make the keys of a handoff, which is to be looked up unless it was begun ahead or is short."""
+        """Compute the keys of a handoff; look the handoff up unless begun ahead or short."""
         if not self._is_reusable(handoff):
             return
         prompt = handoff.sequence.token_ids[:-1]
@@ -46,7 +46,7 @@ class Prefixes:
         handoff.is_looked_up = bool(handoff.digests) and not was_begun and len(prompt) >= self.min_tokens
 
     def ask(self, handoff: Handoff) -> None:
-        """Ask for all blocks of a handoff that is to be looked up, once."""
+        """Ask the memory server once for all blocks of a handoff to be looked up."""
         if handoff.is_looked_up and handoff.grant is None and handoff.sequence.key not in self.asked:
             sequence = handoff.sequence
             self.asked[sequence.key] = handoff
@@ -54,7 +54,7 @@ class Prefixes:
             self.magazine.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.priority)
 
     def hear(self, message: PromptBlocks) -> None:
-        """Take over the blocks of a handoff, which may be gone meanwhile."""
+        """Take over granted blocks, or free the blocks if the handoff is gone."""
         grant = self.magazine.granted(message)
         handoff = self.asked.pop((message.request_id, message.attempt), None)
         if handoff is None:
@@ -64,22 +64,25 @@ class Prefixes:
             self.granted[handoff.sequence.key] = handoff
 
     def awaits_blocks(self, handoff: Handoff) -> bool:
-        """Whether an answer is to come, or has to be asked for."""
+        """Tell whether a handoff still needs an answer, asked for or not."""
         return handoff.is_looked_up and handoff.grant is None and not self.shared.problem
 
     def lacking(self, handoff: Handoff) -> Counts:
-        """Blocks at hand that it takes: none if its blocks are granted."""
+        """Return blocks to be taken from the blocks at hand; nothing if the handoff has a grant."""
         return num_seen(self.layout, len(handoff.sequence.token_ids)) if handoff.grant is None else self.layout.nothing
 
     def let_go(self, waiting: Iterable[Handoff]) -> bool:
-        """Give back what is granted to those that wait; whether there was anything. They ask again in their turn."""
+        """Give back blocks granted to waiting handoffs; tell whether there were any.
+
+        The handoffs ask again in turn.
+        """
         keepers = [handoff for handoff in waiting if handoff.grant is not None]
         for handoff in keepers:
             self._release(handoff)
         return bool(keepers)
 
     def take(self, handoff: Handoff) -> Grant | None:
-        """It has room: return its blocks, if they were granted; those that were found are not pulled."""
+        """Return the granted blocks, if any, of a handoff that has room; found blocks are not pulled."""
         grant, handoff.grant = handoff.grant, None
         num_found = 0 if grant is None else len(grant.found)
         handoff.sequence.num_sealed = num_found
@@ -90,7 +93,7 @@ class Prefixes:
         return grant
 
     def arrived(self, handoff: Handoff) -> None:
-        """All of it is here: others find it, and decoding goes on with the chain of keys."""
+        """Seal pulled blocks for later prompts; decoding goes on with the handoff's chain of keys."""
         if not self._is_reusable(handoff):
             return
         sequence, chain = handoff.sequence, handoff.digests
@@ -99,7 +102,7 @@ class Prefixes:
         sequence.num_sealed, sequence.digest = len(chain), chain[-1] if chain else handoff.offer.root
 
     def forget(self, handoff: Handoff) -> None:
-        """It waits no more, and will not be pulled."""
+        """Withdraw the question and free the grant of a handoff that will not be pulled."""
         if self.asked.pop(handoff.sequence.key, None) is not None:
             self.magazine.unwant_prompt(handoff.sequence.key)
         if handoff.grant is not None:
@@ -112,5 +115,5 @@ class Prefixes:
         del self.granted[handoff.sequence.key]
 
     def _is_reusable(self, handoff: Handoff) -> bool:
-        """Whether its prefill worker seals, and blocks of the layout can be used again."""
+        """Tell whether the prefill worker seals, and the layout allows reuse of blocks."""
         return bool(handoff.offer.root) and self.layout.is_reusable

@@ -1,4 +1,4 @@
-"""A prompt on its way here from another pool than ours."""
+"""A prompt on the way here from another pool."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,19 +13,19 @@ from decode_worker.sequences.sequence import DecodeSequence
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """Blocks in another pool that are ours to pull, but for those that our own has already."""
+    """Blocks of another pool to be pulled here, except for blocks cached here already."""
 
     sequence: DecodeSequence
     visit: Visit
     offer: KVOffer
     source_ids: Sequence[Sequence[int]]  # by group
-    digests: list[bytes] = field(default_factory=list)  # of its full blocks, if those are looked up and sealed
-    is_looked_up: bool = False  # the memory server is asked for its blocks, and what is there of them
-    grant: Grant | None = None  # all its blocks here, until it has a table
+    digests: list[bytes] = field(default_factory=list)  # of full blocks, if looked up or sealed
+    is_looked_up: bool = False  # ask the memory server for cached blocks
+    grant: Grant | None = None  # all blocks here, until the sequence has a table
     copies: Copies = field(default_factory=Copies)
     aborted: bool = False
 
     @property
     def generations(self) -> dict[int, int]:
-        """Of the blocks."""
+        """Generation of each offered block, by block id."""
         return dict(zip(unpack_ids(self.offer.block_ids), unpack_ids(self.offer.generations), strict=True))

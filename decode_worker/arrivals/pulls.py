@@ -1,12 +1,12 @@
-"""Prompts that are handed over in another pool than ours: claimed there when there is room here, pulled, given back.
+"""Prompts handed over in another pool: accepted there once there is room here, then pulled and freed there.
 
     KVOffer ──▶ waiting ──a row and blocks, accept──▶ pulling ──arrived, free──▶ the scheduler's
-                   └──abort, refusal, standstill──▶ declined    └──abort, a broken copy, the visit lost──▶ free, or lost
+                   └──abort, refusal, standstill──▶ declined    └──abort, copy broken, visit lost──▶ free or lost.
 
-What our own pool has of a prompt is not pulled (see `prefixes`), and of long ones a part may have been pulled before
-(see `ahead`). The running batch never waits for any of it: pulls run on a stream of their own and are polled. What is
-pulled counts if the connection to its memory server stands when the pull is over. What is lost is given back to the
-router, which replays it.
+Blocks cached in the own pool are not pulled (see `prefixes`), and a part of a long prompt may be pulled ahead (see
+`ahead`). The running batch never waits for pulls, because pulls use a stream of their own and are polled. A pull counts
+only if the connection to the source's memory server stands when the pull is over. Lost handoffs go back to the router,
+which replays the requests.
 """
 
 import time
@@ -41,11 +41,11 @@ from decode_worker.sequences.sequence import DecodeSequence, Key
 
 MAX_HINTS = 64
 REMEMBERED = 8
-"""Handoffs, of which the largest says how many blocks are kept at hand for one to come."""
+"""Handoffs remembered; the largest sets the blocks kept at hand for the next."""
 
 
 class Pulls:
-    """Owns handoffs until they have arrived; sequences that are pulled belong to the scheduler."""
+    """Owner of handoffs until they have arrived; the scheduler owns sequences being pulled."""
 
     def __init__(
         self, engine: Engine, scheduler: DecodeScheduler, config: Config, sources: Sources, announced: Announced
@@ -58,20 +58,20 @@ class Pulls:
         self.ahead = Ahead(scheduler, engine.pool)
         self.waiting: RowQueue[Handoff] = RowQueue(scheduler.num_rows_of.__getitem__)
         self.pulling: list[Handoff] = []
-        self.hints: dict[Key, tuple[KVProgress, float]] = {}  # there was no room yet; the latest of each, and when
-        self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks that handoffs needed
+        self.hints: dict[Key, tuple[KVProgress, float]] = {}  # latest progress without room yet, with its time
+        self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks of the latest handoffs
         self.meter = PullMeter()
         self._failures: list[Failure] = []
 
     def __len__(self) -> int:
-        """Those that wait or are being pulled, and those to come that are pulled ahead."""
+        """Return the number of handoffs that wait or are pulled, and of prompts pulled ahead."""
         return len(self.waiting) + len(self.pulling) + len(self.ahead)
 
-    # --- what prefill workers, their memory servers and the router say ---------------------------
+    # --- messages of prefill workers, memory servers and the router ------------------------------
 
     def add(self, visit: Visit, sequence: DecodeSequence, offer: KVOffer) -> None:
-        """Queue an offer, or decline one whose blocks cannot be pulled or cannot be the prompt's."""
-        if visit.pool is None:  # a path that was lost and is not proven again
+        """Queue an offer, or decline an offer whose blocks cannot be pulled or cannot hold the prompt."""
+        if visit.pool is None:  # the path was lost and is not proven again
             self._decline(visit, offer)
             self._failures.append((sequence.key, ErrorCode.HANDOFF_LOST, "its pool is not mapped here"))
             return
@@ -92,7 +92,7 @@ class Pulls:
                 self.latest.append(self.prefixes.lacking(handoff))
 
     def progress(self, message: KVProgress) -> None:
-        """Pull what is complete of a prompt that is announced, once there is room; complete prompts come first."""
+        """Pull the complete blocks of an announced prompt once there is room; complete prompts come first."""
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
         self._drop_ahead(request_id, attempt - 1 if source_ids else attempt)
@@ -117,7 +117,7 @@ class Pulls:
             handoff.aborted |= _is_attempt(handoff.sequence, request_id, attempt)
 
     def forget(self, worker_id: str, epoch: int) -> None:
-        """That incarnation of a prefill worker is dead: what it computed will not be complete, what it offered is."""
+        """Forget a dead prefill worker: give up prompts pulled ahead; offers of complete prompts stay."""
         source = self.sources.forget(worker_id, epoch)
         if source is not None and source.visit is not None and source.visit.pool is not None:
             self.ahead.drop_source(source.visit.pool)
@@ -125,7 +125,7 @@ class Pulls:
     # --- a turn of the loop ---------------------------------------------------------------------
 
     def finish(self) -> list[DecodeSequence]:
-        """Sequences whose blocks have arrived, which are given back where they came from."""
+        """Return sequences whose blocks have arrived; free the source blocks."""
         over = [handoff for handoff in self.pulling if handoff.copies.over()]
         for visit in {handoff.visit for handoff in over}:
             visit.guest.look()
@@ -144,7 +144,7 @@ class Pulls:
         return arrived
 
     def start_next(self) -> DecodeSequence | None:
-        """Claim the handoff whose turn is next and begin to pull it, if there is a row and room."""
+        """Accept the next handoff and begin to pull, if there is a row and room."""
         handoff = self._next()
         if handoff is None or not self.has_room_for_next():
             return None
@@ -156,9 +156,9 @@ class Pulls:
         return handoff.sequence
 
     def has_room_for_next(self) -> bool:
-        """Whether the handoff whose turn is next may be pulled, if need be for what others have begun.
+        """Tell whether a row and blocks are free for the next handoff; if not, give up blocks pulled ahead.
 
-        It asks for blocks while there is no row, too: when one comes free, prompts of our own pool need nothing else.
+        Asks for blocks even without a free row, so that a handoff needs nothing else when a row comes free.
         """
         handoff = self._next()
         if handoff is None or self.has_blocks_for_next():
@@ -169,7 +169,7 @@ class Pulls:
         return self.scheduler.has_row() and self.has_blocks_for_next()
 
     def has_blocks_for_next(self) -> bool:
-        """Whether the handoff whose turn is next lacks nothing but a row."""
+        """Tell whether the next handoff lacks only a row."""
         handoff = self._next()
         if handoff is None or self.prefixes.awaits_blocks(handoff):
             return False
@@ -178,7 +178,7 @@ class Pulls:
         )
 
     def tend(self) -> None:
-        """Let go of what is over, of what is lost with its memory server, and of what is too old to matter."""
+        """Give up handoffs of lost memory servers, stale prompts pulled ahead, and handoffs at a standstill."""
         self.ahead.tend()
         if self.waiting:
             self._ask_for_next()
@@ -196,30 +196,36 @@ class Pulls:
             self.sources.lose(visit)
 
     def foreseen(self) -> Counts:
-        """Blocks for those that wait, and for one like the largest of the latest, so that no pull waits for them."""
+        """Return blocks for the next waiting handoffs and for another like the largest of the latest.
+
+        So no pull waits for blocks.
+        """
         next_ones = islice(self.waiting, self.max_pulls)
         waiting = (self.prefixes.lacking(handoff) for handoff in next_ones if not handoff.is_looked_up)
         return reduce(plus, waiting, max(self.latest, key=sum, default=self.layout.nothing))
 
     def take_failures(self) -> list[Failure]:
-        """Handoffs that will not come."""
+        """Take the failed handoffs."""
         failures, self._failures = self._failures, []
         return failures
 
     def tell(self, load: Load) -> None:
-        """How many wait, what moved, and what did not need to."""
+        """Report waiting handoffs, and blocks pulled and found."""
         load.num_waiting = len(self.waiting)
         load.num_pulled_blocks, load.num_found_blocks = self.prefixes.num_pulled, self.prefixes.num_found
         load.pulls = self.meter
 
     def make_way(self) -> bool:
-        """Give up what was pulled ahead, and found; whether there was any: blocks come free as copies end."""
+        """Give up blocks pulled ahead or granted; tell whether there were any.
+
+        Blocks come free as copies end.
+        """
         had_any = self.prefixes.let_go(self.waiting) or bool(self.ahead)
         self._give_up_ahead()
         return had_any
 
     def decline_all(self) -> list[DecodeSequence]:
-        """Give every handoff that is not being pulled back; returns their sequences."""
+        """Decline every waiting handoff; return the sequences."""
         self.ahead.drop_all()
         self.hints.clear()
         waiting = self.waiting.clear()
@@ -229,17 +235,17 @@ class Pulls:
         return [handoff.sequence for handoff in waiting]
 
     def has(self, key: Key) -> bool:
-        """Whether a handoff waits; one that is being pulled is the scheduler's."""
+        """Tell whether a handoff waits; the scheduler knows handoffs being pulled."""
         return key in self.waiting
 
     def is_copying(self) -> bool:
-        """Whether a copy may be over soon."""
+        """Tell whether a copy may be over soon."""
         return bool(self.pulling or self.sources.meetings)
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _end_standstill(self) -> None:
-        """Give the oldest back if nothing here will make room for it: its own pool may wait for blocks of ours."""
+        """Decline the first handoff if no room will come, because its own pool may wait for blocks held here."""
         is_idle = not self.pulling and not self.scheduler.num_taken
         is_still = bool(self.waiting) and is_idle
         if self.standstill.is_over(is_still=is_still, num_done=self.engine.shared.num_done) and (
@@ -252,12 +258,12 @@ class Pulls:
             self._failures.append((handoff.sequence.key, ErrorCode.STANDSTILL, reason))
 
     def _may_be_of(self, num_tokens: int, complete: Sequence[Sequence[int]]) -> bool:
-        """Whether a prompt of so many tokens may have so many complete blocks, by group."""
+        """Tell whether a prompt of `num_tokens` can have so many complete blocks, by group."""
         pairs = zip(self.layout.groups, complete, strict=True)
         return all(len(ids) * group.block_size <= num_tokens for group, ids in pairs)
 
     def _follow_hint(self) -> None:
-        """Begin with the oldest, if there is room by now; prompts that are complete come first."""
+        """Begin with the oldest hint if there is room by now; complete prompts come first."""
         key, (message, heard_s) = next(iter(self.hints.items()))
         if has_room := self.scheduler.has_room(message.num_tokens + 1):
             self.progress(message)
@@ -265,7 +271,7 @@ class Pulls:
             del self.hints[key]
 
     def _drop_ahead(self, request_id: str, attempt: int) -> None:
-        """Every attempt up to that one, begun or not."""
+        """Give up every attempt up to `attempt`, whether begun or only hinted at."""
         self.ahead.drop(request_id, attempt)
         for key in [key for key in self.hints if key[0] == request_id and key[1] <= attempt]:
             del self.hints[key]
@@ -274,9 +280,9 @@ class Pulls:
         return any(handoff.visit is visit for handoff in [*self.waiting, *self.pulling])
 
     def _next(self) -> Handoff | None:
-        """Return the handoff whose turn is next, if a pull may begin; its blocks are asked for.
+        """Return the next handoff if a pull may begin, and ask for blocks.
 
-        While it waits for them, those that have theirs come before it, because it may wait for what they hold.
+        A handoff with a grant passes a handoff without, because the missing grant may need the granted blocks.
         """
         handoff = self.waiting.first()
         if handoff is None or handoff.visit.problem or len(self.pulling) >= self.max_pulls:
@@ -287,18 +293,18 @@ class Pulls:
         return handoff
 
     def _ask_for_next(self) -> None:
-        """Ask for the blocks of those that will be pulled next; what others wait for is not kept for longer."""
+        """Ask for blocks of the handoffs to be pulled next, and of no others, because granted blocks lie idle."""
         num_more = self.max_pulls - len(self.prefixes.granted) - len(self.prefixes.asked)
         for handoff in self.waiting.next(self.max_pulls) if num_more > 0 else ():
             self.prefixes.ask(handoff)
 
     def _give_up_ahead(self, but: Key | None = None) -> None:
-        """What was pulled ahead, perhaps but one."""
+        """Give up every prompt pulled ahead except `but`."""
         self.ahead.drop_all(but)
         self.ahead.tend()
 
     def _begun(self, handoff: Handoff) -> Begun | None:
-        """What was pulled of it ahead."""
+        """Return the part of a handoff pulled ahead, if any."""
         if handoff.visit.pool is None:
             return None
         sequence, pool = handoff.sequence, handoff.visit.pool
@@ -306,7 +312,7 @@ class Pulls:
         return self.ahead.find(sequence.key, pool, num_tokens, handoff.source_ids, handoff.generations)
 
     def _start(self, handoff: Handoff) -> None:
-        """Reserve blocks, and pull what was neither found nor pulled ahead."""
+        """Reserve blocks, and pull blocks neither found nor pulled ahead."""
         sequence, begun = handoff.sequence, self._begun(handoff)
         grant = self.prefixes.take(handoff)
         here: Sequence[Sequence[int]] = [[] for _ in handoff.source_ids]
@@ -317,7 +323,7 @@ class Pulls:
         if begun is not None:
             self.ahead.take(sequence.key)
             tables, here, handoff.copies = begun.tables, begun.source_ids, begun.copies
-        self._drop_ahead(*sequence.key)  # what is not of these blocks
+        self._drop_ahead(*sequence.key)  # an entry that does not match the offer
         self.scheduler.reserve(sequence, tables)
         rest = missing(sequence.tables, handoff.source_ids, here)
         assert handoff.visit.pool is not None, "what waits was offered in a pool that is mapped"
@@ -329,7 +335,7 @@ class Pulls:
         visit.guest.decline(offer)
 
     def _lose(self, handoffs: list[Handoff], reason: str) -> None:
-        """Tell the router, but for those that nobody waits for."""
+        """Report lost handoffs to the router, except aborted handoffs."""
         lost = [handoff.sequence.key for handoff in handoffs if not handoff.aborted]
         self._failures += [(key, ErrorCode.HANDOFF_LOST, reason) for key in lost]
 

@@ -1,8 +1,8 @@
-"""The prefill workers that this decode worker takes prompts from.
+"""Prefill workers whose prompts this decode worker takes.
 
-Each says where its pool is. One that is ours, too, needs nothing else; another is visited at its memory server, mapped
-and proven before anything is pulled. The answer goes to the prefill worker and to the router. A pool that cannot be
-proven is named again. The running batch never waits for a proof.
+Each prefill worker names its pool. The own pool needs nothing else. The memory server of another pool is visited, and
+the pool is mapped and proven before anything is pulled. The answer goes to the prefill worker and to the router. A
+prefill worker names a pool again if the proof failed. The running batch never waits for a proof.
 """
 
 import logging
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Source:
-    """One incarnation of a prefill worker that we can take prompts from."""
+    """An incarnation of a prefill worker from which prompts can be taken."""
 
     export: KVPoolExport
     identity: bytes
     gb_per_s: float
-    visit: Visit | None  # where its pool is another one than ours
+    visit: Visit | None  # None: the worker shares this worker's pool
 
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """A pool that is being mapped and proven, or waits for that."""
+    """A pool being mapped and proven, or waiting for its proof."""
 
     identity: bytes
     export: KVPoolExport
@@ -40,7 +40,7 @@ class Meeting:
 
 
 class Sources:
-    """Prefill workers by id, and those whose pools are to be proven, one after the other."""
+    """Prefill workers by id, and workers whose pools wait for a proof, proven one after the other."""
 
     def __init__(self, engine: Engine, visits: Visits, hub: Hub) -> None:
         self.engine, self.visits = engine, visits
@@ -51,29 +51,29 @@ class Sources:
         self.meetings: deque[Meeting] = deque()
 
     def meet(self, identity: bytes, export: KVPoolExport) -> None:
-        """Have a prefill worker's pool proven, unless that is under way; an earlier incarnation must be forgotten."""
+        """Queue a proof of a prefill worker's pool, unless queued already; forget earlier incarnations first."""
         if not any(_is_of(meeting, export.worker_id, export.epoch) for meeting in self.meetings):
             self.meetings.append(Meeting(identity, export, self._prove(identity, export)))
 
     def tend(self) -> list[KVPathReport]:
-        """Go on with a proof; when one is over the prefill worker is answered. Returns what the router should know."""
+        """Continue the first proof and answer its prefill worker when over; return reports for the router."""
         if self.meetings:
             self._go_on(self.meetings[0])
         reports, self._reports = self._reports, []
         return reports
 
     def find(self, worker_id: str, epoch: int) -> Source | None:
-        """That very incarnation, if we can pull from it."""
+        """Return the source of exactly `epoch`, if the path is proven."""
         source = self.by_id.get(worker_id)
         return source if source is not None and source.export.epoch == epoch else None
 
     def epochs(self, worker_id: str) -> set[int]:
-        """Of its incarnations that are proven or to be proven."""
+        """Return the epochs of a worker's incarnations, proven or to be proven."""
         proven = {source.export.epoch for source in self.by_id.values() if source.export.worker_id == worker_id}
         return proven | {m.export.epoch for m in self.meetings if m.export.worker_id == worker_id}
 
     def forget(self, worker_id: str, epoch: int) -> Source | None:
-        """That incarnation is dead. Returns it if it was proven."""
+        """Forget a dead incarnation; return its source if proven."""
         for meeting in [m for m in self.meetings if _is_of(m, worker_id, epoch)]:
             self.meetings.remove(meeting)
             meeting.proof.close()
@@ -83,7 +83,7 @@ class Sources:
         return source
 
     def lose(self, visit: Visit) -> None:
-        """A visit has ended for want of its server: who meets us there has no path, until one is proven again."""
+        """Drop the sources of a lost memory server; their paths are down until proven again."""
         for source in [source for source in self.by_id.values() if source.visit is visit]:
             self._drop(source)
             self._tell(source.identity, source.export, 0.0, visit.problem)
@@ -119,10 +119,13 @@ class Sources:
         self._reports.append(self._report(export, gb_per_s, error))
 
     def _prove(self, identity: bytes, export: KVPoolExport) -> Generator[None, None, Source]:
-        """Map a pool and prove it; a worker met before is only answered again, as a restarted router has forgotten."""
+        """Map a pool and prove the path.
+
+        A worker met before is only answered again, because a restarted router has forgotten the path.
+        """
         if known := self.find(export.worker_id, export.epoch):
             return known
-        if self._is_shared(export):  # both have seen the proof block of its owner
+        if self._is_shared(export):  # both workers have checked the pool owner's proof block
             source = self.by_id[export.worker_id] = Source(export, identity, 0.0, None)
             return source
         visit, gb_per_s = yield from self.visits.prove(export)

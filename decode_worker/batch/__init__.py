@@ -1,1 +1,1 @@
-"""The captured step: its tensors, the changes of rows, shared prefixes, when to launch."""
+"""The captured step: its tensors, changes of rows, shared prefixes, and launch times."""

@@ -1,8 +1,8 @@
-"""Every tensor that a decode step reads or writes: allocated once, because graphs know them by address.
+"""All tensors of a decode step, allocated once because captured graphs hold the addresses.
 
-State lives on the device and advances there: a step leaves each row ready for the next one, so the
-next can be launched before the host has seen this one's tokens. The host only writes what changed
-(`apply`), in stream order between two steps. A row with seq_len 0 is padding.
+State lives on the device and advances there: a step leaves each row ready for the next step. So the next step can be
+launched before the host has seen the last step's tokens. The host only writes changes (`apply`), in stream order
+between two steps. A row with seq_len 0 is padding.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from decode_worker.sequences.rows import NO_SLOT, Change, Fill
 
 
 class DecodeBatch:
-    """Row state of up to `max_rows` sequences of up to `max_len` tokens, with blocks of a pool of that shape."""
+    """Row state of up to `max_rows` sequences of up to `max_len` tokens, with blocks of a pool of shape `pool`."""
 
     def __init__(self, max_rows: int, max_len: int, pool: PoolShape, vocab: int, device: torch.device) -> None:
         self.max_len = max_len
@@ -34,13 +34,13 @@ class DecodeBatch:
         )  # of each group [max_rows, max_blocks] int32
         self.cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)  # [max_rows + 1]
         self.adjustments = Adjustments(max_rows, vocab, device)
-        # A place for each active sequence, and for each that ended while one of two steps in flight may read there.
+        # A place for each active sequence, and for ended sequences still read by one of two steps in flight.
         self.grammars = make_grammar_masks(3 * max_rows, max_rows, vocab, device)
         self._stage = RowStage(layout, places, max_len, device)
         self._update = row_updater(self.state)
 
     def forward_batch(self, num_rows: int, *, shares_prefixes: bool = False) -> ForwardBatch:
-        """The first rows, as the model wants them; `shares_prefixes`: with what is known of their prefixes."""
+        """Return the first rows as input of the model, with shared prefixes if `shares_prefixes`."""
         state = self.state
         return ForwardBatch(
             token_ids=state.token_ids[:num_rows],
@@ -56,23 +56,22 @@ class DecodeBatch:
         )
 
     def sampling_rows(self, num_rows: int) -> SamplingTensors:
-        """Sampling parameters of the first rows."""
         return self.state.sampling.rows(num_rows)
 
     def apply(self, changes: list[Change]) -> None:
-        """Bring the tensors up to date with the changes of one turn: one launch, and what slots take."""
+        """Write the changes of a turn to the tensors in one launch; also fill slots of new rows."""
         new = [change for change in changes if isinstance(change, Fill) and change.source < 0]
         self.adjustments.fill([_slot_fill(fill) for fill in new if fill.state_slot != NO_SLOT])
         if changes:
             self._update(self._stage.pack(changes))
 
     def launched(self) -> None:
-        """A step is on its way, so there is time for what need not come before it."""
+        """Do work postponed until after a step's launch."""
         self._stage.launched()
 
 
 def _slot_fill(fill: Fill) -> SlotFill:
-    """All of a new sequence's tokens but the last, which the next step counts."""
+    """Return all tokens of a new sequence but the last, counted by the next step."""
     sequence = fill.sequence
     num_outputs = max(0, sequence.num_outputs - 1)
     return SlotFill(fill.state_slot, sequence.sampling, sequence.token_ids[:-1], num_outputs, place=sequence.place)

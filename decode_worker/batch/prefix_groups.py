@@ -1,14 +1,16 @@
-"""Which rows had better share a prefix of their block tables. Torch-free.
+"""Choice of rows that share a prefix of their block tables. Torch-free.
 
-A shared prefix is read once for all rows of a group, so all but one of its rows are spared these places, and a row is
-in one group at most. Rows that all begin with one document, and some of them with more, may be grouped in many ways;
-`prefix_groups` finds the one that spares most.
+A shared prefix is read once for all rows of a group. So a group of n rows spares (n - 1) times the places of the
+prefix. A row is in a single group at most. If many rows begin with a document, and some rows with more, many groupings
+are possible. `prefix_groups` finds the grouping with most spared places.
 
-All prefixes of two or more rows are a tree, in which a row may join the group of any prefix that it begins with. Seen
-from below, a group costs as many places as its prefix has, and each row in it gains as many, less the **price** for
-which it leaves what it would be in otherwise: nothing, or a group of a longer prefix, which is given up as a whole.
-Where a group is worth more than it costs, its rows can be had for a price that makes good what is lost with it. Seen
-from above, a group is formed where its rows are not in one that paid their price.
+All prefixes of two or more rows form a tree. A row may join the group of any prefix of its table. Two passes choose the
+groups:
+
+1. From long prefixes to short: a group costs the places of the prefix. Each row gains as many places, less the
+   **price** for leaving its alternative. The alternative is no group, or a group of a longer prefix, which is given up
+   as a whole. If the rows gain more than the group costs, a price is set at which the group's rows leave without loss.
+2. From short prefixes to long: a group is formed unless its rows are in a group that paid the price.
 """
 
 from collections.abc import Sequence
@@ -19,25 +21,25 @@ PLACE_BYTES = 4
 
 
 class PrefixGroup(NamedTuple):
-    """Rows whose tables begin with the same blocks."""
+    """Rows whose tables begin with equal blocks."""
 
     num_places: int
-    rows: list[int]  # two at least
+    rows: list[int]  # at least two
 
 
 class _Prefix:
-    """Of tables `[begin, end)`, in their order, and of no others."""
+    """A prefix shared by the tables `[begin, end)` in sorted order, and by no other table."""
 
     __slots__ = ("begin", "bunches", "end", "num_places", "num_single", "price")
 
     def __init__(self, num_places: int, begin: int) -> None:
         self.num_places, self.begin, self.end = num_places, begin, begin
-        self.num_single = 0  # rows that share nothing longer, or not in a group of their own
-        self.bunches: list[tuple[float, int]] = []  # price and number of those in groups of longer prefixes
-        self.price = 0.0  # of a row in its group; 0 if that is worth nothing
+        self.num_single = 0  # rows without a longer prefix in a group
+        self.bunches: list[tuple[float, int]] = []  # price and number of rows in groups of longer prefixes
+        self.price = 0.0  # of a row in the group; 0: the group is worth nothing
 
     def close(self, end: int) -> None:
-        """All of its rows are known: work out what its group is worth, and what a shorter prefix's can have of it."""
+        """Compute the worth of the prefix's group once all rows are known, and the price for shorter prefixes."""
         self.end = end
         self.bunches = sorted(bunch for bunch in self.bunches if bunch[0] < self.num_places)
         worth = float((self.num_single - 1) * self.num_places)
@@ -53,11 +55,11 @@ class _Prefix:
 
 
 def prefix_groups(tables: Sequence[bytes], min_places: int) -> list[PrefixGroup]:
-    """Disjoint groups that together spare most places, `(rows - 1) * places` each.
+    """Return the disjoint groups with most spared places, `(rows - 1) * places` each.
 
     Args:
-        tables: by row, int32 block ids of the places that may be shared.
-        min_places: shorter prefixes are none.
+        tables: by row, int32 block ids of shareable places.
+        min_places: shorter prefixes are ignored.
     """
     order = sorted(range(len(tables)), key=tables.__getitem__)
     common = _common_places([tables[row] for row in order], max(1, min_places))
@@ -74,10 +76,10 @@ def prefix_groups(tables: Sequence[bytes], min_places: int) -> list[PrefixGroup]
 
 
 def _prefixes(common: Sequence[int]) -> list[_Prefix]:
-    """All that two or more rows share, longer ones before shorter ones.
+    """Return all prefixes shared by two or more rows, longer prefixes before shorter.
 
     Args:
-        common: of each table in order, places that it shares with the next.
+        common: for each table in order, the places shared with the next.
     """
     shared, closed = [_Prefix(0, 0)], list[_Prefix]()
     for row, num_places in enumerate(common):
@@ -97,7 +99,7 @@ def _prefixes(common: Sequence[int]) -> list[_Prefix]:
 
 
 def _common_places(tables: Sequence[bytes], min_places: int) -> list[int]:
-    """Of each table how many places it shares with the next; 0 if those are fewer than the least, and of the last."""
+    """Return for each table the number of places shared with the next table; 0 if below `min_places`."""
     common, guess = list[int](), min_places
     for table, following in pairwise(tables):
         common.append(_num_common(table, following, min_places, guess))
@@ -106,7 +108,7 @@ def _common_places(tables: Sequence[bytes], min_places: int) -> list[int]:
 
 
 def _num_common(one: bytes, other: bytes, min_places: int, guess: int) -> int:
-    """By bisection, which a right guess ends at once."""
+    """Count common places by bisection; a right guess ends the search at once."""
     shared, most = 0, min(len(one), len(other)) // PLACE_BYTES
     guesses = [guess + 1, guess]
     while shared < most and most >= min_places:

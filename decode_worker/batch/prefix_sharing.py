@@ -1,6 +1,7 @@
-"""Sees which rows of a decode batch share prefixes, when others came or left. Torch-free.
+"""Detection of shared prefixes in the decode batch when rows have changed. Torch-free.
 
-Who just came is computed alone until then, which is right, only slower; who left is told the device by its row.
+Until then a new row is computed alone, which is correct but slower. The device learns of a lost row from the row's own
+change.
 """
 
 import time
@@ -14,31 +15,31 @@ from decode_worker.sequences.rows import UNSHARED, Rows, SharedPrefix
 from decode_worker.sequences.sequence import DecodeSequence
 
 MIN_TOKENS = 256
-"""Of a prefix: to read a shorter one once takes hardly less time than to read it for each row."""
+"""Shortest prefix in tokens; sharing a shorter prefix saves hardly any time."""
 REST = 50
-"""For so many times as long as it took to group rows they stay as they are: steps wait for it."""
+"""Rest after grouping, in durations of the grouping, because steps wait meanwhile."""
 
 
 class PrefixSharing:
-    """Of all rows.
+    """Shared prefixes of all rows.
 
     Args:
-        group: of KV blocks, whose tables are compared.
+        group: KV group whose block tables are compared.
     """
 
     def __init__(self, group: KVGroup, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.group, self._clock = group, clock
         self._min_places = group.num_places(MIN_TOKENS)
-        self._grouped: list[DecodeSequence] = []  # rows as they were when they were grouped last
+        self._grouped: list[DecodeSequence] = []  # rows of the last grouping
         self._rests_until_s = 0.0
 
     def tend(self, rows: Rows) -> None:
-        """Group rows anew, if others are there and the last time is long enough ago."""
+        """Group rows anew if rows have changed and the rest is over."""
         begin_s = self._clock()
         if rows.sequences == self._grouped or not self.group.is_append_only:
             return
         if begin_s < self._rests_until_s:
-            self._grouped = []  # who left shares nothing when it is back, though all are there again
+            self._grouped = []  # a returned row shares nothing, even if all are back
             return
         self._grouped = list(rows.sequences)
         rows.share(self._prefixes(rows))
@@ -46,11 +47,11 @@ class PrefixSharing:
         self._rests_until_s = end_s + REST * (end_s - begin_s)
 
     def spared_bytes(self, rows: Rows) -> int:
-        """What a step need not read if it reads each prefix once."""
+        """Return the KV bytes that a step is spared by reading each prefix once."""
         return rows.num_spared * self.group.token_bytes
 
     def _prefixes(self, rows: Rows) -> dict[DecodeSequence, SharedPrefix]:
-        """By sequence, for those that share one; who goes on sharing keeps the number, where that is possible."""
+        """Return shared prefixes by sequence; a lasting group keeps its number if possible."""
         alike = self._alike(rows.sequences)
         groups = prefix_groups([self._lasting_blocks(sequence) for sequence in alike], self._min_places)
         members = [[alike[row] for row in group.rows] for group in groups]
@@ -66,12 +67,12 @@ class PrefixSharing:
         return prefixes
 
     def _alike(self, sequences: Sequence[DecodeSequence]) -> list[DecodeSequence]:
-        """Those that begin as others do, if only as far as is worth it; in most batches nobody does."""
+        """Return sequences that begin like another for at least `MIN_TOKENS` tokens; none in most batches."""
         beginnings = [sequence.tables[0].block_ids[: self._min_places].tobytes() for sequence in sequences]
         counts = Counter(beginnings)
         return [sequence for sequence, begin in zip(sequences, beginnings, strict=True) if counts[begin] > 1]
 
     def _lasting_blocks(self, sequence: DecodeSequence) -> bytes:
-        """Those that the device has written all of: it has a token more than are known here, or several."""
+        """Return the ids of blocks completely written by the device, which may be tokens ahead of the host."""
         num_places = (len(sequence.token_ids) - 1) // self.group.block_size
         return memoryview(sequence.tables[0].block_ids)[:num_places].tobytes()

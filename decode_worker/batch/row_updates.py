@@ -1,4 +1,4 @@
-"""The rows' changes as words that the device reads."""
+"""Changes of rows, packed as words for the device."""
 
 from array import array
 from collections.abc import Sequence as SequenceOf
@@ -20,16 +20,16 @@ _PADDING = np.frombuffer(row_record(NO_SLOT, UNSHARED, PADDING), np.int32)
 
 
 class TablePlaces(NamedTuple):
-    """Where the block tables of a group lie in `RowState.block_tables`, row after row."""
+    """Range of a group's block tables in `RowState.block_tables`, row after row."""
 
     begin: int
     end: int
     row_places: int
-    first_id: int  # of the group: tables on the device count from there
+    first_id: int  # first block id of the group; device tables count from here
 
 
 def table_places(pool: PoolShape, max_rows: int, max_len: int) -> list[TablePlaces]:
-    """Of each group, one after the other."""
+    """Return the range of each group, in order."""
     row_places = [group.num_places(max_len) for group in pool.layout.groups]
     ends = list(accumulate(count * max_rows for count in row_places))
     columns = zip([0, *ends[:-1]], ends, row_places, pool.proof_ids, strict=True)
@@ -37,14 +37,14 @@ def table_places(pool: PoolShape, max_rows: int, max_len: int) -> list[TablePlac
 
 
 class Entries(NamedTuple):
-    """Of `RowUpdates`: int32, equally many of both."""
+    """Places and words of `RowUpdates`: int32, equally many."""
 
     places: SequenceOf[int] | np.ndarray
     words: SequenceOf[int] | np.ndarray
 
 
 class RowStage:
-    """Packs changes. Whatever the host counts, nothing is written beyond a row's own block tables.
+    """Packer of changes. Whatever the host counts, nothing is written beyond a row's own block tables.
 
     Args:
         places: of each group.
@@ -56,7 +56,7 @@ class RowStage:
         self._words = WordStage(device)
 
     def pack(self, changes: SequenceOf[Change]) -> RowUpdates:
-        """The changes, to be launched before others are packed."""
+        """Pack changes; launch the result before packing others."""
         heads, pieces = array("i"), list[Entries]()
         for change in changes:
             if isinstance(change, Fill):
@@ -80,11 +80,11 @@ class RowStage:
         return RowUpdates(buffer.words, len(heads) // HEAD_WORDS, num_entries)
 
     def launched(self) -> None:
-        """What reads the changes is launched, and a step behind it."""
+        """Note the launch of the changes' reader, and of a step behind the reader."""
         self._words.launched()
 
     def _table(self, row: int, table: BlockTable, places: TablePlaces) -> Entries:
-        """All of a sequence's in one group."""
+        """Return the entries of a sequence's whole table in a group."""
         block_ids = np.array(table.block_ids, np.int32)[table.num_gone : places.row_places]
         begin = self.layout.tables_begin + places.begin + row * places.row_places + table.num_gone
         if places.first_id:
@@ -92,7 +92,7 @@ class RowStage:
         return Entries(np.arange(begin, begin + len(block_ids), dtype=np.int32), block_ids)
 
     def _grown(self, changes: SequenceOf[Grow]) -> Entries:
-        """Of all groups."""
+        """Return the entries of grown tables, for all groups."""
         targets, block_ids = array("i"), array("i")
         for grow in changes:
             begin, _, row_places, first_id = self.places[grow.group]

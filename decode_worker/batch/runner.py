@@ -1,8 +1,7 @@
-"""One decode step over the first rows of the batch: forward, sample, advance.
+"""Runner of decode steps over the first rows of the batch: forward, sample, advance.
 
-On a GPU a step is one captured graph per batch bucket, sampler included; everywhere else, and with
-graphs switched off, the same function runs eagerly. A step is launched without waiting, and
-`PendingOutput.output` waits for that step alone.
+On a GPU a step is a captured graph per batch bucket, sampler included. Elsewhere, or with graphs switched off, the
+function runs eagerly. A step is launched without waiting, and `PendingOutput.output` waits for that step alone.
 """
 
 import logging
@@ -22,31 +21,31 @@ from decode_worker.sequences.rows import Clear
 logger = logging.getLogger(__name__)
 
 MIN_SPARED_BYTES = 6 << 30
-"""Of a step that is to read shared prefixes once: the rest would come out of the L2 cache as fast as it is worth."""
+"""Least spared bytes for a sharing step; fewer come from the L2 cache as fast."""
 CAPTURE_BYTES = 400 << 30
-"""What a GPU reads while it might capture a graph: who would have been spared as much is better off with one."""
+"""Bytes that a GPU reads in the time of a capture; with more missed, a capture pays."""
 
 
 def batch_buckets(max_rows: int) -> list[int]:
-    """Row counts that graphs are captured for: 1, 2, 4, then multiples of 8, 16 and 32, up to `max_rows`."""
+    """Return row counts to capture graphs for: 1, 2, 4, then multiples of 8, 16 and 32, up to `max_rows`."""
     steps = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1025, 32)]
     return [*(rows for rows in steps if rows < max_rows), max_rows]
 
 
 class StepKind(NamedTuple):
-    """What a graph is captured for."""
+    """Properties of a step with a graph of its own."""
 
     num_rows: int
-    has_logprobs: bool = False  # of rows that ask for them
-    shares_prefixes: bool = False  # blocks that rows share are read once
+    has_logprobs: bool = False  # some row asks for log-probabilities
+    shares_prefixes: bool = False  # shared blocks are read once
 
 
 class DecodeRunner:
-    """Launches steps; the batch's state says what they compute.
+    """Launcher of steps; the batch's state determines the computation.
 
     Args:
-        use_graphs: capture steps, where they may be.
-        share_prefixes: read blocks that rows share once, where operations can.
+        use_graphs: capture steps where possible.
+        share_prefixes: read shared blocks once where operations can.
     """
 
     def __init__(
@@ -59,16 +58,16 @@ class DecodeRunner:
         self.buckets = batch_buckets(max_rows)
         self.graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
         self.spared_bytes = 0  # by all steps so far
-        self._missed_bytes = Counter[StepKind]()  # that steps could have been spared by a graph that is not there yet
+        self._missed_bytes = Counter[StepKind]()  # by kind, missed for want of a graph
         self.landing = RingLanding(max_rows, engine.device)
         self.trace = Trace()
 
     def prepare(self) -> None:
-        """Compile kernels and capture the graphs, largest first so that all share its memory."""
+        """Compile kernels and capture the graphs, largest first because all share the first graph's memory."""
         if self.engine.device.type != "cuda":
             return
         begin_s = time.monotonic()
-        self.batch.apply([Clear(0)])  # for its kernel
+        self.batch.apply([Clear(0)])  # compiles the kernel
         for bucket in sorted(self.buckets, reverse=True):
             self.launch(bucket)
         torch.cuda.synchronize(self.engine.device)
@@ -76,13 +75,13 @@ class DecodeRunner:
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
 
     def bucket(self, num_rows: int) -> int:
-        """Rows of the step that is run for `num_rows`."""
+        """Return the number of rows of a step run for `num_rows`."""
         return next(rows for rows in self.buckets if rows >= num_rows)
 
     def capture_ahead(self) -> None:
-        """Capture one more graph of those that few ask for, if any is left: a tenth of a second, for when nobody waits.
+        """Capture a missing graph of a rare kind, if any is left; takes about 0.1 s, so call while idle.
 
-        To be called with empty rows only: it runs a step.
+        Call with empty rows only, because a step is run.
         """
         if not self.use_graphs:
             return
@@ -94,7 +93,7 @@ class DecodeRunner:
         """Start a step over the first `num_rows` rows.
 
         Args:
-            spared_bytes: of KV that it need not read if it reads each prefix that rows share once.
+            spared_bytes: KV bytes spared by reading each shared prefix once.
         """
         kind = StepKind(self.bucket(num_rows), has_logprobs)
         if self._shares(kind, spared_bytes):
@@ -103,14 +102,17 @@ class DecodeRunner:
         return self._launch(num_rows, kind)
 
     def _sharing_kinds(self) -> list[StepKind]:
-        """Of steps that read shared prefixes once, by rows."""
+        """Return kinds of steps that read shared prefixes once, by rows."""
         return [StepKind(rows, shares_prefixes=True) for rows in self.buckets if self._may_share(rows)]
 
     def _may_share(self, num_rows: int) -> bool:
         return self.shares_prefixes and 1 < num_rows <= MAX_SHARING_ROWS
 
     def _shares(self, kind: StepKind, spared_bytes: int) -> bool:
-        """Whether it had better read prefixes once; for that a graph is captured when it would have paid already."""
+        """Tell whether a step should read prefixes once.
+
+        A graph is captured only after steps without the graph have missed `CAPTURE_BYTES`.
+        """
         if kind.has_logprobs or not self._may_share(kind.num_rows) or spared_bytes < MIN_SPARED_BYTES:
             return False
         sharing = kind._replace(shares_prefixes=True)
@@ -120,7 +122,7 @@ class DecodeRunner:
         return self._missed_bytes[sharing] >= CAPTURE_BYTES
 
     def _launch(self, num_rows: int, kind: StepKind) -> PendingOutput:
-        """The first of its kind runs kernel by kernel, and its graph is captured behind it."""
+        """Launch a step; the first of a kind runs kernel by kernel, followed by the capture of its graph."""
         graph = self.graphs.get(kind)
         with self.trace.device(num_rows, "rows"):
             if graph is not None:
@@ -149,7 +151,7 @@ class DecodeRunner:
 
     @torch.inference_mode()
     def _captured(self, kind: StepKind) -> torch.cuda.CUDAGraph:
-        """All share the memory of the first, which is of the largest bucket."""
+        """Capture a step; all graphs share the memory of the first, the largest."""
         graph, first = torch.cuda.CUDAGraph(), next(iter(self.graphs.values()), None)
         torch.cuda.synchronize(self.engine.device)
         with torch.cuda.graph(graph, pool=first.pool() if first else None):

@@ -1,1 +1,1 @@
-"""Sequences and their rows: who decodes, who waits, who gives way, which blocks are full."""
+"""Sequences and rows: decoding, waiting and pausing, and the sealing of full blocks."""

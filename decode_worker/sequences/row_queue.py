@@ -1,7 +1,7 @@
-"""Sequences that wait for a row of the batch, and whose turn is next.
+"""Queue of sequences waiting for a row of the batch, in the order of turns.
 
-Lower priority numbers come first. Among sequences of one priority the client with the fewest rows comes first, then the
-sequence that waits longest. So a client that sends many requests waits behind itself.
+Lower priority numbers come first. Among sequences of equal priority the client with the fewest rows comes first, then
+the sequence with the longest wait. So a client with many requests waits behind itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,26 +13,26 @@ from decode_worker.sequences.sequence import DecodeSequence, Key
 
 
 class Rank(NamedTuple):
-    """The place of a sequence among all that wait; lower is earlier."""
+    """Place of a sequence among all waiting sequences; lower is earlier."""
 
     priority: int
-    num_rows: int  # that its client has
-    since_s: float  # when it began to wait for its first row, on `time.monotonic`
+    num_rows: int  # rows of the client
+    since_s: float  # begin of the wait for the first row, on `time.monotonic`
 
 
 class Waiter(Protocol):
-    """A thing that waits for a row."""
+    """Holder of a sequence waiting for a row."""
 
     @property
     def sequence(self) -> DecodeSequence:
-        """The sequence that will be in the row."""
+        """The sequence to be put into the row."""
 
 
 class Ranked(Protocol):
-    """A queue for rows, as far as it is compared with others."""
+    """A queue for rows, compared with other queues by first rank."""
 
     def first_rank(self) -> Rank | None:
-        """Return the place of the waiter whose turn is next."""
+        """Return the rank of the next waiter."""
 
 
 AnyWaiter = TypeVar("AnyWaiter", bound=Waiter)
@@ -42,7 +42,7 @@ Group = tuple[int, int]
 
 
 def group_of(sequence: DecodeSequence) -> Group:
-    """Return the group of sequences among which the order of arrival decides."""
+    """Return the group of a sequence; in a group the order of arrival decides."""
     return sequence.priority, sequence.client
 
 
@@ -50,7 +50,7 @@ class RowQueue(Generic[AnyWaiter]):
     """Waiters by group, each group in order of arrival.
 
     Args:
-        num_rows_of: rows that a client has.
+        num_rows_of: returns the number of a client's rows.
     """
 
     def __init__(self, num_rows_of: Callable[[int], int]) -> None:
@@ -69,7 +69,7 @@ class RowQueue(Generic[AnyWaiter]):
         return any(key in group for group in self._groups.values())
 
     def add(self, waiter: AnyWaiter) -> None:
-        """Let a waiter wait behind those of its group that began to wait before it."""
+        """Queue a waiter in its group by offer time."""
         sequence = waiter.sequence
         group = self._groups.setdefault(group_of(sequence), {})
         is_last = not group or next(reversed(group.values())).sequence.offered_s <= sequence.offered_s
@@ -81,7 +81,7 @@ class RowQueue(Generic[AnyWaiter]):
         self._num_waiting += 1
 
     def remove(self, waiter: AnyWaiter) -> None:
-        """Take a waiter out; raises KeyError if it does not wait."""
+        """Take a waiter out; raises KeyError if absent."""
         sequence = waiter.sequence
         group = self._groups[group_of(sequence)]
         del group[sequence.key]
@@ -90,29 +90,29 @@ class RowQueue(Generic[AnyWaiter]):
         self._num_waiting -= 1
 
     def first(self) -> AnyWaiter | None:
-        """Return the waiter whose turn is next."""
+        """Return the next waiter."""
         if not self._groups:
             return None
         heads = (next(iter(group.values())) for group in self._groups.values())
         return min(heads, key=lambda waiter: self.rank(waiter.sequence))
 
     def next(self, count: int) -> list[AnyWaiter]:
-        """Return as many of those whose turn is next, best first."""
+        """Return the next `count` waiters, first turn first."""
         heads = chain.from_iterable(islice(group.values(), count) for group in self._groups.values())
         return nsmallest(count, heads, key=lambda waiter: self.rank(waiter.sequence))
 
     def first_rank(self) -> Rank | None:
-        """Return the place of the waiter whose turn is next."""
+        """Return the rank of the next waiter."""
         waiter = self.first()
         return None if waiter is None else self.rank(waiter.sequence)
 
     def last(self) -> AnyWaiter:
-        """Return the waiter that can best wait longer: worst priority, most rows, latest."""
+        """Return the waiter with the worst rank: worst priority, most rows, latest."""
         tails = (next(reversed(group.values())) for group in self._groups.values())
         return max(tails, key=lambda waiter: self.rank(waiter.sequence))
 
     def rank(self, sequence: DecodeSequence) -> Rank:
-        """Return the place of a sequence, waiting here or elsewhere."""
+        """Return the rank of a sequence, waiting here or elsewhere."""
         return Rank(sequence.priority, self._num_rows_of(sequence.client), sequence.offered_s)
 
     def find(self, request_id: str, attempt: int) -> list[AnyWaiter]:

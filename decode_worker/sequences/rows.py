@@ -1,7 +1,7 @@
-"""The rows of the batch, kept dense, and what the batch's tensors must be told of them.
+"""Rows of the batch, kept dense, and changes for the batch's tensors.
 
-The batch is rows `[0, len(rows))`; when one leaves, the last moves into its place. However often rows
-change hands between two steps, the tensors are told once, of the outcome. Torch-free.
+The batch is rows `[0, len(rows))`; when a row is left, the last row moves into the gap. However often rows change hands
+between two steps, the tensors get a single set of changes. Torch-free.
 """
 
 from collections import Counter
@@ -16,9 +16,9 @@ NO_SLOT = -1
 
 
 class SharedPrefix(NamedTuple):
-    """What a row has in common with others, as `SharedPrefixes` tells the device."""
+    """Prefix of a row shared with other rows, as `SharedPrefixes` holds it on the device."""
 
-    number: int  # the same of all that share it, and of no others
+    number: int  # equal for all rows of the prefix, and for no others
     num_tokens: int
 
 
@@ -29,9 +29,9 @@ UNSHARED = SharedPrefix(-1, 0)
 class Fill:
     """`row` holds `sequence` from now on.
 
-    All of its state is known to the host but for two things: the last token of a sequence that moved, and its length,
-    are in row `source`, on the device, which may be ahead of the host. A new sequence has source -1.
-    So it is with what is kept for it in `state_slot`: a new one's is to be filled.
+    The host knows all state but the last token and the length of a moved sequence. Both are on the device in row
+    `source`, because the device may be ahead of the host. A new sequence has source -1, and its `state_slot` is to be
+    filled; a moved sequence keeps the contents of its slot.
     """
 
     row: int
@@ -50,7 +50,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Place `index` of the block table that `row` has for a group is `block_id`."""
+    """Place `index` of the block table of `row` for a group is `block_id`."""
 
     row: int
     group: int
@@ -60,14 +60,14 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What is known of the prefix that `row` shares with others is this from now on."""
+    """`row` shares `prefix` with other rows from now on."""
 
     row: int
     prefix: SharedPrefix
 
 
 Change = Fill | Clear | Grow | Share
-"""Those taken together name every filled or cleared row once, and sources as they were before all of them."""
+"""Taken together, changes name each filled or cleared row once; sources are rows before all changes."""
 
 
 class Rows:
@@ -75,11 +75,11 @@ class Rows:
 
     def __init__(self) -> None:
         self.sequences: list[DecodeSequence] = []
-        self.state_slots: dict[DecodeSequence, int] = {}  # of those whose logits are adjusted: each its own, below rows
-        self.prefixes: Mapping[DecodeSequence, SharedPrefix] = {}  # of those that share one with others
-        self.num_spared = 0  # tokens whose KV a step need not read if it reads each prefix once
-        self.has_logprobs = False  # whether any of them asks for log-probabilities
-        self._told: list[DecodeSequence] = []  # by row, what the tensors hold
+        self.state_slots: dict[DecodeSequence, int] = {}  # with adjusted logits: distinct slots below max_rows
+        self.prefixes: Mapping[DecodeSequence, SharedPrefix] = {}  # of rows with a shared prefix
+        self.num_spared = 0  # KV tokens spared by reading each prefix once
+        self.has_logprobs = False  # some row asks for log-probabilities
+        self._told: list[DecodeSequence] = []  # by row, as the tensors have it
         self._grown: list[tuple[DecodeSequence, int, int, int]] = []  # sequence, group, index, block_id
         self._reshared: list[DecodeSequence] = []
 
@@ -92,7 +92,7 @@ class Rows:
         self.sequences.append(sequence)
 
     def leave(self, sequence: DecodeSequence) -> None:
-        """Take a sequence out; harmless when it is in no row."""
+        """Take a sequence out of its row, if any."""
         if sequence.row < 0:
             return
         last = self.sequences.pop()
@@ -102,17 +102,17 @@ class Rows:
         sequence.row = -1
 
     def grown(self, sequence: DecodeSequence, group: int, index: int, block_id: int) -> None:
-        """A sequence's table for a group has another place."""
+        """Note a new block in a sequence's table for a group."""
         self._grown.append((sequence, group, index, block_id))
 
     def share(self, prefixes: Mapping[DecodeSequence, SharedPrefix]) -> None:
-        """These sequences share prefixes from now on, and no others."""
+        """Replace all shared prefixes."""
         before, self.prefixes = self.prefixes, prefixes
         whoever = {**before, **prefixes}
         self._reshared += [each for each in whoever if before.get(each) != prefixes.get(each)]
 
     def take_changes(self) -> list[Change]:
-        """What has changed since the last call."""
+        """Return the changes since the last call."""
         told, self._told = self._told, list(self.sequences)
         grown, self._grown = self._grown, []
         reshared, self._reshared = self._reshared, []
@@ -138,7 +138,7 @@ class Rows:
         return Fill(row, sequence, source, slot, prefix)
 
     def _assign_slots(self, told: Container[DecodeSequence]) -> None:
-        """A slot for each new sequence that needs one; who left has none."""
+        """Give each new sequence a slot if needed; free the slots of sequences without a row."""
         for sequence in [sequence for sequence in self.state_slots if sequence.row < 0]:
             del self.state_slots[sequence]
         taken = set(self.state_slots.values())
@@ -149,5 +149,9 @@ class Rows:
 
 
 def _num_spared(prefixes: Iterable[SharedPrefix]) -> int:
-    """Of prefixes by row, tokens of all but one row of each."""
+    """Return spared tokens: for each prefix, its tokens times its rows less 1.
+
+    Args:
+        prefixes: by row.
+    """
     return sum((num_rows - 1) * prefix.num_tokens for prefix, num_rows in Counter(prefixes).items())

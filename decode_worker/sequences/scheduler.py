@@ -1,17 +1,19 @@
-"""Which sequences decode next, with which blocks. Torch-free.
+"""Scheduler of decoding: sequences of the next step, and blocks. Torch-free.
 
     reserved ──activate──▶ active, in a row ──last token scheduled──▶ active, no row ──end──▶ ended
-        └──unreserve──▶ free    │ ▲         └───────────────end (finish, abort, preempt)──────▶ ended
+        └──unreserve──▶ free    │ ▲         └───────────────end (finish, abort, preempt)──────▶ ended.
                                 ▼ └──a block, its last token known
                           active, resting
-    active, in a row ──pause──▶ active, paused ──resume──▶ active, in a row
+    active, in a row ──pause──▶ active, paused ──resume──▶ active, in a row.
 
-Block tables grow by a block when a sequence's next token needs one; a window uses again what it sees no more. When
-there is none, of whichever group, it sits steps out: it leaves its row, so that the others go on, and nothing of it is
-computed meanwhile. So does a sequence whose grammar is slow, until its mask is there. If no blocks come free either,
-the youngest sequence is preempted: the router replays it later, which costs work but no request. A paused sequence has
-given its row to another (see `admission`) and keeps its blocks. Blocks of an ended sequence return to the pool when no
-launched step touches them.
+A block table grows by a block when the next token of the sequence needs a block. A sliding window reuses blocks out of
+sight.
+
+- Without a block, of any group, a sequence rests: the sequence leaves its row and the others go on.
+- A sequence with a slow grammar rests, too, until the mask is known.
+- If no blocks come free, the youngest sequence is preempted. A later replay costs work but no request.
+- A paused sequence has given the row to another (see `admission`) and keeps its blocks.
+- Blocks of an ended sequence return to the pool when no launched step touches the blocks.
 """
 
 from collections import Counter
@@ -35,11 +37,11 @@ class Paused(NamedTuple):
 
 
 class DecodeScheduler:
-    """Owner of every sequence that has blocks here.
+    """Owner of every sequence with blocks here.
 
     Args:
-        max_len: tokens of the longest sequence that a row of the batch has room for.
-        step_tokens: most tokens at a time of a prompt that is computed here.
+        max_len: tokens of the longest sequence that fits a row of the batch.
+        step_tokens: most tokens of a prompt chunk computed here.
     """
 
     def __init__(self, allocator: Allocator, max_num_seqs: int, max_len: int, step_tokens: int = 1) -> None:
@@ -51,14 +53,14 @@ class DecodeScheduler:
         self.rows = Rows()
         self.reserved: dict[Key, DecodeSequence] = {}  # blocks are being filled
         self.active: dict[Key, DecodeSequence] = {}  # oldest first
-        self.resting: list[DecodeSequence] = []  # active, without a row for want of a block or a mask, longest first
+        self.resting: list[DecodeSequence] = []  # active, no row for want of a block or mask, longest first
         self.lingering: list[DecodeSequence] = []  # ended, blocks still touched by steps in flight
         self.num_rows: Counter[Group] = Counter()  # rows taken, or promised to reserved sequences
-        self.num_rows_of: Counter[int] = Counter()  # the same by client
+        self.num_rows_of: Counter[int] = Counter()  # rows taken or promised, by client
         self.paused: RowQueue[Paused] = RowQueue(self.num_rows_of.__getitem__)
 
     def objection(self, sequence: DecodeSequence) -> str:
-        """Why it can never be decoded here, however idle the worker is; empty when it can."""
+        """Return why a sequence can never be decoded here, even by an idle worker; empty if decoding is possible."""
         if sequence.max_total_tokens <= self.max_len:
             return ""
         return (
@@ -67,27 +69,30 @@ class DecodeScheduler:
         )
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether a sequence may be admitted: a row, blocks for its tokens, and one for each other to grow."""
+        """Tell whether a row is free, and blocks for a new sequence and for each other sequence to grow."""
         return self.has_row() and self.has_blocks(num_seen(self.layout, num_tokens))
 
     def has_row(self, but: int = 0) -> bool:
-        """Whether a row is free beside `but` others, those counted that reserved sequences will take."""
+        """Tell whether a row is free beside `but` others; rows of reserved sequences are taken."""
         return self.num_taken + but < self.max_num_seqs
 
     def has_blocks(self, counts: Counts) -> bool:
-        """Whether there are so many, and one for each sequence to grow."""
+        """Tell whether `counts` blocks are leased and free, and one more for each sequence to grow."""
         return self.allocator.fetch(plus(counts, self.num_growing))
 
     def num_blocks_of_prompt(self, sequence: DecodeSequence) -> Counts:
-        """Blocks to compute its prompt here, and to begin to decode behind it."""
+        """Return the blocks needed to compute a prompt here and to begin decoding."""
         return self.layout.most_blocks(sequence.num_prompt_slots, self.step_tokens)
 
     def reserve_prompt(self, sequence: DecodeSequence, blocks: Sequence[Sequence[int]]) -> None:
-        """Admit one whose prompt is computed here, in these blocks by group, to a row that is free."""
+        """Reserve a free row for a sequence whose prompt is computed here, in `blocks` by group."""
         self._reserve(sequence, tables_of(self.layout, blocks))
 
     def reserve(self, sequence: DecodeSequence, brought: Tables) -> None:
-        """Admit one that brings blocks of all tokens but the last, or some: the others it gets, which must be there."""
+        """Reserve a row for a sequence with blocks of some or all tokens but the last.
+
+        Missing blocks are allocated; the caller has checked for free blocks.
+        """
         num_tokens = len(sequence.token_ids)
         fresh = self.allocator.allocate(num_lacking(brought, num_tokens, num_tokens))
         for table, block_ids in zip(brought, fresh, strict=True):
@@ -95,13 +100,13 @@ class DecodeScheduler:
         self._reserve(sequence, brought)
 
     def unreserve(self, sequence: DecodeSequence) -> None:
-        """It will not come, and nothing copies into its blocks any more."""
+        """Drop a reserved sequence and free its blocks; no copy may be under way."""
         del self.reserved[sequence.key]
         self._count_row(sequence, -1)
         self._free(sequence)
 
     def activate(self, sequence: DecodeSequence) -> None:
-        """The KV of a reserved sequence is complete: it joins the next step."""
+        """Let a reserved sequence with complete KV join the next step."""
         del self.reserved[sequence.key]
         self.active[sequence.key] = sequence
         self.rows.enter(sequence)
@@ -116,15 +121,15 @@ class DecodeScheduler:
             self.rows.leave(sequence)
 
     def has(self, key: Key) -> bool:
-        """Whether it is active, or will be."""
+        """Tell whether a sequence is active or reserved."""
         return key in self.active or key in self.reserved
 
     def find(self, request_id: str, attempt: int) -> list[DecodeSequence]:
-        """Active attempts of a request up to `attempt`."""
+        """Return active attempts of a request up to `attempt`."""
         return [s for s in self.active.values() if s.request_id == request_id and s.attempt <= attempt]
 
     def make_slots(self) -> None:
-        """See that every row has a slot for its next token; the others rest until there is a block, or a mask."""
+        """Give every row a slot for its next token; rows without a block, or with a slow grammar, rest."""
         rested, self.resting = self.resting, []
         for sequence in rested:
             if not sequence.num_in_flight and not sequence.sits_out and self._has_slot(sequence):
@@ -138,7 +143,7 @@ class DecodeScheduler:
                 self.resting.append(sequence)
 
     def was_late(self, sequence: DecodeSequence) -> None:
-        """A step has chosen nothing for it for want of its mask: the next one tries again, or one that may find it."""
+        """Count a step without a token because the mask was late; a later step tries again."""
         if not sequence.ended:
             sequence.num_late += 1
             sequence.num_scheduled -= 1
@@ -146,7 +151,7 @@ class DecodeScheduler:
                 self.resting.append(sequence)
 
     def is_starved(self) -> bool:
-        """Whether sequences have sat a step out and wait for more blocks than steps in flight will let go."""
+        """Tell whether resting sequences need more blocks than steps in flight will free."""
         if not self.resting:
             return False
         unready = (sequence for sequence in self.resting if not sequence.num_in_flight and not sequence.sits_out)
@@ -158,14 +163,14 @@ class DecodeScheduler:
         )
 
     def preempt(self) -> DecodeSequence:
-        """End the sequence of the worst priority, a paused one before others, that was admitted last."""
+        """End and return the last admitted sequence of the worst priority, preferring paused sequences."""
         youngest_first = reversed(self.active.values())
         victim = max(youngest_first, key=lambda sequence: (sequence.priority, sequence.is_paused))
         self.end(victim)
         return victim
 
     def pause(self, group: Group) -> bool:
-        """Take the row of the sequence of a group that was admitted last, or its right to one; false if none has it."""
+        """Take the row, or the promised row, of a group's last admitted sequence; false if no sequence has a row."""
         with_row = (s for s in reversed(self.active.values()) if s.row >= 0 or s in self.resting)
         victim = next((sequence for sequence in with_row if group_of(sequence) == group), None)
         if victim is None:
@@ -179,12 +184,12 @@ class DecodeScheduler:
         return True
 
     def can_resume_next(self) -> bool:
-        """Whether the paused sequence whose turn is next may have a row: its last token is known."""
+        """Tell whether the next paused sequence may have a row, because its last token is known."""
         paused = self.paused.first()
         return paused is not None and not paused.sequence.num_in_flight
 
     def resume_next(self) -> DecodeSequence | None:
-        """Give the paused sequence whose turn is next a row, if one is free; without a block it rests first."""
+        """Give the next paused sequence a row, if free; without a block the sequence rests first."""
         paused = self.paused.first()
         if paused is None or not self.has_row() or not self.can_resume_next():
             return None
@@ -199,7 +204,7 @@ class DecodeScheduler:
         return sequence
 
     def launched(self) -> list[DecodeSequence]:
-        """A step over all rows is on its way; returns its sequences by row."""
+        """Count a launched step over all rows; return its sequences by row."""
         sequences = list(self.rows.sequences)
         for sequence in sequences:
             sequence.num_scheduled += 1
@@ -209,7 +214,7 @@ class DecodeScheduler:
         return sequences
 
     def end(self, sequence: DecodeSequence) -> None:
-        """Finished, failed or aborted; its blocks follow when no step touches them."""
+        """End a finished, failed or aborted sequence; its blocks are freed once no step touches any."""
         sequence.ended = True
         del self.active[sequence.key]
         if sequence.is_paused:
@@ -225,7 +230,7 @@ class DecodeScheduler:
             self._free(sequence)
 
     def collected(self, sequences: list[DecodeSequence]) -> None:
-        """A step is over: sequences that ended meanwhile may let go of their blocks."""
+        """Count a collected step; free the blocks of ended sequences without steps in flight."""
         for sequence in sequences:
             sequence.num_in_flight -= 1
         for sequence in [s for s in self.lingering if not s.num_in_flight]:
@@ -234,25 +239,25 @@ class DecodeScheduler:
 
     @property
     def num_owned(self) -> int:
-        """Sequences that decode, or whose blocks steps in flight still touch."""
+        """Number of sequences that decode, or have blocks touched by steps in flight."""
         return len(self.active) + len(self.lingering)
 
     def blocks(self) -> list[Sequence[int]]:
-        """Block ids of every owner."""
+        """Return the block ids of every owner."""
         return [held_by(s.tables) for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
 
     @property
     def num_taken(self) -> int:
-        """Rows that are taken, or will be."""
+        """Number of rows taken or reserved."""
         return len(self.active) + len(self.reserved) - len(self.paused)
 
     @property
     def num_growing(self) -> Counts:
-        """A block for each of them, of every group that may need one."""
+        """A block for each taken row, in every group that may grow."""
         return tuple(self.num_taken if group.grows else 0 for group in self.layout.groups)
 
     def _has_slot(self, sequence: DecodeSequence) -> bool:
-        """Whether its next token has a slot, in new blocks if it needs some."""
+        """Tell whether the next token has a slot; allocates blocks if needed and free."""
         if sequence.num_scheduled <= sequence.num_slots:
             return True
         lacking = self._num_lacking(sequence)
@@ -266,7 +271,7 @@ class DecodeScheduler:
         return True
 
     def _num_lacking(self, sequence: DecodeSequence) -> Counts:
-        """Blocks without which its next token has no slot."""
+        """Return the blocks missing for a slot of the next token."""
         return num_lacking(sequence.tables, sequence.num_scheduled, sequence.num_scheduled)
 
     def _reserve(self, sequence: DecodeSequence, tables: Tables) -> None:

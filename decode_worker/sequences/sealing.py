@@ -1,4 +1,4 @@
-"""What decoding fills is sealed, so that the next turn of a conversation finds the reply as well as the prompt."""
+"""Sealing of decoded blocks, so that the next turn of a conversation finds the reply as well as the prompt."""
 
 from common.memory.client.magazine import Magazine
 from common.wire.messages.memory import KVOffer
@@ -8,7 +8,7 @@ from decode_worker.sequences.sequence import DecodeSequence
 
 
 class Sealing:
-    """Collects blocks that are full when a step is over, to seal all of them at once."""
+    """Full blocks at the end of a step, sealed all at once."""
 
     def __init__(self, magazine: Magazine) -> None:
         self.magazine = magazine
@@ -17,12 +17,15 @@ class Sealing:
         self.digests: list[bytes] = []
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
-        """Go on where its prefill worker ended, if that has sealed all there was to seal."""
+        """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
         if offer.num_sealed == (len(sequence.token_ids) - 1) // self.block_size:
             sequence.num_sealed, sequence.digest = offer.num_sealed, offer.digest
 
     def note(self, sequence: DecodeSequence) -> None:
-        """Its last token is logged: KV of all before it is there, and nobody writes it any more."""
+        """Collect the next block of a sequence if full; call when the last token is logged.
+
+        KV of all tokens before the last is written, and the block is not written again.
+        """
         begin = sequence.num_sealed * self.block_size
         end = begin + self.block_size
         if not sequence.digest or len(sequence.token_ids) - 1 < end:
@@ -34,7 +37,7 @@ class Sealing:
         sequence.num_sealed += 1
 
     def seal(self) -> None:
-        """Let others find what was noted, before any of it is given back."""
+        """Seal the collected blocks; call before any of them is freed."""
         if self.block_ids:
             self.magazine.seal(self.block_ids, self.digests)
             self.block_ids, self.digests = [], []

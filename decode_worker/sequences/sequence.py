@@ -15,16 +15,16 @@ from common.wire.values.sampling_params import SamplingParams
 Key = tuple[str, int]
 """(request_id, attempt)."""
 MAX_LATE = 4
-"""Steps in a row that may compute a row in vain."""
+"""Consecutive steps that may compute a row in vain."""
 
 
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
-    """What is known of one request.
+    """State of one completion and attempt.
 
-    `token_ids` is the prompt and every output collected so far. `num_scheduled` also counts the
-    tokens of steps that are launched and not collected: the GPU may be a step ahead of what we
-    know. KV of all scheduled tokens but the last is written by the steps launched so far.
+    `token_ids` is the prompt and every output collected so far. `num_scheduled` also counts tokens of launched steps
+    not yet collected, because the GPU may be a step ahead of the host. KV of all scheduled tokens but the last is
+    written by the steps launched so far.
     """
 
     request_id: str
@@ -33,26 +33,26 @@ class DecodeSequence:
     num_outputs: int
     sampling: SamplingParams
     tables: Tables = ()
-    num_slots: int = 0  # tokens that these have places for
+    num_slots: int = 0  # tokens with a place in the tables
     num_scheduled: int = 0
-    num_in_flight: int = 0  # launched steps that are not collected and touch the blocks
-    row: int = -1  # of the batch; -1 when not in it
-    num_prompt_logprobs: int = 0  # of each prompt token, where the prompt is computed here
-    first_scored: int = 0  # position from which on they are wanted
-    ended: bool = False  # finished, failed or aborted: what steps in flight still yield is dropped
-    follower: Follower | None = None  # of its grammar, if it is under one
-    mask: np.ndarray | None = None  # what its grammar lets follow the tokens, once that is known
-    mask_position: int = -1  # of the last mask that steps find
-    place: int = -1  # where they find it, see `guides`
-    num_late: int = 0  # steps in a row that did not find its mask
-    unsent: OutputToken | None = None  # the last token, until its grammar has taken it
+    num_in_flight: int = 0  # launched, uncollected steps, which touch the blocks
+    row: int = -1  # in the batch; -1: none
+    num_prompt_logprobs: int = 0  # per prompt token, for prompts computed here
+    first_scored: int = 0  # first prompt position with log-probabilities
+    ended: bool = False  # finished, failed or aborted; later tokens are dropped
+    follower: Follower | None = None  # None: no grammar
+    mask: np.ndarray | None = None  # tokens allowed next by the grammar, once known
+    mask_position: int = -1  # position of the last published mask
+    place: int = -1  # place of published masks, see `grammar_masks`
+    num_late: int = 0  # consecutive steps that missed the mask
+    unsent: OutputToken | None = None  # the last token, until accepted by the grammar
     priority: int = 0  # lower is earlier, before everything else
-    client: int = 0  # between whom rows are shared
-    is_paused: bool = False  # another sequence has its row; its blocks stay its own
-    offered_s: float = 0.0  # its prompt was handed over, on `time.monotonic`
-    claimed_s: float = 0.0  # the pull of it began
-    num_sealed: int = 0  # blocks from the first on that nobody writes any more, and others find
-    digest: bytes = b""  # of the last of them; b"" if nothing is sealed
+    client: int = 0  # rows are shared fairly among clients
+    is_paused: bool = False  # another sequence has the row; blocks are kept
+    offered_s: float = 0.0  # time of the handoff, on `time.monotonic`
+    claimed_s: float = 0.0  # begin of the pull; 0: none
+    num_sealed: int = 0  # sealed blocks, from the first on
+    digest: bytes = b""  # of the last sealed block; b"": the sequence is not sealed
 
     def __post_init__(self) -> None:
         self.num_scheduled = len(self.token_ids)
@@ -62,14 +62,14 @@ class DecodeSequence:
         return (self.request_id, self.attempt)
 
     def handed_over(self, token_id: int) -> None:
-        """Take the token that a prefill worker sampled after the prompt; decoding goes on behind it."""
+        """Append the token sampled by the prefill worker after the prompt; decoding goes on from there."""
         self.token_ids.append(token_id)
         self.num_outputs += 1
         self.num_scheduled = len(self.token_ids)
         self.offered_s = time.monotonic()
 
     def tell_arrival(self, trace: Trace) -> None:
-        """It waited for room since its offer, was pulled if it was in another pool, and is in the next step."""
+        """Trace the wait since the offer, the pull if any, and the join of the next step."""
         now_s = time.monotonic()
         trace.stretch("handoff", self.key, self.offered_s, self.claimed_s or now_s)
         if self.claimed_s:
@@ -78,30 +78,30 @@ class DecodeSequence:
 
     @property
     def max_total_tokens(self) -> int:
-        """Prompt plus the most outputs it may have."""
+        """Tokens of the prompt plus the most outputs allowed."""
         return len(self.token_ids) - self.num_outputs + self.sampling.max_tokens
 
     @property
     def num_prompt_slots(self) -> int:
-        """Tokens that a prompt computed here gets blocks for: also the first output, if others may follow."""
+        """Tokens with blocks while a prompt is computed here: includes the first output, if others may follow."""
         return len(self.token_ids) + (len(self.token_ids) + 1 < self.max_total_tokens)
 
     @property
     def wants_step(self) -> bool:
-        """Whether another token may be scheduled."""
+        """True if another token may be scheduled."""
         return not self.ended and self.num_scheduled < self.max_total_tokens
 
     @property
     def awaits_mask(self) -> bool:
-        """Whether it is not known yet what its grammar lets follow."""
+        """True while the tokens allowed by the grammar are not known."""
         return self.follower is not None and self.mask is None
 
     @property
     def sits_out(self) -> bool:
-        """Whether steps do without it, because its grammar is slow, until its mask is there."""
+        """True while steps do without the sequence, because its grammar is slow."""
         return self.awaits_mask and self.num_late >= MAX_LATE
 
     @property
     def has_mask(self) -> bool:
-        """Whether the next step surely finds what it needs of its grammar; while one is in flight nobody knows."""
+        """True if the next step surely finds the mask; unknown, so false, while a step is in flight."""
         return self.follower is None or self.mask_position == self.num_scheduled

@@ -1,8 +1,8 @@
-"""Changes roles of workers that run: one of the other role starts, and when it serves, who gives way is drained.
+"""Role changes of running workers: a worker of the other role starts, and once it serves, the old worker is drained.
 
-Both map the same weights and have blocks of the same pool, so the new one is ready in seconds, and requests of the old
-one end there as in any drain. Whatever comes in between, in the end as many workers are to run as before: if the new
-one does not come, the old one stays, or is started again; the supervisor starts again whoever of them dies.
+Both workers map a single copy of the weights and use blocks of a single pool, so the new worker is ready in seconds.
+Requests of the old worker end as in any drain. Whatever fails, the number of running workers stays: without the new
+worker, the old worker stays or is started again. The supervisor restarts either worker after a crash.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ from deploy.processes.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
-"""Between two questions, unless windows are shorter than a few of these."""
+"""Seconds between two samples, at most a part of a window."""
 SAMPLES_A_WINDOW = 4
 POLL_S = 0.3
-"""Between two looks whether a worker serves."""
+"""Seconds between two checks for a serving worker."""
 START_S = 300.0
-"""For a worker to serve: its weights are there, its kernels compiled."""
+"""Seconds for a worker to serve; weights are loaded and kernels compiled already."""
 MOST_STARTS = 3
-"""Of a worker that ends before it serves."""
+"""Crashes of a new worker before the change is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a change needs to know.
+    """Parameters of role changes.
 
     Args:
-        spec_of: the process of a worker or standby.
-        overlap: whether a device has room for a worker more than are planned, for as long as a change takes.
+        spec_of: returns the process of a worker or standby.
+        overlap: a device has room for an additional worker during a change.
     """
 
     spec_of: Callable[[Placement], ProcessSpec]
@@ -49,7 +49,7 @@ class Plan:
 
 
 class Autoscaler:
-    """Asks the router how busy everybody is, and does what `judge` says."""
+    """Loop that samples the router's load and carries out proposals of `judge`."""
 
     def __init__(
         self, supervisor: Supervisor, router: Line, staff: Staff, plan: Plan, judge: Judge, console: Console
@@ -59,7 +59,7 @@ class Autoscaler:
         self.staff = staff
 
     async def run(self) -> None:
-        """Until cancelled; what nobody foresaw ends role changes, and nothing else."""
+        """Run until cancelled; an unexpected error ends role changes, and nothing else."""
         try:
             while True:
                 await asyncio.sleep(self._plan.sample_s)
@@ -92,9 +92,9 @@ class Autoscaler:
         self._console.say(f"roles stay for {pause_s:g} s at least")
 
     async def _overlapping(self, old: Placement, new: Placement, after: Staff) -> str:
-        """While the old one serves; returns what was wrong."""
+        """Start the new worker while the old worker serves; return the problem, if any."""
         self._begin(new)
-        if problem := await self._awaited(new, num_partners=2):  # the old one, which leaves, may be the first
+        if problem := await self._awaited(new, num_partners=2):  # the leaving worker may be among the partners
             await self._supervisor.retire(new.name)
             return problem
         before, self.staff = self.staff, after
@@ -103,7 +103,10 @@ class Autoscaler:
         return ""
 
     async def _one_after_the_other(self, old: Placement, new: Placement, after: Staff) -> str:
-        """Where the device has no room for both; others of the old one's role serve meanwhile."""
+        """Retire the old worker first, because the device has no room for both; return the problem, if any.
+
+        Other workers of the old role serve meanwhile.
+        """
         before, self.staff = self.staff, after
         await self._move_standbys(before)
         await self._supervisor.retire(old.name)
@@ -117,7 +120,7 @@ class Autoscaler:
         return problem
 
     async def _move_standbys(self, before: Staff) -> None:
-        """Each is told at its start for how many it stands by; one in reserve has nothing to finish."""
+        """Restart changed standbys, because the number of peers is set at start; idle standbys end at once."""
         old, new = ({each.name: each for each in staff.standbys} for staff in (before, self.staff))
         for name in [name for name in old if old[name] != new.get(name)]:
             await self._supervisor.retire(name)
@@ -125,12 +128,12 @@ class Autoscaler:
             self._begin(new[name])
 
     def _begin(self, placement: Placement) -> None:
-        """Unless a process of that name is there that could not be killed."""
+        """Start a process, unless an unkillable process of equal name is left."""
         if placement.name not in self._supervisor.names:
             self._supervisor.begin(self._plan.spec_of(placement))
 
     async def _awaited(self, new: Placement, num_partners: int) -> str:
-        """Until requests may go there, by KV paths with so many others; else why they may not."""
+        """Wait until the worker serves with KV paths to `num_partners` workers; return the problem, if any."""
         until_s = time.monotonic() + START_S
         while time.monotonic() < until_s:
             await asyncio.sleep(POLL_S)

@@ -1,8 +1,8 @@
-"""When a worker changes its role: a shift has to persist, and after each change there is a pause.
+"""Time of role changes: a shift must persist, and a pause follows each change.
 
-The clock is whoever calls. A change that undoes the last one soon doubles the pause, so that no load, however it flaps,
-has workers restarted all the time. After one that failed there is a pause of its own, twice as long each time: also
-where none is wanted between changes that do well, as what failed is likely to fail again at once.
+The caller provides the clock. A change that soon undoes the last change doubles the pause, so a flapping load cannot
+restart workers all the time. A failed change has a separate pause, doubled each time. The pause applies even with a
+cooldown of 0, because a failure is likely to repeat at once.
 """
 
 from collections import deque
@@ -14,44 +14,44 @@ from deploy.autoscale.load import Sample, Window, measured
 from deploy.autoscale.proposal import Machine, Proposal, propose, seats_of
 
 NUM_WINDOWS = 3
-"""In a row, that have to agree."""
+"""Consecutive windows that must agree."""
 SOON = 4
-"""Within so many pauses of the last change another one undoes it soon."""
+"""Pauses after a change within which an opposite change counts as flapping."""
 LEAST_RETRY_S = 60.0
-"""After a change that failed."""
+"""Shortest pause after a failed change, in seconds."""
 LONGEST_PAUSE_S = 3600.0
-"""Unless the pause itself is longer."""
+"""Longest doubled pause in seconds, unless the cooldown is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a window is, and how long the pause after a change, in seconds."""
+    """Length of a window, and of the pause after a change, in seconds."""
 
     window_s: float = 10.0
     cooldown_s: float = 120.0
 
 
 class Judge:
-    """Takes samples as they come, one a second or so, and says when somebody should change."""
+    """Receiver of samples, about one a second; proposes role changes."""
 
     def __init__(self, pace: Pace, machine: Machine) -> None:
         self._pace, self._machine = pace, machine
-        self._samples: list[Sample] = []  # of the window that is not over
+        self._samples: list[Sample] = []  # samples of the current window
         self._windows: deque[Window] = deque(maxlen=NUM_WINDOWS)
-        self._pause_s = pace.cooldown_s  # after a change that was done
-        self._retry_s = 0.0  # after the last one, if it failed
-        self._ended_s = float("-inf")  # the last change
+        self._pause_s = pace.cooldown_s  # pause after a successful change
+        self._retry_s = 0.0  # pause after a failed change; 0: the last succeeded
+        self._ended_s = float("-inf")  # end of the last change
         self._last_role: Role | None = None
 
     def heed(self, sample: Sample | None, ours: Mapping[str, object]) -> Proposal | None:
-        """The change that is due, if there is one.
+        """Add a sample; return a due change, if any.
 
         Args:
-            sample: None if the router said nothing.
-            ours: names of all workers that we run, standbys not among them.
+            sample: None if the router did not answer.
+            ours: names of all workers run here, without standbys.
         """
         if sample is None or not sample.is_complete(ours):
-            self._forget()  # somebody is starting, or dead: figures of fewer are not figures of all
+            self._forget()  # figures of fewer workers are not comparable
             return None
         if self._samples and self._samples[-1].crew != sample.crew:
             self._forget()
@@ -65,7 +65,7 @@ class Judge:
         return propose(self._windows, seats_of(sample, ours), self._machine)
 
     def ended(self, now_s: float, role: Role, *, done: bool) -> float:
-        """A change to `role` is over, or given up; returns the pause that follows, in seconds."""
+        """Note the end of a change to `role`, done or failed; return the following pause, in seconds."""
         longest_s = max(LONGEST_PAUSE_S, self._pace.cooldown_s)
         is_soon = now_s - self._ended_s < SOON * self._pause_s
         if not done:

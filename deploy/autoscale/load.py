@@ -1,4 +1,4 @@
-"""How busy each role was in a window of time, from what a router tells of its workers."""
+"""Load of each role in a time window, computed from the router's reports on its workers."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -11,46 +11,46 @@ from common.wire.messages.worker import Role
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One report, and when it came: seconds of a clock that never goes back."""
+    """A load report with its time of arrival, in seconds of a monotonic clock."""
 
     at_s: float
     report: LoadReport
 
     @property
     def serving(self) -> list[WorkerLoad]:
-        """Those that new requests may go to."""
+        """Workers that may get new requests."""
         return [worker for worker in self.report.workers if worker.is_serving]
 
     @property
     def crew(self) -> frozenset[tuple[str, int]]:
-        """Which incarnations those are."""
+        """Incarnations of the serving workers."""
         return frozenset((worker.name, worker.incarnation) for worker in self.serving)
 
     def is_complete(self, ours: Collection[str]) -> bool:
-        """Whether all workers of that name serve, and all who serve have told how they are."""
+        """Tell whether all workers in `ours` serve, and all serving workers have reported."""
         serving = self.serving
         return {worker.name for worker in serving} >= set(ours) and all(worker.has_spoken for worker in serving)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What all workers of a role did together, on average over a time in which nobody came or went."""
+    """Work of all workers of each role, averaged over a time without a change of workers."""
 
     seconds: float
-    num_prompts: float  # in the router's queue, or sent to a prefill worker and without a first token
-    num_busy: float  # prefill workers that were computing
-    num_rows: float  # sequences that decode workers had, those among them whose blocks were on their way
-    used_blocks: Mapping[int, float]  # by pool, whoever used them
-    step_s: float  # of a decode step; 0 without one
+    num_prompts: float  # queued, or sent to a prefill worker without a first token yet
+    num_busy: float  # busy prefill workers
+    num_rows: float  # sequences of decode workers, including handoffs
+    used_blocks: Mapping[int, float]  # by pool, used by any worker
+    step_s: float  # of a decode step; 0: no step
 
 
 def measured(samples: Sequence[Sample]) -> Window:
-    """Of two samples at least, complete ones of one crew."""
+    """Average at least two complete samples of a single crew."""
     seconds = samples[-1].at_s - samples[0].at_s
     passed = [later.at_s - sooner.at_s for sooner, later in pairwise(samples)]
 
     def mean(values: Sequence[float]) -> float:
-        """By how long each was the last that was heard; the first ends nothing."""
+        """Weight each value by the time before; there is no time before the first."""
         return sum(value * span for value, span in zip(values[1:], passed, strict=True)) / seconds
 
     used = [_used_blocks(sample) for sample in samples]
@@ -80,7 +80,7 @@ def _used_blocks(sample: Sample) -> Counter[int]:
 
 
 def _grown(first: Sample, last: Sample, role: Role) -> list[tuple[int, int]]:
-    """Of each worker: steps, and the microseconds that those took."""
+    """Return for each worker the steps between two samples, and their microseconds."""
     before = {worker.name: worker for worker in _of(first, role)}
     return [
         (worker.num_steps - before[worker.name].num_steps, worker.step_us - before[worker.name].step_us)
@@ -89,7 +89,7 @@ def _grown(first: Sample, last: Sample, role: Role) -> list[tuple[int, int]]:
 
 
 def _num_busy(first: Sample, last: Sample) -> float:
-    """A worker computes one step after the other, so at most one is busy for the time of each."""
+    """Return the number of busy workers; a worker counts at most once, because steps run one after the other."""
     seconds = last.at_s - first.at_s
     return sum(min(1.0, step_us / 1e6 / seconds) for _, step_us in _grown(first, last, Role.PREFILL))
 

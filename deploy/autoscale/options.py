@@ -1,4 +1,4 @@
-"""The flags of `baton serve --autoscale`, and where it can do nothing."""
+"""Flags of `baton serve --autoscale`, and checks for fleets without possible changes."""
 
 import argparse
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ FEWEST_WORKERS = 3
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleOptions:
-    """How fast roles change, and the longest decode step that is wanted; 0 is no matter."""
+    """Pace of role changes, and the longest acceptable decode step; 0: no limit."""
 
     pace: Pace
     longest_step_ms: float = 0.0
 
 
 def add_autoscale(parser: argparse.ArgumentParser) -> None:
-    """`--autoscale` and what goes with it."""
+    """Add `--autoscale` and related flags."""
     usual = Pace()
     parser.add_argument(
         "--autoscale",
@@ -58,7 +58,7 @@ def add_autoscale(parser: argparse.ArgumentParser) -> None:
 
 
 def autoscale_of(args: argparse.Namespace, num_prefill: int, num_decode: int) -> AutoscaleOptions | None:
-    """What was asked for; None without `--autoscale`. Raises ConfigError where no role could ever change."""
+    """Return the chosen options; None without `--autoscale`. Raises ConfigError if no role could ever change."""
     given = {
         name: value
         for name in ("window_s", "cooldown_s", "step_ms")
@@ -85,7 +85,7 @@ def autoscale_of(args: argparse.Namespace, num_prefill: int, num_decode: int) ->
 
 
 def little_to_change(placements: Sequence[Placement]) -> str:
-    """Why roles will hardly change on these devices; empty where they may."""
+    """Return why roles will hardly change on these devices; empty if changes make sense."""
     gpus = {each.gpu for each in placements}
     if None in gpus or len(gpus) > 1:
         return ""

@@ -1,13 +1,14 @@
-"""Which worker should change its role, by how busy both roles were: a function of figures, without a clock.
+"""Choice of the worker to change its role, by the load of both roles: a function of figures, without a clock.
 
-Each role has **needs** and **capacities** of the same unit. Prompts need prefill workers' time: that of steps, so a
-need is measured by the rate at which these workers compute these prompts now, beside whoever shares their GPU. Decode
-needs rows, KV blocks and, where a longest step is wanted, time of steps. A role is **short** if it needs most of one
-capacity; the other role can **spare** a worker if all of its needs would be well below what is left. Between the two
-thresholds lies the hysteresis: right after a change neither role is short and can spare at once under the same load.
+Each role has **needs** and **capacities** of equal units. Prompts need step time of prefill workers, measured at the
+present speed, which includes slowdown by neighbours on the GPU. Decode needs rows, KV blocks and, with a limit on
+steps, step time. A role is **short** if a need takes most of a capacity. The other role can **spare** a worker if all
+needs are well below the remaining capacity. The gap between both thresholds is a hysteresis: right after a change, no
+role is short while the other can spare a worker.
 
-Workers of one role on one GPU compute one after the other's kernels, so another one there adds rows and no time; on a
-CPU each brings its threads. KV blocks are the device's: a decode worker adds those of a pool in which there is none.
+Workers of a role on a single GPU run kernels in turn, so another worker there adds rows but no time. On a CPU each
+worker adds threads. KV blocks belong to the device: a decode worker adds blocks only on a device without a decode
+worker.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,47 +18,47 @@ from common.wire.messages.worker import Role
 from deploy.autoscale.load import Sample, Window
 
 SHORT = 0.85
-"""From this share of a capacity on a role is short of it: with more, what comes in bunches waits."""
+"""Share of a capacity from which a role is short, because bursts then wait."""
 SPARE = 0.65
-"""At most this share of each capacity may a role need that gives a worker up, once it has."""
+"""Largest share of each remaining capacity for a role that gives up a worker."""
 
 Amounts = Mapping[str, float]
-"""By name of what is needed."""
+"""Amounts by the name of the resource."""
 TIME, ROWS, BLOCKS, STEP = "time", "rows", "blocks", "step"
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A worker that serves, and what it brings."""
+    """A serving worker and its capacities."""
 
     name: str
     role: Role
-    pool_id: int  # of its device's KV blocks: who has the same one is on the same device
-    num_blocks: int  # of that pool
-    most_rows: int  # of its batch, if it decodes
-    num_requests: int  # that it has: who has few leaves soon
-    is_ours: bool  # whether we may change it
+    pool_id: int  # pool of the device; equal for workers of a device
+    num_blocks: int  # blocks of the pool
+    most_rows: int  # rows of the batch; 0 for prefill workers
+    num_requests: int  # few requests drain soon
+    is_ours: bool  # started by us, so may be changed
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """That this worker should give way to one of the other role, and why."""
+    """A worker to be replaced by a worker of the other role, with the reason."""
 
     name: str
-    role: Role  # of the other
+    role: Role  # the new role
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What does not change while we serve."""
+    """Properties constant while serving."""
 
     is_cpu: bool
-    longest_step_s: float = 0.0  # a decode step should not take longer; 0: no matter
+    longest_step_s: float = 0.0  # limit of a decode step; 0: none
 
 
 def seats_of(sample: Sample, ours: Mapping[str, object]) -> list[Seat]:
-    """Everybody who serves, `ours` among them."""
+    """Return all serving workers, `ours` among them."""
     return [
         Seat(
             worker.name,
@@ -73,7 +74,7 @@ def seats_of(sample: Sample, ours: Mapping[str, object]) -> list[Seat]:
 
 
 def propose(windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) -> Proposal | None:
-    """The change that helps in all of these windows, if there is one; never of the last worker of a role."""
+    """Return the change that helps in all windows, if any; never changes the last worker of a role."""
     for role in Role:
         if all(_is_short(role, window, seats, machine) for window in windows):
             good = [seat for seat in seats if seat.is_ours and _helps(seat, role, windows, seats, machine)]
@@ -84,7 +85,7 @@ def propose(windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) 
 
 
 def needs(role: Role, window: Window, seats: Sequence[Seat], machine: Machine) -> Amounts:
-    """Of a role in a window in which `seats` served."""
+    """Return the needs of a role in a window in which `seats` served."""
     if role is Role.PREFILL:
         return {TIME: window.num_busy}
     pools = {seat.pool_id for seat in seats if seat.role is Role.DECODE}
@@ -95,7 +96,7 @@ def needs(role: Role, window: Window, seats: Sequence[Seat], machine: Machine) -
 
 
 def capacities(role: Role, seats: Sequence[Seat], machine: Machine) -> Amounts:
-    """Of all workers of a role."""
+    """Return the capacities of all workers of a role."""
     num_places = float(_num_places(role, seats, machine))
     if role is Role.PREFILL:
         return {TIME: num_places}
@@ -108,24 +109,27 @@ def capacities(role: Role, seats: Sequence[Seat], machine: Machine) -> Amounts:
 
 
 def shares(needed: Amounts, had: Amounts) -> dict[str, float]:
-    """Of each capacity, how much is needed; more than all of none."""
+    """Return the needed share of each capacity; infinite if the capacity is 0."""
     return {name: amount / had[name] if had[name] else float("inf") for name, amount in needed.items()}
 
 
 def _is_short(role: Role, window: Window, seats: Sequence[Seat], machine: Machine) -> bool:
-    """Prompts that nobody waits for besides are no shortage: one stream keeps one worker busy, and no second one."""
+    """Tell whether a role is short of a capacity and requests wait.
+
+    A single stream keeps a prefill worker busy but cannot use a second, so prompts without others waiting do not count.
+    """
     is_waited_for = role is Role.DECODE or window.num_prompts > _num_places(role, seats, machine)
     return is_waited_for and bool(_scarce(role, window, seats, machine))
 
 
 def _scarce(role: Role, window: Window, seats: Sequence[Seat], machine: Machine) -> list[str]:
-    """What a role needs most of."""
+    """Return the names of the capacities of which a role needs most."""
     needed, had = needs(role, window, seats, machine), capacities(role, seats, machine)
     return [name for name, share in shares(needed, had).items() if share >= SHORT]
 
 
 def _helps(seat: Seat, role: Role, windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) -> bool:
-    """Whether `role` gets more of all that it is short of if that worker changes, and the other role can spare it."""
+    """Tell whether changing `seat` adds to every scarce capacity of `role`, and the other role can spare the worker."""
     if seat.role is role or sum(other.role is seat.role for other in seats) < 2:
         return False
     before, after = seats, [_changed(other, seats) if other is seat else other for other in seats]
@@ -139,14 +143,16 @@ def _helps(seat: Seat, role: Role, windows: Sequence[Window], seats: Sequence[Se
 
 
 def _changed(seat: Seat, seats: Sequence[Seat]) -> Seat:
-    """Decode workers of one system have batches of one size."""
+    """Return the seat in the other role; decode workers of a system have batches of equal size."""
     if seat.role is Role.DECODE:
         return replace(seat, role=Role.PREFILL, most_rows=0)
     return replace(seat, role=Role.DECODE, most_rows=max(other.most_rows for other in seats))
 
 
 def _order(seat: Seat, role: Role, seats: Sequence[Seat]) -> tuple[bool, bool, int, str]:
-    """Best where there is nobody of the needed role; then where another of its own stays; then who has least to do."""
+    """Sort key of candidates: first devices without a worker of `role`, then with another of the old role, then few
+    requests.
+    """
     beside = [other for other in seats if other is not seat and other.pool_id == seat.pool_id]
     is_there = any(other.role is role for other in beside)
     is_last = not any(other.role is seat.role for other in beside)
@@ -154,7 +160,7 @@ def _order(seat: Seat, role: Role, seats: Sequence[Seat]) -> tuple[bool, bool, i
 
 
 def _num_places(role: Role, seats: Sequence[Seat], machine: Machine) -> int:
-    """How many compute at once."""
+    """Return the number of workers that compute at once."""
     of_role = [seat for seat in seats if seat.role is role]
     return len(of_role) if machine.is_cpu else len({seat.pool_id for seat in of_role})
 
@@ -163,7 +169,7 @@ def _num_places(role: Role, seats: Sequence[Seat], machine: Machine) -> int:
 
 
 def _reason(role: Role, windows: Sequence[Window], seats: Sequence[Seat], machine: Machine) -> str:
-    """The shortage first."""
+    """Return the reason in words, the shortage first."""
     seconds = sum(window.seconds for window in windows)
     words = {Role.PREFILL: _prompts_in_words(windows, seats), Role.DECODE: _decode_in_words(windows, seats, machine)}
     return f"over {seconds:.0f} s {words[role]}; {words[role.other]}"

@@ -1,4 +1,4 @@
-"""What who changes roles asks its router, and tells it: off the event loop, and whether the router is there or not."""
+"""Connection of the autoscaler to its router, off the event loop; the router may be absent."""
 
 import asyncio
 import time
@@ -16,29 +16,29 @@ from deploy.operate.router_client import Operator, dialed
 from deploy.processes.console import Console
 
 ASK_S = 2.0
-"""For a router to answer."""
+"""Seconds for a router to answer."""
 
 Answer = TypeVar("Answer")
 
 
 class Line(Protocol):
-    """To a router."""
+    """A connection to a router."""
 
     async def sample(self) -> Sample | None:
-        """How busy everybody is; None without an answer."""
+        """Return the load of all workers; None without an answer."""
         ...
 
     async def tell(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
-        """Of a worker that gives way to one of that role, for whoever looks; lost if the router is not there."""
+        """Report the stage of a role change, for people who watch; lost if the router is absent."""
         ...
 
 
 class RouterLine:
-    """Over the workers' wire, with a connection for each question: a router that was started again is no other case."""
+    """Connection over the workers' wire, dialed for each question, so a restarted router needs no special care."""
 
     def __init__(self, net: NetSection, console: Console) -> None:
         self._net, self._console = net, console
-        self._problem = ""  # as it was last said
+        self._problem = ""  # last reported problem
 
     async def sample(self) -> Sample | None:
         report = await self._connected(lambda operator: operator.ask(LoadWanted, LoadReport, ASK_S))
@@ -51,7 +51,7 @@ class RouterLine:
         await self._connected(lambda operator: operator.tell(saying))
 
     async def _connected(self, act: Callable[[Operator], Answer | None]) -> Answer | None:
-        """What `act` returns; None where there can be no connection, which is said once."""
+        """Return the result of `act`; None if the connection fails, which is reported once."""
 
         def dial() -> Answer | None:
             with dialed(self._net) as operator:

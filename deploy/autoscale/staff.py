@@ -1,4 +1,4 @@
-"""Who is to run: workers in their roles, and the standbys that follow from these."""
+"""Workers to run, by role, and the standbys for these workers."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from deploy.processes.placement import Placement, free_name, place_standbys
 
 @dataclass(frozen=True, slots=True)
 class Staff:
-    """Workers by name, and standbys; changes are made by making another one."""
+    """Workers by name, and standbys; immutable, so a change makes a new staff."""
 
     workers: dict[str, Placement]
     standbys: tuple[Placement, ...] = ()
-    standby_roles: frozenset[Role] = frozenset()  # that have standbys wherever there is a worker of them
+    standby_roles: frozenset[Role] = frozenset()  # roles with a standby on each of their devices
 
     @classmethod
     def of(cls, placements: Sequence[Placement]) -> "Staff":
@@ -22,10 +22,10 @@ class Staff:
         return cls(workers, standbys, frozenset(each.role for each in standbys))
 
     def changed(self, name: str, role: Role, taken: Collection[str]) -> tuple["Staff", Placement]:
-        """With another worker of that role on the device of `name`, which leaves; and that other worker.
+        """Return the staff with worker `name` replaced by a worker of `role` on its device, and the new worker.
 
         Args:
-            taken: names of processes, which the other one cannot have.
+            taken: names of processes, not available for the new worker.
         """
         successor = replace(self.workers[name], name=free_name(role.label, {*self.workers, *taken}), role=role)
         workers = {each: placement for each, placement in self.workers.items() if each != name}

@@ -1,1 +1,1 @@
-"""What containers of the compose files run."""
+"""Programs run by containers of the compose files."""

@@ -1,12 +1,12 @@
-"""Becomes what a container of compose.yaml runs: one of the programs, on the model that compose was told of.
+"""Become the program of a container of compose.yaml, on the model named to compose.
 
-    python -P -m deploy.containers.container model MODEL                   # see that it is there, or download it
-    python -P -m deploy.containers.container secret PATH                   # make one, unless it is there
-    python -P -m deploy.containers.container PROGRAM MODEL [option ...]    # router, prefill_worker or decode_worker
+    python -P -m deploy.containers.container model MODEL                   # check for the model, or download it.
+    python -P -m deploy.containers.container secret PATH                   # make a secret, unless there is one.
+    python -P -m deploy.containers.container PROGRAM MODEL [option ...]    # router, prefill_worker or decode_worker.
 
-MODEL is what BATON_MODEL says. Compose mounts the directory of that name, which is empty if it is none: then MODEL is
-a Hub id, and lies in the cache, where the first of these has put it. A worker is named after its container. What the
-environment variable WORKER_FLAGS says comes behind the options: an overlay of the file need not repeat them.
+MODEL is the value of BATON_MODEL. Compose mounts the directory of this name; if empty, MODEL is a Hub id. The model
+then lies in the cache, filled by the first command above. A worker is named after its container. The options in the
+environment variable WORKER_FLAGS come last, so an overlay of the compose file need not repeat the others.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ WORKERS = ("prefill_worker", "decode_worker")
 
 
 def main(argv: list[str]) -> int:
-    """Becomes the program, or returns the exit status: 0, or 2 for a model that is not there."""
+    """Become the program, or return the exit status: 0, or 2 for a missing model."""
     program, model, *flags = argv
     if program == "secret":
         make_secret(Path(model))
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def make_secret(path: Path) -> None:
-    """Write a secret that only this user may read, whole or not at all; one that is there stays."""
+    """Write a secret readable by this user only, entirely or not at all; keep an existing secret."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent) as file, contextlib.suppress(FileExistsError):
         file.write(f"{secrets.token_hex(32)}\n")
         file.flush()
@@ -52,7 +52,7 @@ def make_secret(path: Path) -> None:
 
 
 def command_of(program: str, model: str, flags: list[str]) -> list[str]:
-    """The program and its options; those of the caller come last, and win."""
+    """Return the program and its options; options of the caller come last, and win."""
     name = [f"--worker-id={worker_here(program.removesuffix('_worker'))}"] if program in WORKERS else []
     path = found(model)
     called = served_name(Path(model) if path.is_relative_to(MOUNT) else path)
@@ -60,12 +60,12 @@ def command_of(program: str, model: str, flags: list[str]) -> list[str]:
 
 
 def downloaded(model: str) -> Path:
-    """As `found`, but that what is not there yet is fetched from the Hub."""
+    """Return the model directory as `found` does, but download a missing model from the Hub."""
     return find_model(model) if _is_remote(model) else found(model)
 
 
 def found(model: str) -> Path:
-    """The directory with the model's files in this container; raises ConfigError."""
+    """Return the directory with the model's files in this container; raises ConfigError."""
     if not _is_remote(model):
         return model_in(MOUNT)
     repository = hub_directory(model)

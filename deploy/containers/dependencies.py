@@ -1,9 +1,9 @@
-"""What to install beside the package: the requirements of pyproject.toml, a line each.
+"""Print packages to install beside this package: the requirements of pyproject.toml, a line each.
 
     python deploy/containers/dependencies.py [EXTRA ...]
 
-So an image has them in a layer of its own, which an edit of a source file leaves as it is. Reads the pyproject.toml of
-the working directory, and imports the standard library only.
+So an image has dependencies in a separate layer, unchanged by an edit of a source file. Reads the pyproject.toml of the
+working directory, and imports the standard library only.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def requirements(pyproject: str, extras: list[str]) -> list[str]:
-    """Of a pyproject.toml's text; raises KeyError for an extra that it has not."""
+    """Return the requirements in the text of a pyproject.toml; raises KeyError for an unknown extra."""
     project = tomllib.loads(pyproject)["project"]
     optional: dict[str, list[str]] = project["optional-dependencies"]
     return [*project["dependencies"], *(line for extra in extras for line in optional[extra])]

@@ -1,9 +1,9 @@
-"""The memory servers of a container: one for each GPU that it sees, or one for the CPU.
+"""Run the memory servers of a container: a server for each visible GPU, or for the CPU.
 
     python -P -m deploy.containers.memory_servers DIRECTORY [option ...]
 
-Their sockets are in DIRECTORY, where a worker finds that of its device. One that ends is started again beside the
-others, and SIGTERM ends all of them.
+The sockets are in DIRECTORY, where a worker finds the socket of its device. An ended server is started again while the
+others go on. SIGTERM ends all servers.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from deploy.processes.supervisor import CONFIG_EXIT_CODE
 
 
 def specs(directory: str, gpus: Sequence[Gpu], flags: Sequence[str]) -> list[ProcessSpec]:
-    """How they are started; each is called what `baton serve` would call it."""
+    """Return the servers' processes, named as by `baton serve`."""
     devices = {f"memory-{gpu.index}": f"cuda:{gpu.index}" for gpu in gpus} or {"memory": "cpu"}
     at = ("--memory-socket", f"{directory.rstrip('/')}/")
     return [
@@ -34,7 +34,7 @@ def specs(directory: str, gpus: Sequence[Gpu], flags: Sequence[str]) -> list[Pro
 
 
 async def keep(spec: ProcessSpec, console: Console, stopping: asyncio.Event) -> int:
-    """Run one until `stopping`, again and again; returns its exit status if its settings are wrong, else 0."""
+    """Keep a server running until `stopping`; return its exit status for wrong settings, else 0."""
     backoff = Backoff()
     while not stopping.is_set():
         child = await Child.start(spec, os.environ, console)
@@ -62,7 +62,7 @@ async def _sleep(stopping: asyncio.Event, delay_s: float) -> None:
 
 
 async def run(wanted: Sequence[ProcessSpec], form: str = "text") -> int:
-    """Until a signal; the exit status. `form` of its own lines."""
+    """Run until a signal; return the exit status. `form` is the log format of this process."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -72,13 +72,12 @@ async def run(wanted: Sequence[ProcessSpec], form: str = "text") -> int:
 
 
 def main(argv: list[str]) -> int:
-    """The process."""
     directory, *flags = argv
     return asyncio.run(run(specs(directory, detect_gpus(os.environ), flags), _form(flags)))
 
 
 def _form(flags: Sequence[str]) -> str:
-    """That of its servers' lines; what is wrong with a setting they say themselves."""
+    """Return the log format of the servers; the servers themselves report wrong settings."""
     try:
         return options.parse(Config, MEMORY_SECTIONS, "deploy.containers.memory_servers", "", flags).log.format
     except ConfigError:

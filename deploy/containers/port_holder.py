@@ -1,9 +1,9 @@
-"""Holds a port for routers that come and go: binds it, accepts nothing, and hands it out at a unix socket.
+"""Hold a port for routers that come and go: bind the port, accept nothing, and hand it out at a unix socket.
 
     python -P -m deploy.containers.port_holder ADDRESS:PORT PATH
 
-A router serves it with --router-take-over PATH. While none does connections wait in the kernel's queue, so that a
-router may be restarted, or another one take its place, and no client is refused.
+A router serves the port with --router-take-over PATH. Without a router, connections wait in the kernel's queue. So a
+router may be restarted or replaced, and no client is refused.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from common.wire.transport.port_sharing import PortOffer
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Connections that wait for a router; the kernel allows net.core.somaxconn of them."""
+"""Connections waiting for a router, limited by net.core.somaxconn of the kernel."""
 
 
 async def hold(address: str, port: int, path: Path) -> None:
-    """Hold it until SIGTERM or SIGINT."""
+    """Hold the port until SIGTERM or SIGINT."""
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
@@ -36,7 +36,7 @@ async def hold(address: str, port: int, path: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Hold what the command line says; returns the exit status: 0, or 1 for a port or path that is another's."""
+    """Hold the port of the command line; return the exit status: 0, 1 for a port or path in use, 2 for wrong usage."""
     if len(argv) != 2 or not argv[0].rpartition(":")[2].isdecimal():
         print("usage: python -P -m deploy.containers.port_holder ADDRESS:PORT PATH", file=sys.stderr)
         return 2

@@ -1,11 +1,11 @@
-"""Trains the demo model: a Qwen3 of 3.7 million parameters that writes verse, small enough to live in the repository.
+"""Train the demo model: a Qwen3 of 3.7 million parameters that writes verse, small enough for the repository.
 
     python deploy/demo_model/train.py TEXT OUT_DIR [--device cpu --steps 20]
 
-One plain text file in, one Hugging Face model directory out (bfloat16, at most 8 MB with its own
-tokenizer). Needs only torch, transformers, tokenizers and numpy; a few minutes on one GPU. Two runs
-with one seed on one machine see the same batches. Blank lines separate speeches; documents are runs
-of speeches ended by `<|endoftext|>`, so the model learns to stop.
+Reads a plain text file and writes a Hugging Face model directory. The model has bfloat16 weights and a tokenizer, at
+most 8 MB. Needs only torch, transformers, tokenizers and numpy; takes a few minutes on a GPU. Two runs with equal seeds
+on a machine see equal batches. Blank lines separate speeches. Documents are runs of speeches ended by `<|endoftext|>`,
+so the model learns to stop.
 """
 
 import argparse
@@ -39,12 +39,12 @@ CHAT_TEMPLATE = r"""{%- set names = {"user": "ROMEO:\n", "assistant": "JULIET:\n
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- "JULIET:\n" -}}{%- endif -%}
 """
-"""The model knows plays and nothing else, so a chat is a dialogue in one. It calls a tool where a request forces it."""
+"""The model knows plays only, so a chat is a dialogue in a play. It calls a tool where a request forces a call."""
 EOS = "<|endoftext|>"
 EOS_ID = 0
 VOCAB_SIZE = 2048
 MAX_LEN = 2048
-CROP_LENS = (128, 256, 512, 1024, 2048)  # tokens; one drawn for each batch, so every position is trained
+CROP_LENS = (128, 256, 512, 1024, 2048)  # tokens; drawn for each batch, so every position is trained
 HELD_OUT = 0.05  # the end of the text, never trained on
 MAX_DIRECTORY_BYTES = 8_000_000
 PROMPT = "ROMEO:\nBut soft, what light"
@@ -52,7 +52,7 @@ PROMPT = "ROMEO:\nBut soft, what light"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids of both splits; `starts` are the positions in `train` where a speech begins."""
+    """Token ids of both splits; `starts` are positions in `train` at which speeches begin."""
 
     train: np.ndarray  # [num_train_tokens] int64
     held_out: np.ndarray  # [num_held_out_tokens] int64
@@ -64,7 +64,7 @@ def split_speeches(text: str) -> list[str]:
 
 
 def train_tokenizer(text: str) -> Tokenizer:
-    """Byte-level BPE: any text can be encoded, and `<|endoftext|>` has id 0."""
+    """Train byte-level BPE: any text can be encoded, and `<|endoftext|>` has id 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -79,7 +79,7 @@ def train_tokenizer(text: str) -> Tokenizer:
 
 
 def encode_speeches(tokenizer: Tokenizer, speeches: list[str], rng: random.Random) -> tuple[list[int], list[int]]:
-    """Token ids of all speeches in order, and where each begins; about every tenth one ends a document."""
+    """Return token ids of all speeches in order, and the begin of each; about every tenth speech ends a document."""
     ids: list[int] = []
     starts = []
     for speech in speeches:
@@ -105,7 +105,7 @@ def build_corpus(text: str, seed: int) -> tuple[Tokenizer, Corpus]:
 
 
 def draw_batch(corpus: Corpus, num_tokens: int, rng: np.random.Generator) -> torch.Tensor:
-    """Random crops of one random length, half of them from the start of a speech: [num_crops, crop_len] int64."""
+    """Draw random crops of a random length, half of them from the start of a speech: [num_crops, crop_len] int64."""
     allowed = [length for length in CROP_LENS if length < len(corpus.train)] or [len(corpus.train) - 1]
     crop_len = int(rng.choice(allowed))
     num_crops = max(1, num_tokens // crop_len)
@@ -117,7 +117,7 @@ def draw_batch(corpus: Corpus, num_tokens: int, rng: np.random.Generator) -> tor
 
 
 def build_model(vocab_size: int, dropout: float) -> Qwen3ForCausalLM:
-    """An ordinary Qwen3; dropout on every residual branch is a training-time hook, not part of the model."""
+    """Build an ordinary Qwen3; dropout on every residual branch is a training-time hook, not part of the model."""
     config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=256,
@@ -147,7 +147,7 @@ def build_model(vocab_size: int, dropout: float) -> Qwen3ForCausalLM:
 
 
 def next_token_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in nats; `ids` [num_crops, crop_len] int64 on the model's device."""
+    """Return mean cross-entropy in nats; `ids` [num_crops, crop_len] int64 on the model's device."""
     with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=ids.device.type == "cuda"):
         logits = model(input_ids=ids[:, :-1], use_cache=False).logits  # [num_crops, crop_len - 1, vocab]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
@@ -155,7 +155,7 @@ def next_token_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def held_out_loss(model: Qwen3ForCausalLM, corpus: Corpus, device: torch.device) -> float:
-    """Mean loss over the held-out text in windows of 512 tokens."""
+    """Return the mean loss over the held-out text in windows of 512 tokens."""
     window = min(512, len(corpus.held_out))
     num_windows = len(corpus.held_out) // window
     ids = torch.from_numpy(corpus.held_out[: num_windows * window]).view(num_windows, window)
@@ -169,7 +169,7 @@ def held_out_loss(model: Qwen3ForCausalLM, corpus: Corpus, device: torch.device)
 
 
 def learning_rate(step: int, args: argparse.Namespace) -> float:
-    """Linear warm-up over 3 % of the steps, then a cosine down to a twentieth of the peak."""
+    """Return the rate of a step: linear warm-up over 3 % of the steps, then a cosine to a twentieth of the peak."""
     warmup_steps = max(1, args.steps * 3 // 100)
     if step < warmup_steps:
         return float(args.lr * (step + 1) / warmup_steps)
@@ -185,10 +185,10 @@ def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.AdamW:
 
 
 class Keeper:
-    """Keeps the latest weights whose held-out loss is within `slack` nats of the best seen.
+    """Latest weights with a held-out loss within `slack` nats of the best.
 
-    The lowest held-out loss alone stops too early on a text this small: verse goes on getting
-    better for a while as the model leans on what it has read. Past the slack it only recites.
+    The lowest held-out loss alone stops too early on a small text. Verse goes on getting better for a while as the
+    model leans on memorized text. Past the slack the model only recites.
     """
 
     def __init__(self, slack: float) -> None:
@@ -205,12 +205,12 @@ class Keeper:
             self.weights = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
 
     def is_hopeless(self, loss: float) -> bool:
-        """Whether the held-out loss has risen so far that no later step will come back."""
+        """Tell whether the held-out loss has risen too far for any later step to come back."""
         return loss > self.best + 2 * self.slack
 
 
 def fit(model: Qwen3ForCausalLM, corpus: Corpus, args: argparse.Namespace, device: torch.device) -> None:
-    """Train in place; the model ends with the weights that `Keeper` chose."""
+    """Train in place; the model ends with the weights chosen by `Keeper`."""
     optimizer = make_optimizer(model)
     rng = np.random.default_rng(args.seed)
     keeper = Keeper(args.slack)
@@ -239,7 +239,7 @@ def fit(model: Qwen3ForCausalLM, corpus: Corpus, args: argparse.Namespace, devic
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out_dir: Path) -> None:
-    """Write the model directory; fails when it is larger than the repository should carry."""
+    """Write the model directory; exit if the directory is too large for the repository."""
     out_dir.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, do_sample=True, temperature=0.8, top_p=0.95)
     model.to(torch.bfloat16).save_pretrained(out_dir)
@@ -261,7 +261,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out_dir: Path) -> None:
 
 
 def _write_plain_config(path: Path) -> None:
-    """Give the config the keys that published Qwen3 checkpoints have, which every loader reads."""
+    """Rename keys of the config as in published Qwen3 checkpoints, which every loader reads."""
     config = json.loads(path.read_text())
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
     config["rope_scaling"] = None

@@ -1,1 +1,1 @@
-"""What operators ask a running system: who serves, whether it is ready, and that a worker drains."""
+"""Questions of operators to a running system: workers, readiness, and drains."""

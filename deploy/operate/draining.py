@@ -1,6 +1,6 @@
-"""What an operator does to a running system: have a worker or memory server finish what it has, and end.
+"""`baton drain`: have a worker or memory server finish its requests, and end.
 
-The request goes where workers dial (see `operator`).
+The request goes to the router's endpoint for workers (see `router_client`).
 """
 
 import time
@@ -16,7 +16,7 @@ from deploy.operate.router_client import Operator, dialed
 
 USUAL_PORT = RouterSection().port
 ANSWER_S = 10.0
-"""For a router to answer; one that is busy does so within milliseconds."""
+"""Seconds for a router to answer, which even a busy router does within milliseconds."""
 ASK_INTERVAL_S = 0.3
 
 Say = Callable[[str], None]
@@ -24,17 +24,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Who is to leave, and what is waited for."""
+    """The process to drain, and the event to wait for."""
 
     name: str
     timeout_s: float
-    until_back: bool  # another under that name is there
+    until_back: bool  # wait for a new process of this name
 
 
 def router_of(net: NetSection, port: int | None) -> NetSection:
-    """Where to dial: as configured, or else as the router noted that has that HTTP port here, the usual one without.
+    """Return the endpoint to dial: as configured, or else noted by the router with HTTP port `port` here.
 
-    Raises ConfigError for a port that no router noted: another router may have a worker of the same name.
+    Without a port the usual port counts. Raises ConfigError for a port not noted by any router, because another router
+    may have a worker of equal name.
     """
     if net.router_endpoint != AUTO:
         return net
@@ -48,7 +49,7 @@ def router_of(net: NetSection, port: int | None) -> NetSection:
 
 
 def drain(net: NetSection, wish: Wish, say: Say) -> int:
-    """Ask until that worker or memory server has left; returns the exit status: 0, or 1 for what did not come."""
+    """Drain a worker or memory server; return the exit status: 0, or 1 for a failure or timeout."""
     begin_s = time.monotonic()
     with dialed(net) as operator:
         first = _ask(operator, wish.name, 0)
@@ -64,7 +65,7 @@ def drain(net: NetSection, wish: Wish, say: Say) -> int:
         while time.monotonic() - begin_s < wish.timeout_s:
             answer = _ask(operator, wish.name, first.incarnation)
             if answer is None:
-                continue  # a router that starts again knows it soon
+                continue  # a restarted router knows the worker soon
             has_left = answer.incarnation != first.incarnation
             if has_left and (answer.incarnation or not wish.until_back):
                 back = ", and another is in its place" if answer.incarnation else ""
@@ -80,14 +81,14 @@ def drain(net: NetSection, wish: Wish, say: Say) -> int:
 
 
 def drain_all(net: NetSection, timeout_s: float, say: Say) -> int:
-    """Drain each worker in turn, and go on once another in its place serves: a rolling restart of workers.
+    """Drain each worker in turn, and go on once the replacement serves: a rolling restart of workers.
 
-    Returns the exit status: 0, or 1 for the first that did not come back within `timeout_s`.
+    Return the exit status: 0, or 1 for the first worker not back within `timeout_s`.
     """
     with dialed(net) as operator:
         report = operator.ask(LoadWanted, LoadReport, ANSWER_S)
     if report is None:
-        return drain(net, Wish("-", timeout_s, until_back=True), say)  # which says where it dialed
+        return drain(net, Wish("-", timeout_s, until_back=True), say)  # reports the dialed endpoint
     for before in sorted(report.workers, key=lambda worker: (worker.role, worker.name)):
         status = drain(net, Wish(before.name, timeout_s, until_back=True), say)
         if status == 0 and not _serves_again(net, before, timeout_s):
@@ -100,7 +101,7 @@ def drain_all(net: NetSection, timeout_s: float, say: Say) -> int:
 
 
 def _serves_again(net: NetSection, before: WorkerLoad, timeout_s: float) -> bool:
-    """Wait for another incarnation that gets requests, and has met its partners, as the one before did and had."""
+    """Wait for another incarnation that serves and has met partners as `before` did; false after the timeout."""
     until_s = time.monotonic() + timeout_s
     with dialed(net) as operator:
         while time.monotonic() < until_s:
@@ -116,7 +117,7 @@ def _serves_again(net: NetSection, before: WorkerLoad, timeout_s: float) -> bool
 
 
 def _ask(operator: Operator, name: str, incarnation: int) -> DrainAnswer | None:
-    """Have who has that name leave; None without an answer."""
+    """Ask the router to drain the process `name`; None without an answer."""
     return operator.ask(
         lambda operator_id, epoch: DrainWanted(operator_id, epoch, name, incarnation),
         DrainAnswer,

@@ -1,4 +1,4 @@
-"""Who serves, as tables for people: made of the router's GET /health."""
+"""Tables of workers and memory servers for people, made from the router's GET /health."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -15,10 +15,9 @@ DRAINING = "the router is draining: it finishes what it has, and takes nothing n
 
 
 def fleet_table(health: Mapping[str, Any]) -> str:
-    """A line for each worker and memory server; below which GPUs and versions they have, what is wrong, and who
-    changed roles lately.
+    """Return a line for each worker and memory server, followed by GPUs, versions, problems and recent role changes.
 
-    Raises KeyError for another body.
+    Raises KeyError for a body of another program.
     """
     rows = {role: [_worker(role, each) for each in _by_name(members)] for role, members in health["workers"].items()}
     rows["memory"] = [_memory_server(each) for each in _by_name(health["memory_servers"])]
@@ -31,7 +30,7 @@ def fleet_table(health: Mapping[str, Any]) -> str:
 
 
 def _problems(health: Mapping[str, Any]) -> list[str]:
-    """Why the system is not as it should be, behind its state."""
+    """Return the problems of the system, each behind its state."""
     told = [DRAINING] if health["status"] == "draining" else []
     return [*told, *(f"{health['status']}: {problem}" for problem in health["problems"])]
 
@@ -67,13 +66,13 @@ def _gpus(members: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _versions(members: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Of all, or of each where they differ."""
+    """Return the version of all members, or versions with their members if different."""
     found = _listed((each["version"], each["id"]) for each in members)
     return [f"version {version}" + (f": {', '.join(ids)}" if len(found) > 1 else "") for version, ids in found]
 
 
 def _listed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """What goes with each first one, all of them once."""
+    """Return the second values of each first value, each once."""
     found: dict[str, dict[str, None]] = {}
     for first, second in pairs:
         found.setdefault(first, {})[second] = None
@@ -81,13 +80,13 @@ def _listed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 
 def _device(member: Mapping[str, Any]) -> tuple[str, str]:
-    """Which, and what a GPU is called, without its UUID, which comes last."""
+    """Return the device and the name of a GPU, without the UUID at the end."""
     device, _, rest = member["device"].partition(" ")
     return device, rest.rpartition(" ")[0]
 
 
 def _span(seconds: float) -> str:
-    """The two largest units."""
+    """Format a time in its two largest units."""
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86_400)
     if days:
         return f"{days} d {hours % 24} h"

@@ -1,4 +1,4 @@
-"""Reads the router's GET /health: who is there, and how KV blocks travel between them."""
+"""Reader of the router's GET /health: the workers, and the KV paths between workers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ class WorkerHealth:
 
 @dataclass(frozen=True, slots=True)
 class KVPath:
-    """The tried way of KV blocks from one prefill to one decode worker; `error` is empty when it works."""
+    """A tried KV path from a prefill worker to a decode worker; `error` is empty if the path works."""
 
     prefill_id: str
     decode_id: str
     transport: str
-    gb_per_s: float | None  # None where nothing is copied
+    gb_per_s: float | None  # None: nothing is copied
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What the router knows."""
+    """State of the system as known to the router."""
 
     status: str
     problems: tuple[str, ...]
@@ -46,7 +46,7 @@ class Health:
 
     @property
     def is_complete(self) -> bool:
-        """Say whether requests are answered, and every way that blocks may travel has been tried."""
+        """True if requests are answered and every possible KV path has been tried."""
         able = [worker for worker in self.workers if worker.transport != "none"]
         prefills = [worker.id for worker in able if worker.role == "prefill"]
         decodes = [worker.id for worker in able if worker.role == "decode"]
@@ -55,7 +55,7 @@ class Health:
 
     @property
     def transport(self) -> str:
-        """The KV transports in use with their measured rates, in words."""
+        """KV transports in use with measured rates, in words."""
         rates: dict[str, list[float]] = {}
         for path in self.paths:
             if not path.error:
@@ -65,7 +65,7 @@ class Health:
 
 
 def parse_health(body: Mapping[str, Any]) -> Health:
-    """Raises KeyError, TypeError or AttributeError for a body that is not the router's."""
+    """Parse a body of GET /health; raises KeyError, TypeError or AttributeError for a body of another program."""
     return Health(
         status=body["status"],
         problems=tuple(body["problems"]),
@@ -82,7 +82,7 @@ def parse_health(body: Mapping[str, Any]) -> Health:
 
 
 async def fetch_health(session: aiohttp.ClientSession, url: str) -> Health | None:
-    """One poll; None while nobody answers, or somebody who is not a router."""
+    """Poll once; None without an answer, or with an answer of another program."""
     try:
         timeout = aiohttp.ClientTimeout(total=POLL_DEADLINE_S)
         async with session.get(f"{url}/health", timeout=timeout) as response:
@@ -92,7 +92,7 @@ async def fetch_health(session: aiohttp.ClientSession, url: str) -> Health | Non
 
 
 def local_url(host: str, port: int) -> str:
-    """Where a client on this machine reaches a server bound to `host`."""
+    """Return the URL at which a client on this machine reaches a server bound to `host`."""
     if host in ("", "0.0.0.0"):
         host = "127.0.0.1"
     elif host == "::":

@@ -1,11 +1,11 @@
-"""A container's health probe: exit code 0 when the router serves or knows a worker, or memory servers answer.
+"""Probe the health of a container: exit status 0 if the router serves or knows a worker, or memory servers answer.
 
     python -m deploy.operate.healthcheck http://router:8000 [ROLE]
     python -m deploy.operate.healthcheck /run/memory.sock
     python -m deploy.operate.healthcheck /run/memory/
 
-With a role it is about the worker of that role in this container. Imports the standard library only, since it runs
-every few seconds.
+With a role, checks this container's worker of the role. Imports the standard library only, because the probe runs every
+few seconds.
 """
 
 import http.client
@@ -22,18 +22,18 @@ from urllib.parse import urlsplit
 
 DEADLINE_S = 5.0
 MAX_BYTES = 16 << 20
-"""Of an answer: several times what a router says of as many workers as it has."""
+"""Limit of an answer, several times the largest answer of a router."""
 OTHERS_ANSWER = "what answers there is no router of this version"
 SERVING = ("ok", "degraded")
 """States in which a router answers completions."""
 NOT_OURS = (KeyError, TypeError, AttributeError)
-"""What reading an answer raises that is another program's."""
+"""Errors raised by reading another program's answer."""
 
 
 def fetch(url: str) -> dict[str, Any]:
-    """The body of GET /health, which comes with status 503 too; raises OSError or ValueError, in DEADLINE_S at most.
+    """Return the body of GET /health, also with status 503; raises OSError or ValueError within DEADLINE_S.
 
-    Asked by a thread: a name that is looked up has no deadline of its own, nor has an answer that goes on and on.
+    A thread asks, because name lookup and endless answers have no deadline of their own.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"[^!-~]", url):
@@ -50,7 +50,7 @@ def fetch(url: str) -> dict[str, Any]:
 
 
 def _answer(url: str) -> dict[str, Any] | Exception:
-    """Without the proxies of the environment, which know nothing of this machine and its containers."""
+    """Get and parse a body; ignores proxies of the environment, because proxies do not know local containers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         try:
@@ -70,12 +70,12 @@ def _answer(url: str) -> dict[str, Any] | Exception:
 
 
 def worker_here(role: str) -> str:
-    """The name of a container's worker: a container has one, and a host name of its own."""
+    """Return the name of a container's worker; a container has a single worker and a host name of its own."""
     return f"{role}-{socket.gethostname()}"
 
 
 def problem(body: dict[str, Any], worker_id: str) -> str:
-    """What is wrong, or an empty string."""
+    """Return the problem, or an empty string."""
     if not worker_id:
         return "" if body["status"] in SERVING else f"{body['status']}: {'; '.join(body['problems'])}"
     known = {worker["id"] for workers in body["workers"].values() for worker in workers}
@@ -83,7 +83,7 @@ def problem(body: dict[str, Any], worker_id: str) -> str:
 
 
 def await_turn(path: str) -> None:
-    """Say nothing to a memory server and leave: a loop that turns closes the connection. Raises OSError."""
+    """Connect to a memory server and send nothing; a live loop closes the connection. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(DEADLINE_S)
         connection.connect(path)
@@ -92,7 +92,7 @@ def await_turn(path: str) -> None:
 
 
 def await_turns(directory: Path) -> None:
-    """The same of all memory servers whose sockets are there, of which there is one at least. Raises OSError."""
+    """Call `await_turn` for all memory servers with sockets in `directory`, at least one. Raises OSError."""
     paths = list(directory.glob("*.sock"))
     if not paths:
         raise FileNotFoundError(f"no memory server's socket is in {directory}")

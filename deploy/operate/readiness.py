@@ -1,4 +1,4 @@
-"""Waits for a router to answer completions."""
+"""Wait for a router to answer completions."""
 
 import time
 
@@ -6,11 +6,11 @@ from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch
 
 ASK_INTERVAL_S = 0.3
 SETTLING_S = 5.0
-"""Wait so long for the others once a first decode worker serves."""
+"""Seconds to wait for further workers once a first decode worker serves."""
 
 
 def wait_until_ready(url: str, timeout_s: float) -> str:
-    """Return an empty string once requests are answered, or what was wrong at the end of `timeout_s`."""
+    """Return an empty string once requests are answered, or the last problem after `timeout_s`."""
     until_s = time.monotonic() + timeout_s
     answered_since_s = 0.0
     while True:
@@ -25,7 +25,7 @@ def wait_until_ready(url: str, timeout_s: float) -> str:
 
 
 def _state(url: str) -> tuple[str, str]:
-    """Ask once; returns the status, "" without an answer, and what is wrong."""
+    """Ask once; return the status, "" without an answer, and the problem."""
     try:
         health = fetch(url)
         return str(health["status"]), f"{health['status']}: {'; '.join(health['problems'])}"

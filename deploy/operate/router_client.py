@@ -1,6 +1,7 @@
-"""Speaks to a router as who runs it: where workers dial, to which only this user comes, or who has the secret.
+"""Connection of an operator to a router, at the endpoint for workers, open only to the router's user or with the
+secret.
 
-Never over HTTP, where anybody may knock, and where nobody is heard while the door is full.
+HTTP is not used, because any client may connect there, and a full queue keeps operators out.
 """
 
 import time
@@ -18,15 +19,15 @@ from common.wire.transport.endpoints import ROUTER_SOCKET, resolved
 from common.wire.transport.sockets import Spoke
 
 LINGER_MS = 1000
-"""For a last message to get out."""
+"""Milliseconds for a last message to get out."""
 
 Answer = TypeVar("Answer", bound=Message)
 Saying = Callable[[str, int], OperatorMessage]
-"""A message in the name of an operator: its id and epoch."""
+"""Maker of a message in the name of an operator, given by id and epoch."""
 
 
 class Operator:
-    """One connection; use `dialed`."""
+    """A connection to a router; use `dialed`."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", net: NetSection) -> None:
         self._id, self._epoch = make_id("operator", ""), make_epoch()
@@ -34,13 +35,13 @@ class Operator:
         self._spoke = Spoke(context, net, resolved(net.router_endpoint, ROUTER_SOCKET), identity)
 
     def tell(self, saying: Saying) -> None:
-        """Say something that has no answer."""
+        """Send a message without an answer."""
         self._spoke.send(saying(self._id, self._epoch))
 
     def ask(
         self, saying: Saying, kind: type[Answer], timeout_s: float, is_it: Callable[[Answer], bool] = lambda _: True
     ) -> Answer | None:
-        """Say something and wait for its answer; None without one."""
+        """Send a message and wait for its answer; None after the timeout."""
         self.tell(saying)
         until_s = time.monotonic() + timeout_s
         while (left_s := until_s - time.monotonic()) > 0:
@@ -56,7 +57,7 @@ class Operator:
 
 @contextmanager
 def dialed(net: NetSection) -> Iterator[Operator]:
-    """A connection to the router of that endpoint, be it there or not."""
+    """Connect to the router of the endpoint, present or not."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         operator = Operator(context, net)

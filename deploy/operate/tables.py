@@ -5,18 +5,18 @@ from collections.abc import Sequence
 
 BLANK = "-"
 WIDTH = 80
-"""Of a terminal."""
+"""Columns of a terminal."""
 
 
 def printable(text: str) -> str:
-    """As it is if a terminal shows it as it is, else with escapes: what others named moves no cursor."""
+    """Return the text, with escapes if unprintable, so that foreign names cannot move the cursor."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """A line for each row, the first of which is the head; all have as many cells.
+    """Return a line for each row, with equal columns; all rows have equally many cells, and the first is the head.
 
-    What they say may be somebody else's: nothing in it moves the cursor.
+    Cells may hold foreign text, so unprintable characters are escaped.
     """
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -24,5 +24,5 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
-    """Prose in lines of a terminal, the second one and those behind it indented."""
+    """Wrap text to the width of a terminal, with following lines indented."""
     return textwrap.wrap(printable(text), WIDTH, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""How many workers a load takes: rates as they were measured, a simulator of the queues between workers, and a search.
+"""`baton plan`: number of workers for a load, from measured rates, a simulator of the queues, and a search.
 
-Knows no sockets but those of a router that is asked for its rates. The order of prompts is the workers' own code.
+Uses no sockets, except to ask a router for rates. The order of prompts is the workers' own code.
 """

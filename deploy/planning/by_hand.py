@@ -1,4 +1,4 @@
-"""Rates from a few figures that somebody has measured with tools of their own."""
+"""Rates from a few figures measured with other tools."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ LARGEST = 1 << 24
 
 
 def parse_points(text: str, num_places: int) -> Points:
-    """From `1024:13.3,8192:123`, or with two places `1x1024:2.3,64x1024:5.1`; raises ConfigError for anything else."""
+    """Parse `1024:13.3,8192:123`, or with two places `1x1024:2.3,64x1024:5.1`; raises ConfigError for other text."""
     points = []
     for part in text.split(","):
         place, _, ms = part.partition(":")
@@ -29,9 +29,9 @@ def parse_points(text: str, num_places: int) -> Points:
 
 
 def rates_by_hand(rates: Rates, prompts: Points, steps: Points) -> Rates:
-    """With these instead of the known ones; what steps do to one another, copies and messages stay what is known.
+    """Return rates with these prompts and steps; interference, copies and messages stay as in `rates`.
 
-    At its share of the GPU a prompt takes as much longer as the known one does.
+    A prompt with a share of the GPU is slower by the factor of the known prompt.
     """
     known = {share: ms for tokens, share, ms in rates.prompts if tokens == 1024}
     shares = {share: ms / known[100.0] for share, ms in known.items()}

@@ -1,4 +1,4 @@
-"""`baton plan`: what its flags ask for, and the answer."""
+"""`baton plan`: evaluation of the flags, and the answer."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ from deploy.planning.workload import MOST_REQUESTS, Replay, Span, Steady, Worklo
 
 
 def plan(args: argparse.Namespace) -> int:
-    """Print the plan; 0 if there is one, 1 if nothing keeps the limits. Raises ConfigError for what has no answer."""
+    """Print the plan; return 0 if there is one, 1 if nothing keeps the limits. Raises ConfigError for bad input."""
     if args.ttft_ms is None and args.tpot_ms is None:
         raise ConfigError("no limit to plan for: give --ttft-ms, --tpot-ms or both")
     if args.prefixes and args.cached_len:
@@ -52,7 +52,7 @@ def _only(search: Search, layout: Layout) -> Trial | None:
 
 
 def _said(search: Search, chosen: Trial | None, model: str) -> int:
-    """The table, and what follows from it."""
+    """Print the table of trials and the chosen layout; return the exit status."""
     if search.trials:
         print("Simulated (times in ms):")
         print(report.table(search.trials, chosen, search.objectives) + "\n")
@@ -84,7 +84,7 @@ def _rates(args: argparse.Namespace) -> Rates:
 
 
 def _observed(args: argparse.Namespace, rates: Rates) -> tuple[Rates, Workload]:
-    """As a running system is, and under its load if no other is named."""
+    """Return rates and load of a running system; a load in the flags replaces the observed load."""
     if args.rate is None and args.trace is None:
         if args.prefixes and not args.input_len:
             raise ConfigError("--prefixes with --from: --input-len, too, as a router tells of whole prompts")
@@ -122,6 +122,6 @@ def _workload(args: argparse.Namespace) -> Workload:
 
 
 def _tell(text: str) -> None:
-    """What goes on, where somebody looks."""
+    """Show progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)

@@ -1,18 +1,19 @@
-"""How many workers a load takes, by formula: where the search begins, and what its result can be held against.
+"""Number of workers for a load, by formula: the start of the search, and a check of its result.
 
-**Prefill.** With a rate of λ prompts a second that take t seconds each, λ·E[t] GPUs are busy. One that is busy for a
-share ρ of the time lets those that wait at all wait E[t²] / (2·E[t]·(1 - ρ)) on average (Pollaczek and Khinchine),
-about exponentially long, so that 1 - p of all prompts wait longer than that times ln(ρ / (1 - p)) (Kingman, "The single
-server queue in heavy traffic", 1961). ρ is the largest for which that and the prompt itself keep the limit of the first
-token.
+**Prefill.** With a rate of λ prompts a second and t seconds each, λ·E[t] GPUs are busy. On a GPU busy for a share ρ of
+the time, waiting prompts wait E[t²] / (2·E[t]·(1 - ρ)) on average (Pollaczek and Khinchine). Waits are about
+exponential, so a share 1 - p of all prompts waits longer than the average times ln(ρ / (1 - p)). Source: Kingman, "The
+single server queue in heavy traffic" (1961). The largest ρ is taken for which wait and prompt together keep the limit
+of the first token.
 
-**Decode.** B is the most rows whose step keeps the limit of a token, and whose KV a GPU has room for. It makes B tokens
-a step; λ times the tokens of a reply but the first are wanted.
+**Decode.** B is the most rows with room for KV and a step within the limit of a token. A GPU makes B tokens a step.
+Wanted are λ times the tokens of a reply except the first.
 
-**Prefixes** that prompts have in common are there in as many of all cases as the pool of one GPU has room for them, and
-then not computed. Rows of a decode step that begin alike have those blocks once, and need not read them for each row.
+**Prefixes.** The share of prefixes found, and not computed, is the share with room in the pool of a GPU. Rows with a
+common prefix hold its blocks once, and a decode step need not read the blocks for each row.
 
-Both leave out what the simulator knows: several prompts in a step, chunks, windows, what a GPU that does both loses.
+Both leave out details of the simulator: several prompts in a step, chunks, windows, and losses of a GPU with both
+roles.
 """
 
 import math
@@ -27,24 +28,24 @@ from deploy.planning.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Times in milliseconds, of GPUs that do one thing each."""
+    """Results of the formulas; times in milliseconds, for GPUs with a single role."""
 
-    prompt_ms: float  # on average
-    slowest_prompt_ms: float  # of as many percent as are to keep their limits
-    prompt_busy: float  # GPUs that computing prompts takes
-    most_busy: float  # of each at most; 0: the limit cannot be kept
-    num_rows: int  # of a decode step that keeps the limit; 0: none does
-    context: float  # tokens of a row, on average
-    step_ms: float  # of so many rows, or of one
-    decode_busy: float  # GPUs that decode takes with so many rows; infinite if none keeps the limit
-    found: float  # of prompts' prefixes, the share that is there
-    least_prefill: float  # workers that are always busy with full steps of prompts, all prefixes there
-    least_decode: float  # workers that are always busy with as many rows as they have room for, all alike
+    prompt_ms: float  # mean
+    slowest_prompt_ms: float  # at the percentile of the objectives
+    prompt_busy: float  # GPUs busy with prompts
+    most_busy: float  # largest busy share of a GPU; 0: the limit cannot be kept
+    num_rows: int  # most rows of a step within the limit; 0: none
+    context: float  # mean tokens of a row
+    step_ms: float  # of a step of `num_rows`, at least 1
+    decode_busy: float  # GPUs busy decoding with such steps; infinite if none keeps the limit
+    found: float  # share of prefixes found in the pool
+    least_prefill: float  # workers always busy with full steps, all prefixes found
+    least_decode: float  # workers always busy with full batches of a single prefix
     request_ms: float  # from arrival to the last token, without waiting
 
     @property
     def num_prefill(self) -> int:
-        """Workers; at least one."""
+        """Number of prefill workers, at least 1; 0 if the limit cannot be kept."""
         return max(1, math.ceil(self.prompt_busy / self.most_busy)) if self.most_busy else 0
 
     @property
@@ -53,7 +54,7 @@ class Estimate:
 
 
 def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estimate:
-    """For GPUs that do one thing each."""
+    """Compute the formulas for GPUs with a single role."""
     lengths, request_ms = _found(costs, workload), costs.rates.apart.request_ms
     prompts = [costs.whole.prompt_ms(inputs, costs.step_tokens, cached) for inputs, _, cached in lengths]
     mean_ms = sum(prompts) / len(prompts)
@@ -87,7 +88,7 @@ def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estima
 
 
 def _most_busy(mean_ms: float, square_ms: float, left_ms: float, late: float) -> float:
-    """The largest ρ with which no more than a share `late` of prompts wait longer than what is left."""
+    """Return the largest ρ at which at most a share `late` of prompts waits longer than `left_ms`."""
     if left_ms < 0:
         return 0.0
     low, high = 0.0, 1.0
@@ -101,7 +102,7 @@ def _most_busy(mean_ms: float, square_ms: float, left_ms: float, late: float) ->
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """Decode steps of rows with so many tokens of context each, and one of the prefixes, on a GPU that decodes only."""
+    """Decode steps on a decode-only GPU; rows have equal contexts, each with a random prefix."""
 
     costs: Costs
     context: float
@@ -111,7 +112,7 @@ class _Batches:
         return self.costs.steps.ms(num_rows, num_rows * self.context, self._num_spared(num_rows))
 
     def most_rows(self, tpot_ms: float) -> int:
-        """Whose step takes no longer, and for whose tokens there is room; 0: of none."""
+        """Return the most rows with a step within `tpot_ms` and with room for all tokens; 0 if none."""
         room = self.costs.room.kv_tokens(0, 1)
         fitting = (
             rows
@@ -121,25 +122,25 @@ class _Batches:
         return next(fitting, 0)
 
     def _num_spared(self, num_rows: int) -> float:
-        """Tokens that several rows have the same."""
+        """Return the prefix tokens spared by reading each prefix once."""
         prefixes = self.prefixes
         return (num_rows - prefixes.num_distinct(num_rows)) * prefixes.num_tokens if prefixes else 0.0
 
 
 def _share_found(costs: Costs, workload: Workload) -> float:
-    """Of prefixes, as many as a GPU that does both has room for."""
+    """Return the share of prefixes with room on a GPU with both roles."""
     prefixes = workload.prefixes
     return min(1.0, costs.room.kv_tokens(1, 1) / (prefixes.count * prefixes.num_tokens)) if prefixes else 1.0
 
 
 def _all_found(workload: Workload) -> list[Lengths]:
-    """Requests whose prefixes are there."""
+    """Return the drawn lengths as if every prefix were cached."""
     prefixes = workload.prefixes
     return [each._replace(cached=prefixes.num_tokens) if prefixes else each for each in workload.lengths]
 
 
 def _found(costs: Costs, workload: Workload) -> list[Lengths]:
-    """Requests, with what is there of their prompts."""
+    """Return the drawn lengths with cached prefixes in an even share."""
     drawn, share = list(workload.lengths), _share_found(costs, workload)
     if (prefixes := workload.prefixes) is None:
         return drawn
@@ -148,7 +149,7 @@ def _found(costs: Costs, workload: Workload) -> list[Lengths]:
 
 
 def obstacles(costs: Costs, workload: Workload, objectives: Objectives) -> list[str]:
-    """Why no number of GPUs can keep the limits, one sentence each; empty if nothing says so."""
+    """Return reasons why no number of GPUs can keep the limits, a sentence each; empty without an obstacle."""
     found, request_ms = [], costs.rates.apart.request_ms
     lone = [
         request_ms + costs.found_ms(cached) + costs.whole.prompt_ms(inputs, costs.step_tokens, cached)

@@ -1,4 +1,4 @@
-"""The flags of `baton plan`. What does the work is imported when it is asked for: the supervisor has no use for it."""
+"""Flags of `baton plan`. Working modules are imported on demand, because the supervisor does not need planning."""
 
 import argparse
 from pathlib import Path
@@ -29,7 +29,6 @@ hand, with --prompt-ms and --step-ms, or have a running router tell it, with --f
 
 
 def add_plan(commands: Commands) -> None:
-    """The command and its flags."""
     parser = commands.add_parser(
         "plan",
         help="how many workers a load takes, by measured rates and a simulation",
@@ -129,7 +128,7 @@ def _add_rates(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(args: argparse.Namespace) -> int:
-    """See `command.plan`."""
+    """Run `command.plan`."""
     from deploy.planning import command
 
     return command.plan(args)

@@ -1,9 +1,9 @@
-"""What a running system tells of itself: how long its steps take, and what it is asked for.
+"""Rates and load of a running system, from its metrics.
 
-Of steps it tells means (`baton_worker_step_seconds`, `_tokens`, `_sequences` of GET /metrics). So what is taken from it
-is how much faster or slower its steps are than the rates say of steps of that size: one factor for prompts, one for
-decode. The load is what ended between two looks. Where workers share a GPU those means hold what they do to one
-another, which a simulation adds once more: it is cautious then.
+Metrics tell means of steps (`baton_worker_step_seconds`, `_tokens`, `_sequences` of GET /metrics). So the known rates
+of steps are scaled by two factors, for prompts and for decode. The load is the set of completions finished between two
+samples. For workers on a shared GPU, the means include mutual slowdown. The simulator adds slowdown once more, so the
+plan is cautious then.
 """
 
 import time
@@ -22,19 +22,19 @@ from deploy.planning.step_times.rates import Rates
 DEADLINE_S = 5.0
 MAX_BYTES = 64 << 20
 FEWEST_STEPS = 20
-"""Of a kind, of which a mean says something."""
+"""Steps of a role for a meaningful mean."""
 FEWEST_REQUESTS = 10
 PREFIXES = ("baton_worker_step_", "baton_worker_running", "baton_requests_total", "baton_request_", "baton_kv_usage")
 
 Sample = tuple[str, str]
-"""A name, and the role of the workers that it is of, or nothing."""
+"""Name of a metric, and the role of its workers or ""."""
 Told = Mapping[Sample, float]
 """Sums over all workers of a role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Of all workers of a role, on average."""
+    """Mean step of all workers of a role."""
 
     count: float
     ms: float
@@ -44,15 +44,15 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Finished completions between two looks, on average."""
+    """Mean of the completions finished between two samples."""
 
-    rate: float  # a second
+    rate: float  # completions a second
     num_inputs: int
     num_outputs: int
 
 
 def fetched(url: str) -> str:
-    """GET /metrics; raises ConfigError if nobody answers."""
+    """Return the text of GET /metrics; raises ConfigError without an answer."""
     try:
         with urlopen(f"{url.rstrip('/')}/metrics", timeout=DEADLINE_S) as response:
             body: bytes = response.read(MAX_BYTES)
@@ -62,7 +62,7 @@ def fetched(url: str) -> str:
 
 
 def devices(url: str) -> set[str]:
-    """What workers say that they compute on, without a GPU's number and UUID; raises ConfigError if nobody answers."""
+    """Return the devices of all workers, without a GPU's number and UUID; raises ConfigError without an answer."""
     try:
         workers = fetch(url.rstrip("/"))["workers"]
         names = [str(each["device"]) for members in workers.values() for each in members]
@@ -72,7 +72,7 @@ def devices(url: str) -> set[str]:
 
 
 def told(text: str) -> Told:
-    """What /metrics says, summed up by role; raises ConfigError for what is no such text."""
+    """Parse the text of /metrics and sum up by role; raises ConfigError for other text."""
     sums: dict[Sample, float] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -88,7 +88,7 @@ def told(text: str) -> Told:
 
 
 def steps_of(metrics: Told, role: str) -> Steps:
-    """Since the start of those workers; raises ConfigError if there were too few."""
+    """Return the mean step since the start of the workers; raises ConfigError after too few steps."""
 
     def total(name: str) -> float:
         return metrics.get((f"baton_worker_step_{name}", role), 0.0)
@@ -105,10 +105,10 @@ def steps_of(metrics: Told, role: str) -> Steps:
 
 
 def calibrated(rates: Rates, prefill: Steps, decode: Steps, mean_tokens: float) -> Rates:
-    """Rates of which a mean step takes what it takes there.
+    """Return rates scaled to the measured mean steps.
 
     Args:
-        mean_tokens: prompt and half of the reply of a request, on average: the context of a row.
+        mean_tokens: mean context of a row, the prompt and half of the reply.
     """
     costs = Costs(rates)
     num_prompts = max(1, round(prefill.sequences))
@@ -126,7 +126,7 @@ def calibrated(rates: Rates, prefill: Steps, decode: Steps, mean_tokens: float) 
 
 
 def asked_between(before: Told, after: Told, seconds: float) -> Asked:
-    """The load between two looks; raises ConfigError if hardly anything came."""
+    """Return the load between two samples; raises ConfigError for too few completions."""
 
     def grown(name: str) -> float:
         return after.get((name, ""), 0.0) - before.get((name, ""), 0.0)
@@ -142,7 +142,7 @@ def asked_between(before: Told, after: Told, seconds: float) -> Asked:
 
 
 def watch(url: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> tuple[Told, Asked]:
-    """What it tells at the end of that time, and what it was asked for within it."""
+    """Return the metrics after `seconds`, and the load meanwhile."""
     before, begun_s = told(fetched(url)), time.monotonic()
     sleep(seconds)
     after = told(fetched(url))

@@ -1,4 +1,4 @@
-"""What `baton plan` says: the formula with its numbers, a table of candidates, and how to start the chosen one."""
+"""Report of `baton plan`: the formula with its numbers, a table of candidates, and commands to start the layout."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ COLUMNS = ("WORKERS", "GPUS", "TTFT P50", "P{p}", "TPOT P50", "P{p}", "IN LIMITS
 
 
 def limits(objectives: Objectives) -> str:
-    """In words."""
+    """Return the objectives in words."""
     said = []
     if objectives.ttft_ms < math.inf:
         said.append(f"the first token within {objectives.ttft_ms:g} ms")
@@ -24,7 +24,7 @@ def limits(objectives: Objectives) -> str:
 
 
 def formula(estimate: Estimate, workload: Workload, costs: Costs, objectives: Objectives) -> str:
-    """The closed formula with its numbers."""
+    """Return the closed formula with its numbers."""
     rate, each = workload.rate, estimate
     lines = [
         "By formula, for GPUs that do one thing each:",
@@ -55,7 +55,10 @@ def formula(estimate: Estimate, workload: Workload, costs: Costs, objectives: Ob
 
 
 def table(trials: Sequence[Trial], chosen: Trial | None, objectives: Objectives) -> str:
-    """A line a candidate, the chosen one marked; of smaller ones those of the next size, and how many there are."""
+    """Return a line for each candidate, with the chosen layout marked.
+
+    Of smaller candidates only the next size is shown; the others are counted.
+    """
     ordered = sorted(
         trials, key=lambda trial: (trial.layout.all_gpus, trial.layout.num_decode, trial.layout.num_prefill)
     )
@@ -73,7 +76,7 @@ def table(trials: Sequence[Trial], chosen: Trial | None, objectives: Objectives)
 
 
 def start(trial: Trial, model: str) -> str:
-    """How to start it."""
+    """Return commands to start the layout."""
     layout = trial.layout
     gpus = ",".join(map(str, range(layout.num_gpus)))
     most = RouterSection().max_requests
@@ -92,7 +95,7 @@ def start(trial: Trial, model: str) -> str:
 
 
 def cautions(trial: Trial, costs: Costs, workload: Workload) -> list[str]:
-    """What the simulation does not know, and this plan rests on."""
+    """Return assumptions of the plan not covered by the simulation."""
     said = []
     wanted = workload.rate * sum(each.outputs for each in workload.lengths) / len(workload.lengths)
     seen = costs.rates.router_tokens_per_s
@@ -120,7 +123,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Two columns of names, and then numbers, or one text."""
+    """Return a row: two columns of names, and then numbers or a single text."""
     names = "  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False))
     if len(row) < len(widths):
         return f"{'  '.join(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False))}  {row[-1]}"

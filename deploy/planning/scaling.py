@@ -1,10 +1,11 @@
-"""What another dense model would take on a GPU of which one model's rates are known: an estimate, not a measurement.
+"""Estimated rates of another dense model on a GPU with measured rates of one model.
 
-Products of prompts grow with the weights of all layers, attention of prompts with heads, their size and layers. Of a
-decode step what reading takes grows with the bytes that it reads, at the rate at which the known model's least time
-says that the GPU reads; all else of it, launches, tails of kernels, tiles that are not full, with the number of layers.
-The kernel by which it reads shared prefixes once grows with layers, its work as attention of prompts does. Copies grow
-with the bytes of KV of a token. What a request and a handoff take beside these stays.
+Matrix products of prompts scale with the weights of all layers. Attention of prompts scales with heads, head size and
+layers. Reading in a decode step scales with the bytes read, at the rate of the known model's shortest time. The rest of
+a decode step scales with layers: launches, tails of kernels, partly filled tiles.
+
+The kernel for shared prefixes scales with layers, and the work inside scales as attention of prompts. Copies scale with
+the KV bytes of a token. Overhead of requests and handoffs stays.
 """
 
 from dataclasses import replace
@@ -15,7 +16,7 @@ from deploy.planning.step_times.shape import ModelShape
 
 
 def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
-    """Rates of a model of that shape; those that were given if it has the same."""
+    """Return rates of a model of `shape`; the given times if the shapes are equal."""
     if shape == rates.shape:
         return replace(rates, model=model)
     known = rates.shape
@@ -35,7 +36,7 @@ def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
 
 
 def _prompts(rates: Rates, shape: ModelShape) -> Points:
-    """Products and attention apart, at each share that was measured."""
+    """Scale products and attention separately, at each measured share."""
     weights = shape.layer_weights / rates.shape.layer_weights
     pairs = shape.pair_products / rates.shape.pair_products
     points = []
@@ -49,7 +50,7 @@ def _prompts(rates: Rates, shape: ModelShape) -> Points:
 
 
 def _steps(rates: Rates, shape: ModelShape) -> Points:
-    """What is read apart from the rest."""
+    """Scale the reading time separately from the rest."""
     known, layers = rates.shape, shape.num_hidden_layers / rates.shape.num_hidden_layers
     points = []
     for rows, context, ms, least_ms in rates.steps:

@@ -1,8 +1,8 @@
-"""Which workers to start: candidates are simulated, smaller ones first, until one keeps the limits.
+"""Search for the workers to start: candidates are simulated, smaller first, until a layout keeps the limits.
 
-Up to a host, every number of GPUs is tried with the splits that are next to the formula's, and with a worker of each
-kind on all of them. Beyond it hosts are alike: of each split one host is simulated with its part of the load, until it
-keeps the limits, then all hosts together, as many, and some more or fewer.
+Up to a host, each number of GPUs is tried with splits next to the formula's, and with both kinds of worker on every
+GPU. Beyond a host, all hosts are alike. For each split, a single host is simulated with its part of the load until the
+limits are kept. Then all hosts are simulated together, with some more or fewer hosts.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,33 +18,33 @@ from deploy.planning.workload import Workload
 
 Tell = Callable[[str], None]
 MOST_BUSY = 0.97
-"""Of a worker, with full steps: nearer to 1 a queue grows for longer than is simulated."""
+"""Largest busy share of a worker; beyond, queues grow for longer than simulated."""
 MOST_FEWER = 3
-"""Hosts that are taken away one by one: that many together need fewer than each by itself says little more."""
+"""Hosts to take away one by one, because hosts together rarely need far fewer."""
 KEPT_UP = 0.95
-"""Of the tokens of requests that come, what ends in the same time, or queues still grow."""
+"""Least share of requested tokens that ends in time; below, queues still grow."""
 NEIGHBOURS = 1
 """Workers more or fewer than the formula's split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a simulation of a candidate showed; without figures if standstills were too long, or there was no room."""
+    """Result of a simulated candidate; without figures if standstills were too long or memory was short."""
 
     layout: Layout
     attainment: float = 0.0  # percent of requests within all limits
-    goodput: float = 0.0  # of those, a second
+    goodput: float = 0.0  # requests within all limits, a second
     tokens_per_s: float = 0.0
-    ttft_ms: tuple[float, float] = (0.0, 0.0)  # median, and at the percentile of the objectives
+    ttft_ms: tuple[float, float] = (0.0, 0.0)  # median, and percentile of the objectives
     tpot_ms: tuple[float, float] = (0.0, 0.0)
     most_at_once: int = 0
-    keeps_up: bool = True  # as much ends as comes
+    keeps_up: bool = True  # the system ends as much as comes
     problem: str = ""
 
 
 @dataclass(slots=True)
 class Search:
-    """Tries layouts; `trials` has all that were simulated under the whole load, in the order in which they were."""
+    """Search over layouts; `trials` holds layouts simulated under the whole load, in order."""
 
     costs: Costs
     workload: Workload
@@ -56,7 +56,7 @@ class Search:
     trials: list[Trial] = field(default_factory=list)
 
     def run(self) -> Trial | None:
-        """The chosen one: of the fewest GPUs that keep the limits, who keeps them by the widest margin."""
+        """Return the chosen trial: the fewest GPUs within the limits, then the widest margin."""
         found = self._fewest_gpus()
         self._show_neighbours(found)
         return found
@@ -72,17 +72,17 @@ class Search:
         return not trial.problem and trial.keeps_up and trial.attainment >= self.objectives.percent
 
     def try_layout(self, layout: Layout) -> Trial:
-        """Simulate it under the whole load."""
+        """Simulate a layout under the whole load."""
         trial = self._simulated(layout, self.workload)
         self.trials.append(trial)
         return trial
 
     def _fewest(self) -> float:
-        """GPUs below which nothing can do: as if prompts and decode took nothing from each other."""
+        """Return a lower bound of GPUs, as if prefill and decode took nothing from each other."""
         return max(self.estimate.least_prefill, self.estimate.least_decode)
 
     def _show_neighbours(self, found: Trial | None) -> None:
-        """What the formula says, and a GPU more, have a trial, too, where there are so many."""
+        """Try the formula's layout and layouts with a GPU more, too, for the table."""
         estimate, known = self.estimate, {trial.layout for trial in self.trials}
         most, wanted = min(self.most_gpus, self.gpus_per_host), estimate.num_prefill + estimate.num_decode
         is_possible = estimate.num_prefill and estimate.num_decode and wanted <= most
@@ -94,7 +94,7 @@ class Search:
                 self.try_layout(layout)
 
     def _overload(self, layout: Layout, workload: Workload) -> str:
-        """Whose work is more than there is time for, whatever the order."""
+        """Return which role has more work than time in any order; empty if neither."""
         part = workload.rate / self.workload.rate
         prefill = part * self.estimate.least_prefill / (layout.num_prefill * layout.num_hosts)
         decode = part * self.estimate.least_decode / (layout.num_decode * layout.num_hosts)
@@ -107,11 +107,11 @@ class Search:
         return min(good, key=self._margin, default=None)
 
     def _margin(self, trial: Trial) -> float:
-        """How near it comes to a limit; less is better."""
+        """Return the share of a limit used by the worst figure; less is better."""
         return max(trial.ttft_ms[1] / self.objectives.ttft_ms, trial.tpot_ms[1] / self.objectives.tpot_ms)
 
     def _hosts(self, most_hosts: int) -> Trial | None:
-        """About the fewest hosts, all alike."""
+        """Return a trial with about the fewest hosts, all alike."""
         splits = list(self._layouts(self.gpus_per_host, 1))
         needed = {split: self._hosts_of(split, most_hosts) for split in splits}
         fewest = min(needed.values())
@@ -134,8 +134,8 @@ class Search:
         return self._best(Layout(*_workers(split), self.gpus_per_host, num_hosts) for split in splits)
 
     def _hosts_of(self, split: Layout, most_hosts: int) -> int:
-        """Hosts among which the load is to be divided so that one keeps the limits with its part."""
-        low, high = 1, most_hosts + 1  # at `low` it does not, or is not known to
+        """Return the least number of hosts for a single host to keep the limits with its part."""
+        low, high = 1, most_hosts + 1  # fails at `low`, or is not tried
         while low < high - 1:
             middle = (low + high) // 2
             trial = self._simulated(split, self.workload.of(middle))
@@ -143,7 +143,7 @@ class Search:
         return high
 
     def _layouts(self, num_gpus: int, num_hosts: int) -> Iterator[Layout]:
-        """A worker of each kind on each GPU, and splits next to the formula's."""
+        """Yield a worker of each kind on each GPU, then splits next to the formula's."""
         yield Layout(num_gpus, num_gpus, num_gpus, num_hosts)
         wanted = self.estimate.prompt_busy + self.estimate.decode_busy
         near = round(num_gpus * self.estimate.prompt_busy / wanted)

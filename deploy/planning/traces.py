@@ -1,17 +1,17 @@
 """Arrivals and lengths from a file: JSON lines, CSV with a header, or a router's log in JSON.
 
-Of each line three things are wanted, by these names, in capitals or not, with or without spaces, `-` and `_`:
+Each line needs three fields. Capitals, spaces, `-` and `_` in names do not matter.
 
-- when: `arrived_s`, `time_s`, `arrived_ms`, `time_ms`, or `timestamp`: milliseconds beside `input_length`, as in
-  Mooncake's public traces, a date and time, as in Azure's, or else seconds;
-- prompt tokens: `input_length`, `input_len`, `input_tokens`, `prompt_tokens`, `context_tokens`, `request_tokens`;
-- output tokens: `output_length`, `output_len`, `output_tokens`, `generated_tokens`, `response_tokens`.
+- Arrival: `arrived_s`, `time_s`, `arrived_ms`, `time_ms`, or `timestamp`. A timestamp beside `input_length` is in
+  milliseconds, as in Mooncake's public traces. Others are dates with times, as in Azure's traces, or seconds.
+- Prompt tokens: `input_length`, `input_len`, `input_tokens`, `prompt_tokens`, `context_tokens`, `request_tokens`.
+- Output tokens: `output_length`, `output_len`, `output_tokens`, `generated_tokens`, `response_tokens`.
 
-A line may also say how many of the prompt's tokens are there already: `cached_tokens`.
+A line may also give the number of cached prompt tokens: `cached_tokens`.
 
-Lines of a router's log that end a request (stderr, with `--log-format json`) have all of it: it arrived `e2e_ms` before
-`time`; other lines of a log are passed over, and so are requests without an output. What else a line has, as the blocks
-of Mooncake's, is not looked at.
+Lines of a router's log at the end of a request have all fields (stderr, with `--log-format json`). The request arrived
+`e2e_ms` before `time`. Other lines of a log, and requests without an output, are skipped. Other fields, such as the
+blocks of Mooncake's traces, are ignored.
 """
 
 import csv
@@ -29,10 +29,10 @@ from deploy.planning.simulation.loads import Arrival
 
 MAX_LINE_BYTES = 1 << 20
 MAX_BYTES = 1 << 30
-"""Of a file."""
+"""Limit of a file."""
 MAX_REQUESTS = 1_000_000
 MAX_TOKENS = 1 << 24
-"""Of a prompt or a reply."""
+"""Limit of a prompt or a reply."""
 INPUTS = ("inputlength", "inputlen", "inputtokens", "prompttokens", "contexttokens", "requesttokens")
 OUTPUTS = ("outputlength", "outputlen", "outputtokens", "generatedtokens", "responsetokens")
 CACHED = ("cachedtokens", "cachedlength")
@@ -40,13 +40,13 @@ SECONDS, MILLISECONDS = ("arriveds", "times"), ("arrivedms", "timems")
 
 
 class BadLine(Exception):
-    """What is wrong with a line."""
+    """A line that is not a request, with the reason."""
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """All requests, in the order of their arrivals, the first at 0.
+    """Return all requests in order of arrival, the first at 0.
 
-    Raises ConfigError, with the number of the line, for one that has not what is wanted; and for too much.
+    Raises ConfigError with the line number for a bad line, or for too many requests or bytes.
     """
     arrivals = []
     try:
@@ -69,7 +69,7 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def busiest(arrivals: list[Arrival], count: int) -> list[Arrival]:
-    """Of those in order so many one after the other, within the shortest time; all if there are no more."""
+    """Return the `count` consecutive requests within the shortest time; all if there are no more."""
     if len(arrivals) <= count:
         return arrivals
     start = min(range(len(arrivals) - count + 1), key=lambda i: arrivals[i + count - 1].time_ms - arrivals[i].time_ms)
@@ -78,7 +78,7 @@ def busiest(arrivals: list[Arrival], count: int) -> list[Arrival]:
 
 
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, by their numbers."""
+    """Yield nonempty lines with line numbers."""
     num_bytes, number = 0, 0
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -96,7 +96,7 @@ def _lines(file: Any, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _numbered(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Lines as fields: JSON if the first one is an object, else CSV, of which that is the header."""
+    """Yield lines as fields: JSON if the first line is an object, else CSV with a header."""
     first = next(lines, None)
     if first is None:
         return
@@ -130,7 +130,7 @@ def _plain(name: str) -> str:
 
 
 def _arrival(fields: Mapping[str, Any]) -> Arrival | None:
-    """The request of a line, if it is one that was answered."""
+    """Return the request of a line; None without an answered request."""
     if "message" in fields and "level" in fields and "e2ems" not in fields:
         return None
     num_inputs, num_outputs = _tokens(fields, INPUTS), _tokens(fields, OUTPUTS)
@@ -169,7 +169,7 @@ def _time_ms(fields: Mapping[str, Any]) -> float:
 
 
 def _moment_ms(text: Any) -> float:
-    """Of a date and time; without a zone it is UTC."""
+    """Parse a date and time to milliseconds; without a zone, UTC counts."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

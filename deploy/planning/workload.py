@@ -1,4 +1,4 @@
-"""What a system is to be sized for: requests of drawn lengths at a rate, or those of a trace."""
+"""Workload to size a system for: requests of drawn lengths at a rate, or requests of a trace."""
 
 import random
 from collections.abc import Sequence
@@ -8,22 +8,20 @@ from common.base.errors import ConfigError
 from deploy.planning.simulation.loads import Arrival, Lengths, Load, Prefixes, poisson
 
 LEAST_LATE, MOST_REQUESTS = 15, 30_000
-"""Requests that are looked at in one simulation: so many that may miss a limit, or a percentile says little; and no
-more than take some seconds."""
+"""Expected late requests for a meaningful percentile, and most requests evaluated in a simulation."""
 MOST_SIMULATED = 1_000_000
-"""All of them, those that are not looked at among them: minutes, and a gigabyte."""
+"""Most simulated requests in all: minutes of time, and a gigabyte."""
 BEFORE, BEHIND = 3.0, 1.2
-"""Times as long as a request lasts with full batches, in which requests come that are not looked at: as batches fill
-steps take longer, so that more gather, until there are as many as ever; those behind are there while others end."""
+"""Simulated time before and behind the evaluated requests, in durations of a request."""
 SPANS, LEAST_S = 3.0, 20.0
-"""For so many times as long as a request lasts others are looked at, and for so long, unless they are too many."""
+"""Least evaluated time, in durations of a request and in seconds."""
 NUM_DRAWN = 1_000
-"""Requests of which means are taken."""
+"""Requests drawn for means."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Lengths in tokens, any of an inclusive range alike."""
+    """Lengths in tokens, uniform over an inclusive range."""
 
     low: int
     high: int
@@ -37,13 +35,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """`rate` requests a second that arrive at random (Poisson)."""
+    """`rate` requests a second with random arrivals (Poisson)."""
 
     rate: float
     inputs: Span
     outputs: Span
     seed: int = 0
-    num_cached: int = 0  # tokens that each prompt begins with and that are there already, as far as it has so many
+    num_cached: int = 0  # cached tokens at the begin of each prompt, at most its length
     prefixes: Prefixes | None = None  # before `inputs`; not with `num_cached`
 
     @property
@@ -54,22 +52,26 @@ class Steady:
 
     @property
     def lengths(self) -> Sequence[Lengths]:
-        """Of a few requests as they are sent; what is there of prefixes is not said."""
+        """Lengths of some requests as sent, without cached prefixes."""
         rng = random.Random(f"{self.seed}, lengths")
         return [self._draw(rng) for _ in range(NUM_DRAWN)]
 
     def of(self, num_parts: int) -> "Steady":
-        """One part in so many."""
+        """Return a load with the rate divided by `num_parts`."""
         return replace(self, rate=self.rate / num_parts)
 
     def load(self, request_s: float, percent: float) -> Load:
-        """Requests to simulate, each of which lasts about so long; those at both ends are not looked at.
+        """Return requests to simulate; requests at both ends are not evaluated.
+
+        The first requests fill the batches, because steps take longer as batches fill, until the load is steady. The
+        last requests keep the load while others end.
 
         Args:
-            percent: of requests that are to keep their limits.
+            request_s: duration of a request with full batches.
+            percent: percentage of requests to keep the limits.
 
         Raises:
-            ConfigError: more than can be simulated would be under way.
+            ConfigError: too many requests would be under way.
         """
         first_s = BEFORE * request_s
         least_requests = LEAST_LATE / (1 - percent / 100)
@@ -95,12 +97,12 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Requests of a trace, in the order of their arrivals, of which there are two at least."""
+    """Requests of a trace, at least two, in order of arrival."""
 
     arrivals: Sequence[Arrival]
     source: str
     seed: int = 0
-    prefixes: None = field(default=None, init=False)  # of a trace none are known
+    prefixes: None = field(default=None, init=False)  # a trace has none
 
     def __post_init__(self) -> None:
         if len(self.arrivals) < 2 or self.arrivals[-1].time_ms <= self.arrivals[0].time_ms:
@@ -117,18 +119,18 @@ class Replay:
 
     @property
     def lengths(self) -> Sequence[Lengths]:
-        """Of some of them, evenly."""
+        """Lengths of evenly chosen requests."""
         step = max(1, len(self.arrivals) // NUM_DRAWN)
         return [each.lengths for each in self.arrivals[::step]]
 
     def of(self, num_parts: int) -> "Replay":
-        """Each of them with a probability of one in so many, and at least the first and the last."""
+        """Return a random part of 1 / `num_parts` of the requests, with the first and the last."""
         rng = random.Random(f"{self.seed}, {num_parts}")
         first, *others, last = self.arrivals
         return replace(self, arrivals=[first, *(each for each in others if rng.random() * num_parts < 1), last])
 
     def load(self, request_s: float, percent: float) -> Load:
-        """All of them, whatever they are to keep."""
+        """Return all requests, whatever the arguments."""
         return Load(self.arrivals)
 
 
@@ -136,5 +138,5 @@ Workload = Steady | Replay
 
 
 def shown(rate: float) -> str:
-    """A rate for people."""
+    """Format a rate for people."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

@@ -1,1 +1,1 @@
-"""Processes of one machine: where they run, how they are started, supervised and ended."""
+"""Processes of a machine: placement, start, supervision and end."""

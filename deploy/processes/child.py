@@ -1,4 +1,4 @@
-"""One supervised process: start, forward its output, end it; and when to start it again."""
+"""A supervised process: start, forwarding of output, end, and delays between restarts."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ BURY_INTERVAL_S = 0.01
 
 
 class Backoff:
-    """Delays between restarts: none, then 0.5 s doubling to 30 s; from the start again after 30 s of life."""
+    """Delays between restarts: none, then 0.5 s doubling to 30 s; starts anew after 30 s of life."""
 
     def __init__(self, first_s: float = 0.5, longest_s: float = 30.0, forgiven_after_s: float = 30.0) -> None:
         self._first_s = first_s
@@ -31,7 +31,7 @@ class Backoff:
         self.num_crashes = 0
 
     def after(self, lived_s: float) -> float:
-        """Seconds to wait before the next start of a process that lived for `lived_s`."""
+        """Return the seconds to wait before the next start of a process that lived for `lived_s`."""
         if lived_s >= self._forgiven_after_s:
             self.num_crashes = 0
         self.num_crashes += 1
@@ -41,7 +41,7 @@ class Backoff:
 
 
 class Process(Protocol):
-    """A running one, as asyncio shows it."""
+    """A running process, as in asyncio."""
 
     @property
     def pid(self) -> int: ...
@@ -55,7 +55,7 @@ class Child:
     def __init__(self, spec: ProcessSpec, process: Process, output: FileIO, console: Console) -> None:
         self.spec = spec
         self.pid = process.pid
-        self.last_line = ""  # that it wrote
+        self.last_line = ""  # of the output
         self._process = process
         self._started_s = time.monotonic()
         self._output = asyncio.create_task(self._forward(output, console))
@@ -64,9 +64,9 @@ class Child:
     async def start(
         cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, stdin: int = subprocess.DEVNULL
     ) -> "Child":
-        """`stdin` is a descriptor, which stays the caller's."""
+        """Start a process; `stdin` is a descriptor and stays the caller's."""
         launcher = [sys.executable, "-I", "-S", str(EXEC_CHILD), str(os.getpid())]
-        output, from_output = make_pipe()  # asyncio's own would have it alive until nobody else writes there either
+        output, from_output = make_pipe()  # asyncio's own pipe would wait for all writers to end
         with from_output:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -88,7 +88,7 @@ class Child:
         return time.monotonic() - self._started_s
 
     async def ended(self) -> int:
-        """Wait for the end; the exit code, negative for a signal. Takes whatever it left running along."""
+        """Wait for the end and kill remaining descendants; return the exit code, negative for a signal."""
         code = await self._process.wait()
         self.signal(signal.SIGKILL)
         last = [self._output, asyncio.create_task(self._bury())]
@@ -98,22 +98,22 @@ class Child:
         return code
 
     def signal(self, number: signal.Signals) -> None:
-        """Send to the main process; SIGKILL goes to its whole group."""
-        with contextlib.suppress(ProcessLookupError):  # already gone, which is what a signal is for
+        """Send a signal to the main process; SIGKILL goes to the whole group."""
+        with contextlib.suppress(ProcessLookupError):  # already gone
             self._process.send_signal(number)
         if number == signal.SIGKILL:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
     async def _bury(self) -> None:
-        """Of its group, those that became ours by its end."""
+        """Reap processes of the group that became children of the supervisor."""
         with contextlib.suppress(ChildProcessError):  # none is left
             while True:
                 if os.waitid(os.P_PGID, self.pid, os.WEXITED | os.WNOHANG) is None:
                     await asyncio.sleep(BURY_INTERVAL_S)
 
     async def _forward(self, output: FileIO, console: Console) -> None:
-        """Its lines to the console, until it has ended."""
+        """Forward output lines to the console until the end of the output."""
         reader = asyncio.StreamReader(MAX_LINE_BYTES)
         loop = asyncio.get_running_loop()
         pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), output)
@@ -124,7 +124,7 @@ class Child:
         while True:
             try:
                 line = await reader.readline()
-            except ValueError:  # longer than MAX_LINE_BYTES: the reader dropped it
+            except ValueError:  # longer than MAX_LINE_BYTES, dropped by the reader
                 name = self.spec.name
                 console.child_line(name, f"[{name}] a line longer than {MAX_LINE_BYTES} bytes was dropped")
                 continue
@@ -137,16 +137,16 @@ class Child:
 
 
 def make_pipe() -> tuple[FileIO, FileIO]:
-    """Its ends: what is written to the second comes out of the first."""
+    """Return the read end and the write end of a pipe."""
     read, write = os.pipe()
     return FileIO(read, "rb"), FileIO(write, "wb")
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The supervisor's environment, with our source findable, GPUs numbered as nvidia-smi does, and threads that sleep.
+    """Return the supervisor's environment with source path, GPU numbers as in nvidia-smi, and threads that sleep.
 
-    Those of torch on a CPU would spin where one waits for another: beside anything else on their cores, the router to
-    begin with, a step then takes some ten times as long, as who spins keeps away whom it waits for.
+    Waiting torch threads on a CPU would spin. A step then takes about ten times as long beside other programs, such as
+    the router. Spinning threads keep the awaited threads off the cores.
     """
     paths = [str(SOURCE_ROOT), environ.get("PYTHONPATH", "")]
     return {
@@ -159,7 +159,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_exit(code: int) -> str:
-    """`exit code 1` or `signal SIGKILL`."""
+    """Return `exit code 1` or `signal SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     try:

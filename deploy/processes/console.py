@@ -1,7 +1,7 @@
-"""Shows an operator forwarded log lines, and while loading, one live line a process.
+"""Display of forwarded log lines, and of a live line for each process while loading.
 
-On a terminal each process's last progress line is redrawn in place; anywhere else every line is
-printed once, so that logs in files and journals stay plain.
+On a terminal each process's last progress line is redrawn in place. Elsewhere every line is printed once, so that logs
+in files and journals stay plain.
 """
 
 import logging
@@ -14,26 +14,26 @@ from common.base.log import JsonFormatter, formatter, loss_line
 
 LOG_LINE = re.compile(r"^\S+ \S+ (?P<level>[DIWEC]) \[[^\]]*\] (?P<text>.*)$")
 LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR"}
-UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # to the start of the line that many lines above, then clear to the end
+UP_AND_CLEAR = "\x1b[{}F\x1b[J"  # {} lines up, to the start of the line, then clear to the end
 
 
 class Sink(Protocol):
-    """Takes text; a supervisor's event loop must never wait in there."""
+    """Receiver of text; never blocks, because a supervisor's event loop writes there."""
 
     def write(self, text: str, /) -> object: ...
 
 
 def background_writer(descriptor: int, form: str = "text") -> BackgroundWriter:
-    """A writer of the supervisor's log, which says in that log what it had to drop."""
+    """Return a writer of the supervisor's log; lost lines are counted in the log."""
     format_record = formatter("baton", form).format
     return BackgroundWriter(descriptor, lambda num_lost: f"{loss_line(format_record, num_lost)}\n")
 
 
 class Console:
-    """Writes to `log`; `terminal` is where live lines go, None for none.
+    """Writer to `log`, with live lines on `terminal`, if any.
 
-    When both are the same stream, informative lines are shown live while loading instead of being
-    printed, and warnings, errors and tracebacks are printed above.
+    If both are a single stream, informative lines are shown live while loading and not printed. Warnings, errors and
+    tracebacks are printed above.
     """
 
     def __init__(self, log: Sink, terminal: Sink | None, form: str = "text") -> None:
@@ -44,7 +44,7 @@ class Console:
         self._num_drawn = 0
 
     def child_line(self, name: str, line: str) -> None:
-        """A line that process `name` wrote to stderr or stdout."""
+        """Print or show a line written by process `name` to stderr or stdout."""
         line = line.rsplit("\r", 1)[-1]
         match = LOG_LINE.match(line)
         informative = match is not None and match["level"] in "DI"
@@ -55,19 +55,19 @@ class Console:
         self._draw()
 
     def say(self, text: str, level: str = "I") -> None:
-        """A line of the supervisor's own, in the log format of every process; `level` by its first letter."""
+        """Print a line of the supervisor, in the common log format; `level` by its first letter."""
         self._write(self._formatter.format(logging.makeLogRecord({"msg": text, "levelname": LEVELS[level]})))
         self._draw()
 
     def show(self, text: str) -> None:
-        """Print lines that are made for people; where the log is for programs they are one record of it."""
+        """Print lines for people; a JSON log gets them as a single record."""
         if isinstance(self._formatter, JsonFormatter):
             self.say(text)
         else:
             self._write(text)
 
     def end_loading(self) -> None:
-        """Take the live lines away; from now on everything is printed."""
+        """Remove the live lines; everything is printed from now on."""
         self._erase()
         self._loading = False
 

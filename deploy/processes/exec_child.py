@@ -1,10 +1,9 @@
-"""Becomes another program that the kernel kills when the supervisor dies; run as a script by its path.
+"""Become another program, killed by the kernel when the supervisor dies; run as a script by path.
 
     python exec_child.py SUPERVISOR_PID PROGRAM ARG...
 
-So no child outlives a supervisor that was killed outright. The request is made here, after the
-fork, and survives the exec: the supervisor needs no code between fork and exec, which is unsafe in
-a process with threads.
+So no child outlives a killed supervisor. The request to the kernel is made here, after the fork, and survives the exec.
+So the supervisor runs no code between fork and exec, which would be unsafe in a process with threads.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ def main() -> None:
 
 
 def die_with(supervisor_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies, which has to be the supervisor."""
+    """Have the kernel kill this process at the death of the parent; exit if the parent is not the supervisor."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

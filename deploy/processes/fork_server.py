@@ -1,13 +1,13 @@
-"""Forks workers that have imported by then what takes seconds, and share the memory of it, page by page.
+"""Fork workers from a process with slow imports done; workers share the memory of imports, page by page.
 
-    python -P -m deploy.processes.fork_server MODULE...      imports these; its input is a socket (SOCK_SEQPACKET)
+    python -P -m deploy.processes.fork_server MODULE...      imports the modules; stdin is a socket (SOCK_SEQPACKET).
 
-Each packet there asks for one process, with two descriptors: a pipe for its order, which `order` writes, and one for
-its output. The answer is its pid. It becomes what the order says; without one it ends. Who asks adopts orphans (see
-`forks`) and is the parent of the process, which is forked by one that has ended when the answer comes. So the
-end of the fork server ends nobody, and the end of who asks ends all.
+Each packet asks for a process, with two descriptors: a pipe for its order, written by `order`, and a pipe for output.
+The answer is the pid. The process carries out the order, or ends without an order. The client adopts orphans (see
+`forks`). A process in between forks the worker and ends before the answer, so the client becomes the worker's parent.
+So the end of the fork server ends no worker, and the end of the client ends all.
 
-Nothing has happened in the process but imports: no thread, file or child is left of them, and no device was touched.
+A forked process has only done imports: no threads, open files or children are left, and no device was touched.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ MAX_REQUEST_BYTES = 16
 
 
 def order(spec: ProcessSpec) -> bytes:
-    """What tells a forked process to be that one."""
+    """Return the order that makes a forked process the process of `spec`."""
     return json.dumps([spec.name, spec.module, list(spec.flags), dict(spec.env)]).encode()
 
 
 def main() -> None:
     parent = os.getppid()
     name_process("fork-server")
-    for name in (*sys.argv[1:], "setproctitle"):  # of which none may be missing only when a worker is forked
+    for name in (*sys.argv[1:], "setproctitle"):  # missing modules fail here, not in a worker
         importlib.import_module(name)
     if traces := traces_of_imports():
         sys.exit(f"imports left {', '.join(traces)}: no worker can be forked")
@@ -46,16 +46,16 @@ def main() -> None:
 
 
 def name_process(name: str) -> None:
-    """As `ps -e` and `top` show it."""
+    """Set the name shown by `ps -e` and `top`."""
     Path("/proc/self/comm").write_text(name)
 
 
 def traces_of_imports() -> list[str]:
-    """What a forked process would lack (threads), or share with others."""
+    """Return remains of imports that a forked process would lack (threads) or share with others."""
     threads, files = os.listdir("/proc/self/task"), Path("/proc/self/fd")
     found = [] if len(threads) == 1 else [f"{len(threads)} threads"]
     for file in os.listdir(files):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # descriptor of the listing itself
             if int(file) > ERRORS:
                 found.append(f"file {os.readlink(files / file)}")
     with contextlib.suppress(ChildProcessError):
@@ -65,7 +65,7 @@ def traces_of_imports() -> list[str]:
 
 
 def serve(control: socket.socket) -> bool:
-    """Whether this is a forked process; in the fork server it returns at the end of its input."""
+    """Serve requests; return true in a forked process, and false in the fork server at the end of input."""
     while True:
         request, pipes, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 2)
         if not request:
@@ -76,7 +76,7 @@ def serve(control: socket.socket) -> bool:
             if worker := os.fork():
                 os.write(tell, str(worker).encode())
                 os._exit(0)
-            control.detach()  # what its descriptor is now stays open
+            control.detach()  # its descriptor is reused as stdin
             take_over(*pipes)
             for descriptor in (told, tell, *pipes):
                 os.close(descriptor)
@@ -91,28 +91,28 @@ def serve(control: socket.socket) -> bool:
 
 
 def take_over(orders: int, output: int) -> None:
-    """Read there, and write there."""
+    """Use the pipe `orders` as stdin, and the pipe `output` as stdout and stderr."""
     os.dup2(orders, INPUT)
     os.dup2(output, OUTPUT)
     os.dup2(output, ERRORS)
 
 
 def await_order(parent: int) -> None:
-    """Be what is ordered, without an input, to its end: a session of its own, which ends with its parent."""
+    """Carry out the order, without input, in a new session that ends with the parent."""
     with open(INPUT, "rb", closefd=False) as orders:
         line = orders.read()
-    if not line:  # nobody knows of this process
+    if not line:  # the client does not know this process
         return
     os.setsid()
     die_with(parent)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, INPUT)
     os.close(nothing)
-    from setproctitle import setproctitle  # not above, as `order` is for those, too, that install no worker
+    from setproctitle import setproctitle  # here, because `order` is imported without worker packages, too
 
     name, module, flags, env = json.loads(line)
     os.environ.update(env)
-    setproctitle(shlex.join(["python", "-m", module, *flags]))  # not that of the fork server, which names all modules
+    setproctitle(shlex.join(["python", "-m", module, *flags]))  # replaces the fork server's title with all modules
     name_process(name)
     sys.argv = [module, *flags]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

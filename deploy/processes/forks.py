@@ -1,4 +1,4 @@
-"""The supervisor's end of the fork server: workers are forked there, and are the supervisor's children all the same."""
+"""The supervisor's end of the fork server: workers are forked there, but become the supervisor's children."""
 
 import asyncio
 import contextlib
@@ -24,46 +24,46 @@ GPU_MODULES = (
 )
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 IMPORT_DEADLINE_S = 60.0
-"""Of the first answer: imports may take twenty seconds when nothing is in the page cache."""
+"""Seconds for the first answer; imports may take 20 s with a cold page cache."""
 FORK_DEADLINE_S = 2.0
-"""Of each one after that, which takes milliseconds: with a fork server that hangs, workers wait no longer."""
+"""Seconds for later answers, usually milliseconds; then workers start without the fork server."""
 MAX_ANSWER_BYTES = 16
 MAX_CRASHES = 3
 KILL_DEADLINE_S = 5.0
 
 
 def modules_of(placements: Sequence[Placement]) -> tuple[str, ...]:
-    """What workers there import."""
+    """Return the modules imported by the workers of these placements."""
     return (*WORKER_MODULES, *(GPU_MODULES if any(each.gpu is not None for each in placements) else ()))
 
 
 def adopt_orphans() -> None:
-    """Be the parent of every process below this one whose own parent ends."""
+    """Become the parent of every descendant whose own parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 class ForkServer:
-    """Keeps one running, from `begin` to `end`.
+    """A fork server, kept running from `begin` to `end`.
 
     Args:
-        modules: what it imports; empty for no fork server.
+        modules: modules to import; empty for no fork server.
     """
 
     def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str], console: Console) -> None:
         self._spec = ProcessSpec("fork-server", "deploy.processes.fork_server", modules, Kind.WORKER)
-        self._environ = {**environ, "OPENBLAS_NUM_THREADS": "1"}  # its threads would not be forked
+        self._environ = {**environ, "OPENBLAS_NUM_THREADS": "1"}  # threads would not be forked
         self._console = console
         self._child: Child | None = None
         self._control: socket.socket | None = None
-        self._deadline_s = IMPORT_DEADLINE_S  # of its next answer
+        self._deadline_s = IMPORT_DEADLINE_S  # for the next answer
         self._turn = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
         self._is_ending = False
 
     async def begin(self) -> None:
-        """Start it; `fork` waits for its imports."""
+        """Start the fork server; `fork` waits for the imports."""
         if not self._spec.flags:
             return
         try:
@@ -74,7 +74,7 @@ class ForkServer:
             self._keeper = asyncio.create_task(self._keep(child))
 
     async def fork(self, spec: ProcessSpec) -> Child | None:
-        """That process; None if there is no fork server, or none that answers."""
+        """Return a forked process; None without a fork server that answers."""
         async with self._turn:
             if self._control is None:
                 return None
@@ -89,7 +89,7 @@ class ForkServer:
             return None
 
     async def end(self) -> None:
-        """Nothing is forked any more; what was goes on."""
+        """End the fork server; forked processes go on."""
         self._is_ending = True
         if self._keeper is not None:
             self._keeper.cancel()
@@ -104,7 +104,7 @@ class ForkServer:
             self._child.signal(signal.SIGKILL)
 
     async def _start(self) -> Child:
-        """Raises OSError."""
+        """Start the fork server; raises OSError."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -118,14 +118,14 @@ class ForkServer:
         return self._child
 
     async def _hang_up(self) -> None:
-        """After its end; who waits for an answer hears of it first."""
+        """Close the connection after the end of the fork server, once a waiting `fork` has failed."""
         async with self._turn:
             if self._control is not None:
                 self._control.close()
             self._control = None
 
     async def _keep(self, child: Child) -> None:
-        """Start another when it ends, unless none lasts."""
+        """Restart the fork server after each end, until too many crashes."""
         backoff = Backoff()
         while True:
             code = await child.ended()
@@ -140,19 +140,19 @@ class ForkServer:
             child = await self._started()
 
     async def _started(self) -> Child:
-        """As soon as there is room for it; workers import for themselves meanwhile."""
+        """Retry the start until memory and files suffice; workers import for themselves meanwhile."""
         backoff = Backoff()
         while True:
             try:
                 return await self._start()
-            except OSError as error:  # no memory, file or process is left
+            except OSError as error:  # no memory, file or process left
                 delay_s = backoff.after(0.0)
                 when = f"in {delay_s:g} s" if delay_s else "at once"
                 self._console.say(f"{self._spec.name} could not be started ({error}); again {when}", "W")
             await asyncio.sleep(delay_s)
 
     async def _forked(self, spec: ProcessSpec, control: socket.socket) -> Child:
-        """Raises OSError if the fork server ends, or what it forked does not become ours, and TimeoutError."""
+        """Fork a process; raises OSError if the fork server ends or the process is not adopted, and TimeoutError."""
         (orders, to_order), (output, from_output) = make_pipe(), make_pipe()
         try:
             with orders, to_order, from_output:
@@ -171,10 +171,10 @@ class ForkServer:
 
 
 class Adopted:
-    """A child that was forked by another process; what `Child` needs of one."""
+    """A child forked by another process, with the interface needed by `Child`."""
 
     def __init__(self, pid: int) -> None:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises ChildProcessError if it is not ours
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises ChildProcessError if not adopted
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
         self._loop = asyncio.get_running_loop()

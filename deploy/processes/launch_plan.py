@@ -1,4 +1,4 @@
-"""From one configuration to the command lines of all processes."""
+"""Command lines of all processes, from a single configuration."""
 
 import sys
 from collections import Counter
@@ -15,12 +15,12 @@ from deploy.processes.placement import Gpu, Placement, memory_fraction, threads_
 from deploy.processes.runtime_dir import MAX_SOCKET_PATH_BYTES
 
 STANDBYS = {"none": (), "prefill": (Role.PREFILL,), "decode": (Role.DECODE,), "both": (Role.PREFILL, Role.DECODE)}
-"""Of which roles there are standbys, by what `--standby` is."""
+"""Roles with standbys, by value of `--standby`."""
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Kind(IntEnum):
-    """What a process is, in the order in which they end: none before those that need it."""
+    """Kind of a process, in the order of ending: each ends before the processes needed by it."""
 
     ROUTER = 1
     WORKER = 2
@@ -29,8 +29,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process to keep running: its name in logs, the module and flags it is started with, and what
-    its environment has beyond the supervisor's."""
+    """A process to keep running: name in logs, module, flags, and additions to the supervisor's environment."""
 
     name: str
     module: str
@@ -40,29 +39,29 @@ class ProcessSpec:
 
     @property
     def argv(self) -> list[str]:
-        """`-P` keeps the user's working directory from shadowing our packages."""
+        """Command line; `-P` keeps the user's working directory from shadowing our packages."""
         return [sys.executable, "-P", "-m", self.module, *self.flags]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """How workers of one system are started, wherever they run; see `plan_workers`."""
+    """Settings of a system's workers, wherever they run; see `plan_workers`."""
 
-    config: Config  # of all of them
+    config: Config  # of all workers
     runtime_dir: Path
-    num_threads: int  # of each on a CPU
+    num_threads: int  # per worker on a CPU
     weights_bytes: int
-    sockets: Mapping[Gpu | None, str]  # of memory servers
-    sharers: Mapping[Gpu | None, Counter[Role]]  # workers for which a device's pool leaves room
+    sockets: Mapping[Gpu | None, str]  # by GPU, of memory servers
+    sharers: Mapping[Gpu | None, Counter[Role]]  # by GPU, workers for which the pool leaves room
 
     def spec(self, placement: Placement) -> ProcessSpec:
-        """The process of one."""
+        """Return the process of a worker."""
         config = replace(self._config(placement), net=_worker_net(self.config.net, placement, self.runtime_dir))
         module = f"{placement.role.label}_worker"
         return ProcessSpec(placement.name, module, tuple(to_flags(config, WORKER_SECTIONS)), Kind.WORKER)
 
     def _config(self, mine: Placement) -> Config:
-        """`config` with this worker's name, device and share of the machine."""
+        """Return `config` with the worker's name, device and share of the machine."""
         config, socket = self.config, self.sockets[mine.gpu]
         section = replace(config.worker, id=mine.name, memory_socket=socket, device=mine.device, standby=mine.standby)
         if mine.gpu is None:
@@ -86,10 +85,10 @@ def plan_workers(
     weights_bytes: int,
     possible: Sequence[Placement] = (),
 ) -> WorkerPlan:
-    """For workers of these placements, and of others on their devices; a standby takes no cores from the others.
+    """Plan workers of these placements, and others on their devices; a standby takes no cores from the others.
 
     Args:
-        possible: workers for which pools of KV blocks leave room, if those are others than `placements`.
+        possible: workers for which pools of KV blocks leave room; empty for `placements`.
     """
     num_busy = sum(not each.standby for each in placements)
     sharers: dict[Gpu | None, Counter[Role]] = {}
@@ -112,12 +111,12 @@ def plan_processes(
     num_cores: int,
     weights_bytes: int,
 ) -> list[ProcessSpec]:
-    """The router first, then memory servers, then workers. Endpoints of the user's stay."""
+    """Return the router first, then memory servers, then workers. User-defined endpoints stay."""
     return all_processes(plan_workers(config, placements, runtime_dir, num_cores, weights_bytes), placements)
 
 
 def all_processes(plan: WorkerPlan, placements: Sequence[Placement]) -> list[ProcessSpec]:
-    """The same, by a plan of workers that is there."""
+    """Return all processes as `plan_processes` does, from an existing plan of workers."""
     config = plan.config
     router = ProcessSpec("router", "router", tuple(to_flags(config, ROUTER_SECTIONS)), Kind.ROUTER)
     tier = config.memory.host_tier_fraction / len(plan.sockets)
@@ -127,7 +126,7 @@ def all_processes(plan: WorkerPlan, placements: Sequence[Placement]) -> list[Pro
 
 
 def _memory_sockets(placements: Sequence[Placement], runtime_dir: Path) -> dict[Gpu | None, str]:
-    """One for each GPU, or for the host."""
+    """Return a socket path for each GPU, or for the host."""
     gpus = dict.fromkeys(each.gpu for each in placements)
     return {gpu: _socket(runtime_dir, _memory_name(gpu)) for gpu in gpus}
 
@@ -144,7 +143,7 @@ def _memory_server(config: Config, gpu: Gpu | None, path: str) -> ProcessSpec:
 
 
 def router_net(net: NetSection, runtime_dir: Path) -> NetSection:
-    """Where the router is dialed: as the user says, or a socket of this run."""
+    """Return the router's endpoint: the user's, or a socket in `runtime_dir`."""
     if net.router_endpoint != NetSection().router_endpoint:
         return net
     return replace(net, router_endpoint=_ipc(runtime_dir, "router"))

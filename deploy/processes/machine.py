@@ -1,4 +1,4 @@
-"""What this machine has, found without importing torch or opening a CUDA context."""
+"""Resources of this machine, found without importing torch or opening a CUDA context."""
 
 import errno
 import logging
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 NVIDIA_SMI_DEADLINE_S = 10.0
 MIB = 1 << 20
 ADDRESS_SPACE_BYTES = 2 << 30
-"""That a worker maps beside weights and KV blocks, most of it torch."""
+"""Bytes mapped by a worker beside weights and KV blocks, mostly torch."""
 SHORTAGES = {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT}
 
 
 def detect_gpus(environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that a child with this environment sees, numbered as CUDA numbers them in it."""
+    """Return the GPUs visible to a child with environment `environ`, with CUDA's numbers there."""
     gpus = _gpus_of_driver()
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -32,12 +32,12 @@ def detect_gpus(environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def num_cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores usable by this process."""
     return len(os.sched_getaffinity(0))
 
 
 def require_address_space(num_bytes: int) -> None:
-    """Raise ConfigError where `ulimit -v` leaves a process less than so much and what every worker maps."""
+    """Raise ConfigError if `ulimit -v` leaves less than `num_bytes` plus the mappings of every worker."""
     limit, needed = resource.getrlimit(resource.RLIMIT_AS)[0], num_bytes + ADDRESS_SPACE_BYTES
     if resource.RLIM_INFINITY != limit < needed:
         raise ConfigError(
@@ -47,7 +47,7 @@ def require_address_space(num_bytes: int) -> None:
 
 
 def shortage(error: Exception) -> str:
-    """What the system has too little of, in words; "" for any other error."""
+    """Return the scarce resource of the system in words; "" for any other error."""
     if isinstance(error, OSError):
         return str(error) if error.errno in SHORTAGES else ""
     is_thread = "can't start new thread" in str(error)
@@ -79,7 +79,7 @@ def _gpus_of_driver() -> list[Gpu]:
 
 
 def parse_nvidia_smi(output: str) -> list[Gpu]:
-    """GPUs from lines `index, MiB`; a size the driver does not tell counts as unknown."""
+    """Parse lines `index, MiB` to GPUs; a missing size counts as unknown."""
     gpus = []
     for line in output.splitlines():
         index, _, size = (part.strip() for part in line.partition(","))

@@ -1,10 +1,9 @@
-"""NVIDIA MPS for workers that share a GPU: whether, whose daemon, and the environment it gives the workers.
+"""NVIDIA MPS for workers that share a GPU: use, choice of the daemon, and environment of the workers.
 
-Without MPS the kernels of two processes never run together and a decode step waits out the time
-slices of prefill. All GPU workers become clients of one daemon, since blocks move between any two
-of them; only prefill workers beside a decode worker are told to keep to a share of the GPU. A daemon
-that is already there is used and left alone; our own lives in a private directory and ends before
-`open_mps` returns.
+Without MPS the kernels of two processes never run together, and a decode step waits out the time slices of prefill. All
+GPU workers become clients of a single daemon, because blocks move between any two workers. Only prefill workers beside
+a decode worker are limited to a share of the GPU. An existing daemon is used and left alone. A new daemon lives in a
+private directory and ends before `open_mps` returns.
 """
 
 import asyncio
@@ -34,14 +33,14 @@ DEFAULT_PREFILL_PERCENT = 80  # measured: lower, prompts wait; higher, decode st
 MODES = ("auto", "on", "off")
 COST = "decode steps share the GPU by time slices"
 QUERY_DEADLINE_S = 5.0
-START_DEADLINE_S = 90.0  # beyond what the guard gives its steps
+START_DEADLINE_S = 90.0  # longer than the guard's deadlines together
 STOP_DEADLINE_S = 30.0
 KILL_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class MpsOptions:
-    """What the user wants: one of `MODES`, and the percentage of SMs for prompts that are not alone.
+    """The user's choice: one of `MODES`, and the percentage of SMs for prompts beside decode steps.
 
     0 percent switches MPS off.
     """
@@ -56,11 +55,11 @@ class MpsOptions:
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """How it turned out: what it adds to workers' environments and flags by their names, `text` for the operator."""
+    """Result: additions to workers' environments and flags by worker name, and `text` for the operator."""
 
     environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    text: str = ""  # empty where no GPU is shared
+    text: str = ""  # empty if no GPU is shared
 
 
 NO_MPS = Mps(text=f"no MPS ({COST})")
@@ -74,9 +73,9 @@ async def open_mps(
     runtime_dir: Path,
     console: Console,
 ) -> AsyncIterator[Mps]:
-    """MPS for these workers while the context is open, where they need it and it can be had.
+    """Provide MPS for these workers while the context is open, if needed and possible.
 
-    Raises ConfigError when it cannot be had though the user insists (`on`).
+    Raises ConfigError if MPS is impossible and the user insists (`on`).
     """
     shared = shared_gpus(placements)
     if not shared:
@@ -97,7 +96,7 @@ async def open_mps(
 
 
 def shared_gpus(placements: Sequence[Placement]) -> list[int]:
-    """Indices of the GPUs that hold a prefill and a decode worker, ascending."""
+    """Return the indices of GPUs with a prefill and a decode worker, ascending."""
     of_role = {
         role: {each.gpu.index for each in placements if each.gpu and each.role == role}
         for role in (Role.PREFILL, Role.DECODE)
@@ -116,7 +115,7 @@ def _in_use(options: MpsOptions, placements: Sequence[Placement], directories: M
 
 
 def _is_provided(environ: Mapping[str, str]) -> bool:
-    """Whether a daemon is there that is not ours: named by the user, or answering in the default directory."""
+    """Tell whether another daemon exists: named by the user, or answering in the default directory."""
     if environ.get(PIPE_DIRECTORY):
         return True
     if not (DEFAULT_PIPE_DIRECTORY / "control").exists():
@@ -130,7 +129,7 @@ def _is_provided(environ: Mapping[str, str]) -> bool:
             timeout=QUERY_DEADLINE_S,
         )
     except FileNotFoundError:
-        return True  # put there from outside of this container, which has no control program
+        return True  # mounted from outside; this container has no control program
     except (OSError, subprocess.TimeoutExpired):
         return False
     return asked.returncode == 0
@@ -140,7 +139,7 @@ def _is_provided(environ: Mapping[str, str]) -> bool:
 async def _own_daemon(
     indices: Sequence[int], environ: Mapping[str, str], runtime_dir: Path, console: Console
 ) -> AsyncIterator[tuple[dict[str, str], str]]:
-    """A daemon under `runtime_dir` for these GPUs: the directories its clients need, and why there is none."""
+    """Run a daemon under `runtime_dir`; yield the directories for clients, and a problem if the daemon failed."""
     if shutil.which(CONTROL, path=environ.get("PATH")) is None:
         yield {}, f"{CONTROL} is not on PATH"
         return

@@ -1,10 +1,11 @@
-"""Holds a private MPS daemon for as long as its stdin is open; run as a script by its path.
+"""Hold a private MPS daemon for as long as stdin is open; run as a script by path.
 
     python mps_guard.py PROBE_COMMAND...
 
-Prints `ready`, or one line that says why there is no MPS. The daemon detaches itself, so that a
-supervisor killed outright could not end it: the guard can, since the end of its stdin reaches it
-always. Invariant: whatever the guard started, detached or not, is gone when the guard is.
+Prints `ready`, or a line with the reason for no MPS. The daemon detaches itself, so a killed supervisor could not end
+it. The guard can, because the end of stdin always reaches the guard.
+
+Invariant: when the guard is gone, so is everything started by the guard, detached or not.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def main(probe: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # the end of stdin ends it, after the last client
+        signal.signal(number, lambda *_: None)  # the end of stdin ends the guard, after the last client
     adopt_orphans()
     try:
         problem = start_daemon(daemon_environment(os.environ)) or try_client(probe)
@@ -50,17 +51,17 @@ def adopt_orphans() -> None:
 
 
 def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ`, except GPU indices: the daemon would number its GPUs anew, and clients choose among those again."""
+    """Return `environ` without GPU indices, because the daemon renumbers GPUs and clients choose again."""
     is_by_uuid = environ.get("CUDA_VISIBLE_DEVICES", "").startswith(("GPU-", "MIG-"))
     return {name: value for name, value in environ.items() if is_by_uuid or name != "CUDA_VISIBLE_DEVICES"}
 
 
 def start_daemon(environ: Mapping[str, str]) -> str:
-    """What went wrong, or an empty string when it runs and answers."""
+    """Start the daemon; return the problem, or an empty string once the daemon answers."""
     problem = run([CONTROL, "-d"], environ, START_DEADLINE_S)
     if problem:
         return problem
-    deadline_s = time.monotonic() + ANSWER_DEADLINE_S  # it detaches before it listens
+    deadline_s = time.monotonic() + ANSWER_DEADLINE_S  # the daemon detaches before listening
     while problem := run([CONTROL], environ, ANSWER_DEADLINE_S, "get_default_active_thread_percentage\n"):
         if time.monotonic() > deadline_s:
             return problem
@@ -69,15 +70,15 @@ def start_daemon(environ: Mapping[str, str]) -> str:
 
 
 def try_client(probe: list[str]) -> str:
-    """What went wrong, or an empty string when CUDA programs are served."""
+    """Run a trial client; return the problem, or an empty string if CUDA programs are served."""
     problem = run(probe, os.environ, PROBE_DEADLINE_S)
     return f"a trial client failed: {problem}" if problem else ""
 
 
 def run(argv: list[str], environ: Mapping[str, str], deadline_s: float, text: str = "") -> str:
-    """Run to the end, with `text` as its input; why that failed, or an empty string.
+    """Run a program to its end with `text` as input; return the reason of a failure, or an empty string.
 
-    Its output goes to a file: a daemon keeps a pipe open, and reading that would wait for the daemon.
+    Output goes to a file, because a daemon keeps a pipe open and reading would wait for the daemon.
     """
     with tempfile.TemporaryFile() as output:
         try:
@@ -97,7 +98,7 @@ def run(argv: list[str], environ: Mapping[str, str], deadline_s: float, text: st
 
 
 def end_adopted(deadline_s: float) -> None:
-    """Reap every descendant; kill those that are left at the deadline, and give up on what survives that."""
+    """Reap every descendant; kill survivors at the deadline, and give up soon after."""
     with contextlib.suppress(ChildProcessError):  # no child is left
         while time.monotonic() < deadline_s + KILL_DEADLINE_S:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -110,10 +111,10 @@ def end_adopted(deadline_s: float) -> None:
 
 
 def children() -> list[int]:
-    """Process ids whose parent is this process."""
+    """Return the ids of this process's children."""
     mine = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # ended meanwhile
             state_and_parent = path.read_text().rpartition(")")[2].split()[:2]
             if state_and_parent[1] == str(os.getpid()):
                 mine.append(int(path.parent.name))

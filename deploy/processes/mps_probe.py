@@ -1,9 +1,9 @@
-"""Shows that MPS serves these GPUs: opens a CUDA context on each and asks the daemon for its servers meanwhile.
+"""Check MPS on GPUs: open a CUDA context on each, and ask the daemon for a list of servers meanwhile.
 
     python mps_probe.py GPU_INDEX...
 
-Run as a script by its path, in a client's environment. Exit code 0 when MPS is really in use; CUDA
-falls back to no MPS in silence, so contexts alone would prove nothing. Costs no import of torch.
+Run as a script by path, in a client's environment. Exit status 0 means MPS is really in use. Contexts alone would prove
+nothing, because CUDA silently falls back to no MPS. Does not import torch.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ CONTROL_DEADLINE_S = 10.0
 
 
 def main(indices: list[int]) -> str:
-    """What is wrong, or an empty string."""
+    """Return the problem, or an empty string."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:

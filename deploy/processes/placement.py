@@ -1,4 +1,4 @@
-"""Which worker runs on which GPU, and how much of the machine they may take: pure rules, no processes."""
+"""Placement of workers on GPUs, and their shares of the machine: pure rules, no processes."""
 
 import re
 from collections import Counter
@@ -10,12 +10,12 @@ from common.base.errors import ConfigError
 from common.wire.messages.worker import Role
 
 SERVER_BYTES = 600 * 10**6
-"""What a memory server takes of a GPU beside the weights."""
+"""Bytes of a memory server on a GPU beside the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as CUDA numbers it here; `memory_bytes` is 0 when unknown."""
+    """A GPU as numbered by CUDA here; `memory_bytes` is 0 if unknown."""
 
     index: int
     memory_bytes: int
@@ -23,7 +23,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one worker runs. `gpu` is None on a CPU; `standby` is its `worker.standby`."""
+    """Place of a worker. `gpu` is None on a CPU; `standby` is the value of `worker.standby`."""
 
     name: str
     role: Role
@@ -32,20 +32,20 @@ class Placement:
 
     @property
     def device(self) -> str:
-        """As a worker's option has it."""
+        """Device as in a worker's option."""
         return "cpu" if self.gpu is None else f"cuda:{self.gpu.index}"
 
     def neighbours(self, everyone: "Sequence[Placement]") -> "list[Placement]":
-        """Those on the same device, itself among them."""
+        """Return the placements on this device, `self` included."""
         return [other for other in everyone if other.gpu == self.gpu]
 
 
 def choose_gpus(device: str, wanted: str, detected: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs to spread workers over; empty means CPU.
+    """Return the GPUs to spread workers over; empty means CPU.
 
     Args:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        wanted: comma-separated indices, or empty for all that were detected.
+        wanted: comma-separated indices, or empty for all detected GPUs.
         detected: the machine's GPUs.
     """
     if device not in ("auto", "cpu", "cuda") and not re.fullmatch(r"cuda:\d+", device):
@@ -68,7 +68,7 @@ def choose_gpus(device: str, wanted: str, detected: Sequence[Gpu]) -> list[Gpu]:
 
 
 def place_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> list[Placement]:
-    """Prefill workers, then decode workers, round robin over `gpus`."""
+    """Place prefill workers, then decode workers, round robin over `gpus`."""
     if num_prefill < 0 or num_decode < 1:
         raise ConfigError(f"{num_prefill} prefill and {num_decode} decode workers: at least 0 and 1")
     roles = [Role.PREFILL] * num_prefill + [Role.DECODE] * num_decode
@@ -82,10 +82,10 @@ def place_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> lis
 def place_standbys(
     workers: Sequence[Placement], roles: Collection[Role], before: Sequence[Placement] = ()
 ) -> list[Placement]:
-    """One of each of those roles on each device that has workers of it, for all of these.
+    """Place a standby of each role on each device with workers of the role.
 
     Args:
-        before: the standbys that there are; who stays where it is keeps its name.
+        before: present standbys; a standby staying on its device keeps its name.
     """
     peers = Counter((each.role, each.gpu) for each in workers if each.role in roles)
     names = {(each.role, each.gpu): each.name for each in before if (each.role, each.gpu) in peers}
@@ -95,14 +95,14 @@ def place_standbys(
 
 
 def free_name(stem: str, taken: Collection[str]) -> str:
-    """The first of `stem`-0, `stem`-1 and so on that nobody has: so few names come up over time, and as few labels."""
+    """Return the first free name of `stem`-0, `stem`-1 and so on; reuse keeps metric labels few."""
     return next(name for name in (f"{stem}-{number}" for number in count()) if name not in taken)
 
 
 def in_either_role(placements: Sequence[Placement]) -> list[Placement]:
-    """All that may run where workers change their roles, under every name: each worker in both, and its standbys.
+    """Return all possible placements when workers change roles: each worker in both roles, and standbys.
 
-    On a device no more workers of a role are ever there at once, also while one is there beside whom it replaces.
+    A device never has more workers of a role at once, even during a change.
     """
     workers = [each for each in placements if not each.standby]
     gpus = dict.fromkeys(each.gpu for each in workers)
@@ -114,9 +114,9 @@ def in_either_role(placements: Sequence[Placement]) -> list[Placement]:
 
 
 def memory_fraction(gpu: Gpu, total: float, weights_bytes: int) -> float:
-    """The share of a GPU's memory that its workers take together, with the weights: `total` but for the memory server.
+    """Return the share of a GPU's memory for its workers with weights: `total` without the memory server.
 
-    Raises ConfigError when the weights leave less than a tenth of `total`.
+    Raises ConfigError if the weights leave less than a tenth of `total`.
     """
     if not gpu.memory_bytes:
         return total
@@ -130,5 +130,5 @@ def memory_fraction(gpu: Gpu, total: float, weights_bytes: int) -> float:
 
 
 def threads_per_worker(num_cores: int, num_workers: int) -> int:
-    """CPU threads for each of `num_workers` that share `num_cores`."""
+    """Return the CPU threads for each of `num_workers` workers on `num_cores` cores."""
     return max(1, num_cores // num_workers)

@@ -1,7 +1,7 @@
-"""The private directory in which the processes of one `baton serve` meet.
+"""Private directory with the sockets of the processes of a `baton serve`.
 
-It is locked while its supervisor lives, so that whoever starts next can tell those that a killed one left behind and
-remove them.
+The directory is locked while its supervisor lives. So the next supervisor recognizes and removes directories of killed
+supervisors.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from pathlib import Path
 MAX_SOCKET_PATH_BYTES = 100  # a unix socket's path ends at 107 bytes
 PREFIX = "baton-serve-"
 NEW_S = 60.0
-"""One so new may be about to be locked."""
+"""Age in seconds below which a directory may be about to be locked."""
 LOOK_S = 1.0
 
 
 @contextlib.contextmanager
 def make_runtime_dir() -> Iterator[Path]:
-    """A directory (mode 700) for sockets, removed when the context ends."""
+    """Make a directory (mode 700) for sockets, removed when the context ends."""
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) + len(f"/{PREFIX}12345678/decode-100.sock") > MAX_SOCKET_PATH_BYTES:
         parent = Path("/tmp")
@@ -33,7 +33,7 @@ def make_runtime_dir() -> Iterator[Path]:
 
 
 async def until_lost(path: Path) -> None:
-    """Wait until somebody has removed the directory."""
+    """Wait until the directory has been removed."""
     inode = path.stat().st_ino
     while True:
         await asyncio.sleep(LOOK_S)
@@ -45,7 +45,7 @@ async def until_lost(path: Path) -> None:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove those of this user whose supervisor is gone: the ones whose lock is free."""
+    """Remove directories of this user whose supervisor is gone, as told by a free lock."""
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
@@ -56,7 +56,7 @@ def remove_abandoned(parent: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a directory; raises BlockingIOError when another process does."""
+    """Hold the lock of a directory; raises BlockingIOError if another process holds the lock."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

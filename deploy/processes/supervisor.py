@@ -1,8 +1,9 @@
-"""Keeps the router and the workers of one machine running, says when they are ready, and ends them in order.
+"""Supervisor of the router and the workers of a machine: keeps processes running, reports readiness, ends processes in
+order.
 
-Invariant: whatever ends the supervisor ends its children: a drain, a second Ctrl-C, a failed start,
-or its own death (see `exec_child`). A child that dies, or for which there is no room, is started again;
-one that cannot be configured, or keeps dying before the system was ever ready, ends everything.
+Invariant: whatever ends the supervisor ends all children: a drain, a second Ctrl-C, a failed start, or death of the
+supervisor (see `exec_child`). A child is started again after a crash or a shortage of resources. Everything ends if a
+child has wrong settings, or keeps crashing before the system was ever ready.
 """
 
 import asyncio
@@ -25,13 +26,13 @@ from deploy.processes.launch_plan import Kind, ProcessSpec
 CONFIG_EXIT_CODE = 2
 MAX_CRASHES_BEFORE_READY = 3
 POLL_INTERVAL_S = 0.2
-GRACE_S = 5.0  # beyond what a process may take to drain
+GRACE_S = 5.0  # added to the drain deadline
 KILL_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long starting and draining may take, in seconds."""
+    """Limits of starting and draining, in seconds."""
 
     start_s: float
     router_drain_s: float
@@ -40,7 +41,7 @@ class Deadlines:
 
 @dataclass(slots=True)
 class Kept:
-    """A process that is started again whenever it ends, until it may go."""
+    """A process restarted after each end, until it may go."""
 
     spec: ProcessSpec
     may_go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,24 +51,24 @@ class Kept:
 
 
 class End(NamedTuple):
-    """Of a process, in words."""
+    """End of a process, in words."""
 
     how: str
     lived_s: float = 0.0
-    code: int | None = None  # None: it did not start
-    last_line: str = ""  # that it wrote
+    code: int | None = None  # None: not started
+    last_line: str = ""  # of its output
 
     @property
     def is_final(self) -> bool:
-        """Whether another start would end likewise."""
+        """True if another start would end likewise."""
         return self.code == CONFIG_EXIT_CODE
 
 
 class Supervisor:
-    """Runs `specs` until stopped; `begin` and `retire` change what runs meanwhile.
+    """Runner of `specs` until stopped; `begin` and `retire` change the processes meanwhile.
 
     Args:
-        worker_modules: what workers import, for them all in a fork server; empty for none.
+        worker_modules: modules of workers, imported once in a fork server; empty for none.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Supervisor:
         self._companions: list[Callable[[], Coroutine[None, None, None]]] = []
 
     def accompany(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Have this done from when all is ready; it is cancelled before the drain."""
+        """Run `work` once all is ready, until cancelled before the drain."""
         self._companions.append(work)
 
     async def run(self, on_ready: Callable[[Health], None]) -> int:
@@ -124,19 +125,19 @@ class Supervisor:
         (self._killing if self._stopping.is_set() else self._stopping).set()
 
     def fail(self, reason: str, exit_code: int = 1) -> None:
-        """Drain and end, with that reason and exit code unless there is one already."""
+        """Drain and end, with the given reason and exit code unless there is a reason already."""
         if not self.failure:
             self.failure, self._failed_with = reason, exit_code
         self._stopping.set()
 
     def begin(self, spec: ProcessSpec) -> None:
-        """Start a process, and keep it running; there is none of its name."""
+        """Start a process, and keep it running; the name must be free."""
         assert spec.name not in self._kept, spec.name
         kept = self._kept[spec.name] = Kept(spec)
         kept.keeper = self._watched(self._keep_running(kept))
 
     async def retire(self, name: str) -> None:
-        """Have a process finish what it has and end, and keep it no more; it is killed when it takes too long."""
+        """Have a process finish its work and end, without a restart; kill the process after the deadline."""
         kept = self._kept[name]
         kept.may_go.set()
         await self._terminate([kept], self._limit_s(kept.spec.kind))
@@ -151,16 +152,16 @@ class Supervisor:
 
     @property
     def names(self) -> set[str]:
-        """Of all processes that are kept, or on their way out."""
+        """Names of all processes kept, or about to end."""
         return set(self._kept)
 
     def pid(self, name: str) -> int | None:
-        """Of a process that is kept; None between two starts."""
+        """Return the pid of a kept process; None between two starts."""
         child = self._kept[name].child
         return None if child is None else child.pid
 
     def num_crashes(self, name: str) -> int:
-        """How often a process that is kept has ended in a row."""
+        """Return the number of consecutive ends of a kept process."""
         return self._kept[name].backoff.num_crashes
 
     def _take_signals(self) -> None:
@@ -169,7 +170,7 @@ class Supervisor:
             loop.add_signal_handler(number, self.stop)
 
     def _watched(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
-        """A task whose unexpected end stops everything instead of passing in silence."""
+        """Make a task whose unexpected error stops everything instead of passing silently."""
         task = asyncio.get_running_loop().create_task(work)
 
         def check(done: "asyncio.Task[None]") -> None:
@@ -191,7 +192,7 @@ class Supervisor:
                 self._console.say("another router has taken the port over, and serves: draining")
                 self._stopping.set()
                 return
-            delay_s = kept.backoff.after(end.lived_s if self.ready.is_set() else 0.0)  # unserved is not forgiven
+            delay_s = kept.backoff.after(end.lived_s if self.ready.is_set() else 0.0)  # else crashes add up
             if not self.ready.is_set() and (end.is_final or kept.backoff.num_crashes > MAX_CRASHES_BEFORE_READY):
                 reason = f"{name} {end.how} before the system was ready"
                 told = f": {end.last_line}" if end.is_final else ""
@@ -203,15 +204,15 @@ class Supervisor:
                 await asyncio.wait_for(kept.may_go.wait(), delay_s)
 
     async def _life(self, kept: Kept) -> End:
-        """From its start, if there is room for it and it may not go yet, to its end."""
+        """Start a process, if possible and still wanted, and wait for its end."""
         try:
             child = await self._started(kept)
-        except OSError as error:  # no memory, file or process is left: nothing else is to end for that
+        except OSError as error:  # out of memory, files or processes; others go on
             return End(f"could not be started ({error})")
         if child is None:
             return End("may go")
         kept.child = child
-        if kept.may_go.is_set():  # while it was being started
+        if kept.may_go.is_set():  # retired during the start
             child.signal(signal.SIGTERM)
         code = await child.ended()
         kept.child = None
@@ -246,7 +247,7 @@ class Supervisor:
         self.fail(f"not ready after {self._deadlines.start_s:g} s: {reason}")
 
     def _all_there(self, health: Health) -> bool:
-        """Complete, and with all our workers; so what answers on this port is our router and no other."""
+        """Tell whether the system is complete with all our workers, so the port is served by our router."""
         registered = {worker.pid for worker in health.workers}
         pids = [self.pid(kept.spec.name) for kept in self._kept.values() if kept.spec.kind is Kind.WORKER]
         return health.is_complete and registered.issuperset(pids)
@@ -254,7 +255,7 @@ class Supervisor:
     # --- ending ---------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """The router first, while the workers still finish what it waits for; then the workers; then their memory."""
+        """End the router first, while workers finish its requests; then workers; then memory servers."""
         self._console.end_loading()
         await self._fork_server.end()
         if any(kept.child for kept in self._kept.values()) and not self._killing.is_set():
@@ -272,12 +273,12 @@ class Supervisor:
             await asyncio.wait(keepers, timeout=KILL_DEADLINE_S)
 
     def _limit_s(self, kind: Kind) -> float:
-        """What processes of a kind may take to end."""
+        """Return the seconds for processes of a kind to end."""
         drains_s = {Kind.ROUTER: self._deadlines.router_drain_s, Kind.WORKER: self._deadlines.worker_drain_s}
         return GRACE_S + (drains_s.get(kind, 0.0) if self.ready.is_set() else 0.0)
 
     async def _terminate(self, leaving: Sequence[Kept], deadline_s: float) -> None:
-        """SIGTERM; return when all have ended, at the deadline, or when asked to kill."""
+        """Send SIGTERM; return when all have ended, at the deadline, or when asked to kill."""
         for kept in leaving:
             if kept.child is not None:
                 kept.child.signal(signal.SIGTERM)

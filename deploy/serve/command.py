@@ -31,26 +31,26 @@ from deploy.serve.model_source import find_model, served_name, weights_bytes
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many workers of each kind, on which GPUs (comma-separated indices; empty for all), and how they share one."""
+    """Number of workers of each kind, GPUs (comma-separated indices; empty for all), and sharing of GPUs."""
 
     num_prefill: int
     num_decode: int
     gpus: str
     start_timeout_s: float
     mps: MpsOptions = field(default_factory=MpsOptions)
-    standby: str = "none"  # one of STANDBYS
+    standby: str = "none"  # a key of STANDBYS
     fork_server: bool = True
     autoscale: AutoscaleOptions | None = None
 
 
 def with_model(config: Config, name: str) -> Config:
-    """`config` with the model found on disk or downloaded; a Hub id is also the name that clients use."""
+    """Return `config` with the model found on disk or downloaded; a Hub id is also the name for clients."""
     path = find_model(name)
     return replace(config, model=replace(config.model, path=str(path), name=config.model.name or served_name(path)))
 
 
 def with_port(config: Config) -> Config:
-    """`config` with port 0 replaced by one that was free a moment ago."""
+    """Return `config` with port 0 replaced by a port that was free a moment ago."""
     if config.router.port:
         return config
     with socket.socket() as probe:
@@ -59,7 +59,7 @@ def with_port(config: Config) -> Config:
 
 
 def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Placement]:
-    """Where the workers of this fleet run on this machine."""
+    """Return the places of a fleet's workers on this machine."""
     device = config.worker.device
     detected = [] if device == "cpu" else detect_gpus(environ)
     workers = place_workers(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
@@ -68,7 +68,7 @@ def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Plac
 
 @contextlib.asynccontextmanager
 async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncIterator[tuple[Supervisor, Mps]]:
-    """A supervisor that has started nothing yet, and how workers on one GPU will share it."""
+    """Provide a supervisor, with nothing started yet, and the state of MPS."""
     placements = place(config, fleet, os.environ)
     possible = in_either_role(placements) if fleet.autoscale else placements
     with make_runtime_dir() as runtime_dir:
@@ -91,7 +91,7 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
 
 
 async def end_without(runtime_dir: Path, supervisor: Supervisor) -> None:
-    """End in order when the sockets are gone: what is connected goes on until then, but no worker could start again."""
+    """End in order when the sockets are gone, because no worker could start again; connections last until then."""
     await until_lost(runtime_dir)
     supervisor.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")
 
@@ -104,7 +104,10 @@ def _autoscale(
     options: AutoscaleOptions,
     console: Console,
 ) -> None:
-    """Have roles change. Where the user says how large pools are, nobody has left room for two workers at once."""
+    """Add role changes to the supervisor.
+
+    If the user sets the size of pools, two workers at once may not fit, so changes do not overlap.
+    """
     if reason := little_to_change(placements):
         console.say(reason, "W")
     is_cpu = all(each.gpu is None for each in placements)
@@ -119,7 +122,7 @@ def _autoscale(
 
 
 def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
-    """Flags of `mps` come first: what the user set wins."""
+    """Add environment and flags of `mps` to a process; the user's flags come last and win."""
     flags = (*mps.flags.get(spec.name, ()), *spec.flags)
     same_for_all = next(iter(mps.environs.values()), {})
     env = same_for_all if spec.kind is Kind.MEMORY else mps.environs.get(spec.name, {})
@@ -127,7 +130,7 @@ def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
 
 
 async def serve(config: Config, fleet: Fleet) -> int:
-    """Run until stopped, whoever reads what is printed, all of it to stderr; returns the exit code."""
+    """Run until stopped; return the exit code. All output goes to stderr and never blocks."""
     form = config.log.format
     with background_writer(sys.stderr.fileno(), form) as log:
         console = Console(log, log if sys.stderr.isatty() else None, form)
@@ -141,7 +144,7 @@ def _announce(config: Config, health: Health, mps: Mps, console: Console) -> Non
 
 
 def ready_text(config: Config, health: Health, mps: Mps) -> str:
-    """Say what is ready, a command to try, where to look, and how to end it: a line each."""
+    """Return the readiness message: state, a command to try, status page, and the way to end, a line each."""
     url = local_url(config.router.host, config.router.port)
     name = config.model.served_name
     roles = ["standby" if worker.is_standby else worker.role for worker in health.workers]
@@ -159,7 +162,7 @@ def ready_text(config: Config, health: Health, mps: Mps) -> str:
 
 
 def notify_ready(environ: Mapping[str, str] = os.environ) -> None:
-    """Send READY=1 where `NOTIFY_SOCKET` says; do nothing where it says nothing, or nobody is there."""
+    """Send READY=1 to `NOTIFY_SOCKET`; do nothing without the variable or a listener."""
     path = environ.get("NOTIFY_SOCKET", "")
     if not path:
         return

@@ -1,4 +1,4 @@
-"""A small streaming client of /v1/completions that times what it sees."""
+"""A small streaming client of /v1/completions that measures times."""
 
 import json
 import time
@@ -12,12 +12,12 @@ from common.base.errors import BatonError
 
 
 class CompletionFailed(BatonError):
-    """The server answered with an error or ended the stream early."""
+    """An error answer of the server, or an early end of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionTimes:
-    """What a client saw of one completion; `tpot_s` is 0 for a single token."""
+    """Times of a completion as seen by the client; `tpot_s` is 0 for a single token."""
 
     num_tokens: int
     ttft_s: float
@@ -27,7 +27,7 @@ class CompletionTimes:
 async def stream_completion(
     url: str, body: dict[str, Any], on_text: Callable[[str], object], deadline_s: float
 ) -> CompletionTimes:
-    """Send `body`, hand each piece of text to `on_text`, and return the times.
+    """Send `body`, pass each piece of text to `on_text`, and return the times.
 
     Raises CompletionFailed, aiohttp.ClientError, or TimeoutError after `deadline_s`.
     """
@@ -53,7 +53,7 @@ async def stream_completion(
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of each server-sent event up to `[DONE]`; raises CompletionFailed when it does not come."""
+    """Yield the JSON of each server-sent event up to `[DONE]`; raises CompletionFailed without `[DONE]`."""
     if response.status != 200:
         raise CompletionFailed(f"HTTP {response.status}: {(await response.text())[:500]}")
     async for raw in response.content:

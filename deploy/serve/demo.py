@@ -1,4 +1,4 @@
-"""`baton demo`: serve the bundled model quietly, stream one verse through the HTTP API, show the figures, drain."""
+"""`baton demo`: serve the bundled model quietly, stream a verse through the HTTP API, show the figures, drain."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ NUM_TAIL_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Verse:
-    """What the demo asks for."""
+    """Request of the demo."""
 
     prompt: str
     max_tokens: int
@@ -34,7 +34,10 @@ class Verse:
 
 
 async def demo(config: Config, fleet: Fleet, verse: Verse) -> int:
-    """Exit code 0 after the verse and a clean drain; 1, with the end of the log, which stays, after any failure."""
+    """Run the demo; return exit code 0 after the verse and a clean drain, 1 after a failure.
+
+    After a failure the end of the log is printed, and the log file stays.
+    """
     handle, log_name = tempfile.mkstemp(prefix="baton-demo-", suffix=".log")
     with (
         os.fdopen(handle, "wb") as file,

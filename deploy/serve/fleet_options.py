@@ -1,4 +1,4 @@
-"""The flags of `baton serve` and `baton demo` that say which workers there are, and what they come to."""
+"""Flags of `baton serve` and `baton demo` about workers, and the resulting fleet."""
 
 import argparse
 from dataclasses import replace
@@ -14,11 +14,11 @@ from deploy.processes.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve.command import Fleet
 
 MAX_WORKERS = 256
-"""Of one kind on a machine."""
+"""Most workers of a kind on a machine."""
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
-    """How many workers, where, and how they are kept."""
+    """Add flags for number, place and upkeep of workers."""
     parser.add_argument(
         "--prefill",
         type=number(int, 0, MAX_WORKERS),
@@ -87,10 +87,10 @@ def _add_mps(parser: argparse.ArgumentParser) -> None:
 
 
 def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
-    """The workers that are asked for.
+    """Return the requested workers.
 
-    Raises ConfigError for prefill workers whose blocks nobody would take, for none where decode workers wait for them,
-    for standbys for nobody, and for what only one process can be told.
+    Raises ConfigError for prefill workers without a KV transport, or the reverse. Also for standbys without workers, or
+    for settings of a single process.
     """
     hands_off = config.kv.transport != "none"
     num_prefill = int(hands_off) if args.prefill is None else args.prefill
@@ -107,7 +107,7 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
 
 
 def _check_told_one(config: Config) -> None:
-    """Raises ConfigError for what only one process can be told."""
+    """Raise ConfigError for settings meant for a single process."""
     usual = MemorySection()
     ours = replace(config.memory, id=usual.id, socket=usual.socket, device=usual.device, linger_s=usual.linger_s)
     if config.memory != ours:

@@ -1,4 +1,4 @@
-"""Downloads a model from the Hugging Face Hub, and says how far it is, or in one line why it does not come."""
+"""Download of a model from the Hugging Face Hub, with progress, or a failure reason in a line."""
 
 import contextlib
 import errno
@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is its HTTP library's, of any version
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError comes from an HTTP library that varies
     GatedRepoError,
     HfHubHTTPError,
     HTTPError,
@@ -25,21 +25,21 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from common.base.errors import ConfigError
 
 WANTED = ["*.json", "*.safetensors", "tokenizer*", "chat_template.jinja", "merges.txt", "vocab.txt"]
-UNWANTED = ["original/*", "consolidated*", "*/*"]  # second copies of the weights in other layouts
+UNWANTED = ["original/*", "consolidated*", "*/*"]  # copies of the weights in other layouts
 PROGRESS_S = 5.0
-"""Between two lines that say how far a download is."""
+"""Seconds between two progress lines."""
 LOG_IN = "run `hf auth login` or set HF_TOKEN"
 MAKE_ROOM = "make room there, or name another directory with HF_HUB_CACHE"
 GB = 1e9
 
 
 def download(hub_id: str, repository: Path) -> Path:
-    """The directory of a snapshot that has all files of a model, where files that are there already stay as they are.
+    """Return the directory of a complete snapshot of a model; only missing files are downloaded.
 
     Args:
         repository: the model's directory in the Hub's cache.
 
-    Raises ConfigError, when nobody answers after HF_HUB_ETAG_TIMEOUT (10) seconds.
+    Raises ConfigError, also without an answer after HF_HUB_ETAG_TIMEOUT (10) seconds.
     """
     api = HfApi()
     try:
@@ -61,7 +61,7 @@ def download(hub_id: str, repository: Path) -> Path:
 
 
 def _why(hub_id: str, cause: BaseException, repository: Path, silent: str = "") -> str:
-    """What went wrong, and what to do; `silent` is the endpoint if it gave nothing at all."""
+    """Return the problem and a remedy; `silent` is the endpoint if there was no answer at all."""
     if isinstance(cause, GatedRepoError):
         return f"{hub_id} is gated: accept its licence on the Hub, then {LOG_IN}"
     if isinstance(cause, RepositoryNotFoundError):
@@ -80,14 +80,14 @@ def _why(hub_id: str, cause: BaseException, repository: Path, silent: str = "") 
 
 
 def _missing_bytes(api: HfApi, hub_id: str, repository: Path) -> int:
-    """What is to be downloaded; 0 if the Hub answers but does not say.
+    """Return the bytes to download; 0 if the Hub does not tell sizes.
 
-    It is asked first, as `snapshot_download` waits for its first answer without end.
+    Asked first, because `snapshot_download` waits without limit for its first answer.
     """
     try:
         files = api.model_info(hub_id, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT).siblings or ()
     except HfHubHTTPError:
-        return 0  # what is wrong the download meets again
+        return 0  # the download meets the problem again
     missing = 0
     for file in files:
         blob = file.lfs.sha256 if file.lfs else file.blob_id
@@ -115,7 +115,7 @@ def _first_there(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _said(hub_id: str, missing: int, repository: Path) -> Iterator[None]:
-    """Print now and then how much of a download is there; on a terminal the Hub's own bars show it."""
+    """Print the progress of a download now and then; on a terminal the Hub's own bars do."""
     is_over, begin_s, before = threading.Event(), time.monotonic(), _size(repository)
     of = f"of {missing / GB:.2f} " if missing else ""
 
@@ -134,14 +134,14 @@ def _said(hub_id: str, missing: int, repository: Path) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        progress.join()  # nothing is said of a download that is over
+        progress.join()  # no progress line after the end
 
 
 @contextlib.contextmanager
 def _ended_by_signals(repository: Path) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the process at once, without the pieces that nobody would go on with.
+    """Let Ctrl-C and SIGTERM end the process at once, and remove useless partial files.
 
-    The library's threads would first finish their files, be they of hours.
+    The library's threads would first finish their files, even for hours.
     """
     others = _pieces(repository)
 
@@ -163,9 +163,9 @@ def _pieces(repository: Path) -> set[Path]:
 
 
 def _size(repository: Path) -> int:
-    """Bytes of a model's directory in a Hugging Face cache, with what is not complete yet."""
+    """Return the bytes of a model's directory in a Hugging Face cache, incomplete files included."""
     total = 0
     for path in repository.glob("blobs/*"):
-        with contextlib.suppress(FileNotFoundError):  # it has just been given its name
+        with contextlib.suppress(FileNotFoundError):  # just renamed
             total += path.stat().st_size
     return total

@@ -1,7 +1,7 @@
-"""Turns what the user calls the model, a directory or a Hugging Face Hub id, into a directory.
+"""Resolution of a model's name, a directory or a Hugging Face Hub id, to a directory.
 
-A directory holds config.json and the weights, or it is that of one model in a Hugging Face cache, which holds
-snapshots: names of files, as links to their contents in `blobs`.
+A directory holds config.json and the weights, or is a model's directory in a Hugging Face cache. Such a directory holds
+snapshots: file names, as links to contents in `blobs`.
 """
 
 import os
@@ -12,16 +12,16 @@ from common.base.errors import ConfigError
 
 
 def find_model(name: str) -> Path:
-    """The local directory of `name`, downloaded first if it is a Hub id.
+    """Return the local directory of `name`, downloaded first if `name` is a Hub id.
 
-    Raises ConfigError when there is neither a directory nor a reachable repository of that name.
+    Raises ConfigError without a directory or a reachable repository of this name.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return model_in(path)
     if not is_hub_id(name):
         raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name")
-    # Imported here: it takes most of a second, and a local directory needs none of it.
+    # Imported here: the import takes most of a second, and a local directory does not need it.
     from deploy.serve.hub_download import download
 
     try:
@@ -31,7 +31,7 @@ def find_model(name: str) -> Path:
 
 
 def model_in(path: Path) -> Path:
-    """The directory of a model's files, which `path` is, or has as a snapshot; raises ConfigError."""
+    """Return the directory of a model's files: `path` itself, or a snapshot inside; raises ConfigError."""
     config = path / "config.json"
     if config.is_file():
         return path
@@ -47,7 +47,7 @@ def model_in(path: Path) -> Path:
 
 
 def snapshot_in(repository: Path) -> Path | None:
-    """Of a model's directory in a Hugging Face cache: what `main` is, or the one snapshot that there is."""
+    """Return the snapshot of `main` in a model's cache directory, or the only snapshot."""
     main = repository / "refs" / "main"
     named = repository / "snapshots" / main.read_text().strip() if main.is_file() else None
     if named is not None and named.is_dir():
@@ -57,24 +57,24 @@ def snapshot_in(repository: Path) -> Path | None:
 
 
 def hub_directory(hub_id: str) -> Path:
-    """Where the Hugging Face cache has a model, or would have it."""
+    """Return the directory of a model in the Hugging Face cache, existing or not."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
 
 
 def served_name(path: Path) -> str:
-    """What clients call a model: the Hub id of what lies in a Hugging Face cache, else its directory's name."""
+    """Return the name of a model for clients: the Hub id in a Hugging Face cache, else the directory's name."""
     names = Path(os.path.abspath(path)).parts
     repositories = [part for part in names[-3:] if part.startswith("models--")]
     return repositories[0].removeprefix("models--").replace("--", "/") if repositories else names[-1]
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` is written like a Hub id and is no directory here."""
+    """Tell whether `name` is written like a Hub id and is not a directory here."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and name[0] not in "./" and not Path(name).is_dir()
 
 
 def weights_bytes(model_dir: Path) -> int:
-    """Size of the weights on disk, which is about what one copy takes in memory."""
+    """Return the size of the weights on disk, about the size of a copy in memory."""
     return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""`baton trace`: the parts of a trace made one, and what it says."""
+"""`baton trace`: merge the parts of a trace, and print a summary."""
 
 import argparse
 import math
@@ -44,7 +44,7 @@ def add_trace(commands: Commands) -> None:
 
 
 def trace(args: argparse.Namespace) -> int:
-    """Exit status 0; raises ConfigError if there is nothing to show, or it cannot be written."""
+    """Run the command; return exit status 0. Raises ConfigError if nothing can be shown or written."""
     recording = read_parts(args.directory, args.last_s)
     if args.request:
         print(request_ways(recording, args.request))

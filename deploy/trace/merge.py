@@ -1,7 +1,7 @@
-"""The parts of a trace as one file in Chrome's Trace Event format, as Perfetto opens it.
+"""Merge of a trace's parts into a file in Chrome's Trace Event format, for Perfetto.
 
-The first point of a flow begins it and the last one ends it, whoever wrote them: so requests whose process died in the
-middle have whole flows, too.
+The first point of a flow is its begin and the last point its end, whatever process wrote the points. So requests of a
+dead process have whole flows, too.
 """
 
 import gzip
@@ -18,18 +18,18 @@ from common.base.trace_events import CATEGORY, DEVICE, FIRST_LANE, LOOP
 from deploy.trace.parts import Part, Point, Recording, Slice
 
 TRACKS_A_PROCESS = 100_000
-"""Thread ids are unique over processes: viewers mix up those that are not."""
+"""Stride of thread ids, unique over processes, because viewers mix up equal ids."""
 ROUNDED_NS = 4
 LANES = {"router": "requests", "prefill": "prompts", "decode": "handoffs"}
-"""What is on lanes, by role."""
+"""Contents of lanes, by role."""
 Event = dict[str, Any]
 Timed = tuple[int, str]
 Steps = dict[tuple[int, Point], str]
-"""What each point is of its flow, by process."""
+"""Phase of each point in its flow, by process."""
 
 
 def write_trace(recording: Recording, path: Path) -> int:
-    """Write all of it, compressed if the name ends with .gz; returns the number of events. Raises ConfigError."""
+    """Write the trace, compressed if the name ends with .gz; return the number of events. Raises ConfigError."""
     try:
         with _opened(path) as file:
             num_events = 0
@@ -50,9 +50,9 @@ def _opened(path: Path) -> TextIO:
 
 
 def chrome_events(recording: Recording) -> Iterator[str]:
-    """Names of processes and tracks, then events in order of time, a slice before those inside it and points in it.
+    """Yield events as JSON: names of processes and tracks, then slices and points by time.
 
-    Each as JSON; times begin with the first event.
+    A slice comes before slices and points inside. Times begin with the first event.
     """
     parts, begin = recording.parts, recording.begin
     names, steps = process_names(parts), _flow_steps(parts)
@@ -65,7 +65,7 @@ def chrome_events(recording: Recording) -> Iterator[str]:
 
 
 def _streams(number: int, part: Part, begin: float, steps: Steps) -> tuple[Iterator[Timed], Iterator[Timed]]:
-    """Slices and points; where they are of the same time slices come first."""
+    """Return streams of slices and points, in order of time."""
     slices = ((ns, _slice_json(each, number, ns, dur_ns)) for each, ns, dur_ns in nested(part.slices, begin))
     points = (
         (ns := round((each.ts - begin) * 1e3), _point_json(each, number, ns, steps))
@@ -76,10 +76,10 @@ def _streams(number: int, part: Part, begin: float, steps: Steps) -> tuple[Itera
 
 
 def nested(slices: Sequence[Slice], begin: float) -> Iterator[tuple[Slice, int, int]]:
-    """Each with its time since `begin` and its length in nanoseconds: on a track they nest or do not touch.
+    """Yield each slice with time since `begin` and length in nanoseconds; on a track slices nest or do not touch.
 
-    Viewers drop a slice that begins in another and ends behind it, be it by a nanosecond, which is what times of a
-    machine that runs for months are rounded by.
+    Viewers drop a slice with its begin inside another and its end later, even by a nanosecond. Rounding of times causes
+    such errors on a machine running for months.
     """
     open_ends: dict[int, list[int]] = defaultdict(list)
     for each in slices:
@@ -110,7 +110,7 @@ def _where(phase: str, number: int, track: int, ns: int) -> str:
 
 
 def process_names(parts: list[Part]) -> list[str]:
-    """Its id, and which start of it that is if there are several."""
+    """Return the names of processes: the id, with the number of the start if there are several."""
     starts, seen = Counter((part.role, part.id) for part in parts), Counter[tuple[str, str]]()
     names = []
     for part in parts:
@@ -121,7 +121,7 @@ def process_names(parts: list[Part]) -> list[str]:
 
 
 def _flow_steps(parts: list[Part]) -> Steps:
-    """What each point is of its flow: its start, a step, or its end; a flow of one point is none."""
+    """Return the phase of each point in its flow: start, step or end; a flow of a single point is dropped."""
     flows: dict[str, list[tuple[float, int, Point]]] = defaultdict(list)
     for number, part in enumerate(parts, 1):
         for point in part.points:
@@ -136,7 +136,7 @@ def _flow_steps(parts: list[Part]) -> Steps:
 
 
 def _names(number: int, name: str, part: Part) -> Iterator[Event]:
-    """What viewers call a process and its tracks, and in which order they show them."""
+    """Yield names and order of a process and its tracks for viewers."""
     yield _named(number, 0, "process_name", {"name": name})
     yield _named(number, 0, "process_labels", {"labels": f"{part.role}, process {part.pid} on {part.host}"})
     yield _named(number, 0, "process_sort_index", {"sort_index": number})

@@ -1,7 +1,7 @@
-"""The parts of a trace, read: what each process wrote into its file, as far as it can be read.
+"""Reader of the parts of a trace: the files of all processes, as far as readable.
 
-Of a process that was killed the last line may be cut, and a file may be anybody's: what is no event of ours is skipped
-and counted.
+A killed process may leave a cut last line, and a file may come from any program. Lines other than our events are
+skipped and counted.
 """
 
 import json
@@ -18,21 +18,21 @@ from common.base.plain_file import open_plain
 from common.base.trace_file import OLDER, PROCESS, SUFFIX
 
 ROLES = ("router", "prefill", "decode")
-"""In the order in which a request meets them, which is that of the processes in a trace."""
+"""Roles in the order met by a request, also the order of processes in a trace."""
 MAX_LINE_CHARS = 1 << 20
-"""Several times the longest that is written."""
+"""Limit of a line, several times the longest line written."""
 MAX_TIME = 1e17
-"""Microseconds: some thousand years."""
+"""Limit of times in microseconds: some thousand years."""
 MAX_DIGITS = 20
-"""Of a whole number; an epoch has 63 bits."""
+"""Limit of an integer; an epoch has 63 bits."""
 
 
 NOTHING: dict[str, Any] = {}
-"""What most slices say beside their name: there are millions."""
+"""Shared arguments of slices without any, because there are millions."""
 
 
 class Slice(NamedTuple):
-    """Microseconds; on a track of its process."""
+    """A slice on a track of its process; times in microseconds."""
 
     ts: float
     dur: float
@@ -46,7 +46,7 @@ class Slice(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A flow leads through the slice that is on the track then."""
+    """A point at which a flow leads through the slice on the track."""
 
     ts: float
     track: int
@@ -55,7 +55,7 @@ class Point(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """What one incarnation of a process wrote, in order of time; slices before those inside them."""
+    """Events of an incarnation of a process, in order of time; slices before slices inside."""
 
     role: str
     id: str
@@ -71,14 +71,14 @@ class Part:
 
 @dataclass(slots=True)
 class Recording:
-    """All parts, on one clock, and what could not be read."""
+    """All parts, on a common clock, and unreadable lines or files."""
 
     parts: list[Part]
     skipped: list[str]
 
     @property
     def begin(self) -> float:
-        """Of the first event."""
+        """Time of the first event."""
         return min(part.slices[0].ts for part in self.parts)
 
 
@@ -93,7 +93,7 @@ class _Header(NamedTuple):
 
 
 def read_parts(directory: Path, last_s: float = math.inf) -> Recording:
-    """What processes traced there, or of it what ended in the last seconds; raises ConfigError if there is nothing."""
+    """Return the traces in a directory, or their last seconds; raises ConfigError if there are none."""
     if not directory.is_dir():
         raise ConfigError(f"{directory}: no such directory; name the one that was given to --trace")
     paths = sorted(directory.glob(f"*{SUFFIX}"), key=lambda path: (not path.name.endswith(OLDER), path.name))
@@ -107,7 +107,7 @@ def read_parts(directory: Path, last_s: float = math.inf) -> Recording:
         if header is None:
             continue
         clock = clock or header
-        if header.boot != clock.boot:  # of another start of the machine, or of another one: by the wall clock
+        if header.boot != clock.boot:  # another boot or machine: align by the wall clock
             late_us = header.unix_minus_monotonic_us - clock.unix_minus_monotonic_us
             slices = [each._replace(ts=each.ts + late_us) for each in slices]
             points = [each._replace(ts=each.ts + late_us) for each in points]
@@ -122,7 +122,7 @@ def read_parts(directory: Path, last_s: float = math.inf) -> Recording:
 
 
 def _in_order(parts: Iterable[Part], since: float) -> list[Part]:
-    """From the router on, and events by time; without what was over before."""
+    """Return parts from the router on, with events by time, without events before `since`."""
     found = []
     for part in parts:
         if since > -math.inf:
@@ -140,7 +140,7 @@ def _rank(role: str) -> int:
 
 
 def _read(path: Path) -> tuple[_Header | None, list[Slice], list[Point], str]:
-    """A file's header, its events, and what of it was skipped."""
+    """Return a file's header, its events, and the skipped lines in words."""
     slices: list[Slice] = []
     points: list[Point] = []
     header, bad = None, []
@@ -165,7 +165,7 @@ def _read(path: Path) -> tuple[_Header | None, list[Slice], list[Point], str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered; a piece of one that is too long counts as a line. Raises OSError."""
+    """Yield numbered lines; a piece of an overlong line counts as a line. Raises OSError."""
     with open(path, encoding="utf-8", errors="replace", opener=open_plain) as file:
         yield from enumerate(iter(partial(file.readline, MAX_LINE_CHARS), ""), 1)
 

@@ -1,4 +1,4 @@
-"""The way of one request through the processes, as a trace has it."""
+"""Way of a request through the processes, from a trace."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,9 +11,9 @@ from deploy.trace.parts import Part, Recording, Slice
 from deploy.trace.summary import requests
 
 HIDDEN = ("request", "requests", "request_id")
-"""Of the arguments of a slice: who it is of is known."""
+"""Arguments of a slice that repeat the request."""
 MAX_TOLD = 8
-"""Completions of which the way is told at once."""
+"""Most completions shown at once."""
 
 
 class _Stop(NamedTuple):
@@ -21,13 +21,13 @@ class _Stop(NamedTuple):
 
     at: Slice
     process: str
-    times: int = 1  # as many slices after one another in that place
+    times: int = 1  # number of consecutive slices
 
 
 def request_ways(recording: Recording, wanted: str) -> str:
-    """Of a completion by its id, of all of a response by its id, or of what a client called so.
+    """Return the ways of completions by completion id, by response id, or by a client's request id.
 
-    Raises ConfigError if nothing was traced of it.
+    Raises ConfigError if nothing was traced.
     """
     ids = _completions(recording.parts, wanted)
     if not ids:
@@ -51,7 +51,7 @@ def _completions(parts: list[Part], wanted: str) -> list[str]:
 
 
 def _whose(args: dict[str, Any]) -> list[str]:
-    """Completions that a slice is of."""
+    """Return the completions of a slice."""
     several = args.get("requests")
     listed = [str(each).rpartition("#")[0] for each in several] if isinstance(several, list) else []
     return [*listed, *([str(args["request"])] if "request" in args else [])]
@@ -72,14 +72,14 @@ def _way(parts: list[Part], request_id: str) -> str:
     for stop in stops:
         times = f"{stop.times} steps" if stop.times > 1 else stop.at.name
         told = _told(stop.at.args)
-        if stop.at.name == "request":  # as a whole: too much for a row
+        if stop.at.name == "request":  # the whole request: too much for a row
             facts, told = told, ""
         rows.append((_ms(stop.at.ts - begin), _ms(stop.at.dur), stop.process, times, told))
     return "\n".join([request_id, *wrapped(facts, indent="  "), *aligned(rows)])
 
 
 def _decode_steps(name: str, part: Part, request_id: str) -> Iterator[_Stop]:
-    """Steps of a decode worker between the first that names the request and the loop's last phase that does."""
+    """Yield decode steps between the first step and the loop's last phase with the request's name."""
     if part.role != "decode":
         return
     steps = part.on(DEVICE, "step") or [each for each in part.on(LOOP, "launch") if each.args]

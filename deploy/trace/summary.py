@@ -1,4 +1,4 @@
-"""What a trace says in a page: how busy each process was, what requests waited for, and which were slowest."""
+"""Summary of a trace in a page: load of each process, waits of requests, and the slowest requests."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,10 @@ from deploy.trace.merge import process_names
 from deploy.trace.parts import Part, Recording, Slice
 
 PHASES = ("read_ms", "queued_ms", "prefill_ms", "handoff_ms", "decode_ms", "ttft_ms", "e2e_ms")
-"""Of a request, as X-Baton-Timing tells them."""
+"""Phases of a request, as in X-Baton-Timing."""
 NUM_SLOWEST = 5
 CPU_STEPS = ("launch", "local prompt")
-"""Phases of the loop that compute a step where there is no device beside the host."""
+"""Loop phases that compute a step without a device beside the host."""
 PROCESS_HEAD = (
     "PROCESS", "TRACED", "STEPS", "STEP p50", "p99", "BUSY", "IDLE BETWEEN p50", "p99", "LATE", "HOST A STEP p50"
 )  # fmt: skip
@@ -24,14 +24,14 @@ SLOWEST_HEAD = (
 
 
 def summary(recording: Recording) -> str:
-    """Several tables; those of which nothing was traced are left out."""
+    """Return the tables; tables without data are left out."""
     tables = [_processes(recording.parts), _requests(recording.parts), _slowest(recording.parts)]
     problems = [printable(f"left out: {problem}") for problem in recording.skipped]
     return "\n\n".join(["\n".join(lines) for lines in tables if lines] + ["\n".join(problems)] * bool(problems))
 
 
 def requests(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """What routers told of each completion that has ended."""
+    """Return the router's records of all finished completions."""
     told = [each.args for part in parts for each in part.slices if part.role == "router" and each.name == "request"]
     kinds = {"request": str, "e2e_ms": int | float, "attempts": int}
     return [args for args in told if all(isinstance(args.get(name), kind) for name, kind in kinds.items())]
@@ -62,7 +62,7 @@ def _process(name: str, part: Part) -> tuple[str, ...]:
 
 
 def _host_busy(part: Part) -> Iterator[float]:
-    """Of each turn of a loop, without waiting for the device."""
+    """Yield the time of each turn of a loop, without waiting for the device."""
     waits = iter(part.on(LOOP, "wait"))
     wait: Slice | None = next(waits, None)
     for turn in part.on(LOOP, "turn"):
@@ -104,7 +104,7 @@ def _row(args: dict[str, Any]) -> tuple[str, ...]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Of those that are there, the least that is no less than so many; 0 of none."""
+    """Return the least value not below a share of the values; 0 without values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 

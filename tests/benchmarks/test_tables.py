@@ -8,7 +8,7 @@ import pytest
 from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import ONE_GPU, Cell, TableData, newest
 from benchmarks.table_data import TABLES, beside_vllm, serving, sharing
-from benchmarks.tables import TABLE, main, render, written
+from benchmarks.tables import TABLE, first_page, main, render, written
 
 ROW = Row(
     date="2026-01-02", commit="abc", hardware=ONE_GPU, stack="", system="baton", model="qwen3-4b",
@@ -26,9 +26,10 @@ def test_every_table_in_the_pages_is_what_the_results_say() -> None:
 
 
 @pytest.mark.parametrize("unit", ["tokens/s", "GB/s"])
-def test_a_figure_in_the_text_of_the_first_page_has_a_row(unit: str) -> None:
-    text = TABLE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
-    prose = " ".join(line for line in text.splitlines() if not line.startswith("    "))
+def test_a_figure_in_the_text_of_a_page_has_a_row(unit: str) -> None:
+    pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "\n".join(TABLE.sub("", page.read_text(encoding="utf-8")) for page in pages)
+    prose = " ".join(line.strip() for line in text.splitlines() if not line.startswith("    "))
     said = set(re.findall(rf"([\d,.]*\d) (?:output )?{unit}", prose))
     rows = {f"{float(row.value):,.0f}" for row in read_rows(ROOT / "benchmarks" / "results.csv") if row.unit == unit}
     assert said and said <= rows, f"no row: {said - rows}"
@@ -60,6 +61,12 @@ def test_the_better_of_two_is_bold_whichever_way_is_better() -> None:
         "| 9.50 · **4.25** | 1,000 · **2,000** |"
     )
     assert start == "| ready from a cold start | **22.8 s** · 135 s |  |  |  |  |  |  |"
+
+
+def test_the_first_page_shows_some_loads_of_the_table_beside_vllm() -> None:
+    rows = [beside("18.04", "30.27"), beside("7.5", "17.9", workload="concurrency 1, 128/256, 16 requests")]
+    assert len(TABLES["beside-vllm"](rows).lines) == 2
+    assert [label for label, _ in first_page(rows).lines] == ["one stream, 1024/128"]
 
 
 def test_more_hits_are_better_and_a_server_that_tells_none_has_a_dash() -> None:

@@ -294,10 +294,10 @@ def test_whatever_an_unknown_field_is_called_the_error_can_be_sent(name: str) ->
     json.dumps(error_body(caught.value), ensure_ascii=False).encode()
 
 
-def test_the_lists_in_the_readme_are_the_tables() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_lists_in_the_api_page_are_the_tables() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert "| `max_tokens` |" in page
-    assert written(page) == page, "run `python -m router.api.field_tables README.md`"
+    assert written(page) == page, "run `python -m router.api.field_tables docs/api.md`"
 
 
 def test_another_model_is_404() -> None:

@@ -1,12 +1,11 @@
 """Messages between the router and others; the first line of each message's docstring is its arrow.
 
-Other modules hold the other messages. `handoff` is for workers among themselves, and `memory` for a worker and a memory
-server. `memory_reports` go from a memory server to the router. `operator` is for an operator and the router.
+Other messages: `handoff` among workers, `memory` between a worker and a memory server, `memory_reports` from a memory
+server to the router, `operator` between an operator and the router.
 
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`). The version follows
 from the definitions of all messages. Tags are never reused. Token ids and block ids travel as int32 bytes (`packing`),
-and nothing is pickled. A field's type limits its values (`fields`), and `relations` relates fields of a message.
-`frames.decode` refuses any other message.
+and nothing is pickled. A type limits a field (`fields`), `relations` relates fields; `frames.decode` refuses all else.
 
 Identity. A worker makes a new `epoch` at each start and puts the epoch into every message. A request has a
 router-made `request_id`, and an `attempt` that grows with each replay. Receivers drop messages from a dead incarnation

@@ -1,7 +1,7 @@
-"""A simulated decode worker. As long as its rows stay the same, many steps are one event: a leap.
+"""A simulated decode worker. While the rows stay unchanged, many steps are a single event: a leap.
 
-In a leap each step takes a little longer than the one before, as contexts grow: so the time of k steps is a square
-function of k, and which step runs at a given moment is found without going through them.
+In a leap each step takes a little longer than the last, because contexts grow. So the time of k steps is a quadratic
+function of k, and the step running at a given moment is found by bisection.
 """
 
 from collections import Counter, deque
@@ -16,21 +16,21 @@ from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
 
 LAUNCH_MS = 0.7
-"""Before a step ends, when the next is launched, with whoever is there by then (`decode_worker/batch/pace.py`)."""
+"""Time before a step's end at which the next is launched (`decode_worker/batch/pace.py`)."""
 LOOK_MS = 1000.0
-"""Between two words of what others do in the pool (`common/memory/client/pulse.py`)."""
+"""Time between two reports about other workers of the pool (`common/memory/client/pulse.py`)."""
 
 
 class DecodeWorker:
-    """Decodes; what `router` counts of it stands here, too.
+    """A decode worker, with counters of the router.
 
-    A sequence is admitted when there is a row and KV blocks for all tokens that it will have: as the simulator knows
-    how many those are, nothing is ever preempted.
+    A sequence is admitted once a row and KV blocks for all of its tokens are free. The simulator knows the number of
+    tokens, so nothing is ever preempted.
 
     Args:
-        on_end: is told of each request that is over.
-        on_return: of each that is given back at a standstill.
-        chance: from 0 to 1.
+        on_end: called with each finished request.
+        on_return: called with each request given back at a standstill.
+        chance: returns a number from 0 to 1.
     """
 
     def __init__(
@@ -45,27 +45,27 @@ class DecodeWorker:
         self.gpu, self.costs, self.events, self._on_end, self._on_return = gpu, costs, events, on_end, on_return
         self._standstill, self._looks = Standstill(lambda: events.now_ms / 1e3, chance), False
         self.num_assigned = self.expected_tokens = self.last_turn = 0
-        self.gaps: list[tuple[float, int]] = []  # between tokens, but for the first of each request: ms, how many
-        self.link_free_ms = 0.0  # when what is copied here is over
+        self.gaps: list[tuple[float, int]] = []  # between tokens except first gaps: ms, count
+        self.link_free_ms = 0.0  # end of all copies
         self._offered: deque[tuple[Request, Gpu]] = deque()  # no row or no blocks yet
-        self._num_taken = 0  # rows that are taken, or will be
-        self._joining: list[tuple[float, Request]] = []  # since when, for the next step that is launched
+        self._num_taken = 0  # rows taken or reserved
+        self._joining: list[tuple[float, Request]] = []  # with arrival time, for the next launch
         self._fresh: list[Request] = []  # in their first step
-        self._rows: list[tuple[int, int, Request]] = []  # a heap, by the step after which they are over
-        self._num_steps, self._num_tokens = 0, 0  # steps that are over; tokens of context of all rows
-        self._prefixes = Counter[Prefix]()  # by which rows have them
-        # The leap: the step that runs, how much longer each one behind it takes, and how many there are.
+        self._rows: list[tuple[int, int, Request]] = []  # a heap, by last step
+        self._num_steps, self._num_tokens = 0, 0  # finished steps; context tokens of all rows
+        self._prefixes = Counter[Prefix]()  # number of rows by prefix
+        # The leap: time of the running step, growth of each following step, and number of steps.
         self._step_ms = self._left_ms = self._slope_ms = self._since_ms = self._boundary_ms = 0.0
         self._length, self._version, self._speed = 0, 0, 1.0
         gpu.decode = self
 
     def offer(self, request: Request, source: Gpu) -> None:
-        """A prompt is computed, its blocks lie there."""
+        """Offer a computed prompt whose blocks lie at `source`."""
         self._offered.append((request, source))
         self.resume()
 
     def resume(self) -> None:
-        """Take what was offered, as far as there is room."""
+        """Take offered prompts while there is room."""
         while self._offered and self._num_taken < self.costs.max_rows:
             request, source = self._offered[0]
             pool, is_here = self.gpu.pool, source is self.gpu
@@ -83,7 +83,7 @@ class DecodeWorker:
             self._fetch(request, source, num_moved)
 
     def _look(self) -> None:
-        """Every second, whether nothing moves by which blocks could come free: then the oldest is given back."""
+        """Check every second for a standstill; at a standstill give the oldest prompt back."""
         is_still = bool(self._offered) and not self._num_taken
         if self._standstill.is_over(is_still=is_still, num_done=self.gpu.num_done):
             request, source = self._offered.popleft()
@@ -97,14 +97,14 @@ class DecodeWorker:
         """See `Running`."""
         if self._length:
             elapsed_ms = (self.events.now_ms - self._since_ms) * self._speed
-            low, high = 0, self._length - 1  # the last one's end is an event
+            low, high = 0, self._length - 1  # the last end is an event
             while low < high:
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if self._time_of(middle) <= elapsed_ms else (low, middle - 1)
             self._pass(low, elapsed_ms)
 
     def hasten(self) -> None:
-        """See `Running`; whoever joins ends the leap with the step that runs."""
+        """See `Running`; a joining request ends the leap with the running step."""
         if not self._length:
             return
         self._speed = self.gpu.step_speed
@@ -116,9 +116,9 @@ class DecodeWorker:
         self.events.at(end_ms, lambda: self._end(version, length))
 
     def _fetch(self, request: Request, source: Gpu, num_moved: int) -> None:
-        """It joins when its blocks are here; of what is moved in several chunks all but the last are already.
+        """Let a request join once its blocks are here; all chunks but the last have been copied ahead.
 
-        A copy holds up the step that runs: it takes multiprocessors, and memory bandwidth.
+        A copy delays the running step, because the copy takes multiprocessors and memory bandwidth.
         """
         events, rates = self.events, self.costs.rates
         if source is self.gpu:
@@ -144,7 +144,7 @@ class DecodeWorker:
             self._begin()
 
     def _begin(self) -> None:
-        """The next leap, with whoever was there when it was launched; up to the end of the first row."""
+        """Begin the next leap with requests present at its launch, up to the end of the first row."""
         launched_ms = self.events.now_ms - LAUNCH_MS if self._rows else self.events.now_ms
         self._fresh = [request for since_ms, request in self._joining if since_ms <= launched_ms]
         self._joining = [each for each in self._joining if each[0] > launched_ms]
@@ -168,7 +168,7 @@ class DecodeWorker:
         self.hasten()
 
     def _end(self, version: int, length: int) -> None:
-        """So many steps of the leap are over."""
+        """End `length` steps of the leap, unless the leap has changed since."""
         if version != self._version:
             return
         self._pass(length, self._time_of(length))
@@ -189,14 +189,14 @@ class DecodeWorker:
         self.resume()
 
     def _time_of(self, num_steps: int) -> float:
-        """What so many steps of the leap take alone, of the first what is left."""
+        """Return the time of `num_steps` steps of the leap alone; of the first, only the rest counts."""
         if not num_steps:
             return 0.0
         later = num_steps - 1
         return self._left_ms + later * self._step_ms + self._slope_ms * num_steps * later / 2
 
     def _pass(self, num_steps: int, elapsed_ms: float) -> None:
-        """So many steps are over, and of the next what is left of the time, both as if alone."""
+        """Account for `num_steps` finished steps, and for the time spent in the next; both times as if alone."""
         if num_steps:
             first_ms = self._since_ms + self._left_ms / self._speed
             last_ms = self._since_ms + self._time_of(num_steps) / self._speed

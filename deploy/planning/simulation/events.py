@@ -1,4 +1,4 @@
-"""Simulated time: what happens next, in order; at one moment in the order in which it was asked for."""
+"""Simulated time: events in order of time, and at equal times in order of request."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -7,11 +7,11 @@ from itertools import count
 from common.base.errors import BatonError
 
 MOST_EVENTS = 200_000_000
-"""Of a simulation: beyond it something goes in circles."""
+"""Limit of a simulation; beyond, the simulation goes in circles."""
 
 
 class Events:
-    """A clock that jumps from one event to the next. An event that is no longer wanted is found out by who gets it."""
+    """A clock that jumps from event to event. Receivers ignore events no longer wanted."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -20,11 +20,11 @@ class Events:
         self._numbers = count()
 
     def at(self, time_ms: float, act: Callable[[], None]) -> None:
-        """Do something then, or now if that is over."""
+        """Schedule an action at a time, or now if the time has passed."""
         heappush(self._heap, (max(time_ms, self.now_ms), next(self._numbers), act))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no event is left."""
         while self._heap:
             self.now_ms, _, act = heappop(self._heap)
             act()

@@ -1,4 +1,4 @@
-"""What clients would see: percentiles, throughput, and the share of requests within their objectives."""
+"""Figures as seen by clients: percentiles, throughput, and the share of requests within their objectives."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NO_LIMIT = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service level objectives: limits in milliseconds, and the percentage of requests that are to keep all of them."""
+    """Service level objectives: limits in milliseconds, and the percentage of requests to keep all limits."""
 
     ttft_ms: float = NO_LIMIT
     tpot_ms: float = NO_LIMIT
@@ -23,13 +23,15 @@ class Objectives:
 
 
 class Figures:
-    """Of one simulation, by the names of benchmarks/results.csv."""
+    """Figures of a simulation, by the names of benchmarks/results.csv."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
 
     def of(self, name: str) -> float:
-        """`ttft_p50` and the like of ttft, first_gap, tpot, e2e and itl, or `output_throughput`; in ms and tokens/s."""
+        """Return a figure in ms or tokens/s: `ttft_p50` and the like for ttft, first_gap, tpot, e2e, itl, or
+        `output_throughput`.
+        """
         if name == "output_throughput":
             return self.tokens_per_s
         what, _, percent = name.rpartition("_p")
@@ -42,16 +44,16 @@ class Figures:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens of what ended within the time that is looked at."""
+        """Output tokens a second of requests ended within the observed time."""
         return self.outcome.num_tokens / self.outcome.span_ms * 1e3
 
     def attainment(self, objectives: Objectives) -> float:
-        """Percent of requests that keep them."""
+        """Return the percentage of requests within the objectives."""
         requests = self.outcome.requests
         return 100 * sum(map(objectives.are_met, requests)) / len(requests)
 
     def goodput(self, objectives: Objectives) -> float:
-        """Requests a second that keep them, of those that are looked at."""
+        """Return the requests a second within the objectives."""
         requests = self.outcome.requests
         arrived_ms = max(each.arrived_ms for each in requests) - min(each.arrived_ms for each in requests)
         return sum(map(objectives.are_met, requests)) / max(arrived_ms, 1e-9) * 1e3

@@ -1,4 +1,4 @@
-"""A simulated GPU: who works on it, and how fast a prompt step and a decode step are that run on it together."""
+"""A simulated GPU: its workers, and the speed of a prompt step beside a decode step."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,47 +9,47 @@ from deploy.planning.step_times.costs import Costs
 
 
 class Running(Protocol):
-    """A worker whose step gets on faster or slower, by what runs beside it."""
+    """A worker whose step speeds up or slows down with its neighbour on the GPU."""
 
     def settle(self) -> None:
-        """Take account of what was done until now."""
+        """Account for the work done until now."""
 
     def hasten(self) -> None:
-        """Go on at the speed that there is now."""
+        """Continue at the present speed."""
 
     def resume(self) -> None:
-        """Whoever waits for KV blocks may find some."""
+        """Look for KV blocks again."""
 
 
 @dataclass(slots=True, eq=False)
 class Gpu:
-    """One of a host.
+    """A GPU of a host.
 
-    Invariant: `prompt_ms` and `num_rows` are those of the steps that run.
+    Invariant: `prompt_ms` and `num_rows` belong to the running steps.
     """
 
     host: int
     costs: Costs
     pool: Pool
-    prompt_ms: float = 0.0  # what the prompt step at work takes alone; 0: none
-    has_whole: bool = False  # that one has all multiprocessors
-    num_rows: int = 0  # of the decode step at work; 0: none
-    step_ms: float = 0.0  # what that one takes alone
-    num_done: int = 0  # how often a prompt has got on here, or blocks have changed hands
+    prompt_ms: float = 0.0  # time of the running prompt step alone; 0: none
+    has_whole: bool = False  # the prompt step has all multiprocessors
+    num_rows: int = 0  # of the running decode step; 0: none
+    step_ms: float = 0.0  # time of the running decode step alone
+    num_done: int = 0  # count of prompt steps and of freed blocks
     prefill: Running | None = None
     decode: Running | None = None
 
     @property
     def is_shared(self) -> bool:
-        """Whether workers of both kinds are on it."""
+        """True if workers of both kinds are on the GPU."""
         return self.prefill is not None and self.decode is not None
 
     def held_by(self, request: Request) -> int:
-        """Tokens for which a prompt takes room here beside its prefix: where it may stay, for all that it will have."""
+        """Return the tokens held by a prompt here, without the prefix; on a shared GPU with outputs to come."""
         return request.num_held if self.is_shared else request.num_own
 
     def give_back(self, request: Request, num_own: int) -> None:
-        """Room for so many tokens and a prefix: whoever waits for some may go on."""
+        """Free `num_own` tokens and the prefix of a request; waiting workers may go on."""
         self.pool.give_back(request, num_own)
         self.num_done += 1
         for worker in (self.decode, self.prefill):
@@ -58,7 +58,7 @@ class Gpu:
 
     @property
     def prompt_speed(self) -> float:
-        """How much of a prompt step is done in a millisecond, of what is done alone."""
+        """Speed of a prompt step, relative to a step alone."""
         if not self.num_rows:
             return 1.0
         rates = self.costs.rates
@@ -69,7 +69,7 @@ class Gpu:
 
     @property
     def step_speed(self) -> float:
-        """The same of a decode step."""
+        """Speed of a decode step, relative to a step alone."""
         if not self.prompt_ms:
             return 1.0
         if not self.has_whole:
@@ -77,7 +77,7 @@ class Gpu:
         return self.step_ms / (self.step_ms + self.costs.rates.whole_wait * self.prompt_ms)
 
     def set_prompt(self, alone_ms: float, *, has_whole: bool) -> None:
-        """A prompt step begins, or with 0 ends."""
+        """Begin a prompt step, or end with 0."""
         self.num_done += 1
         if self.decode is not None:
             self.decode.settle()
@@ -86,7 +86,7 @@ class Gpu:
             self.decode.hasten()
 
     def set_step(self, num_rows: int, alone_ms: float) -> None:
-        """A decode step begins, or with 0 ends."""
+        """Begin a decode step, or end with 0."""
         is_change = bool(num_rows) != bool(self.num_rows) or self.has_whole
         if self.prefill is not None and self.prompt_ms and is_change:
             self.prefill.settle()

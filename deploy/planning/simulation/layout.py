@@ -1,4 +1,4 @@
-"""Which workers are on which GPUs of how many hosts."""
+"""Placement of workers on the GPUs of hosts."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FORM = re.compile(r"(\d{1,4})P(\d{1,4})D")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The same on each host, as `baton serve` places it: prefill workers, then decode workers, round its GPUs.
+    """Workers of each host, placed as by `baton serve`: prefill workers, then decode workers, round its GPUs.
 
     KV blocks move between GPUs of a host only, so each host has workers of both kinds.
     """
@@ -39,18 +39,18 @@ class Layout:
 
     @property
     def is_shared(self) -> bool:
-        """Whether some GPU has workers of both kinds."""
+        """True if some GPU has workers of both kinds."""
         return self.num_prefill + self.num_decode > self.num_gpus
 
     def places(self, role: Role) -> list[int]:
-        """GPUs of a host, by the number of the worker."""
+        """Return the GPUs of a host's workers, by the number of the worker."""
         gpus = [Gpu(index, 0) for index in range(self.num_gpus)]
         placed = place_workers(self.num_prefill, self.num_decode, gpus)
         return [each.gpu.index for each in placed if each.role is role and each.gpu]
 
 
 def parse_layout(text: str, num_gpus: int, num_hosts: int = 1) -> Layout:
-    """From `2P2D`; raises ConfigError for anything else."""
+    """Parse `2P2D`; raises ConfigError for other text."""
     match = FORM.fullmatch(text)
     if not match:
         raise ConfigError(f"{text!r}: numbers of prefill and decode workers, for example 2P2D")

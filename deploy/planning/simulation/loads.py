@@ -1,4 +1,4 @@
-"""What is sent to a simulated system, and when."""
+"""Requests sent to a simulated system, and their times."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -12,11 +12,11 @@ class Lengths(NamedTuple):
 
     inputs: int
     outputs: int
-    cached: int = 0  # of the prompt, that are there already, its prefix or else; less than all
+    cached: int = 0  # of the prompt, cached already; less than all
 
 
 class Prefix(NamedTuple):
-    """With which prompts begin: those of one number with the same tokens."""
+    """First tokens of prompts; prefixes of equal number have equal tokens."""
 
     number: int
     num_tokens: int
@@ -24,7 +24,7 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """So many different ones of so many tokens, each as likely."""
+    """A number of different prefixes of equal length, all equally likely."""
 
     count: int
     num_tokens: int
@@ -34,7 +34,7 @@ class Prefixes:
         return [Prefix(number, self.num_tokens) for number in range(self.count)]
 
     def num_distinct(self, num_requests: int) -> float:
-        """That so many requests begin with, on average."""
+        """Return the mean number of different prefixes among `num_requests` requests."""
         return self.count * (1 - (1 - 1 / self.count) ** num_requests)
 
     def __str__(self) -> str:
@@ -48,8 +48,8 @@ class Arrival:
     time_ms: float
     num_inputs: int
     num_outputs: int
-    num_cached: int = 0  # of the prompt, where it is computed and decoded; less than all; none of one with a prefix
-    prefix: Prefix | None = field(default=None, kw_only=True)  # found where others have left it; less than all
+    num_cached: int = 0  # of the prompt, cached on any GPU; less than all; 0 with a prefix
+    prefix: Prefix | None = field(default=None, kw_only=True)  # found on GPUs that have computed it; less than all
 
     @property
     def lengths(self) -> Lengths:
@@ -58,10 +58,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests at their times; or, with `num_streams`, each as soon as one of so many before it is over.
+    """Requests at their times; with `num_streams`, each starts as soon as an earlier request ends.
 
-    first_ms, last_ms: what arrives between them is looked at, the rest is there so that queues are as they are then.
-    known: prefixes that pools have at the beginning, as far as there is room.
+    first_ms, last_ms: only requests arriving between both times are evaluated; the others fill the queues.
+    known: prefixes in the pools at the beginning, as far as there is room.
     """
 
     arrivals: Sequence[Arrival]
@@ -77,17 +77,17 @@ class Load:
 
 
 def at_once(lengths: Iterable[Sequence[int]]) -> Load:
-    """All at the beginning."""
+    """Return a load with all requests at the beginning."""
     return Load([Arrival(0.0, *each) for each in lengths])
 
 
 def streams(count: int, lengths: Iterable[Sequence[int]]) -> Load:
-    """One after the other, `count` at a time."""
+    """Return a load with requests one after the other, `count` at a time."""
     return Load([Arrival(0.0, *each) for each in lengths], num_streams=count)
 
 
 def poisson(rate: float, num_requests: int, draw: Callable[[random.Random], Sequence[int]], seed: str) -> Load:
-    """`rate` a second on average."""
+    """Return a load with random arrivals, `rate` a second on average."""
     rng = random.Random(seed)
     times_s = accumulate(rng.expovariate(rate) for _ in range(num_requests))
     return Load([Arrival(time_s * 1e3, *draw(rng)) for time_s in times_s])

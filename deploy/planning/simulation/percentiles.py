@@ -1,11 +1,11 @@
-"""Percentiles, as load clients have them."""
+"""Percentiles, as defined by load clients."""
 
 import math
 from collections.abc import Iterable, Sequence
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """Linear between the two nearest; NaN of nothing."""
+    """Return a percentile, linear between the two nearest values; NaN without values."""
     ordered = sorted(values)
     if not ordered:
         return math.nan
@@ -16,7 +16,7 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def weighted_percentile(counted: Sequence[tuple[float, int]], percent: float) -> float:
-    """Of values that each occur so often; NaN of nothing."""
+    """Return a percentile of values with counts; NaN without values."""
     left = percent / 100 * sum(count for _, count in counted)
     for value, count in sorted(counted):
         left -= count

@@ -1,8 +1,8 @@
-"""The KV pool of a simulated GPU: what requests hold, prefixes that several read, what is kept of texts that are over.
+"""The KV pool of a simulated GPU: tokens held by requests, shared prefixes, and cached texts of finished requests.
 
-A prefix takes room once, however many read it. What nobody holds is kept until room is wanted, and goes in the order in
-which it was let go, as in `common/memory/blocks/cached.py`; of a text that is over that is a prefix, for those to come,
-and the rest, which nobody asks for again.
+A prefix takes room once, however many requests read it. Unheld tokens stay cached until room is wanted, and go in the
+order of release, as in `common/memory/blocks/cached.py`. A finished text leaves its prefix, useful for later requests,
+and the rest, never asked for again.
 """
 
 from collections import Counter
@@ -14,33 +14,33 @@ from deploy.planning.simulation.request import Request
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Rooms are tokens.
+    """A KV pool, measured in tokens.
 
-    Invariant: what is kept is no more than what is free.
+    Invariant: cached tokens are at most the free tokens.
     """
 
     num_tokens: int
-    free_tokens: int = field(init=False)  # that nobody holds, what is kept among them
-    known: set[Prefix] = field(default_factory=set)  # that the router takes to be there: sent here, or there already
-    computing: dict[Prefix, Request] = field(default_factory=dict)  # who does
+    free_tokens: int = field(init=False)  # not held by any request; includes cached tokens
+    known: set[Prefix] = field(default_factory=set)  # sent here or cached, as known to the router
+    computing: dict[Prefix, Request] = field(default_factory=dict)  # with the request that computes it
     _readers: Counter[Prefix] = field(default_factory=Counter)
-    _kept: dict[object, int] = field(default_factory=dict)  # tokens of prefixes and of other texts; first to go first
+    _kept: dict[object, int] = field(default_factory=dict)  # cached tokens by prefix or other text, next to evict first
     _num_kept: int = 0
 
     def __post_init__(self) -> None:
         self.free_tokens = self.num_tokens
 
     def has(self, prefix: Prefix | None) -> bool:
-        """Whether it need not be computed."""
+        """Tell whether a prefix need not be computed."""
         return prefix is not None and prefix not in self.computing and (prefix in self._readers or prefix in self._kept)
 
     def wanted(self, request: Request, num_own: int) -> int:
-        """Room that it takes to hold so many tokens and its prefix."""
+        """Return the room needed for `num_own` tokens and the prefix of a request."""
         prefix = request.prefix
         return num_own + (prefix.num_tokens if prefix is not None and prefix not in self._readers else 0)
 
     def take(self, request: Request, num_own: int) -> None:
-        """Hold so many tokens and its prefix; whoever is first to, and does not find it, is to compute it."""
+        """Hold `num_own` tokens and the prefix of a request."""
         if (prefix := request.prefix) is not None:
             if not self._readers[prefix]:
                 self.free_tokens -= prefix.num_tokens
@@ -51,7 +51,7 @@ class Pool:
         self._evict()
 
     def give_back(self, request: Request, num_own: int) -> None:
-        """The same, which is kept while there is room."""
+        """Release `num_own` tokens and the prefix; both stay cached while there is room."""
         self.free_tokens += num_own
         self._keep(object(), num_own)
         if (prefix := request.prefix) is not None:
@@ -62,7 +62,7 @@ class Pool:
         self._evict()
 
     def keep(self, prefix: Prefix) -> None:
-        """Somebody has left it here."""
+        """Cache a prefix."""
         self.known.add(prefix)
         self._keep(prefix, prefix.num_tokens)
         self._evict()

@@ -1,4 +1,4 @@
-"""A simulated prefill worker: steps in the workers' own order, one running and one launched behind it."""
+"""A simulated prefill worker: steps in the workers' own order, one running and one launched behind."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
 
 MAX_SEQS, MAX_MIXED_TOKENS = 64, 4096
-"""Of a step, as `prefill.max_num_seqs` and `prefill.max_mixed_tokens`."""
+"""Limits of a step, as `prefill.max_num_seqs` and `prefill.max_mixed_tokens`."""
 DECODE_RESERVE = 0.05
-"""Of a pool, left by prompts to whoever decodes there."""
+"""Share of a pool left by prompts to decode workers."""
 MAX_LAUNCHED = 2
-"""Steps: one runs, one follows it."""
+"""Steps in flight: one runs, one follows."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """One that is launched."""
+    """A launched step."""
 
-    pieces: list[tuple[Request, int]]  # prompts, and how much of each is done behind the step
-    alone_ms: float  # with its share of the GPU, and nobody beside it
+    pieces: list[tuple[Request, int]]  # prompts, and tokens of each done after the step
+    alone_ms: float  # with the step's share of the GPU, no neighbour
     has_whole: bool
     left_ms: float = field(init=False)
 
@@ -33,11 +33,11 @@ class _Step:
 
 
 class PrefillWorker:
-    """Computes prompts; what `router` counts of it stands here, too.
+    """A prefill worker, with counters of the router.
 
     Args:
-        on_found: is told of each prompt that waits here, when another one has computed what it begins with.
-        on_first: of each that is complete.
+        on_found: called with each waiting prompt whose prefix another prompt has completed.
+        on_first: called with each complete prompt.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class PrefillWorker:
         self.outstanding_tokens = self.num_outstanding = self.last_turn = 0
         self.overtaking: list[int] = []  # lengths of prompts sent ahead of their turn, ascending
         self._order = PromptOrder(costs.step_tokens, MAX_SEQS, MAX_MIXED_TOKENS)
-        self._waiting: list[Request] = []  # tokens left to launch
+        self._waiting: list[Request] = []  # prompts with tokens left to launch
         self._launched: deque[_Step] = deque()
         self._since_ms, self._speed, self._version = 0.0, 1.0, 0
         gpu.prefill = self
 
     def take(self, request: Request) -> None:
-        """A prompt has come; it is looked up at once."""
+        """Queue a prompt and look up its prefix."""
         self._finds(request)
         self._waiting.append(request)
         self.resume()
 
     def resume(self) -> None:
-        """Fill steps, as far as there are prompts with room for them and places in the pipeline."""
+        """Launch steps while there are prompts, room and free places in the pipeline."""
         while self._waiting and len(self._launched) < MAX_LAUNCHED:
             pieces = self._order.next_step(self._waiting, self._admit, self._is_held_up)
             if not pieces:
@@ -90,9 +90,9 @@ class PrefillWorker:
             self.events.at(end_ms, lambda: self._end(version))
 
     def _admit(self, request: Request) -> bool:
-        """Give it KV blocks, if there are so many beside the reserve of decode workers.
+        """Allocate KV blocks, if there are enough beside the reserve of decode workers.
 
-        Its prefix may be gone since it was found.
+        The prefix may have been evicted since the lookup.
         """
         pool, num_own = self.gpu.pool, self.gpu.held_by(request)
         if pool.wanted(request, num_own) > pool.free_tokens - DECODE_RESERVE * pool.num_tokens:
@@ -105,21 +105,21 @@ class PrefillWorker:
         return True
 
     def _finds(self, request: Request) -> bool:
-        """Whether its prefix is there, behind which it is computed then."""
+        """Tell whether the prefix is cached; then the prompt is computed from behind the prefix."""
         if request.prefix is None or not self.gpu.pool.has(request.prefix):
             return False
         request.find(request.prefix.num_tokens)
         return True
 
     def _is_held_up(self, request: Request) -> bool:
-        """Whether it waits for what another one computes, as in `common/serving/prompts/prefixes.py`."""
+        """Tell whether a prompt waits for another with the same prefix, as in `common/serving/prompts/prefixes.py`."""
         if request.is_started or request.prefix is None:
             return False
         other = self.gpu.pool.computing.get(request.prefix)
         return other is not None and (not other.num_left or other.turn <= request.turn)
 
     def _computed(self, step: _Step) -> list[Request]:
-        """Those that find a prefix which that step has completed."""
+        """Return waiting requests whose prefix was completed by the step."""
         computing, prefixes = self.gpu.pool.computing, set[Prefix]()
         for request, num_done in step.pieces:
             prefix = request.prefix

@@ -1,4 +1,4 @@
-"""One simulated completion, and what is seen of it."""
+"""A simulated completion and its observed times."""
 
 from dataclasses import dataclass, field
 
@@ -7,46 +7,46 @@ from deploy.planning.simulation.loads import Prefix
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Times in milliseconds of the simulation; -1 is not yet. To `PromptOrder` it is a prompt."""
+    """A completion, also a prompt for `PromptOrder`; times in simulated milliseconds, -1: not yet."""
 
     number: int
     arrived_ms: float
     num_inputs: int
     num_outputs: int
-    num_cached: int = 0  # of the prompt, that are there already, wherever it goes
-    prefix: Prefix | None = None  # whose KV blocks it has in common with others
+    num_cached: int = 0  # of the prompt, cached on every GPU
+    prefix: Prefix | None = None  # with KV blocks shared among requests
     priority: int = 0
     turn: int = 0
-    num_found: int = field(init=False)  # of the prompt, that are there where it is computed
-    num_done: int = field(init=False)  # of the prompt, those and what is in steps that are launched
-    num_sent: int = 0  # of the prompt, that the router takes its prefill worker to have to compute
-    is_started: bool = False  # has KV blocks for all of its prompt
-    has_blocks: bool = False  # never before it is started
-    whole_gpu: bool = False  # its prompt may have all of the GPU
+    num_found: int = field(init=False)  # of the prompt, cached where computed
+    num_done: int = field(init=False)  # of the prompt, found or in launched steps
+    num_sent: int = 0  # of the prompt, to be computed in the router's view
+    is_started: bool = False  # has KV blocks for the whole prompt
+    has_blocks: bool = False  # never before the start
+    whole_gpu: bool = False  # the prompt may use the whole GPU
     overtakes: bool = False  # sent ahead of its turn
-    num_returns: int = 0  # how often it was given back at a standstill
-    avoided: object = None  # the decode worker that gave it back last: any other is better
+    num_returns: int = 0  # times given back at a standstill
+    avoided: object = None  # last decode worker to give the request back
     first_ms: float = -1.0
     second_ms: float = -1.0
     ended_ms: float = -1.0
-    last_step: int = field(default=-1)  # of its decode worker
+    last_step: int = field(default=-1)  # number of the last step on the decode worker
 
     def __post_init__(self) -> None:
         self.find(self.num_cached)
 
     def find(self, num_tokens: int) -> None:
-        """So many are there, behind which it is computed."""
+        """Note cached tokens; the prompt is computed from there."""
         self.num_found = self.num_done = num_tokens
 
     def begin_again(self, avoided: object) -> None:
-        """That decode worker has given it back: it is computed again, as its blocks are for others."""
+        """Reset a request given back by `avoided`; the prompt is computed again, because its blocks are freed."""
         self.find(self.num_cached)
         self.is_started = self.overtakes = False
         self.num_returns, self.avoided = self.num_returns + 1, avoided
 
     @property
     def num_own(self) -> int:
-        """Prompt tokens that nobody else has."""
+        """Prompt tokens not shared with other requests."""
         return self.num_inputs - self.num_cached - (self.prefix.num_tokens if self.prefix is not None else 0)
 
     @property
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def num_held(self) -> int:
-        """Tokens for which it takes KV blocks of its own."""
+        """Tokens in KV blocks of the request's own."""
         return self.num_own + self.num_outputs
 
     @property
@@ -65,12 +65,12 @@ class Request:
 
     @property
     def first_gap_ms(self) -> float:
-        """0 of a single token."""
+        """Time between the first two tokens; 0 for a single token."""
         return self.second_ms - self.first_ms if self.num_outputs > 1 else 0.0
 
     @property
     def tpot_ms(self) -> float:
-        """0 of a single token."""
+        """Mean time between tokens; 0 for a single token."""
         return (self.ended_ms - self.first_ms) / (self.num_outputs - 1) if self.num_outputs > 1 else 0.0
 
     @property

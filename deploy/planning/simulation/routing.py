@@ -1,9 +1,9 @@
-"""The router of a simulation: its queue, how much it sends ahead, and which pair it chooses.
+"""The router of a simulation: the queue, the window of prompts sent ahead, and the choice of pairs.
 
-The rules are those of `worker_pool` and `costs` in `router/placement`, `binding` and `waiting_queue` in
-`router/dispatch`, of one client, but that nobody passes for the sake of what lies elsewhere, and nothing is taken from
-decode workers. A test holds the choice against the router's own. What the router looks for among all pairs is looked
-for on one host after the other here, while there is one that could have a better pair.
+The rules of `worker_pool` and `costs` in `router/placement`, and of `binding` and `waiting_queue` in `router/dispatch`,
+hold for a single client. No request overtakes because of blocks elsewhere, and nothing is taken from decode workers. A
+test compares the choice with the real router's choice. The router compares all pairs; the simulation goes host by host,
+while a host could have a better pair.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -18,16 +18,16 @@ from deploy.planning.simulation.request import Request
 PREFILL_WINDOW = 3.0
 """Prompt tokens sent ahead, in steps: `router.prefill_window`."""
 BACKLOG_TOKENS = 32_768
-"""Queued for each GPU that computes prompts, from which these take all of it: `router.backlog_tokens`."""
+"""Queued tokens a prompt GPU from which prompts take whole GPUs: `router.backlog_tokens`."""
 FORESEEN_TOKENS, MOVED_AT_ONCE, LOAD_TOKENS = 1024, 4, 32_768
-"""As in `router/placement/route.py`."""
+"""Constants of `router/placement/route.py`."""
 AVOIDED_TOKENS = 1e12
-"""What a decode worker that has given a prompt back counts as: anybody else is better."""
+"""Cost of a decode worker that has given the prompt back, so any other is better."""
 MAX_TRIED = 8
-"""Of the shortest that are queued, to overtake."""
+"""Shortest queued prompts tried for overtaking."""
 Pair = tuple[PrefillWorker, DecodeWorker]
 Floor = tuple[float, int]
-"""The least that a pair of a host could cost, and when that one's decode worker was chosen last."""
+"""Least cost of a pair of a host, and the last turn of the pair's decode worker."""
 
 NOWHERE: Floor = (float("inf"), 0)
 Key = tuple[float, int, int]
@@ -36,30 +36,29 @@ NOWHERE_KEY: Key = (float("inf"), 0, 0)
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """Its workers."""
+    """Workers of a host."""
 
     prefills: list[PrefillWorker]
     decodes: list[DecodeWorker]
 
 
 class Router:
-    """Holds what no worker has yet."""
+    """A router and its queue of unassigned requests."""
 
     def __init__(self, hosts: list[Host]) -> None:
         self._hosts = hosts
-        self._floors: list[Floor] = [(0.0, 0)] * len(hosts)  # of what goes by turn
-        self._floors_ahead: list[Floor] = [(0.0, 0)] * len(hosts)  # of what overtakes
+        self._floors: list[Floor] = [(0.0, 0)] * len(hosts)  # for requests by turn
+        self._floors_ahead: list[Floor] = [(0.0, 0)] * len(hosts)  # for overtaking requests
         self._place = {id(worker): place for place, host in enumerate(hosts)
                        for worker in (*host.prefills, *host.decodes)}  # fmt: skip
         self._is_shared = any(worker.gpu.is_shared for host in hosts for worker in host.prefills)
         self._num_prompt_gpus = sum(len(host.prefills) for host in hosts)
-        self._pairs: dict[int, Pair] = {}  # by the request's number
+        self._pairs: dict[int, Pair] = {}  # by number of the request
         self._by_turn: deque[Request] = deque()
         self._by_length: list[tuple[int, int, Request]] = []
         self._num_tokens = self._num_turns = self._num_sent = 0
 
     def submit(self, request: Request) -> None:
-        """A request has come."""
         request.turn, self._num_turns = self._num_turns, self._num_turns + request.num_inputs
         self._by_turn.append(request)
         insort(self._by_length, (request.num_inputs, request.number, request))
@@ -67,7 +66,7 @@ class Router:
         self.pump()
 
     def reenter(self, request: Request) -> None:
-        """Take back what was sent and given back: its turn is what it was."""
+        """Queue a request given back by a decode worker, at its old turn."""
         _, decode = self._pairs[request.number]
         self.is_over(request)
         request.begin_again(avoided=decode)
@@ -77,11 +76,11 @@ class Router:
         self.pump()
 
     def pair_of(self, request: Request) -> Pair:
-        """Of one that was sent."""
+        """Return the pair of a request in flight."""
         return self._pairs[request.number]
 
     def lighten(self, request: Request) -> None:
-        """Its prefill worker has told how much of it is there."""
+        """Subtract tokens found cached by the prefill worker."""
         prefill, _ = self._pairs[request.number]
         num_left = request.num_inputs - request.num_found
         prefill.outstanding_tokens -= request.num_sent - num_left
@@ -92,7 +91,7 @@ class Router:
         self._review(prefill)
 
     def prompt_is_over(self, request: Request) -> None:
-        """Its first token is there."""
+        """Note the first token of a request."""
         prefill, _ = self._pairs[request.number]
         prefill.outstanding_tokens -= request.num_sent
         prefill.num_outstanding -= 1
@@ -101,14 +100,14 @@ class Router:
         self._review(prefill)
 
     def is_over(self, request: Request) -> None:
-        """Its last token is there."""
+        """Note the last token of a request."""
         _, decode = self._pairs.pop(request.number)
         decode.num_assigned -= 1
         decode.expected_tokens -= expected(request)
         self._review(decode)
 
     def pump(self) -> None:
-        """Send what is queued, by turn and then ahead of it, while some pair has room."""
+        """Send queued requests, first by turn and then ahead of turn, while a pair has room."""
         while self._by_turn and (pair := self.choose(self._by_turn[0])):
             self._send(self._by_turn[0], pair)
         while (found := self._ahead()) is not None:
@@ -117,7 +116,7 @@ class Router:
             self._send(request, pair)
 
     def choose(self, request: Request, *, overtakes: bool = False) -> Pair | None:
-        """The pair with room that has it done at the least cost."""
+        """Return the pair with room at the least cost, if any."""
         floors = self._floors_ahead if overtakes else self._floors
         least_moved = 0 if self._is_shared else request.num_own / MOVED_AT_ONCE
         best = NOWHERE_KEY
@@ -135,7 +134,7 @@ class Router:
         return chosen
 
     def _pairs_of(self, host: Host, request: Request, *, overtakes: bool) -> Iterator[tuple[Key, Pair]]:
-        """Pairs of a host that have room, and what the request costs there beside what is computed of it anywhere."""
+        """Yield pairs of a host with room, and costs of the request there except computing on any GPU."""
         loads = [(LOAD_TOKENS * load(decode), decode) for decode in host.decodes]
         for prefill in host.prefills:
             if fits_ahead(prefill, request) if overtakes else has_window(prefill):
@@ -160,7 +159,7 @@ class Router:
             self.lighten(request)
 
     def assign(self, request: Request, pair: Pair) -> None:
-        """Count it as those two's."""
+        """Count a request as the pair's."""
         prefill, decode = self._pairs[request.number] = pair
         self._num_sent += 1
         prefill.last_turn = decode.last_turn = self._num_sent
@@ -181,7 +180,7 @@ class Router:
         self._review(prefill)
 
     def _discard(self, request: Request) -> None:
-        """Out of the queue."""
+        """Remove a request from the queue."""
         if self._by_turn[0] is request:
             self._by_turn.popleft()
         else:
@@ -190,7 +189,7 @@ class Router:
         self._num_tokens -= request.num_inputs
 
     def _review(self, worker: PrefillWorker | DecodeWorker) -> None:
-        """Find the floors of its host."""
+        """Update the floors of a worker's host."""
         place = self._place[id(worker)]
         host = self._hosts[place]
         least, last_turn = min((load(decode), decode.last_turn) for decode in host.decodes)
@@ -201,29 +200,29 @@ class Router:
 
 
 def expected(request: Request) -> int:
-    """Tokens that it is expected to have at its end."""
+    """Return the expected tokens of a request at the end."""
     return request.num_inputs + min(request.num_outputs, FORESEEN_TOKENS)
 
 
 def lacking(worker: PrefillWorker | DecodeWorker, request: Request) -> int:
-    """Tokens of its prefix, if that is not known to be in the worker's pool."""
+    """Return the tokens of the prefix, if not known to be in the worker's pool."""
     prefix = request.prefix
     return 0 if prefix is None or prefix in worker.gpu.pool.known else prefix.num_tokens
 
 
 def load(decode: DecodeWorker) -> float:
-    """The fuller of its rows and its blocks; 1 is full."""
+    """Return the load of a decode worker: the fuller of rows and blocks; 1 is full."""
     return max(decode.num_assigned / decode.costs.max_rows, decode.expected_tokens / decode.gpu.pool.num_tokens)
 
 
 def has_window(prefill: PrefillWorker) -> bool:
-    """Whether prompts are sent there by turn."""
+    """Tell whether a prefill worker takes prompts by turn."""
     by_turn = prefill.outstanding_tokens - sum(prefill.overtaking)
     return by_turn < PREFILL_WINDOW * prefill.costs.step_tokens
 
 
 def fits_ahead(prefill: PrefillWorker, request: Request) -> bool:
-    """Whether a prompt may be sent there ahead of its turn."""
+    """Tell whether a prompt may be sent to a prefill worker ahead of its turn."""
     is_shorter = request.num_inputs * prefill.num_outstanding < prefill.outstanding_tokens
     before = prefill.overtaking[: bisect_right(prefill.overtaking, request.num_inputs)]
     return is_shorter and sum(before) < prefill.costs.step_tokens

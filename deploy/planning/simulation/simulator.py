@@ -1,13 +1,21 @@
 """A discrete-event simulation of a router, prefill workers, handoffs and decode workers.
 
-    request ──▶ router: queue, window, choice ──▶ prefill worker: steps of a token budget ──▶ handoff ──▶ decode worker
+    request ──▶ router: queue, window, choice ──▶ prefill worker: steps of a token budget ──▶ handoff ──▶ decode worker.
 
-What it knows: the order of prompts (the workers' own code), how much the router sends ahead and which pair it chooses,
-chunks, two prompt steps in flight, rows, KV blocks, who joins which decode step, how steps that share a GPU slow each
-other down, which prefixes are in which pool, being computed there or gone for want of room, and what a decode step is
-spared of one that its rows share. What it leaves out: stop tokens, conversations, what of a prompt is found again when
-it is given back at a standstill, host memory and other pools that a prefix could come from, preemption, deaths, several
-clients, limits of the queue, and what messages and busy processes take. The same load gives the same figures.
+Simulated are:
+
+- The order of prompts (the workers' own code), the router's window and choice of pairs.
+- Chunks, two prompt steps in flight, rows, KV blocks, and joins of decode steps.
+- Mutual slowdown of steps on a shared GPU.
+- Prefixes in each pool, being computed or evicted, and savings of decode steps by shared prefixes.
+
+Left out are:
+
+- Stop tokens, conversations, preemption, deaths, several clients, and limits of the queue.
+- Cached blocks of a prompt given back at a standstill, and prefixes from host memory or other pools.
+- The time of messages and of busy processes.
+
+Equal loads give equal figures.
 """
 
 import random
@@ -27,30 +35,30 @@ from deploy.planning.simulation.routing import Host, Router
 from deploy.planning.step_times.costs import Costs
 
 REQUEST_TIMEOUT_MS = 600_000.0
-"""`router.request_timeout_s`."""
+"""Limit of a request: `router.request_timeout_s`."""
 
 
 class Stuck(BatonError):
-    """Prompts fill two pools, each for who decodes in the other, and a request is given back until its time is over."""
+    """A request given back until its timeout, because prompts fill two pools and wait for each other's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation showed; times in milliseconds."""
+    """Results of a simulation; times in milliseconds."""
 
-    requests: list[Request]  # that are looked at, all over
-    gaps: list[tuple[float, int]]  # of all requests, between two tokens but the first two: how long, how many
+    requests: list[Request]  # evaluated requests, all finished
+    gaps: list[tuple[float, int]]  # of all requests, except first gaps: ms, count
     num_tokens: int  # outputs of requests that ended within `span_ms`
-    span_ms: float  # that is looked at; of a load without such a time, from the first arrival to the last end
+    span_ms: float  # evaluated time; by default from first arrival to last end
     most_at_once: int  # requests in flight or queued
     num_events: int
 
 
 class Simulation:
-    """One system and one load.
+    """A system under a load.
 
     Args:
-        kv_tokens: of the pool of a GPU; 0: what there is room for.
+        kv_tokens: size of a GPU's pool; 0: all available memory.
     """
 
     def __init__(self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> None:
@@ -65,7 +73,7 @@ class Simulation:
         self._num_active = self._most_active = 0
 
     def run(self) -> Outcome:
-        """Until all is over; raises Stuck if something takes longer than requests may."""
+        """Run to the end; raises Stuck if a request exceeds its timeout."""
         first = self._load.arrivals if not self._load.num_streams else self._next_ones(self._load.num_streams)
         for arrival in first:
             self._arrive(arrival, arrival.time_ms)
@@ -101,7 +109,7 @@ class Simulation:
         return Host(prefills, decodes)
 
     def _pool(self, num_tokens: int, index: int, count: int) -> Pool:
-        """That of one GPU of so many: where there is no room for all that is known, each has others."""
+        """Return the pool of a GPU with known prefixes; without room for all, each GPU gets others."""
         pool, known = Pool(num_tokens), self._load.known
         first = index * len(known) // count
         for prefix in (*known[first:], *known[:first]):
@@ -124,12 +132,12 @@ class Simulation:
         self._router.submit(request)
 
     def _found(self, request: Request) -> None:
-        """Its prefix is there since it was sent."""
+        """Update the router after a prefix was found."""
         self._router.lighten(request)
         self._router.pump()
 
     def _first(self, request: Request) -> None:
-        """Its prompt is computed, and its first token is there."""
+        """Note the first token of a completed prompt, and offer the prompt to its decode worker."""
         if not request.num_returns:
             request.first_ms = self._events.now_ms
         prefill, decode = self._router.pair_of(request)
@@ -143,7 +151,7 @@ class Simulation:
         self._router.pump()
 
     def _return(self, request: Request) -> None:
-        """It was given back at a standstill."""
+        """Queue a request again after a decode worker gave the request back."""
         if self._events.now_ms - request.arrived_ms > REQUEST_TIMEOUT_MS:
             raise Stuck(
                 f"a request is not over after {REQUEST_TIMEOUT_MS / 1e3:.0f} s, as requests wait for one another's KV "
@@ -152,7 +160,7 @@ class Simulation:
         self._router.reenter(request)
 
     def _end(self, request: Request) -> None:
-        """Its last token is there."""
+        """Note the last token of a request."""
         self._num_active -= 1
         self._router.is_over(request)
         for arrival in self._next_ones(1):
@@ -161,5 +169,5 @@ class Simulation:
 
 
 def simulate(layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> Outcome:
-    """What that load would see of that system."""
+    """Return the outcome of a load on a system."""
     return Simulation(layout, costs, load, kv_tokens=kv_tokens).run()

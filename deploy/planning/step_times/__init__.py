@@ -1,1 +1,1 @@
-"""How long steps take and how much fits: measured rates, and what follows for other models."""
+"""Times of steps and room for KV: measured rates, and estimates for other models."""

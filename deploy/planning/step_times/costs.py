@@ -1,19 +1,19 @@
 """Times of steps, from measured points.
 
-**A prompt step** of tokens n that attend to c before them takes L(n) + k·Σ(n·c + n²/2) over its prompts: products with
-weights, for all tokens together, and attention, for each prompt by itself. k follows from the two longest prompts that
-were measured, the longer one in several steps. L is straight between measured lengths. K and V of so many tokens that
-they are not gathered are read where they lie, and k is a measured factor larger.
+**A prompt step** has, for each prompt, n tokens that attend to c tokens before them. The step takes L(n) + k·Σ(n·c +
+n²/2). L is the time of products with weights, for all tokens together; the sum is attention, for each prompt
+separately. k follows from the two longest measured prompts, the longer in several steps. L is linear between measured
+lengths. With too many tokens to gather, K and V are read in place, and k grows by a measured factor.
 
-**A decode step** of as many rows as its graph has and K tokens of context in all is straight in K between
-measured contexts, and in rows between measured batches at the same K. If all that rows share were read once, S of
-these need not be. Where S is bytes enough workers do so: the step takes what one of K - S tokens takes, and another
-kernel, whose work grows with S. Where it is not each row reads all of its own, but what others have just read comes out
-of cache in part: of what S would add a measured part is left.
+**A decode step** has rows up to a graph's batch and K tokens of context in all. Its time is linear in K between
+measured contexts, and linear in rows between measured batches at equal K. Reading each shared prefix once would spare S
+tokens. If S is enough bytes, workers do so. The step then takes the time of K - S tokens, plus a kernel with work
+growing with S. Otherwise each row reads its whole context, partly from cache: a measured part of the time for S is
+added.
 
-**On one GPU** the two slow each other down. Beside a prompt that keeps to its share of the multiprocessors both take a
-measured factor longer. Beside one that has all of them each kernel of a decode step waits for one of the prompt's,
-so that a step takes a measured part of the prompt step's time longer; and the prompt gets on in what is left.
+**On one GPU** both kinds slow each other down. Beside a prompt with a share of the multiprocessors, both take a
+measured factor longer. Beside a prompt with all multiprocessors, each kernel of a decode step waits for a kernel of the
+prompt. So a decode step grows by a measured part of the prompt step's time, and the prompt runs in the rest.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,11 +26,11 @@ Point = tuple[float, float]
 
 
 class Curve:
-    """Through points, straight between them and beyond the last; before the first it is flat unless `slanted`.
+    """A function linear between points and beyond the last point; flat before the first unless `slanted`.
 
     Args:
-        points: x and y, at least one, of x that differ.
-        slanted: goes on before the first point as it does behind it, and never below 0.
+        points: x and y, at least one, with distinct x.
+        slanted: continue the first slope before the first point, but not below 0.
     """
 
     def __init__(self, points: Iterable[Point], *, slanted: bool = False) -> None:
@@ -44,7 +44,6 @@ class Curve:
         self._slanted = slanted
 
     def at(self, x: float) -> float:
-        """The value there."""
         xs, ys = self._xs, self._ys
         if len(xs) == 1 or (x <= xs[0] and not self._slanted):
             return ys[0]
@@ -54,19 +53,19 @@ class Curve:
 
 
 MAX_KEYS = 65_536
-"""Tokens, whose K and V a prompt step gathers at most (`common/ops/prompt_attention.py`)."""
+"""Most tokens of gathered K and V (`common/ops/prompt_attention.py`)."""
 MAX_ROWS = 256
-"""Of a decode step: `decode.max_num_seqs`."""
+"""Rows of a decode step: `decode.max_num_seqs`."""
 MIN_SPARED_BYTES = 6 << 30
-"""Of a decode step that reads what rows share once (`decode_worker/batch/runner.py`)."""
+"""Spared bytes from which shared prefixes are read once (`decode_worker/batch/runner.py`)."""
 BUCKETS = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1025, 32)]
-"""Rows that decode steps are captured for (`decode_worker/batch/runner.py`)."""
+"""Rows of captured decode steps (`decode_worker/batch/runner.py`)."""
 Chunk = tuple[int, int]
-"""Tokens of a prompt in a step, and those before them."""
+"""Tokens of a prompt in a step, and tokens before."""
 
 
 class PromptCosts:
-    """Of prompt steps at one share of the GPU; `pair_ms` is k."""
+    """Times of prompt steps at a share of the GPU; `pair_ms` is k."""
 
     def __init__(self, rates: Rates, share: int) -> None:
         points = {int(tokens): ms for tokens, ms in _at_share(rates, share)}
@@ -75,7 +74,7 @@ class PromptCosts:
         self._products = Curve((n, ms - self.pair_ms * n * n / 2) for n, ms in points.items() if n <= self.step_tokens)
 
     def ms(self, chunks: Iterable[Chunk]) -> float:
-        """One step over all chunks."""
+        """Return the time of a step over all chunks."""
         num_tokens = num_keys = 0
         pairs = 0.0
         for count, before in chunks:
@@ -86,24 +85,24 @@ class PromptCosts:
         return self._products.at(num_tokens) + self.pair_ms * pairs
 
     def scattered(self, num_prompts: int, num_tokens: int, num_before: int, step_ms: float) -> float:
-        """The factor with which a step of so many such prompts takes so long."""
+        """Return the factor of attention to explain a measured step of equal prompts."""
         pairs = num_prompts * num_tokens * (num_before + num_tokens / 2)
         return (step_ms - self._products.at(num_prompts * num_tokens)) / (self.pair_ms * pairs)
 
     def full_ms(self, num_tokens: int, step_tokens: int, num_cached: int = 0) -> float:
-        """Of full steps of such prompts, what one of them takes: no worker computes them faster."""
+        """Return the time of a prompt within full steps, a lower bound for any worker."""
         pairs = (num_tokens**2 - num_cached**2) / 2
         return self._products.at(step_tokens) * (num_tokens - num_cached) / step_tokens + self.pair_ms * pairs
 
     def prompt_ms(self, num_tokens: int, step_tokens: int = 0, num_cached: int = 0) -> float:
-        """A prompt by itself, but for what is there, in steps of so many tokens or of those that it was measured in."""
+        """Return the time of a lone prompt behind its cached tokens, in steps of `step_tokens` or as measured."""
         step_tokens = step_tokens or self.step_tokens
         starts = range(num_cached, num_tokens, step_tokens)
         return sum(self.ms([(min(step_tokens, num_tokens - start), start)]) for start in starts)
 
 
 class StepCosts:
-    """Of decode steps."""
+    """Times of decode steps."""
 
     def __init__(self, rates: Rates, max_rows: int = MAX_ROWS) -> None:
         batches = sorted({int(rows) for rows, *_ in rates.steps})
@@ -117,10 +116,10 @@ class StepCosts:
         self._buckets = [buckets[bisect_left(buckets, rows)] for rows in range(max_rows + 1)]
 
     def ms(self, num_rows: int, num_tokens: float, num_spared: float = 0) -> float:
-        """A step of so many rows, with so many tokens of context in all.
+        """Return the time of a step of `num_rows` rows with `num_tokens` context tokens in all.
 
         Args:
-            num_spared: of these, that need not be read if each prefix that rows share is read once.
+            num_spared: tokens spared by reading each shared prefix once.
         """
         once_ms = self._ms(num_rows, num_tokens - num_spared)
         if not num_spared:
@@ -131,7 +130,7 @@ class StepCosts:
         return once_ms + rates.reread * (self._ms(num_rows, num_tokens) - once_ms)
 
     def _ms(self, num_rows: int, num_tokens: float) -> float:
-        """Where no two rows have anything in common."""
+        """Return the time of a step without shared prefixes."""
         bucket = self._buckets[num_rows]
         right = bisect_left(self._batches, bucket)
         if right >= len(self._batches):
@@ -144,7 +143,7 @@ class StepCosts:
 
 
 class Costs:
-    """All that a simulated worker asks."""
+    """All times and sizes for simulated workers."""
 
     def __init__(self, rates: Rates, *, max_rows: int = MAX_ROWS, memory_fraction: float = MEMORY_FRACTION) -> None:
         self.rates, self.max_rows = rates, max_rows
@@ -156,20 +155,20 @@ class Costs:
         self._beside = Curve((rows, factor) for rows, factor in rates.beside_steps)
 
     def copy_ms(self, num_tokens: int) -> float:
-        """KV blocks from one GPU of a host to another."""
+        """Return the time to copy KV blocks from a GPU to another GPU of the host."""
         return self._copies.at(num_tokens)
 
     def found_ms(self, num_tokens: int) -> float:
-        """To find so many tokens of a prompt that are there already, and to go on behind them."""
+        """Return the time to find `num_tokens` cached tokens of a prompt."""
         return self.rates.found_ms_per_1000 * num_tokens / 1000
 
     def beside_step(self, num_rows: int) -> float:
-        """Factor of a decode step beside a prompt that keeps to its share."""
+        """Return the factor of a decode step beside a prompt with a share of the GPU."""
         return self._beside.at(num_rows)
 
 
 def _at_share(rates: Rates, share: int) -> list[tuple[float, float]]:
-    """Lengths and times at a share that was measured, or between two that were."""
+    """Return lengths and times at a share, interpolated between measured shares."""
     shares = sorted({int(percent) for _, percent, _ in rates.prompts})
     lengths = sorted({tokens for tokens, percent, _ in rates.prompts if percent == shares[-1]})
     by_length = {
@@ -179,11 +178,11 @@ def _at_share(rates: Rates, share: int) -> list[tuple[float, float]]:
 
 
 def _pair_ms(points: dict[int, float], step_tokens: int) -> float:
-    """k, from the longest prompt and the longest that is one step; 0 if there are no such two."""
+    """Return k, from the longest prompt and the longest single-step prompt; 0 without both."""
     singles, longest = [n for n in points if n <= step_tokens], max(points)
     if not singles or longest <= step_tokens:
         return 0.0
     single = max(singles)
-    # L is taken to be proportional to tokens from `single` on: L(single) = t(single) - k·single²/2.
+    # L is assumed proportional to tokens from `single` on: L(single) = t(single) - k·single²/2.
     scale = longest / single
     return max(0.0, (points[longest] - scale * points[single]) / (longest**2 / 2 - scale * single**2 / 2))

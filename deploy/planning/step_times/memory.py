@@ -1,6 +1,6 @@
-"""How many tokens of KV a GPU has room for, and how large prompt steps are: the workers' own rules, without torch.
+"""Room for KV on a GPU, and sizes of prompt steps: the workers' own rules, without torch.
 
-See `common/device/engine/pool_budget.py` and `common/device/engine/step_sizes.py`, against which a test holds them.
+A test compares the rules with `common/device/engine/pool_budget.py` and `common/device/engine/step_sizes.py`.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from deploy.processes.placement import SERVER_BYTES
 CUDA_CONTEXT_BYTES = 1 << 30
 STEP_PART, CHUNK_PART, FEWEST_TOKENS = 6, 16, 512
 MEMORY_FRACTION = 0.85
-"""Of a GPU, for all workers on it: `kv.memory_fraction`."""
+"""Share of a GPU's memory for all its workers: `kv.memory_fraction`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a GPU's memory is divided into."""
+    """Division of a GPU's memory."""
 
     shape: ModelShape
     memory_bytes: int  # of the GPU
@@ -25,16 +25,16 @@ class Room:
 
     @property
     def beside_weights(self) -> int:
-        """Bytes for KV blocks and the steps of workers; below 0 where there is no room for the weights."""
+        """Bytes for KV blocks and the steps of workers; below 0 without room for the weights."""
         return int(self.memory_bytes * self.fraction) - SERVER_BYTES - self.shape.weight_bytes
 
     @property
     def step_tokens(self) -> int:
-        """Of a prompt step, where nobody chooses."""
+        """Default tokens of a prompt step."""
         return self._fitting(GPU_STEP_TOKENS, STEP_PART)
 
     def kv_tokens(self, num_prefill: int, num_decode: int) -> int:
-        """Tokens of KV beside the steps of so many workers; 0 if there is no room."""
+        """Return tokens of KV beside the steps of the workers; 0 without room."""
         chunk_tokens = self._fitting(GPU_CHUNK_TOKENS, CHUNK_PART)
         prefill = step_bytes(self.shape, self.step_tokens, PrefillSection().max_num_seqs)
         decode = step_bytes(self.shape, chunk_tokens, DecodeSection().max_num_seqs)
@@ -48,7 +48,7 @@ class Room:
 
 
 def step_bytes(shape: ModelShape, num_tokens: int, num_logit_rows: int) -> int:
-    """Upper bound of what a step holds at once."""
+    """Return an upper bound of the bytes held by a step at once."""
     heads = (shape.num_attention_heads + shape.num_key_value_heads) * 2 * shape.head_dim
     width = heads + 3 * shape.intermediate_size + 4 * shape.hidden_size
     return 2 * (num_tokens * width * 4 + num_logit_rows * shape.vocab_size * 4 * 4)

@@ -1,7 +1,7 @@
-"""How long workers take on one kind of GPU with one model: measured points, as a JSON file.
+"""Speed of workers on a kind of GPU with a model: measured points, in a JSON file.
 
-`python -m benchmarks.rates` makes such files of rows of results.csv. They hold points, not fits: what lies between
-two of them is said in `costs`, what another model takes in `scaling`.
+`python -m benchmarks.rates` makes such files from rows of results.csv. Files hold points, not fits: `costs`
+interpolates between points, and `scaling` estimates other models.
 """
 
 import json
@@ -15,41 +15,38 @@ from deploy.planning.step_times.shape import ModelShape, shape_of
 
 SHIPPED = Path(__file__).parent / "measured"
 MAX_BYTES = 1 << 20
-"""Of a file of rates."""
+"""Limit of a file of rates."""
 MOST_MS = 1e7
-"""Of a step or a copy."""
+"""Limit of a step or a copy."""
 
 Points = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What differs by whether a prefill and a decode worker share a GPU."""
+    """Overhead of requests, by whether a prefill and a decode worker share a GPU."""
 
-    request_ms: float  # of the time to a first token, what is no prompt step: HTTP, messages, launches
-    handoff_ms: float  # of the gap behind a first token, what is neither a decode step nor a copy
+    request_ms: float  # TTFT without prompt steps: HTTP, messages, launches
+    handoff_ms: float  # first gap without decode steps and copies
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Times in milliseconds.
+    """Measured rates; times in milliseconds.
 
-    prompts: tokens of a lone prompt, percent of the GPU that it has, time; in steps of `step_tokens`.
-    steps: rows of a decode step, tokens of context of each, time, and the least time in which so much can be read.
-    copies: tokens of a prompt, time in which its KV blocks move between two GPUs of a host.
-    beside_steps: rows that decode beside a prompt which has `share` percent of the GPU, factor by which
-        their steps are longer than alone.
-    beside_prompt: factor by which that prompt is longer than alone with that share.
-    beside_prompt_ms: and what is added to each of its steps, whatever their tokens.
-    found_ms_per_1000: of the time to a first token, for each thousand tokens of the prompt that are there already.
-    prefix_kernel_ms: of a decode step that reads once what rows share, what is no step of as many tokens as it reads.
-    prefix_kernel_ms_per_1000: and for each thousand tokens that it need not read.
-    scattered: of a prompt step whose prompts have too many keys together to be gathered, factor by which attention is
-        longer.
-    reread: where each row reads what rows share, what that takes, of what as many tokens take that nobody shares.
-    router_tokens_per_s: output tokens a second that a router was measured with, at most.
-    whole_wait: beside a prompt step that has the whole GPU, what is added to a decode step, of what that prompt step
-        takes alone.
+    prompts: tokens of a lone prompt, percent of the GPU, time; in steps of `step_tokens`.
+    steps: rows of a decode step, context tokens of each row, time, and the least time to read so many bytes.
+    copies: tokens of a prompt, time to copy its KV blocks between two GPUs of a host.
+    beside_steps: decode rows beside a prompt with `share` percent of the GPU, factor of their step time.
+    beside_prompt: factor of the prompt's time beside decode steps.
+    beside_prompt_ms: addition to each of the prompt's steps, whatever the tokens.
+    found_ms_per_1000: addition to the TTFT for each thousand cached tokens of the prompt.
+    prefix_kernel_ms: addition to a decode step that reads shared prefixes once.
+    prefix_kernel_ms_per_1000: addition for each thousand spared tokens.
+    scattered: factor of attention for prompt steps with too many keys to gather.
+    reread: time share of tokens read by every row though shared, relative to unshared tokens.
+    router_tokens_per_s: largest measured output tokens a second of a router.
+    whole_wait: addition to a decode step beside a prompt step with the whole GPU, relative to the prompt step alone.
     """
 
     gpu: str
@@ -73,7 +70,7 @@ class Rates:
     scattered: float
     reread: float
     router_tokens_per_s: float
-    origin: tuple[str, ...]  # which rows
+    origin: tuple[str, ...]  # rows of results.csv
 
     def __post_init__(self) -> None:
         for name, width in (("prompts", 3), ("steps", 4), ("copies", 2), ("beside_steps", 2)):
@@ -87,7 +84,7 @@ class Rates:
 
 
 def as_json(rates: Rates) -> str:
-    """Text of a file, a point a line."""
+    """Return the text of a file, a point a line."""
     text = json.dumps(asdict(rates), indent=1)
     for name in ("prompts", "steps", "copies", "beside_steps"):
         rows = ",\n  ".join(json.dumps(list(point)) for point in getattr(rates, name))
@@ -97,7 +94,7 @@ def as_json(rates: Rates) -> str:
 
 
 def from_json(text: str, name: str) -> Rates:
-    """What a file holds; raises ConfigError, which names it, for anything else."""
+    """Parse the text of a file; raises ConfigError with the file's name for other text."""
     try:
         told: dict[str, Any] = json.loads(text)
         points = {key: tuple(map(tuple, told[key])) for key in ("prompts", "steps", "copies", "beside_steps")}
@@ -112,12 +109,12 @@ def _where(told: Mapping[str, float]) -> Where:
 
 
 def shipped() -> dict[str, Path]:
-    """Files of this directory by their names, without the suffix."""
+    """Return the files of this directory by name, without suffix."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
 
 
 def read_rates(name: str) -> Rates:
-    """A shipped file by its name, or any other by its path; raises ConfigError if there is none."""
+    """Read a shipped file by name, or another file by path; raises ConfigError if there is none."""
     path = shipped().get(name, Path(name))
     try:
         with path.open(encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What of a dense model decides how long its steps take: how much is read, multiplied and kept."""
+"""Sizes of a dense model behind step times: bytes read, products, and KV kept."""
 
 import json
 from collections.abc import Mapping
@@ -9,20 +9,20 @@ from typing import Any
 from common.base.errors import ConfigError
 
 BYTES = 2
-"""Of a weight, and of an element of K and V: bfloat16."""
+"""Bytes of a weight, and of an element of K and V: bfloat16."""
 MAX_BYTES = 1 << 20
-"""Of a config.json."""
+"""Limit of a config.json."""
 FIELDS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "vocab_size",
 )  # fmt: skip
-"""By their names in config.json."""
+"""Names in config.json."""
 LARGEST = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder of attention and gated MLPs, each as config.json has it."""
+    """Sizes of a decoder with attention and gated MLPs, as in config.json."""
 
     num_hidden_layers: int
     hidden_size: int
@@ -35,34 +35,34 @@ class ModelShape:
 
     @property
     def layer_weights(self) -> int:
-        """Weights of all layers: what each token of a prompt is multiplied by."""
+        """Weights of all layers, applied to each prompt token."""
         heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
         per_layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
         return self.num_hidden_layers * per_layer
 
     @property
     def step_bytes(self) -> int:
-        """Weights that a decode step reads, whatever its batch."""
+        """Bytes of weights read by a decode step of any batch."""
         return BYTES * (self.layer_weights + self.hidden_size * self.vocab_size)
 
     @property
     def weight_bytes(self) -> int:
-        """All weights, but for norms and biases."""
+        """Bytes of all weights, except norms and biases."""
         return self.step_bytes + BYTES * self.hidden_size * self.vocab_size * (not self.tie_word_embeddings)
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token in all layers."""
+        """KV bytes of a token in all layers."""
         return 2 * BYTES * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
     @property
     def pair_products(self) -> int:
-        """Multiplications for a token that attends to another one, but for a factor that all models have."""
+        """Multiplications for a pair of tokens in attention, up to a factor common to all models."""
         return self.num_hidden_layers * self.num_attention_heads * self.head_dim
 
 
 def shape_of(settings: Mapping[str, Any]) -> ModelShape:
-    """From the contents of a config.json; raises ConfigError for what is missing or no size."""
+    """Read the shape from the contents of a config.json; raises ConfigError for missing or bad sizes."""
     filled = dict(settings)
     filled.setdefault("num_key_value_heads", filled.get("num_attention_heads"))
     if not filled.get("head_dim") and filled.get("num_attention_heads"):
@@ -76,7 +76,7 @@ def shape_of(settings: Mapping[str, Any]) -> ModelShape:
 
 
 def read_shape(directory: Path) -> ModelShape:
-    """Of a model directory; raises ConfigError if it has none that can be read."""
+    """Read the shape of a model directory; raises ConfigError without a readable config.json."""
     path = directory / "config.json"
     try:
         with path.open("rb") as file:
