@@ -8,7 +8,7 @@ import os
 import signal
 
 COMPILE_S = 2.0
-"""Of compiling a grammar, which took less than `router.grammar.compiler` allows when its request was accepted."""
+"""Of compiling a grammar, which took less than `router.grammar.grammar_main` allows when its request was accepted."""
 TOKEN_S = 0.05
 """Of one token beyond `RATE_S`. Ordinary grammars take 0.01 to 0.2 ms, 2 ms where their lexer meets something new."""
 RATE_S = 0.005

@@ -26,7 +26,7 @@ MEMORY_BYTES = 256 << 20
 GROWTH_BYTES = 32 << 20
 """What a process may have taken and still get another grammar."""
 STACK_BYTES = 16 << 20
-"""llguidance recurses; what has been compiled with less room (`router.grammar.compiler`) fits."""
+"""llguidance recurses; what has been compiled with less room (`router.grammar.grammar_main`) fits."""
 BUG = 1
 """Exit status."""
 PR_SET_PDEATHSIG = 1

@@ -26,16 +26,16 @@ MAX_KNOWN = 1024
 MAX_KNOWN_CHARS = 16 << 20
 MAX_WAITING = 256
 DEADLINE_S = 10.0
-"""For one that waits behind others; alone it has `compiler.CPU_S`."""
+"""For one that waits behind others; alone it has `grammar_main.CPU_S`."""
 
 NOTHING = Found()
 
 
 class GrammarChecks:
-    """`python -m router.grammar.compiler`, started with the router (see `warm_up`), and again when it ended."""
+    """`python -m router.grammar.grammar_main`, started with the router (see `warm_up`), and again when it ended."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self._helper = HelperProcess("router.grammar.compiler", flags)
+        self._helper = HelperProcess("router.grammar.grammar_main", flags)
         self._known: OrderedDict[GrammarSource, Found] = OrderedDict()
         self._num_known_chars = 0
         self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}

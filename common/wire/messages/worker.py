@@ -312,7 +312,7 @@ class PrefillRequest:
     decode_epoch: Epoch
     whole_gpu: bool  # it may be computed with all of the GPU, whatever decode steps there lose by it
     priority: Priority  # lower is earlier, before everything else
-    turn: Turn  # its place among prompts of one priority, lower is earlier; see router.dispatch.fair_turns
+    turn: Turn  # its place among prompts of one priority, lower is earlier; see `router.dispatch.waiting_queue`
     client: ClientId  # between whom decode rows are shared; 0: clients that do not say who they are
     num_prompt_logprobs: NumLogprobs  # of each prompt token, its own and those of the likeliest
     first_scored: Count  # position from which on they are wanted: the router has those before

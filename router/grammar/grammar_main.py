@@ -1,4 +1,4 @@
-"""`python -m router.grammar.compiler`: the process that compiles grammars for a router, from stdin to stdout.
+"""`python -m router.grammar.grammar_main`: the process that compiles grammars for a router, from stdin to stdout.
 
 Each is compiled in a child of its own, which is forked when the model's tokens are ready, so it costs milliseconds. The
 kernel ends a child by its CPU time and its memory; that costs the one grammar, and the others are compiled beside it.
@@ -124,7 +124,7 @@ class Compiler:
 
 def main() -> None:
     """Compile until stdin ends."""
-    config = begun("router.grammar.compiler", ("model", "router", "log"), __doc__ or "", "router-grammars")
+    config = begun("router.grammar.grammar_main", ("model", "router", "log"), __doc__ or "", "router-grammars")
     # The library has threads, for batches, which no child has or needs: that is all that Python would warn of.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
