@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import Cell, TableData
 from benchmarks.table_data import TABLES
+from deploy.bench.results import ROOT, Row, read_rows
 
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import ONE_GPU, Cell, TableData, newest
 from benchmarks.table_data import TABLES, beside_vllm, serving, sharing
 from benchmarks.tables import TABLE, first_page, main, render, written

@@ -313,7 +313,7 @@ class PrefillRequest:
     decode_epoch: Epoch
     whole_gpu: bool  # may use the whole GPU, at the expense of decode steps there
     priority: Priority  # lower is earlier, before `turn`
-    turn: Turn  # order inside a priority, lower is earlier; see router.dispatch.fair_turns
+    turn: Turn  # order inside a priority, lower is earlier; see `waiting_queue`
     client: ClientId  # for a fair share of decode rows; 0: anonymous clients
     num_prompt_logprobs: NumLogprobs  # entries per prompt token, the token's own included
     first_scored: Count  # first prompt position with log-probabilities; the router has the earlier positions
