@@ -103,11 +103,11 @@ class WaitingQueue:
 class Turns:
     """Turns of prompts: first come, first served for a client, and fair between clients.
 
-    Start-time fair queueing (Goyal, Vin and Cheng, "Start-Time Fair Queueing", SIGCOMM 1996) over prompt tokens, the
-    cost that Sheng et al. count for a client in "Fairness in Serving Large Language Models" (OSDI 2024). Time is
-    counted in tokens that each client with queued prompts has been served, as if all were served at once. The turn of a
-    prompt is the present time, or the end of its client's earlier prompts if that is later. So a client that sends much waits
-    behind itself, a new client starts with the others, and unused turns are not saved up.
+    Start-time fair queueing (Goyal, Vin and Cheng, "Start-Time Fair Queueing", SIGCOMM 1996) over prompt tokens,
+    the cost that Sheng et al. count for a client in "Fairness in Serving Large Language Models" (OSDI 2024). Time
+    is counted in tokens that each client with queued prompts has been served, as if all were served at once. The
+    turn of a prompt is the present time, or the end of its client's earlier prompts if that is later. So a client
+    that sends much waits behind itself, a new client starts with the others, and unused turns are not saved up.
     """
 
     def __init__(self) -> None:

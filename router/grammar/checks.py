@@ -32,7 +32,7 @@ NOTHING = Found()
 
 
 class GrammarChecks:
-    """Cache and queue for `python -m router.grammar.grammar_main`, which starts with the router and restarts at need."""
+    """Cache and queue for `router.grammar.grammar_main`, which starts with the router and restarts at need."""
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._helper = HelperProcess("router.grammar.grammar_main", flags)
