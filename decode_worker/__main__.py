@@ -8,6 +8,7 @@ import zmq
 
 from common.base.trace_file import Process
 from common.device.engine.engine import Engine, build_engine, resolve_device
+from common.device.engine.step_rules import batch_buckets
 from common.device.engine.step_sizes import sized
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.step_trace import make_trace
@@ -19,7 +20,7 @@ from common.wire.messages.worker import Role
 from common.wire.transport.endpoints import resolved
 from common.wire.transport.sockets import Hub
 from decode_worker.batch.batch import DecodeBatch
-from decode_worker.batch.runner import DecodeRunner, batch_buckets
+from decode_worker.batch.runner import DecodeRunner
 from decode_worker.worker import DecodeWorker
 
 DESCRIPTION = """Takes prompts over from prefill workers and decodes all its sequences together: in a pool of KV blocks

@@ -87,16 +87,15 @@ FORBIDDEN = {
         "zmq",
     },
     "common.memory.__main__": {"torch", "triton", "aiohttp", "tokenizers", "safetensors"},
-    "deploy.cli": {"torch", "triton", "safetensors", "transformers", "prefill_worker", "decode_worker"},
+    "deploy.cli": {"torch", "triton", "safetensors", "transformers", "router", "prefill_worker", "decode_worker"},
     "deploy.planning.simulation.simulator": {
         "torch",
         "triton",
-        "numpy",
         "aiohttp",
         "tokenizers",
         "zmq",
         "prefill_worker",
-        "router",
+        "decode_worker",
     },
     "prefill_worker.__main__": {
         "llguidance",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from common.device.engine.engine import Engine
+from common.device.engine.step_rules import MIN_SPARED_BYTES, batch_buckets
 from common.device.steps.loop_trace import Trace
 from common.device.steps.output_ring import PendingOutput, RingLanding
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
@@ -20,16 +21,8 @@ from decode_worker.sequences.rows import Clear
 
 logger = logging.getLogger(__name__)
 
-MIN_SPARED_BYTES = 6 << 30
-"""Least spared bytes for a sharing step; fewer come from the L2 cache as fast."""
 CAPTURE_BYTES = 400 << 30
 """Bytes that a GPU reads in the time of a capture; with more missed, a capture pays."""
-
-
-def batch_buckets(max_rows: int) -> list[int]:
-    """Return row counts to capture graphs for: 1, 2, 4, then multiples of 8, 16 and 32, up to `max_rows`."""
-    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1025, 32)]
-    return [*(rows for rows in steps if rows < max_rows), max_rows]
 
 
 class StepKind(NamedTuple):

@@ -5,8 +5,9 @@ GPU. Beyond a host, all hosts are alike. For each split, a single host is simula
 limits are kept. Then all hosts are simulated together, with some more or fewer hosts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.base.errors import ConfigError
 from deploy.planning.estimate import Estimate
@@ -57,16 +58,16 @@ class Search:
 
     def run(self) -> Trial | None:
         """Return the chosen trial: the fewest GPUs within the limits, then the widest margin."""
-        found = self._fewest_gpus()
+        fewest = max(self.estimate.least_prefill, self.estimate.least_decode)  # if neither took from the other
+        found = None
+        for num_gpus in range(max(1, math.ceil(fewest)), min(self.most_gpus, self.gpus_per_host) + 1):
+            if found := self._best(_layouts(self.estimate, num_gpus)):
+                break
+        most_hosts = self.most_gpus // self.gpus_per_host
+        if found is None and most_hosts > 1:
+            found = self._hosts(most_hosts)
         self._show_neighbours(found)
         return found
-
-    def _fewest_gpus(self) -> Trial | None:
-        for num_gpus in range(1, min(self.most_gpus, self.gpus_per_host) + 1):
-            if num_gpus >= self._fewest() and (found := self._best(self._layouts(num_gpus, 1))):
-                return found
-        most_hosts = self.most_gpus // self.gpus_per_host
-        return self._hosts(most_hosts) if most_hosts > 1 else None
 
     def attains(self, trial: Trial) -> bool:
         return not trial.problem and trial.keeps_up and trial.attainment >= self.objectives.percent
@@ -77,10 +78,6 @@ class Search:
         self.trials.append(trial)
         return trial
 
-    def _fewest(self) -> float:
-        """Return a lower bound of GPUs, as if prefill and decode took nothing from each other."""
-        return max(self.estimate.least_prefill, self.estimate.least_decode)
-
     def _show_neighbours(self, found: Trial | None) -> None:
         """Try the formula's layout and layouts with a GPU more, too, for the table."""
         estimate, known = self.estimate, {trial.layout for trial in self.trials}
@@ -88,7 +85,7 @@ class Search:
         is_possible = estimate.num_prefill and estimate.num_decode and wanted <= most
         more = [Layout(estimate.num_prefill, estimate.num_decode, wanted)] if is_possible else []
         if found is not None and found.layout.num_hosts == 1 and found.layout.num_gpus < most:
-            more += self._layouts(found.layout.num_gpus + 1, 1)
+            more += _layouts(estimate, found.layout.num_gpus + 1)
         for layout in dict.fromkeys(more):
             if layout not in known:
                 self.try_layout(layout)
@@ -104,19 +101,21 @@ class Search:
 
     def _best(self, layouts: Iterable[Layout]) -> Trial | None:
         good = [trial for layout in layouts if self.attains(trial := self.try_layout(layout))]
-        return min(good, key=self._margin, default=None)
-
-    def _margin(self, trial: Trial) -> float:
-        """Return the share of a limit used by the worst figure; less is better."""
-        return max(trial.ttft_ms[1] / self.objectives.ttft_ms, trial.tpot_ms[1] / self.objectives.tpot_ms)
+        limits = self.objectives
+        # by the share of a limit used by the worst figure
+        return min(
+            good,
+            key=lambda each: max(each.ttft_ms[1] / limits.ttft_ms, each.tpot_ms[1] / limits.tpot_ms),
+            default=None,
+        )
 
     def _hosts(self, most_hosts: int) -> Trial | None:
         """Return a trial with about the fewest hosts, all alike."""
-        splits = list(self._layouts(self.gpus_per_host, 1))
+        splits = list(_layouts(self.estimate, self.gpus_per_host))
         needed = {split: self._hosts_of(split, most_hosts) for split in splits}
         fewest = min(needed.values())
         if fewest > most_hosts:
-            self._best(Layout(*_workers(split), self.gpus_per_host, most_hosts) for split in splits)
+            self._all_hosts(splits, most_hosts)
             return next((trial for trial in self.trials if self.attains(trial)), None)
         close = [split for split in splits if needed[split] <= fewest + max(1, fewest // 20)]
         count, found = fewest, self._all_hosts(close, fewest)
@@ -131,7 +130,7 @@ class Search:
         return found
 
     def _all_hosts(self, splits: Iterable[Layout], num_hosts: int) -> Trial | None:
-        return self._best(Layout(*_workers(split), self.gpus_per_host, num_hosts) for split in splits)
+        return self._best(replace(split, num_hosts=num_hosts) for split in splits)
 
     def _hosts_of(self, split: Layout, most_hosts: int) -> int:
         """Return the least number of hosts for a single host to keep the limits with its part."""
@@ -141,14 +140,6 @@ class Search:
             trial = self._simulated(split, self.workload.of(middle))
             low, high = (low, middle) if self.attains(trial) else (middle, high)
         return high
-
-    def _layouts(self, num_gpus: int, num_hosts: int) -> Iterator[Layout]:
-        """Yield a worker of each kind on each GPU, then splits next to the formula's."""
-        yield Layout(num_gpus, num_gpus, num_gpus, num_hosts)
-        wanted = self.estimate.prompt_busy + self.estimate.decode_busy
-        near = round(num_gpus * self.estimate.prompt_busy / wanted)
-        splits = {min(max(1, near + more), num_gpus - 1) for more in range(-NEIGHBOURS, NEIGHBOURS + 1)}
-        yield from (Layout(count, num_gpus - count, num_gpus, num_hosts) for count in sorted(splits) if count > 0)
 
     def _simulated(self, layout: Layout, workload: Workload) -> Trial:
         if problem := self._overload(layout, workload):
@@ -172,5 +163,9 @@ class Search:
         )
 
 
-def _workers(layout: Layout) -> tuple[int, int]:
-    return layout.num_prefill, layout.num_decode
+def _layouts(estimate: Estimate, num_gpus: int) -> Iterator[Layout]:
+    """Yield a worker of each kind on each GPU of a host, then splits next to the formula's."""
+    yield Layout(num_gpus, num_gpus, num_gpus)
+    near = round(num_gpus * estimate.prompt_busy / (estimate.prompt_busy + estimate.decode_busy))
+    splits = {min(max(1, near + more), num_gpus - 1) for more in range(-NEIGHBOURS, NEIGHBOURS + 1)}
+    yield from (Layout(count, num_gpus - count, num_gpus) for count in sorted(splits) if count > 0)

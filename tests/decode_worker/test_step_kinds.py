@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from common.device.engine.engine import Engine
+from common.device.engine.step_rules import MIN_SPARED_BYTES
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
 from decode_worker.batch.batch import DecodeBatch
-from decode_worker.batch.runner import CAPTURE_BYTES, MIN_SPARED_BYTES, DecodeRunner, StepKind
+from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner, StepKind
 
 FEW_ROWS = 4
 ENOUGH = MIN_SPARED_BYTES

@@ -11,7 +11,8 @@ import torch
 from benchmarks.make_checkpoint import PRESETS
 from common.base.errors import ConfigError
 from common.device.engine import pool_budget
-from common.device.engine.pool_budget import CUDA_CONTEXT_BYTES, pool_blocks
+from common.device.engine.pool_budget import pool_blocks
+from common.device.engine.step_rules import CUDA_CONTEXT_BYTES
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import gpu_of

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.device.engine.engine import Engine
+from common.device.engine.step_rules import batch_buckets
 from common.device.steps.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.warm_up import _decode_batches, compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
@@ -18,7 +19,7 @@ from common.settings.config import Config, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
-from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner, batch_buckets
+from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequences.rows import Fill
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.engines import lone_engine

@@ -12,14 +12,14 @@ from benchmarks.make_checkpoint import PRESETS
 from benchmarks.simulated import KNOWN_SHAPES
 from benchmarks.table_steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
-from common.device.engine import pool_budget, step_sizes
+from common.device.engine.step_rules import MIN_SPARED_BYTES, StepSize, step_bytes
 from common.models.loader import read_config
-from common.settings.memory_sections import KVSection
+from common.ops.prompt_attention import MAX_KEYS
 from deploy.bench.results import ROOT, read_rows
 from deploy.planning.scaling import scaled
-from deploy.planning.step_times import memory
-from deploy.planning.step_times.costs import MAX_ROWS, MIN_SPARED_BYTES, PromptCosts, StepCosts
-from deploy.planning.step_times.memory import Room, step_bytes
+from deploy.planning.step_times import costs
+from deploy.planning.step_times.costs import MAX_ROWS, PromptCosts, StepCosts
+from deploy.planning.step_times.memory import Room
 from deploy.planning.step_times.rates import as_json, from_json, read_rates, shipped
 from deploy.planning.step_times.shape import read_shape, shape_of
 
@@ -130,14 +130,8 @@ def test_kv_has_the_room_that_benchmarks_readme_says_of_an_h200(model: str, frac
     assert Room(shape, RATES.memory_bytes, fraction).kv_tokens(1, 1) == pytest.approx(num_tokens, rel=0.05)
 
 
-def test_steps_take_the_memory_that_workers_leave_for_them() -> None:
-    config = read_config(ROOT / "deploy/demo_model")
-    shape = read_shape(ROOT / "deploy/demo_model")
-    for tokens, rows in ((0, 256), (512, 0), (8192, 64)):
-        assert step_bytes(shape, tokens, rows) == pool_budget.step_bytes(config, pool_budget.StepSize(tokens, rows))
-    assert (memory.STEP_PART, memory.CHUNK_PART) == (step_sizes.STEP_PART, step_sizes.CHUNK_PART)
-    assert (memory.FEWEST_TOKENS, memory.CUDA_CONTEXT_BYTES) == (
-        step_sizes.FEWEST_TOKENS,
-        pool_budget.CUDA_CONTEXT_BYTES,
-    )
-    assert KVSection().memory_fraction == memory.MEMORY_FRACTION
+def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
+    assert costs.MAX_KEYS == MAX_KEYS
+    config, shape = read_config(ROOT / "deploy/demo_model"), read_shape(ROOT / "deploy/demo_model")
+    for size in (StepSize(0, 256), StepSize(512, 0), StepSize(8192, 64)):
+        assert step_bytes(shape, size) == step_bytes(config, size)

@@ -18,10 +18,11 @@ from deploy.planning.simulation.figures import Figures, Objectives
 from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.layout import Layout, parse_layout
 from deploy.planning.simulation.loads import Arrival, Load, Prefixes, at_once, poisson, streams
+from deploy.planning.simulation.pairing import Host
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import PrefillWorker
 from deploy.planning.simulation.request import Request
-from deploy.planning.simulation.routing import Host, Router
+from deploy.planning.simulation.routing import Router
 from deploy.planning.simulation.simulator import Outcome, Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import Where
@@ -239,7 +240,7 @@ def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes
         text = TextKeys(LAYOUT, b"", array("Q", [prefix.number << 32 | n for n in range(100)] if prefix else []))
         demand = Demand(num_inputs, num_inputs + request.num_outputs, texts=(text,))
         overtakes = rng.random() < 0.3
-        pair = pools.router.choose(request, overtakes=overtakes)
+        pair = pools.router.pairing.choose(request, overtakes=overtakes)
         route = pools.pool.choose(demand, overtakes=overtakes)
         assert (pair is None) == (route is None)
         if pair is not None and route is not None:

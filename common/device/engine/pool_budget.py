@@ -5,11 +5,11 @@ workers, and not from the maker. The pool leaves room for the steps of every wor
 """
 
 import logging
-from typing import NamedTuple
 
 import torch
 
 from common.base.errors import ConfigError
+from common.device.engine.step_rules import CUDA_CONTEXT_BYTES, StepSize, step_bytes
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import gpu_of
@@ -23,15 +23,6 @@ logger = logging.getLogger(__name__)
 
 TYPICAL_TOKENS = 4096
 """Tokens of a typical sequence; its blocks in each group give the ratio of pool sizes."""
-CUDA_CONTEXT_BYTES = 1024 * 1024 * 1024
-"""Reserve of a worker for the CUDA context, cuBLAS workspaces and loaded kernels."""
-
-
-class StepSize(NamedTuple):
-    """Size of a worker's largest step."""
-
-    num_tokens: int
-    num_logit_rows: int
 
 
 def pool_blocks(
@@ -112,16 +103,6 @@ def _shared_bytes(config: Config, model_config: DecoderConfig, device: torch.dev
     if not (config.decode.share_prefixes and gpu.is_hopper):
         return 0
     return shared_parts_bytes(max_rows, most_shared_slots(gpu), model_config.num_kv_heads, model_config.head_dim)
-
-
-def step_bytes(config: DecoderConfig, step: StepSize) -> int:
-    """Return an upper bound of the bytes held at once by a step, doubled for the allocator's rounding.
-
-    Each logit row counts four times, for copies of the logits, token counts and the sampler's intermediate results.
-    """
-    rows = (config.num_q_heads * 2 + config.num_kv_heads * 2) * config.head_dim
-    width = rows + 3 * config.intermediate_size + 4 * config.hidden_size
-    return 2 * (step.num_tokens * width * 4 + step.num_logit_rows * config.vocab_size * 4 * 4)
 
 
 def log_use() -> None:

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from common.memory.client.pulse import ASK_S
 from common.serving.prompts.standstill import Standstill
 from deploy.planning.simulation.events import Events
 from deploy.planning.simulation.gpu import Gpu
@@ -17,8 +18,8 @@ from deploy.planning.step_times.costs import Costs
 
 LAUNCH_MS = 0.7
 """Time before a step's end at which the next is launched (`decode_worker/batch/pace.py`)."""
-LOOK_MS = 1000.0
-"""Time between two reports about other workers of the pool (`common/memory/client/pulse.py`)."""
+LOOK_MS = ASK_S * 1e3
+"""Time between two reports about other workers of the pool."""
 
 
 class DecodeWorker:
@@ -149,8 +150,7 @@ class DecodeWorker:
         self._fresh = [request for since_ms, request in self._joining if since_ms <= launched_ms]
         self._joining = [each for each in self._joining if each[0] > launched_ms]
         for request in self._fresh:
-            request.last_step = self._num_steps + request.num_outputs - 1
-            heappush(self._rows, (request.last_step, request.number, request))
+            heappush(self._rows, (self._num_steps + request.num_outputs - 1, request.number, request))
             self._num_tokens += request.num_inputs
             if request.prefix is not None:
                 self._prefixes[request.prefix] += 1

@@ -5,15 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.serving.prompts.order import PromptOrder
+from common.settings.config import PrefillSection
+from common.settings.memory_sections import MemorySection
 from deploy.planning.simulation.events import Events
 from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.loads import Prefix
 from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
 
-MAX_SEQS, MAX_MIXED_TOKENS = 64, 4096
-"""Limits of a step, as `prefill.max_num_seqs` and `prefill.max_mixed_tokens`."""
-DECODE_RESERVE = 0.05
+LIMITS = PrefillSection()
+"""Limits of a step."""
+DECODE_RESERVE = MemorySection().decode_reserve
 """Share of a pool left by prompts to decode workers."""
 MAX_LAUNCHED = 2
 """Steps in flight: one runs, one follows."""
@@ -51,7 +53,7 @@ class PrefillWorker:
         self.gpu, self.costs, self.events, self._on_found, self._on_first = gpu, costs, events, on_found, on_first
         self.outstanding_tokens = self.num_outstanding = self.last_turn = 0
         self.overtaking: list[int] = []  # lengths of prompts sent ahead of their turn, ascending
-        self._order = PromptOrder(costs.step_tokens, MAX_SEQS, MAX_MIXED_TOKENS)
+        self._order = PromptOrder(costs.step_tokens, LIMITS.max_num_seqs, LIMITS.max_mixed_tokens)
         self._waiting: list[Request] = []  # prompts with tokens left to launch
         self._launched: deque[_Step] = deque()
         self._since_ms, self._speed, self._version = 0.0, 1.0, 0

@@ -29,7 +29,6 @@ class Request:
     first_ms: float = -1.0
     second_ms: float = -1.0
     ended_ms: float = -1.0
-    last_step: int = field(default=-1)  # number of the last step on the decode worker
 
     def __post_init__(self) -> None:
         self.find(self.num_cached)

@@ -22,20 +22,22 @@ import random
 from dataclasses import dataclass
 
 from common.base.errors import BatonError, ConfigError
+from common.settings.config import RouterSection
 from common.wire.messages.worker import Role
 from deploy.planning.simulation.decode import DecodeWorker
 from deploy.planning.simulation.events import Events
 from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.layout import Layout
 from deploy.planning.simulation.loads import Arrival, Load
+from deploy.planning.simulation.pairing import Host
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import DECODE_RESERVE, PrefillWorker
 from deploy.planning.simulation.request import Request
-from deploy.planning.simulation.routing import Host, Router
+from deploy.planning.simulation.routing import Router
 from deploy.planning.step_times.costs import Costs
 
-REQUEST_TIMEOUT_MS = 600_000.0
-"""Limit of a request: `router.request_timeout_s`."""
+REQUEST_TIMEOUT_MS = RouterSection().request_timeout_s * 1e3
+"""Limit of a request."""
 
 
 class Stuck(BatonError):

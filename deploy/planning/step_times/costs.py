@@ -19,6 +19,8 @@ prompt. So a decode step grows by a measured part of the prompt step's time, and
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
+from common.device.engine.step_rules import MIN_SPARED_BYTES, batch_buckets
+from common.settings.config import DecodeSection
 from deploy.planning.step_times.memory import MEMORY_FRACTION, Room
 from deploy.planning.step_times.rates import Rates
 
@@ -54,12 +56,8 @@ class Curve:
 
 MAX_KEYS = 65_536
 """Most tokens of gathered K and V (`common/ops/prompt_attention.py`)."""
-MAX_ROWS = 256
-"""Rows of a decode step: `decode.max_num_seqs`."""
-MIN_SPARED_BYTES = 6 << 30
-"""Spared bytes from which shared prefixes are read once (`decode_worker/batch/runner.py`)."""
-BUCKETS = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 1025, 32)]
-"""Rows of captured decode steps (`decode_worker/batch/runner.py`)."""
+MAX_ROWS = DecodeSection().max_num_seqs
+"""Rows of a decode step."""
 Chunk = tuple[int, int]
 """Tokens of a prompt in a step, and tokens before."""
 
@@ -112,7 +110,7 @@ class StepCosts:
             Curve([(rows * context, ms) for rows, context, ms, _ in rates.steps if rows == batch], slanted=True)
             for batch in batches
         ]
-        buckets: list[int] = [*(rows for rows in BUCKETS if rows < max_rows), max_rows]
+        buckets = batch_buckets(max_rows)
         self._buckets = [buckets[bisect_left(buckets, rows)] for rows in range(max_rows + 1)]
 
     def ms(self, num_rows: int, num_tokens: float, num_spared: float = 0) -> float:

@@ -34,6 +34,14 @@ class ModelShape:
     tie_word_embeddings: bool = False
 
     @property
+    def num_q_heads(self) -> int:
+        return self.num_attention_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_key_value_heads
+
+    @property
     def layer_weights(self) -> int:
         """Weights of all layers, applied to each prompt token."""
         heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
