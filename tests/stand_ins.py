@@ -11,8 +11,9 @@ from pathlib import Path
 
 from deploy.operate.health import Health
 from deploy.processes.console import Console
+from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import Kind, ProcessSpec
-from deploy.processes.supervisor import Deadlines, Supervisor
+from deploy.processes.supervisor import Supervisor
 from tests.ports import ReservedPort
 
 DEADLINE_S = 60.0

@@ -17,9 +17,9 @@ from deploy.autoscale.proposal import Proposal
 from deploy.autoscale.router_line import Line
 from deploy.autoscale.staff import Staff
 from deploy.processes.console import Console
+from deploy.processes.keeper import Keeper
 from deploy.processes.launch_plan import ProcessSpec
 from deploy.processes.placement import Placement
-from deploy.processes.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,8 @@ class Plan:
 class Autoscaler:
     """Loop that samples the router's load and carries out proposals of `judge`."""
 
-    def __init__(
-        self, supervisor: Supervisor, router: Line, staff: Staff, plan: Plan, judge: Judge, console: Console
-    ) -> None:
-        self._supervisor, self._router, self._plan, self._judge = supervisor, router, plan, judge
+    def __init__(self, keeper: Keeper, router: Line, staff: Staff, plan: Plan, judge: Judge, console: Console) -> None:
+        self._keeper, self._router, self._plan, self._judge = keeper, router, plan, judge
         self._console = console
         self.staff = staff
 
@@ -74,7 +72,7 @@ class Autoscaler:
 
     async def _change(self, proposal: Proposal) -> None:
         old, begin_s = self.staff.workers[proposal.name], time.monotonic()
-        after, new = self.staff.changed(old.name, proposal.role, self._supervisor.names)
+        after, new = self.staff.changed(old.name, proposal.role, self._keeper.names)
 
         async def tell(stage: Stage, text: str) -> None:
             self._console.say(text, "W" if stage is Stage.GIVEN_UP else "I")
@@ -95,11 +93,11 @@ class Autoscaler:
         """Start the new worker while the old worker serves; return the problem, if any."""
         self._begin(new)
         if problem := await self._awaited(new, num_partners=2):  # the leaving worker may be among the partners
-            await self._supervisor.retire(new.name)
+            await self._keeper.retire(new.name)
             return problem
         before, self.staff = self.staff, after
         await self._move_standbys(before)
-        await self._supervisor.retire(old.name)
+        await self._keeper.retire(old.name)
         return ""
 
     async def _one_after_the_other(self, old: Placement, new: Placement, after: Staff) -> str:
@@ -109,11 +107,11 @@ class Autoscaler:
         """
         before, self.staff = self.staff, after
         await self._move_standbys(before)
-        await self._supervisor.retire(old.name)
+        await self._keeper.retire(old.name)
         self._begin(new)
         problem = await self._awaited(new, num_partners=1)
         if problem:
-            await self._supervisor.retire(new.name)
+            await self._keeper.retire(new.name)
             self._begin(old)
             self.staff = before
             await self._move_standbys(after)
@@ -123,23 +121,23 @@ class Autoscaler:
         """Restart changed standbys, because the number of peers is set at start; idle standbys end at once."""
         old, new = ({each.name: each for each in staff.standbys} for staff in (before, self.staff))
         for name in [name for name in old if old[name] != new.get(name)]:
-            await self._supervisor.retire(name)
+            await self._keeper.retire(name)
         for name in [name for name in new if new[name] != old.get(name)]:
             self._begin(new[name])
 
     def _begin(self, placement: Placement) -> None:
         """Start a process, unless an unkillable process of equal name is left."""
-        if placement.name not in self._supervisor.names:
-            self._supervisor.begin(self._plan.spec_of(placement))
+        if placement.name not in self._keeper.names:
+            self._keeper.begin(self._plan.spec_of(placement))
 
     async def _awaited(self, new: Placement, num_partners: int) -> str:
         """Wait until the worker serves with KV paths to `num_partners` workers; return the problem, if any."""
         until_s = time.monotonic() + START_S
         while time.monotonic() < until_s:
             await asyncio.sleep(POLL_S)
-            if self._supervisor.num_crashes(new.name) >= MOST_STARTS:
+            if self._keeper.num_crashes(new.name) >= MOST_STARTS:
                 return f"has ended {MOST_STARTS} times before it served; its last lines say why"
-            sample, pid = await self._router.sample(), self._supervisor.pid(new.name)
+            sample, pid = await self._router.sample(), self._keeper.pid(new.name)
             serving = sample.serving if sample is not None else []
             if any((each.name, each.pid) == (new.name, pid) and each.num_partners >= num_partners for each in serving):
                 return ""

@@ -17,10 +17,10 @@ from common.settings import options
 from common.settings.config import MEMORY_SECTIONS, Config
 from deploy.processes.child import Backoff, Child, describe_exit
 from deploy.processes.console import Console, background_writer
+from deploy.processes.keeper import CONFIG_EXIT_CODE
 from deploy.processes.launch_plan import Kind, ProcessSpec
 from deploy.processes.machine import detect_gpus
 from deploy.processes.placement import Gpu
-from deploy.processes.supervisor import CONFIG_EXIT_CODE
 
 
 def specs(directory: str, gpus: Sequence[Gpu], flags: Sequence[str]) -> list[ProcessSpec]:

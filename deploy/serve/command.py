@@ -20,12 +20,13 @@ from deploy.autoscale.staff import Staff
 from deploy.operate.health import Health, local_url
 from deploy.processes.console import Console, background_writer
 from deploy.processes.forks import modules_of
+from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
 from deploy.processes.machine import detect_gpus, num_cores, require_address_space
 from deploy.processes.mps import Mps, MpsOptions, open_mps
 from deploy.processes.placement import Placement, choose_gpus, in_either_role, place_standbys, place_workers
 from deploy.processes.runtime_dir import make_runtime_dir, until_lost
-from deploy.processes.supervisor import Deadlines, Supervisor
+from deploy.processes.supervisor import Supervisor
 from deploy.serve.model_source import find_model, served_name, weights_bytes
 
 
@@ -118,7 +119,7 @@ def _autoscale(
     )
     judge = Judge(options.pace, Machine(is_cpu, options.longest_step_ms / 1e3))
     router = RouterLine(workers.config.net, console)
-    supervisor.accompany(Autoscaler(supervisor, router, Staff.of(placements), plan, judge, console).run)
+    supervisor.accompany(Autoscaler(supervisor.keeper, router, Staff.of(placements), plan, judge, console).run)
 
 
 def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:

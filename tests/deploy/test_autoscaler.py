@@ -21,6 +21,7 @@ from deploy.autoscale.load import Sample
 from deploy.autoscale.proposal import Machine, Proposal
 from deploy.autoscale.staff import Staff
 from deploy.processes.console import Console
+from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import ProcessSpec
 from deploy.processes.placement import Placement, place_standbys, place_workers
 from deploy.processes.supervisor import Supervisor
@@ -55,7 +56,7 @@ class Scene(stand_ins.Stage):
         specs = [self._spec(each) for each in (*staff.workers.values(), *staff.standbys)]
         supervisor._specs = [*supervisor._specs, *specs]
         plan = Plan(spec_of=self._begun, overlap=overlap, sample_s=0.01)
-        scaler = Autoscaler(supervisor, self, staff, plan, Ordered(self), Console(self.log, None))
+        scaler = Autoscaler(supervisor.keeper, self, staff, plan, Ordered(self), Console(self.log, None))
         supervisor.accompany(scaler.run)
         return supervisor, scaler
 
@@ -176,7 +177,7 @@ async def test_one_that_cannot_start_leaves_all_as_it_was(scene: Scene, overlap:
         await eventually(lambda: Stage.GIVEN_UP in scene.stages)
         await eventually(lambda: set(scene.alive()) == BEFORE)
         assert set(scaler.staff.workers) == BEFORE
-        assert supervisor.names == BEFORE | {"router"}
+        assert supervisor.keeper.names == BEFORE | {"router"}
     assert "prefill-1 stays" in scene.told[-1][1] and "has ended 3 times before it served" in scene.told[-1][1]
     assert scene.pauses == [False]
 
@@ -258,7 +259,7 @@ async def test_one_that_does_not_finish_in_time_is_killed(scene: Scene, monkeypa
     scene.acts["prefill-1"] = "stubborn-prefill-1"
     supervisor, _ = scene.start()
     async with served(supervisor, scene):
-        monkeypatch.setattr(supervisor, "_limit_s", lambda _: 0.2)
+        monkeypatch.setattr(Deadlines, "of", lambda *_, **__: 0.2)
         scene.proposals.append(CHANGE)
         await eventually(lambda: Stage.DONE in scene.stages)
         assert set(scene.alive()) == AFTER

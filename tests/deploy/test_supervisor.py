@@ -59,7 +59,7 @@ async def test_a_killed_worker_comes_back_and_so_does_a_drained_one(
 async def test_a_router_whose_port_another_has_is_not_started_again_and_all_ends_in_order(stage: Stage) -> None:
     supervisor = stage.supervisor("memory", "decode-0")
     async with running(supervisor, lambda _: None) as run:
-        router = supervisor.pid("router")
+        router = supervisor.keeper.pid("router")
         assert router is not None
         os.kill(router, signal.SIGUSR1)  # it ends with RELIEVED_STATUS
         assert await asyncio.wait_for(run, DEADLINE_S) == 0

@@ -129,8 +129,10 @@ async def test_roles_follow_a_load_that_flips_and_nothing_is_lost(checkpoint: Ch
         clients = Clients(system.url, short_ones, replies, LONG_REPLY)
         await system.until(lambda: len(system.changes("becomes")) == 2)
         new = system.changes("becomes")[1].split(" becomes ")[1].split(":")[0]
-        await system.until(lambda: new in system.supervisor.names and system.supervisor.pid(new) is not None)
-        pid = system.supervisor.pid(new)
+        await system.until(
+            lambda: new in system.supervisor.keeper.names and system.supervisor.keeper.pid(new) is not None
+        )
+        pid = system.supervisor.keeper.pid(new)
         assert new.startswith("decode-") and pid is not None
         os.kill(pid, signal.SIGKILL)  # in the middle of the change
         await system.until(lambda: len(system.changes()) == 2)
@@ -143,7 +145,7 @@ async def test_roles_follow_a_load_that_flips_and_nothing_is_lost(checkpoint: Ch
 
         clients = Clients(system.url, long_ones, firsts, 1)
         await system.until(lambda: len(system.changes("becomes")) == 3)
-        pids = [system.supervisor.pid(name) for name in system.supervisor.names]
+        pids = [system.supervisor.keeper.pid(name) for name in system.supervisor.keeper.names]
         system.supervisor.stop()  # in the middle of another one
         assert await asyncio.wait_for(system.run, TIMEOUT_S) == 0, system.log.getvalue()
         clients.leave()
