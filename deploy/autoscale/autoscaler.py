@@ -61,7 +61,7 @@ class Autoscaler:
         try:
             while True:
                 await asyncio.sleep(self._plan.sample_s)
-                proposal = self._judge.heed(await self._router.sample(), self.staff.workers)
+                proposal = self._judge.add(await self._router.sample(), self.staff.workers)
                 if proposal is not None:
                     await self._change(proposal)
         except Exception as error:
@@ -74,18 +74,18 @@ class Autoscaler:
         old, begin_s = self.staff.workers[proposal.name], time.monotonic()
         after, new = self.staff.changed(old.name, proposal.role, self._keeper.names)
 
-        async def tell(stage: Stage, text: str) -> None:
+        async def report(stage: Stage, text: str) -> None:
             self._console.say(text, "W" if stage is Stage.GIVEN_UP else "I")
-            await self._router.tell(old.name, new.name, new.role, stage, text)
+            await self._router.report(old.name, new.name, new.role, stage, text)
 
-        await tell(Stage.BEGUN, f"{old.name} on {old.device} becomes {new.name}: {proposal.reason}")
+        await report(Stage.BEGUN, f"{old.name} on {old.device} becomes {new.name}: {proposal.reason}")
         change = self._overlapping if self._plan.overlap else self._one_after_the_other
         problem = await change(old, new, after)
         took = f"after {time.monotonic() - begin_s:.1f} s"
         if problem:
-            await tell(Stage.GIVEN_UP, f"{old.name} stays, {took}: {new.name} {problem}")
+            await report(Stage.GIVEN_UP, f"{old.name} stays, {took}: {new.name} {problem}")
         else:
-            await tell(Stage.DONE, f"{new.name} is in the place of {old.name} {took}")
+            await report(Stage.DONE, f"{new.name} is in the place of {old.name} {took}")
         pause_s = self._judge.ended(time.monotonic(), new.role, done=not problem)
         self._console.say(f"roles stay for {pause_s:g} s at least")
 
@@ -93,11 +93,11 @@ class Autoscaler:
         """Start the new worker while the old worker serves; return the problem, if any."""
         self._begin(new)
         if problem := await self._awaited(new, num_partners=2):  # the leaving worker may be among the partners
-            await self._keeper.retire(new.name)
+            await self._keeper.stop(new.name)
             return problem
         before, self.staff = self.staff, after
         await self._move_standbys(before)
-        await self._keeper.retire(old.name)
+        await self._keeper.stop(old.name)
         return ""
 
     async def _one_after_the_other(self, old: Placement, new: Placement, after: Staff) -> str:
@@ -107,11 +107,11 @@ class Autoscaler:
         """
         before, self.staff = self.staff, after
         await self._move_standbys(before)
-        await self._keeper.retire(old.name)
+        await self._keeper.stop(old.name)
         self._begin(new)
         problem = await self._awaited(new, num_partners=1)
         if problem:
-            await self._keeper.retire(new.name)
+            await self._keeper.stop(new.name)
             self._begin(old)
             self.staff = before
             await self._move_standbys(after)
@@ -121,14 +121,14 @@ class Autoscaler:
         """Restart changed standbys, because the number of peers is set at start; idle standbys end at once."""
         old, new = ({each.name: each for each in staff.standbys} for staff in (before, self.staff))
         for name in [name for name in old if old[name] != new.get(name)]:
-            await self._keeper.retire(name)
+            await self._keeper.stop(name)
         for name in [name for name in new if new[name] != old.get(name)]:
             self._begin(new[name])
 
     def _begin(self, placement: Placement) -> None:
         """Start a process, unless an unkillable process of equal name is left."""
         if placement.name not in self._keeper.names:
-            self._keeper.begin(self._plan.spec_of(placement))
+            self._keeper.start(self._plan.spec_of(placement))
 
     async def _awaited(self, new: Placement, num_partners: int) -> str:
         """Wait until the worker serves with KV paths to `num_partners` workers; return the problem, if any."""

@@ -43,7 +43,7 @@ class Judge:
         self._ended_s = float("-inf")  # end of the last change
         self._last_role: Role | None = None
 
-    def heed(self, sample: Sample | None, ours: Mapping[str, object]) -> Proposal | None:
+    def add(self, sample: Sample | None, ours: Mapping[str, object]) -> Proposal | None:
         """Add a sample; return a due change, if any.
 
         Args:

@@ -28,7 +28,7 @@ class Line(Protocol):
         """Return the load of all workers; None without an answer."""
         ...
 
-    async def tell(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
+    async def report(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
         """Report the stage of a role change, for people who watch; lost if the router is absent."""
         ...
 
@@ -44,11 +44,11 @@ class RouterLine:
         report = await self._connected(lambda operator: operator.ask(LoadWanted, LoadReport, ASK_S))
         return None if report is None else Sample(time.monotonic(), report)
 
-    async def tell(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
+    async def report(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
         def saying(operator_id: str, epoch: int) -> RoleChange:
             return RoleChange(operator_id, epoch, name, successor, role, stage, text)
 
-        await self._connected(lambda operator: operator.tell(saying))
+        await self._connected(lambda operator: operator.send(saying))
 
     async def _connected(self, act: Callable[[Operator], Answer | None]) -> Answer | None:
         """Return the result of `act`; None if the connection fails, which is reported once."""

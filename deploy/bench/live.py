@@ -7,7 +7,7 @@ from typing import Any
 
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.bench.stats import RequestRecord
 from deploy.planning.simulation.percentiles import percentile
@@ -20,15 +20,11 @@ class Live:
     """A bar and the figures so far of one round of one server."""
 
     def __init__(self, progress: Progress, label: str, num_requests: int) -> None:
-        self._progress, self._task = progress, self._begun(progress, label, num_requests)
+        self._progress, self._task = progress, progress.add_task(label, total=num_requests, figures="")
         self._begin_s = self._said_s = time.perf_counter()
         self._ttfts_s: list[float] = []
         self._num_tokens = self._num_errors = 0
         self._num_left = num_requests
-
-    @staticmethod
-    def _begun(progress: Progress, label: str, num_requests: int) -> TaskID:
-        return progress.add_task(label, total=num_requests, figures="")
 
     def note(self, record: RequestRecord) -> None:
         """One more has ended."""

@@ -22,7 +22,7 @@ class Load:
 
     def prompts(self, number: int) -> list[Prompt]:
         """Of a round without conversations."""
-        return self._prompts(self._args.num_prompts, self._round(number))
+        return self._prompts(self._args.num_prompts, self._seed(f"round {number}"))
 
     def warm_up(self) -> list[Prompt]:
         """What is sent before all rounds."""
@@ -32,7 +32,7 @@ class Load:
         """The prefixes of a round by themselves."""
         if not self._args.primed:
             return []
-        return self._as_sent(self._args.prefixes.drawn(self._vocabulary, self._round(number)))
+        return self._as_sent(self._args.prefixes.drawn(self._vocabulary, self._seed(f"round {number}")))
 
     def crowd(self, number: int) -> list[Prompt]:
         """Others, for whom a server needs the room of those prefixes."""
@@ -40,11 +40,13 @@ class Load:
             return []
         num_tokens = min(CROWD_TOKENS, self._args.prefixes.num_tokens)
         num_prompts, lengths = -(-self._args.crowd_out // num_tokens), Lengths.fixed(num_tokens, 1)
-        return self._as_sent(random_prompts(num_prompts, lengths, self._vocabulary, f"{self._round(number)}, crowd"))
+        return self._as_sent(
+            random_prompts(num_prompts, lengths, self._vocabulary, self._seed(f"round {number}, crowd"))
+        )
 
     def conversations(self, number: int) -> list[Conversation]:
         """Of a round of `--users`."""
-        args, seed = self._args, self._round(number)
+        args, seed = self._args, self._seed(f"round {number}")
         openings = self._prompts(args.users, seed)
         later = random_prompts(args.users * (args.turns - 1), _lengths(args), self._vocabulary, f"{seed}, later turns")
         return conversations(openings, later, args.think_s, seed)
@@ -57,7 +59,7 @@ class Load:
 
     def prefixes(self, number: int, num_prompts: int) -> list[int]:
         """Which of its prefixes each prompt of a round begins with; of a load that has some."""
-        order: list[int] = self._args.prefixes.order(num_prompts, self._round(number))
+        order: list[int] = self._args.prefixes.order(num_prompts, self._seed(f"round {number}"))
         return order
 
     def beside(self, number: int, last_s: float) -> tuple[list[Prompt], list[float]]:
@@ -80,9 +82,6 @@ class Load:
 
     def _as_sent(self, prompts: list[Prompt]) -> list[Prompt]:
         return self._words.written(prompts) if self._words else prompts
-
-    def _round(self, number: int) -> str:
-        return self._seed(f"round {number}")
 
     def _seed(self, part: str) -> str:
         """Every workload has prompts of its own, so that no server finds them in its prefix cache after another one."""

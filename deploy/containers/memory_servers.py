@@ -7,6 +7,7 @@ others go on. SIGTERM ends all servers.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -50,15 +51,9 @@ async def keep(spec: ProcessSpec, console: Console, stopping: asyncio.Event) -> 
         if not stopping.is_set():
             delay_s = backoff.after(child.lived_s)
             console.say(f"{spec.name} ended with {describe_exit(code)}; again in {delay_s:g} s", "W")
-            await _sleep(stopping, delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), delay_s)
     return 0
-
-
-async def _sleep(stopping: asyncio.Event, delay_s: float) -> None:
-    try:
-        await asyncio.wait_for(stopping.wait(), delay_s)
-    except TimeoutError:
-        return
 
 
 async def run(wanted: Sequence[ProcessSpec], form: str = "text") -> int:

@@ -34,7 +34,7 @@ class Operator:
         identity = connection_of(self._id, self._epoch)
         self._spoke = Spoke(context, net, resolved(net.router_endpoint, ROUTER_SOCKET), identity)
 
-    def tell(self, saying: Saying) -> None:
+    def send(self, saying: Saying) -> None:
         """Send a message without an answer."""
         self._spoke.send(saying(self._id, self._epoch))
 
@@ -42,7 +42,7 @@ class Operator:
         self, saying: Saying, kind: type[Answer], timeout_s: float, is_it: Callable[[Answer], bool] = lambda _: True
     ) -> Answer | None:
         """Send a message and wait for its answer; None after the timeout."""
-        self.tell(saying)
+        self.send(saying)
         until_s = time.monotonic() + timeout_s
         while (left_s := until_s - time.monotonic()) > 0:
             self._spoke.socket.poll(int(1000 * left_s) + 1)

@@ -40,10 +40,10 @@ def plan(args: argparse.Namespace) -> int:
         return 1
     each = estimate(costs, workload, objectives)
     print(report.formula(each, workload, costs, objectives) + "\n")
-    search = Search(costs, workload, objectives, each, args.gpus, args.gpus_per_host, tell=_tell)
+    search = Search(costs, workload, objectives, each, args.gpus, args.gpus_per_host, show=_show_progress)
     chosen = _only(search, layout) if layout else search.run()
-    _tell("")
-    return _said(search, chosen, args.model or "MODEL")
+    _show_progress("")
+    return _print_result(search, chosen, args.model or "MODEL")
 
 
 def _only(search: Search, layout: Layout) -> Trial | None:
@@ -51,7 +51,7 @@ def _only(search: Search, layout: Layout) -> Trial | None:
     return trial if search.attains(trial) else None
 
 
-def _said(search: Search, chosen: Trial | None, model: str) -> int:
+def _print_result(search: Search, chosen: Trial | None, model: str) -> int:
     """Print the table of trials and the chosen layout; return the exit status."""
     if search.trials:
         print("Simulated (times in ms):")
@@ -88,13 +88,13 @@ def _observed(args: argparse.Namespace, rates: Rates) -> tuple[Rates, Workload]:
     if args.rate is None and args.trace is None:
         if args.prefixes and not args.input_len:
             raise ConfigError("--prefixes with --from: --input-len, too, as a router tells of whole prompts")
-        _tell(f"watching {args.url} for {args.watch_s:g} s")
-        metrics, asked = live.watch(args.url, args.watch_s)
-        inputs, outputs = (Span(tokens, tokens) for tokens in (asked.num_inputs, asked.num_outputs))
+        _show_progress(f"watching {args.url} for {args.watch_s:g} s")
+        metrics, observed = live.watch(args.url, args.watch_s)
+        inputs, outputs = (Span(tokens, tokens) for tokens in (observed.num_inputs, observed.num_outputs))
         lengths = (args.input_len or inputs, args.output_len or outputs)
-        workload: Workload = Steady(asked.rate, *lengths, args.seed, args.cached_len, args.prefixes)
+        workload: Workload = Steady(observed.rate, *lengths, args.seed, args.cached_len, args.prefixes)
     else:
-        metrics, workload = live.told(live.fetched(args.url)), _workload(args)
+        metrics, workload = live.parse_metrics(live.fetch_metrics(args.url)), _workload(args)
     drawn = workload.lengths
     mean_tokens = sum(each.inputs + each.outputs / 2 for each in drawn) / len(drawn)
     if others := live.devices(args.url) - {rates.gpu}:
@@ -121,7 +121,7 @@ def _workload(args: argparse.Namespace) -> Workload:
     return Replay(arrivals, f"{part}{args.trace.name}", args.seed)
 
 
-def _tell(text: str) -> None:
+def _show_progress(text: str) -> None:
     """Show progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)

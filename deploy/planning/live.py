@@ -28,7 +28,7 @@ PREFIXES = ("baton_worker_step_", "baton_worker_running", "baton_requests_total"
 
 Sample = tuple[str, str]
 """Name of a metric, and the role of its workers or ""."""
-Told = Mapping[Sample, float]
+Metrics = Mapping[Sample, float]
 """Sums over all workers of a role."""
 
 
@@ -43,7 +43,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ObservedLoad:
     """Mean of the completions finished between two samples."""
 
     rate: float  # completions a second
@@ -51,7 +51,7 @@ class Asked:
     num_outputs: int
 
 
-def fetched(url: str) -> str:
+def fetch_metrics(url: str) -> str:
     """Return the text of GET /metrics; raises ConfigError without an answer."""
     try:
         with urlopen(f"{url.rstrip('/')}/metrics", timeout=DEADLINE_S) as response:
@@ -71,7 +71,7 @@ def devices(url: str) -> set[str]:
     return {" ".join(name.split()[1:-1]) or name for name in names}
 
 
-def told(text: str) -> Told:
+def parse_metrics(text: str) -> Metrics:
     """Parse the text of /metrics and sum up by role; raises ConfigError for other text."""
     sums: dict[Sample, float] = {}
     try:
@@ -87,7 +87,7 @@ def told(text: str) -> Told:
     return sums
 
 
-def steps_of(metrics: Told, role: str) -> Steps:
+def steps_of(metrics: Metrics, role: str) -> Steps:
     """Return the mean step since the start of the workers; raises ConfigError after too few steps."""
 
     def total(name: str) -> float:
@@ -116,16 +116,16 @@ def calibrated(rates: Rates, prefill: Steps, decode: Steps, mean_tokens: float) 
     prompt_factor = prefill.ms / costs.part.ms([(length, 0)] * num_prompts)
     num_rows = max(1, min(costs.max_rows, round(decode.sequences)))
     step_factor = decode.ms / costs.steps.ms(num_rows, num_rows * mean_tokens)
-    told_of = f"as a running system: prompts x {prompt_factor:.2f}, decode steps x {step_factor:.2f}"
+    how = f"as a running system: prompts x {prompt_factor:.2f}, decode steps x {step_factor:.2f}"
     return replace(
         rates,
         prompts=tuple((tokens, share, ms * prompt_factor) for tokens, share, ms in rates.prompts),
         steps=tuple((rows, context, ms * step_factor, least * step_factor) for rows, context, ms, least in rates.steps),
-        origin=(*rates.origin, told_of),
+        origin=(*rates.origin, how),
     )
 
 
-def asked_between(before: Told, after: Told, seconds: float) -> Asked:
+def load_between(before: Metrics, after: Metrics, seconds: float) -> ObservedLoad:
     """Return the load between two samples; raises ConfigError for too few completions."""
 
     def grown(name: str) -> float:
@@ -138,12 +138,12 @@ def asked_between(before: Told, after: Told, seconds: float) -> Asked:
             "--rate, --input-len and --output-len"
         )
     inputs, outputs = grown("baton_request_prompt_tokens_sum"), grown("baton_request_generation_tokens_sum")
-    return Asked(count / seconds, max(1, round(inputs / count)), max(1, round(outputs / count)))
+    return ObservedLoad(count / seconds, max(1, round(inputs / count)), max(1, round(outputs / count)))
 
 
-def watch(url: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> tuple[Told, Asked]:
+def watch(url: str, seconds: float, sleep: Callable[[float], None] = time.sleep) -> tuple[Metrics, ObservedLoad]:
     """Return the metrics after `seconds`, and the load meanwhile."""
-    before, begun_s = told(fetched(url)), time.monotonic()
+    before, begun_s = parse_metrics(fetch_metrics(url)), time.monotonic()
     sleep(seconds)
-    after = told(fetched(url))
-    return after, asked_between(before, after, time.monotonic() - begun_s)
+    after = parse_metrics(fetch_metrics(url))
+    return after, load_between(before, after, time.monotonic() - begun_s)

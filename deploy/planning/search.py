@@ -17,7 +17,6 @@ from deploy.planning.simulation.simulator import Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.workload import Workload
 
-Tell = Callable[[str], None]
 MOST_BUSY = 0.97
 """Largest busy share of a worker; beyond, queues grow for longer than simulated."""
 MOST_FEWER = 3
@@ -34,7 +33,6 @@ class Trial:
 
     layout: Layout
     attainment: float = 0.0  # percent of requests within all limits
-    goodput: float = 0.0  # requests within all limits, a second
     tokens_per_s: float = 0.0
     ttft_ms: tuple[float, float] = (0.0, 0.0)  # median, and percentile of the objectives
     tpot_ms: tuple[float, float] = (0.0, 0.0)
@@ -53,7 +51,7 @@ class Search:
     estimate: Estimate
     most_gpus: int
     gpus_per_host: int
-    tell: Tell = lambda text: None
+    show: Callable[[str], None] = lambda text: None
     trials: list[Trial] = field(default_factory=list)
 
     def run(self) -> Trial | None:
@@ -144,7 +142,7 @@ class Search:
     def _simulated(self, layout: Layout, workload: Workload) -> Trial:
         if problem := self._overload(layout, workload):
             return Trial(layout, problem=problem)
-        self.tell(f"simulating {layout.name} under {workload.name}")
+        self.show(f"simulating {layout.name} under {workload.name}")
         load = workload.load(self.estimate.request_ms / 1e3, self.objectives.percent)
         try:
             outcome = simulate(layout, self.costs, load)
@@ -154,7 +152,6 @@ class Search:
         return Trial(
             layout,
             attainment=figures.attainment(self.objectives),
-            goodput=figures.goodput(self.objectives),
             tokens_per_s=figures.tokens_per_s,
             ttft_ms=(figures.of("ttft_p50"), figures.of(f"ttft_p{percent:g}")),
             tpot_ms=(figures.of("tpot_p50"), figures.of(f"tpot_p{percent:g}")),

@@ -102,13 +102,13 @@ class Keeper:
         self._fork_server = fork_server
         self._kept: dict[str, Kept] = {}
 
-    def begin(self, spec: ProcessSpec) -> None:
+    def start(self, spec: ProcessSpec) -> None:
         """Start a process, and keep it running; the name must be free."""
         assert spec.name not in self._kept, spec.name
         kept = self._kept[spec.name] = Kept(spec)
         kept.keeper = self._life.watched(self._keep_running(kept))
 
-    async def retire(self, name: str) -> None:
+    async def stop(self, name: str) -> None:
         """Have a process finish its work and end, without a restart; kill the process after the deadline."""
         kept = self._kept[name]
         kept.may_go.set()

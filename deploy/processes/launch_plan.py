@@ -104,19 +104,8 @@ def plan_workers(
     )
 
 
-def plan_processes(
-    config: Config,
-    placements: Sequence[Placement],
-    runtime_dir: Path,
-    num_cores: int,
-    weights_bytes: int,
-) -> list[ProcessSpec]:
-    """Return the router first, then memory servers, then workers. User-defined endpoints stay."""
-    return all_processes(plan_workers(config, placements, runtime_dir, num_cores, weights_bytes), placements)
-
-
 def all_processes(plan: WorkerPlan, placements: Sequence[Placement]) -> list[ProcessSpec]:
-    """Return all processes as `plan_processes` does, from an existing plan of workers."""
+    """Return the router first, then memory servers, then workers. User-defined endpoints stay."""
     config = plan.config
     router = ProcessSpec("router", "router", tuple(to_flags(config, ROUTER_SECTIONS)), Kind.ROUTER)
     tier = config.memory.host_tier_fraction / len(plan.sockets)

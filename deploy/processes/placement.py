@@ -35,10 +35,6 @@ class Placement:
         """Device as in a worker's option."""
         return "cpu" if self.gpu is None else f"cuda:{self.gpu.index}"
 
-    def neighbours(self, everyone: "Sequence[Placement]") -> "list[Placement]":
-        """Return the placements on this device, `self` included."""
-        return [other for other in everyone if other.gpu == self.gpu]
-
 
 def choose_gpus(device: str, wanted: str, detected: Sequence[Gpu]) -> list[Gpu]:
     """Return the GPUs to spread workers over; empty means CPU.

@@ -51,7 +51,7 @@ class Supervisor:
         """Reason of the end; empty without a failure."""
         return self._life.failure
 
-    def accompany(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    def add_companion(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run `work` once all is ready, until cancelled before the drain."""
         self._companions.append(work)
 
@@ -62,7 +62,7 @@ class Supervisor:
             asyncio.get_running_loop().add_signal_handler(number, life.stop)
         await self._fork_server.begin()
         for spec in self._specs:
-            self.keeper.begin(spec)
+            self.keeper.start(spec)
         others = [life.watched(self._announce(on_ready)), *map(life.watched, map(self._once_ready, self._companions))]
         try:
             await life.stopping.wait()

@@ -85,7 +85,7 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
                 console,
                 modules_of(placements) if fleet.fork_server else (),
             )
-            supervisor.accompany(partial(end_without, runtime_dir, supervisor))
+            supervisor.add_companion(partial(end_without, runtime_dir, supervisor))
             if fleet.autoscale:
                 _autoscale(supervisor, placements, plan, mps, fleet.autoscale, console)
             yield supervisor, mps
@@ -119,7 +119,7 @@ def _autoscale(
     )
     judge = Judge(options.pace, Machine(is_cpu, options.longest_step_ms / 1e3))
     router = RouterLine(workers.config.net, console)
-    supervisor.accompany(Autoscaler(supervisor.keeper, router, Staff.of(placements), plan, judge, console).run)
+    supervisor.add_companion(Autoscaler(supervisor.keeper, router, Staff.of(placements), plan, judge, console).run)
 
 
 def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:

@@ -48,7 +48,7 @@ def download(hub_id: str, repository: Path) -> Path:
         silent, missing = error, 0
     _check_room(hub_id, missing, repository)
     try:
-        with _said(hub_id, missing, repository), _ended_by_signals(repository):
+        with _progress_shown(hub_id, missing, repository), _ended_by_signals(repository):
             return Path(
                 api.snapshot_download(
                     hub_id, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=silent is not None
@@ -114,7 +114,7 @@ def _first_there(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _said(hub_id: str, missing: int, repository: Path) -> Iterator[None]:
+def _progress_shown(hub_id: str, missing: int, repository: Path) -> Iterator[None]:
     """Print the progress of a download now and then; on a terminal the Hub's own bars do."""
     is_over, begin_s, before = threading.Event(), time.monotonic(), _size(repository)
     of = f"of {missing / GB:.2f} " if missing else ""

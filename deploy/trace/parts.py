@@ -62,6 +62,8 @@ class Part:
     epoch: int
     pid: int
     host: str
+    boot: str
+    unix_minus_monotonic_us: float
     slices: list[Slice] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
 
@@ -82,16 +84,6 @@ class Recording:
         return min(part.slices[0].ts for part in self.parts)
 
 
-class _Header(NamedTuple):
-    role: str
-    id: str
-    epoch: int
-    pid: int
-    host: str
-    boot: str
-    unix_minus_monotonic_us: float
-
-
 def read_parts(directory: Path, last_s: float = math.inf) -> Recording:
     """Return the traces in a directory, or their last seconds; raises ConfigError if there are none."""
     if not directory.is_dir():
@@ -99,21 +91,22 @@ def read_parts(directory: Path, last_s: float = math.inf) -> Recording:
     paths = sorted(directory.glob(f"*{SUFFIX}"), key=lambda path: (not path.name.endswith(OLDER), path.name))
     parts: dict[tuple[str, str, int], Part] = {}
     skipped: list[str] = []
-    clock: _Header | None = None
+    clock: Part | None = None
     for path in paths:
-        header, slices, points, problem = _read(path)
+        read, problem = _read(path)
         if problem:
             skipped.append(f"{path.name}: {problem}")
-        if header is None:
+        if read is None:
             continue
-        clock = clock or header
-        if header.boot != clock.boot:  # another boot or machine: align by the wall clock
-            late_us = header.unix_minus_monotonic_us - clock.unix_minus_monotonic_us
-            slices = [each._replace(ts=each.ts + late_us) for each in slices]
-            points = [each._replace(ts=each.ts + late_us) for each in points]
-        part = parts.setdefault(header[:3], Part(*header[:5]))
-        part.slices += slices
-        part.points += points
+        clock = clock or read
+        if read.boot != clock.boot:  # another boot or machine: align by the wall clock
+            late_us = read.unix_minus_monotonic_us - clock.unix_minus_monotonic_us
+            read.slices = [each._replace(ts=each.ts + late_us) for each in read.slices]
+            read.points = [each._replace(ts=each.ts + late_us) for each in read.points]
+        part = parts.setdefault((read.role, read.id, read.epoch), read)
+        if part is not read:
+            part.slices += read.slices
+            part.points += read.points
     if not any(part.slices for part in parts.values()):
         why = "; ".join(skipped) or ("nothing has happened yet" if paths else f"no {SUFFIX} file")
         raise ConfigError(f"{directory}: nothing was traced there ({why}); name the one that was given to --trace")
@@ -132,36 +125,29 @@ def _in_order(parts: Iterable[Part], since: float) -> list[Part]:
             found.append(part)
         part.slices.sort(key=lambda each: (each.ts, -each.dur))
         part.points.sort()
-    return sorted(found, key=lambda part: (_rank(part.role), part.id, part.slices[0].ts))
+    ranks = {role: rank for rank, role in enumerate(ROLES)}
+    return sorted(found, key=lambda part: (ranks.get(part.role, len(ROLES)), part.id, part.slices[0].ts))
 
 
-def _rank(role: str) -> int:
-    return ROLES.index(role) if role in ROLES else len(ROLES)
-
-
-def _read(path: Path) -> tuple[_Header | None, list[Slice], list[Point], str]:
-    """Return a file's header, its events, and the skipped lines in words."""
-    slices: list[Slice] = []
-    points: list[Point] = []
-    header, bad = None, []
+def _read(path: Path) -> tuple[Part | None, str]:
+    """Return a file's part, and the skipped lines in words."""
+    part, bad = None, []
     try:
         for number, text in _lines(path):
             event = _parsed(text)
-            if number == 1:
-                header = _header(event)
-                if header is None:
-                    return None, [], [], "skipped, as it does not begin with whose it is"
+            if part is None:
+                part = _header(event)
+                if part is None:
+                    return None, "skipped, as it does not begin with whose it is"
             elif isinstance(event, dict) and (found := _slice(event)) is not None:
-                slices.append(found)
+                part.slices.append(found)
             elif isinstance(event, dict) and (point := _point(event)) is not None:
-                points.append(point)
+                part.points.append(point)
             else:
                 bad.append((number, not text.endswith("\n")))
     except OSError as error:
-        return None, [], [], f"skipped: {error.strerror}"
-    if header is None:
-        return None, [], [], "skipped, as it is empty"
-    return header, slices, points, _told(bad)
+        return None, f"skipped: {error.strerror}"
+    return (part, _described(bad)) if part is not None else (None, "skipped, as it is empty")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -170,7 +156,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(iter(partial(file.readline, MAX_LINE_CHARS), ""), 1)
 
 
-def _told(bad: list[tuple[int, bool]]) -> str:
+def _described(bad: list[tuple[int, bool]]) -> str:
     if not bad:
         return ""
     number, is_cut = bad[0]
@@ -199,7 +185,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _header(event: Any) -> _Header | None:
+def _header(event: Any) -> Part | None:
     try:
         args = event["args"]
         unix_s, monotonic_s, epoch, pid = (args[key] for key in ("unix_s", "monotonic_s", "epoch", "pid"))
@@ -212,7 +198,7 @@ def _header(event: Any) -> _Header | None:
     if not isinstance(epoch, int) or not isinstance(pid, int):
         return None
     role, name, host, boot = names
-    return _Header(role, name, epoch, pid, host, boot, (unix_s - monotonic_s) * 1e6)
+    return Part(role, name, epoch, pid, host, boot, (unix_s - monotonic_s) * 1e6)
 
 
 def _slice(event: dict[str, Any]) -> Slice | None:

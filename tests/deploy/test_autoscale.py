@@ -99,7 +99,7 @@ class Fleet:
         """So long under this load; whoever should change does so within four seconds."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
-            proposal = self.judge.heed(edit(self.passed(demand)), self.staff.workers)
+            proposal = self.judge.add(edit(self.passed(demand)), self.staff.workers)
             if proposal is not None:
                 self.changes.append((self.now_s, proposal))
                 self.change(proposal)
@@ -264,7 +264,7 @@ def test_workers_that_others_run_count_and_are_never_changed() -> None:
     ours = {name: placement for name, placement in fleet.staff.workers.items() if name != "decode-0"}
     names = set()
     for _ in range(int(SHIFT_S) + 1):
-        proposal = fleet.judge.heed(fleet.passed(PROMPTS), ours)
+        proposal = fleet.judge.add(fleet.passed(PROMPTS), ours)
         names |= {proposal.name} if proposal else set()
     assert names == {"decode-1"}
 

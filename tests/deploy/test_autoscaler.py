@@ -57,7 +57,7 @@ class Scene(stand_ins.Stage):
         supervisor._specs = [*supervisor._specs, *specs]
         plan = Plan(spec_of=self._begun, overlap=overlap, sample_s=0.01)
         scaler = Autoscaler(supervisor.keeper, self, staff, plan, Ordered(self), Console(self.log, None))
-        supervisor.accompany(scaler.run)
+        supervisor.add_companion(scaler.run)
         return supervisor, scaler
 
     def _begun(self, placement: Placement) -> ProcessSpec:
@@ -90,7 +90,7 @@ class Scene(stand_ins.Stage):
         ]  # fmt: skip
         return Sample(time.monotonic(), LoadReport(0, tuple(loads)))
 
-    async def tell(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
+    async def report(self, name: str, successor: str, role: Role, stage: Stage, text: str) -> None:
         self.told.append((stage, text))
 
     @property
@@ -105,7 +105,7 @@ class Ordered(Judge):
         super().__init__(Pace(), Machine(is_cpu=True))
         self._scene = scene
 
-    def heed(self, sample: Sample | None, ours: Mapping[str, object]) -> Proposal | None:
+    def add(self, sample: Sample | None, ours: Mapping[str, object]) -> Proposal | None:
         return self._scene.proposals.pop() if self._scene.proposals else None
 
     def ended(self, now_s: float, role: Role, *, done: bool) -> float:

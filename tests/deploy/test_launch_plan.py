@@ -10,7 +10,7 @@ from common.settings.memory_sections import MemorySection
 from common.settings.options import add_flags, from_flags
 from common.wire.messages.worker import Role
 from deploy.cli import ALL_SECTIONS
-from deploy.processes.launch_plan import Kind, ProcessSpec, all_processes, plan_processes, plan_workers
+from deploy.processes.launch_plan import Kind, ProcessSpec, all_processes, plan_workers
 from deploy.processes.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
 
 
@@ -18,6 +18,12 @@ def read_back(spec: ProcessSpec) -> Config:
     parser = argparse.ArgumentParser()
     add_flags(parser, Config, MEMORY_SECTIONS if spec.kind is Kind.MEMORY else ALL_SECTIONS)
     return from_flags(Config, parser.parse_args(spec.flags))
+
+
+def plan_processes(
+    config: Config, placements: list[Placement], runtime_dir: Path, num_cores: int, weights_bytes: int
+) -> list[ProcessSpec]:
+    return all_processes(plan_workers(config, placements, runtime_dir, num_cores, weights_bytes), placements)
 
 
 def test_every_process_can_read_its_flags_back() -> None:

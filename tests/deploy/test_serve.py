@@ -67,7 +67,7 @@ async def test_who_removes_the_sockets_of_a_system_ends_it(tmp_path: Path) -> No
     runtime_dir.mkdir()
     with stage.reserved:
         supervisor = stage.supervisor("decode-0")
-        supervisor.accompany(partial(end_without, runtime_dir, supervisor))
+        supervisor.add_companion(partial(end_without, runtime_dir, supervisor))
         async with running(supervisor, lambda _: None) as run:
             shutil.rmtree(runtime_dir)
             assert await asyncio.wait_for(run, DEADLINE_S) == 1

@@ -264,7 +264,7 @@ def metrics_text(requests: int) -> str:
 
 
 def test_a_running_system_s_steps_are_taken_from_what_it_tells() -> None:
-    told = live.told(metrics_text(0))
+    told = live.parse_metrics(metrics_text(0))
     prefill, decode = (live.steps_of(told, role) for role in ("prefill", "decode"))
     assert (prefill.count, prefill.tokens, decode.sequences) == (50, 1024, 8)
     rates = live.calibrated(RATES, prefill, decode, 1088)
@@ -274,7 +274,7 @@ def test_a_running_system_s_steps_are_taken_from_what_it_tells() -> None:
         live.steps_of({}, "prefill")
     for text in ("", "x 1\n", "{"):
         with pytest.raises(ConfigError, match="/metrics"):
-            live.told(text)
+            live.parse_metrics(text)
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -2,7 +2,7 @@
 
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -17,7 +17,7 @@ from deploy.planning.simulation.events import Events
 from deploy.planning.simulation.figures import Figures, Objectives
 from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.layout import Layout, parse_layout
-from deploy.planning.simulation.loads import Arrival, Load, Prefixes, at_once, poisson, streams
+from deploy.planning.simulation.loads import Arrival, Load, Prefixes, poisson, streams
 from deploy.planning.simulation.pairing import Host
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import PrefillWorker
@@ -34,6 +34,10 @@ from tests.messages import LAYOUT, kv_path, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
 
 APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
+
+
+def at_once(lengths: Iterable[tuple[int, ...]]) -> Load:
+    return Load([Arrival(0.0, *each) for each in lengths])
 
 
 def step_ms(contexts: list[int]) -> float:

@@ -125,7 +125,7 @@ class DecodeWorker:
         if source is self.gpu:
             events.at(events.now_ms + rates.shared.handoff_ms, lambda: self._join(request, source))
             return
-        copy_ms = self.costs.copy_ms((num_moved - 1) % self.costs.step_tokens + 1)
+        copy_ms = self.costs.copies.at((num_moved - 1) % self.costs.step_tokens + 1)
         self.link_free_ms = max(self.link_free_ms, events.now_ms) + copy_ms
         if self._length:
             self.settle()

@@ -51,9 +51,3 @@ class Figures:
         """Return the percentage of requests within the objectives."""
         requests = self.outcome.requests
         return 100 * sum(map(objectives.are_met, requests)) / len(requests)
-
-    def goodput(self, objectives: Objectives) -> float:
-        """Return the requests a second within the objectives."""
-        requests = self.outcome.requests
-        arrived_ms = max(each.arrived_ms for each in requests) - min(each.arrived_ms for each in requests)
-        return sum(map(objectives.are_met, requests)) / max(arrived_ms, 1e-9) * 1e3

@@ -73,7 +73,7 @@ class Gpu:
         if not self.prompt_ms:
             return 1.0
         if not self.has_whole:
-            return 1.0 / self.costs.beside_step(self.num_rows)
+            return 1.0 / self.costs.beside_steps.at(self.num_rows)
         return self.step_ms / (self.step_ms + self.costs.rates.whole_wait * self.prompt_ms)
 
     def set_prompt(self, alone_ms: float, *, has_whole: bool) -> None:

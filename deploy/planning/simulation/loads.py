@@ -76,11 +76,6 @@ class Load:
         return max(each.num_inputs + each.num_outputs for each in self.arrivals)
 
 
-def at_once(lengths: Iterable[Sequence[int]]) -> Load:
-    """Return a load with all requests at the beginning."""
-    return Load([Arrival(0.0, *each) for each in lengths])
-
-
 def streams(count: int, lengths: Iterable[Sequence[int]]) -> Load:
     """Return a load with requests one after the other, `count` at a time."""
     return Load([Arrival(0.0, *each) for each in lengths], num_streams=count)

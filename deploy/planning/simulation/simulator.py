@@ -53,7 +53,6 @@ class Outcome:
     num_tokens: int  # outputs of requests that ended within `span_ms`
     span_ms: float  # evaluated time; by default from first arrival to last end
     most_at_once: int  # requests in flight or queued
-    num_events: int
 
 
 class Simulation:
@@ -87,7 +86,7 @@ class Simulation:
         begin_ms = max(load.first_ms, min(each.arrived_ms for each in self._requests))
         end_ms = min(load.last_ms, max(each.ended_ms for each in self._requests))
         num_tokens = sum(each.num_outputs for each in self._requests if begin_ms <= each.ended_ms <= end_ms)
-        return Outcome(seen, gaps, num_tokens, end_ms - begin_ms, self._most_active, self._events.num_done)
+        return Outcome(seen, gaps, num_tokens, end_ms - begin_ms, self._most_active)
 
     def _host(self, layout: Layout, number: int, kv_tokens: int) -> Host:
         places = {role: layout.places(role) for role in Role}

@@ -149,20 +149,14 @@ class Costs:
         self.step_tokens = self.room.step_tokens
         self.whole, self.part = PromptCosts(rates, 100), PromptCosts(rates, rates.share)
         self.steps = StepCosts(rates, max_rows)
-        self._copies = Curve(((tokens, ms) for tokens, ms in rates.copies), slanted=True)
-        self._beside = Curve((rows, factor) for rows, factor in rates.beside_steps)
-
-    def copy_ms(self, num_tokens: int) -> float:
-        """Return the time to copy KV blocks from a GPU to another GPU of the host."""
-        return self._copies.at(num_tokens)
+        # milliseconds to copy the KV blocks of tokens to another GPU of the host
+        self.copies = Curve(((tokens, ms) for tokens, ms in rates.copies), slanted=True)
+        # factor of a decode step of rows beside a prompt with a share of the GPU
+        self.beside_steps = Curve((rows, factor) for rows, factor in rates.beside_steps)
 
     def found_ms(self, num_tokens: int) -> float:
         """Return the time to find `num_tokens` cached tokens of a prompt."""
         return self.rates.found_ms_per_1000 * num_tokens / 1000
-
-    def beside_step(self, num_rows: int) -> float:
-        """Return the factor of a decode step beside a prompt with a share of the GPU."""
-        return self._beside.at(num_rows)
 
 
 def _at_share(rates: Rates, share: int) -> list[tuple[float, float]]:
