@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from itertools import chain
 
-from benchmarks.workload import SIGMA
+from deploy.bench.workload import SIGMA
 
 TERM = re.compile(r"(\d+)x(\d+)")
 DRAWN = re.compile(r"(\d+)~(\d+)")

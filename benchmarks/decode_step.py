@@ -27,9 +27,6 @@ from rich.table import Table
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
 from benchmarks.own_memory import own_memory, require_gpu, take_all
-from benchmarks.results import Row, append_rows, hardware, row_of
-from benchmarks.stats import Figure
-from benchmarks.workload import numbers
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
@@ -41,6 +38,9 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
 from decode_worker.sequences.sequence import DecodeSequence
+from deploy.bench.results import Row, append_rows, hardware, row_of
+from deploy.bench.stats import Figure
+from deploy.bench.workload import numbers
 
 STEPS = 40
 WARM_UP_STEPS = 5

@@ -26,10 +26,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load_client import NoServer, Target, open_session, served_model
-from benchmarks.results import append_rows, hardware, row_of
-from benchmarks.stats import Figure, RequestRecord
-from benchmarks.workload import Lengths, random_prompts
+from deploy.bench.client import NoServer, Target, open_session, served_model
+from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.stats import Figure, RequestRecord
+from deploy.bench.workload import Lengths, random_prompts
 from deploy.planning.simulation.percentiles import percentile
 
 FORM = re.compile(r"(\d{1,6})x(\d{1,7})/(\d{1,6})")

@@ -21,12 +21,12 @@ from rich.table import Table
 
 from benchmarks.make_checkpoint import PRESETS
 from benchmarks.pulls import HandoffBench, Timing
-from benchmarks.results import ROOT, Row, append_rows, hardware, row_of
 from common.base.errors import BatonError, TransferFailed
 from common.wire.messages.frames import decode, encode
 from common.wire.messages.handoff import KVPoolExport
 from common.wire.messages.memory import PoolWanted
 from common.wire.values.kv_layout import DTYPE_BYTES, CacheKind, KVGroup, KVLayout
+from deploy.bench.results import ROOT, Row, append_rows, hardware, row_of
 
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 MIN_POOL_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}

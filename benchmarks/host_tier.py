@@ -27,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.memory_cases import new_keys
-from benchmarks.workload import numbers
 from common.base.version import VERSION
 from common.memory.client.client import MemoryClient
 from common.memory.devices.cuda_backing import CudaBacking
@@ -48,6 +47,7 @@ from common.wire.messages.memory import (
 )
 from common.wire.messages.memory_reports import MemoryReady
 from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
+from deploy.bench.workload import numbers
 from deploy.planning.simulation.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 36, 8, 128, 16, 0, "bfloat16"),))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.device.steps.adjustments import Adjustments, SlotFill
-from common.device.steps.sampling_tensors import sampling_tensors
+from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.operands import MAX_LOGPROBS, AttentionWeights
 from common.kernels.elementwise.embedding import embedding

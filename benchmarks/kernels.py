@@ -25,8 +25,8 @@ from benchmarks.decode_cases import decode_cases
 from benchmarks.kernel_cases import Case, kernel_cases
 from benchmarks.own_memory import require_gpu
 from benchmarks.prompt_cases import prompt_cases
-from benchmarks.results import append_rows, hardware, row_of
-from benchmarks.stats import Figure
+from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.stats import Figure
 
 READ_BYTES = 2 << 30
 REPLAYS = 15

@@ -19,11 +19,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.live import exit_code
-from benchmarks.load_client import Target, open_session, served_model, streaming
-from benchmarks.results import append_rows, hardware, row_of
-from benchmarks.stats import Figure, RequestRecord
-from benchmarks.workload import Lengths, Prompt, numbers, random_prompts
+from deploy.bench.client import Target, open_session, served_model, streaming
+from deploy.bench.live import exit_code
+from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.stats import Figure, RequestRecord
+from deploy.bench.workload import Lengths, Prompt, numbers, random_prompts
 from deploy.planning.simulation.percentiles import percentile
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.results import Row
+from deploy.bench.results import Row
 
 MIN_BATCHES = 3
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")

@@ -19,8 +19,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import append_rows, hardware, row_of
-from benchmarks.stats import Figure
 from common.base.malloc import tame_allocator
 from common.serving.prompts.token_ids import stranger
 from common.settings.config import Config, ModelSection
@@ -28,6 +26,8 @@ from common.wire.messages.frames import decode, encode
 from common.wire.messages.worker import PrefillRequest
 from common.wire.values.block_key import TextDigests, pack_keys
 from common.wire.values.packing import pack_ids
+from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.stats import Figure
 from prefill_worker.sequence import PromptSequence
 from router.reading.json_body import values_of
 from router.reading.reader import Reader

@@ -22,9 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.own_memory import own_memory, require_gpu
-from benchmarks.results import Row, append_rows, hardware, row_of
-from benchmarks.stats import Figure
-from benchmarks.workload import numbers
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import make_share
 from common.device.steps.prompt_buffers import PromptChunk
@@ -33,6 +30,9 @@ from common.device.steps.warm_up import warm_up_prompts
 from common.memory.client.client import MemoryClient
 from common.settings.config import Config, ModelSection, PrefillSection, WorkerSection
 from common.wire.values.sampling_params import SamplingParams
+from deploy.bench.results import Row, append_rows, hardware, row_of
+from deploy.bench.stats import Figure
+from deploy.bench.workload import numbers
 
 LENGTHS = [128, 512, 1024, 2048, 8192, 16_000]
 SHARES = [100]

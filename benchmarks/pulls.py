@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.handoff_exporter import BLOCKS_AT_ONCE, words_of
-from benchmarks.stats import Figure
 from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
 from common.memory.client.client import PoolClaim
 from common.memory.client.guest import Guest
 from common.wire.messages.handoff import KVPoolExport
+from deploy.bench.stats import Figure
 from deploy.planning.simulation.percentiles import percentile
 
 PULL_DEADLINE_S = 30.0

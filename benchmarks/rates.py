@@ -31,10 +31,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import linear_regression, mean
 
-from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
 from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
 from common.settings.config import GPU_STEP_TOKENS
+from deploy.bench.results import ROOT, Row, read_rows
 from deploy.planning.step_times.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.step_times.rates import SHIPPED, Points, Rates, Where, as_json
 from deploy.planning.step_times.shape import ModelShape

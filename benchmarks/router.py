@@ -20,11 +20,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load_client import HEADERS, open_session
-from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.router_bodies import LOADS, names
 from benchmarks.router_rig import Answers, Clients, Rig, running_router
-from benchmarks.stats import Figure
+from deploy.bench.client import HEADERS, open_session
+from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.stats import Figure
 from deploy.planning.simulation.percentiles import percentile
 
 PROBE_S = 0.02

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.process_memory import Weight, family, resident_bytes, weigh
-from benchmarks.results import append_rows, hardware, row_of
 from benchmarks.router_bodies import LOADS, names
 from benchmarks.router_rig import Answers, Clients, Rig, running_router
-from benchmarks.stats import Figure
+from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.stats import Figure
 
 LOOK_S = 0.01
 NOTABLE = 0.9

@@ -22,11 +22,11 @@ import aiohttp
 import tokenizers
 import uvloop
 
-from benchmarks.load_client import HEADERS, open_session
 from benchmarks.process_memory import family, resident_bytes
 from benchmarks.router_bodies import LOADS
 from common.settings.config import ModelSection, NetSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
+from deploy.bench.client import HEADERS, open_session
 from router.text.tokenizer import Tokenizer
 from tests.fakes import FakeDecode, FakeModel, FakePrefill
 

@@ -11,9 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from benchmarks.results import ROOT, Row, read_rows
-from benchmarks.serve_load import Load as SentLoad
-from benchmarks.serve_options import parse_args
 from benchmarks.table_cells import (
     FOUR_GPUS,
     MODEL,
@@ -26,6 +23,9 @@ from benchmarks.table_cells import (
     newest,
     present,
 )
+from deploy.bench.load import Load as SentLoad
+from deploy.bench.options import parse_args
+from deploy.bench.results import ROOT, Row, read_rows
 from deploy.planning.scaling import scaled
 from deploy.planning.simulation.figures import Figures
 from deploy.planning.simulation.layout import parse_layout

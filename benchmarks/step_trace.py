@@ -20,8 +20,6 @@ from rich.table import Table
 
 from benchmarks.decode_step import StepBench, add_engine_flags
 from benchmarks.own_memory import own_memory, require_gpu
-from benchmarks.results import Row, append_rows, row_of
-from benchmarks.stats import Figure
 from common.base.trace_events import Tracer
 from common.base.trace_file import Process, TraceFile
 from common.device.steps.loop_trace import WAIT, Trace
@@ -31,6 +29,8 @@ from common.wire.messages.worker_id import make_epoch
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
+from deploy.bench.results import Row, append_rows, row_of
+from deploy.bench.stats import Figure
 from deploy.planning.simulation.percentiles import percentile
 
 WARM_UP_STEPS = 20

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.results import Row
+from deploy.bench.results import Row
 
 ONE_GPU, TWO_GPUS, FOUR_GPUS = "NVIDIA H200", "2 x NVIDIA H200", "4 x NVIDIA H200"
 SMALL_GPU = "24 GB of an NVIDIA H200"

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from benchmarks import simulated
-from benchmarks.results import Row
 from benchmarks.table_cells import (
     FOUR_GPUS,
     H100,
@@ -20,6 +19,7 @@ from benchmarks.table_cells import (
 )
 from benchmarks.table_router import prompt_ids, router, router_memory
 from benchmarks.table_steps import PROMPT, STEP, asks, beside, decode_kernels, grid, pulls, sampler
+from deploy.bench.results import Row
 
 VLLM = "vllm"
 

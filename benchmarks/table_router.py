@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from benchmarks.results import Row
 from benchmarks.table_cells import Cell, Line, TableData
+from deploy.bench.results import Row
 
 TWO_CORES = "2 x AMD EPYC"
 STREAMS = re.compile(r"8 streams at 10 ms beside (.+)")

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from benchmarks.results import Row
 from benchmarks.table_cells import MODEL, ONE_GPU, Cell, Line, TableData
+from deploy.bench.results import Row
 
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
 SHARED = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens, (\d+) of them shared")

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import Cell, TableData
 from benchmarks.table_data import TABLES
+from deploy.bench.results import ROOT, Row, read_rows
 
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

@@ -22,12 +22,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import append_rows, row_of
-from benchmarks.stats import Figure
 from common.base.trace_file import Process
 from common.device.steps.loop_trace import WAIT, Trace
 from common.device.steps.step_trace import make_trace
 from common.settings.config import TraceSection
+from deploy.bench.results import append_rows, row_of
+from deploy.bench.stats import Figure
 from router.dispatch.journey import Arrival, End, Journey
 from router.dispatch.phases import Phase
 from router.observe.request_trace import RequestTrace, make_request_trace

@@ -244,8 +244,8 @@ def _drain(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     try:
-        from benchmarks.serve import main as bench
-        from benchmarks.serve_options import Defaults
+        from deploy.bench.command import main as bench
+        from deploy.bench.options import Defaults
     except ImportError as error:
         raise ConfigError(
             f"{error}: baton bench needs the bench extra: "

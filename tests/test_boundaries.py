@@ -33,8 +33,8 @@ ROOMS_OF = {
         "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "base",
     ),
     "deploy": (
-        "cli", "containers", "serve", "autoscale", "planning", "planning.simulation", "planning.step_times", "trace",
-        "processes", "operate", "demo_model",
+        "cli", "bench", "containers", "serve", "autoscale", "planning", "planning.simulation", "planning.step_times",
+        "trace", "processes", "operate", "demo_model",
     ),
 }  # fmt: skip
 TOP = {"__main__", "worker"}
@@ -81,7 +81,7 @@ FORBIDDEN = {
         "aiohttp",
         "zmq",
     },
-    "router.grammar.compiler": {
+    "router.grammar.grammar_main": {
         "torch",
         "triton",
         "safetensors",
@@ -132,7 +132,7 @@ FORBIDDEN = {
     "common.wire.transport.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
 WITHOUT_EXTRAS = (
-    "router.__main__", "router.reading.reader_main", "router.reading.template_main", "router.grammar.compiler",
+    "router.__main__", "router.reading.reader_main", "router.reading.template_main", "router.grammar.grammar_main",
     "common.memory.__main__", "deploy.cli", "deploy.operate.healthcheck",
 )  # fmt: skip
 

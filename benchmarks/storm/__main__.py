@@ -23,13 +23,13 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.load_client import open_session
 from benchmarks.storm.blows import MEMORY, Kind, plan
 from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.fleet import Fleet
 from benchmarks.storm.leftovers import errors, excess, holdings
 from benchmarks.storm.requests import Answer, Case, make_cases
 from common.settings.config import NetSection
+from deploy.bench.client import open_session
 from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 

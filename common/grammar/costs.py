@@ -8,7 +8,7 @@ import os
 import signal
 
 COMPILE_S = 2.0
-"""CPU seconds to compile a grammar; `router.grammar.compiler` bounded the time before accepting the request."""
+"""CPU seconds to compile a grammar; `router.grammar.grammar_main` bounded the time before accepting the request."""
 TOKEN_S = 0.05
 """CPU seconds of a token beyond `RATE_S`. Ordinary grammars take 0.01 to 0.2 ms; a new lexer state takes 2 ms."""
 RATE_S = 0.005

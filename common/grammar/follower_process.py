@@ -26,7 +26,7 @@ MEMORY_BYTES = 256 << 20
 GROWTH_BYTES = 32 << 20
 """Most growth of a process before it counts as heavy."""
 STACK_BYTES = 16 << 20
-"""Stack, because llguidance recurses; larger than in `router.grammar.compiler`, so accepted grammars fit."""
+"""Stack, because llguidance recurses; larger than in `router.grammar.grammar_main`, so accepted grammars fit."""
 BUG = 1
 """Exit status."""
 PR_SET_PDEATHSIG = 1

@@ -5,13 +5,16 @@ launched before the host has seen the last step's tokens. The host only writes c
 between two steps. A row with seq_len 0 is padding.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from common.device.steps.adjustments import Adjustments, SlotFill, make_grammar_masks
 from common.device.steps.row_state import RowLayout
-from common.kernels.base.operands import SamplingTensors
+from common.kernels.base.operands import RowState, RowUpdates, SamplingTensors
+from common.ops import reference
 from common.ops.base import ForwardBatch
-from common.ops.row_ops import row_updater
 from common.wire.values.pool_shape import PoolShape
 from decode_worker.batch.row_updates import RowStage, table_places
 from decode_worker.sequences.rows import NO_SLOT, Change, Fill
@@ -72,3 +75,13 @@ def _slot_fill(fill: Fill) -> SlotFill:
     sequence = fill.sequence
     num_outputs = max(0, sequence.num_outputs - 1)
     return SlotFill(fill.state_slot, sequence.sampling, sequence.token_ids[:-1], num_outputs, place=sequence.place)
+
+
+def row_updater(state: RowState) -> Callable[[RowUpdates], None]:
+    """Return a function that writes the host's changes between two steps."""
+    if state.words.device.type != "cuda":
+        return partial(reference.update_rows, state)
+    # Imported here, so that a process on a CPU loads no triton.
+    from common.kernels.elementwise.update_rows import RowUpdater
+
+    return RowUpdater(state)

@@ -25,7 +25,6 @@ from deploy.processes.machine import detect_gpus, num_cores, require_address_spa
 from deploy.processes.mps import Mps, MpsOptions, open_mps
 from deploy.processes.placement import Placement, choose_gpus, in_either_role, place_standbys, place_workers
 from deploy.processes.runtime_dir import make_runtime_dir, until_lost
-from deploy.processes.service_manager import notify_ready
 from deploy.processes.supervisor import Deadlines, Supervisor
 from deploy.serve.model_source import find_model, served_name, weights_bytes
 
@@ -160,3 +159,13 @@ def ready_text(config: Config, health: Health, mps: Mps) -> str:
         f"  curl {url}/v1/completions -H 'content-type: application/json'{key} -d '{body}'\n"
         f"  status page: {url}/  API: {url}/docs  Ctrl-C finishes what runs, and ends"
     )
+
+
+def notify_ready(environ: Mapping[str, str] = os.environ) -> None:
+    """Send READY=1 to `NOTIFY_SOCKET`; do nothing without the variable or a listener."""
+    path = environ.get("NOTIFY_SOCKET", "")
+    if not path:
+        return
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, contextlib.suppress(OSError):
+        manager.sendto(b"READY=1", address)

@@ -56,13 +56,13 @@ class Assignments:
 
     def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
         """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
-        completion.route, completion.avoided = route, None
-        completion.transport = self._pool.transport(route)
-        completion.sent_tokens = completion.num_tokens
-        completion.started_s = now_s
-        completion.is_unproven = True
-        self._pool.assign(route, completion.sent_tokens, is_trial=completion.is_suspect)
-        completion.predictions = self._predict(route, completion.texts)
+        completion.attempt.route, completion.avoided = route, None
+        completion.attempt.transport = self._pool.transport(route)
+        completion.attempt.sent_tokens = completion.num_tokens
+        completion.attempt.started_s = now_s
+        completion.attempt.is_unproven = True
+        self._pool.assign(route, completion.attempt.sent_tokens, is_trial=completion.is_suspect)
+        completion.attempt.predictions = self._predict(route, completion.texts)
         whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
         request = prefill_request(completion, route, whole_gpu)
         if completion.may_be_handed_over:
@@ -71,54 +71,58 @@ class Assignments:
 
     def lighten(self, completion: Completion, num_cached: int) -> int:
         """Of what it was sent so much is there already; returns how much less that leaves to its prefill worker."""
-        if completion.route is None or not num_cached < completion.num_tokens:
+        if completion.attempt.route is None or not num_cached < completion.num_tokens:
             return 0
         if not completion.outputs:
             completion.num_cached = num_cached
-        num_before, num_left = completion.sent_tokens, completion.num_tokens - num_cached
+        num_before, num_left = completion.attempt.sent_tokens, completion.num_tokens - num_cached
         if num_left >= num_before:
             return 0
-        self._pool.lighten_prompt(completion.route, num_before, num_left)
-        completion.sent_tokens = num_left
+        self._pool.lighten_prompt(completion.attempt.route, num_before, num_left)
+        completion.attempt.sent_tokens = num_left
         return num_before - num_left
 
     def prompt_is_over(self, completion: Completion) -> None:
         """Its first token is here, or it is given up: the prefill worker has that much less to compute."""
-        if completion.route is not None and completion.sent_tokens:
-            self._pool.release_prompt(completion.route, completion.sent_tokens)
-            completion.sent_tokens = 0
+        if completion.attempt.route is not None and completion.attempt.sent_tokens:
+            self._pool.release_prompt(completion.attempt.route, completion.attempt.sent_tokens)
+            completion.attempt.sent_tokens = 0
 
     def prove(self, completion: Completion) -> None:
         """It got on, or its attempt is over: nobody has to be kept from its workers any more."""
-        if completion.route is not None and completion.is_unproven:
-            completion.is_unproven = False
-            self._pool.prove(completion.route)
+        if completion.attempt.route is not None and completion.attempt.is_unproven:
+            completion.attempt.is_unproven = False
+            self._pool.prove(completion.attempt.route)
 
     def cancel(self, completion: Completion) -> None:
         """Tell those of its workers that are alive to let go."""
-        if completion.route is not None:
-            abort = Abort(completion.request_id, completion.attempt)
-            for worker in completion.route.workers:
+        if completion.attempt.route is not None:
+            abort = Abort(completion.request_id, completion.attempt.number)
+            for worker in completion.attempt.route.workers:
                 if self._pool.get(worker.id, worker.epoch) is worker:
                     self._send(worker.id, abort)
 
     def withdraw(self, completion: Completion) -> None:
         """Tell its decode worker, which has not begun, that the prompt will not be handed over."""
-        if completion.may_be_handed_over and not completion.decode_has_spoken and completion.route is not None:
-            self._send(completion.route.decode.id, Abort(completion.request_id, completion.attempt))
+        if (
+            completion.may_be_handed_over
+            and not completion.attempt.decode_has_spoken(len(completion.outputs))
+            and completion.attempt.route is not None
+        ):
+            self._send(completion.attempt.route.decode.id, Abort(completion.request_id, completion.attempt.number))
 
     def release(self, completion: Completion) -> None:
         """Give back what was counted at its workers; of blocks of its outputs their pool tells, or this does."""
         self.prompt_is_over(completion)
-        if (route := completion.route) is not None:
+        if (route := completion.attempt.route) is not None:
             if completion.texts and not self._pool.prefixes.is_told(route.decode.pool):
                 whole = [text.grown(completion.tokens_from(text.num_tokens)) for text in completion.texts]
-                completion.predictions += self._predict(route, whole)
-            for prediction in completion.predictions:
+                completion.attempt.predictions += self._predict(route, whole)
+            for prediction in completion.attempt.predictions:
                 self._pool.prefixes.end(prediction)
             self._pool.release(route)
             self.prove(completion)
-            completion.route, completion.predictions = None, []
+            completion.attempt.route, completion.attempt.predictions = None, []
 
     def _predict(self, route: Route, texts: Iterable[TextKeys]) -> list[Prediction]:
         """What will be in the pools of its workers: what one computes is there, and so is what the other pulls."""

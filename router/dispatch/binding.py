@@ -92,7 +92,7 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
     log = completion.prompt_log
     return PrefillRequest(
         request_id=completion.request_id,
-        attempt=completion.attempt,
+        attempt=completion.attempt.number,
         token_ids=pack_ids(completion.prompt_ids) + pack_ids(completion.outputs),
         num_outputs=len(completion.outputs),
         sampling=completion.sampling,

@@ -31,11 +31,11 @@ def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None
 
 def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:
     """Tell where the time of a completion went, until now if it is under way."""
-    seconds, route = completion.phases.until(now_s), completion.route
+    seconds, route = completion.phases.until(now_s), completion.attempt.route
     ttft_s = completion.first_token_s - completion.submitted_s if completion.first_token_s else None
     return {
         "index": completion.index,
-        "attempts": completion.attempt + 1,
+        "attempts": completion.attempt.number + 1,
         "read_ms": _ms(completion.submitted_s - completion.received_s) if completion.received_s else 0.0,
         "queued_ms": _ms(seconds.get(Phase.QUEUED, 0.0)),
         "prefill_ms": _ms(seconds.get(Phase.PREFILL, 0.0)),
@@ -46,7 +46,7 @@ def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:
         "cached_tokens": completion.num_cached,
         "prefill_worker": route.prefill.id if route else None,
         "decode_worker": route.decode.id if route else None,
-        "kv_path": completion.transport if route else None,
+        "kv_path": completion.attempt.transport if route else None,
         "route": route.reason if route else "no worker",
     }
 
@@ -57,7 +57,7 @@ def _line(completion: Completion, timing: ChoiceTiming, error_code: str) -> str:
     num_expected = _num_expected(completion)
     expected = f" of {num_expected} expected" if num_expected else ""
     ttft = "none" if timing["ttft_ms"] is None else f"{timing['ttft_ms']:.0f} ms"
-    workers = f"{completion.route}" if completion.route else "no worker"
+    workers = f"{completion.attempt.route}" if completion.attempt.route else "no worker"
     asked = f", asked as {completion.client_request_id!r}" if completion.client_request_id else ""
     return (
         f"{completion.state.value}{how}: {len(completion.prompt_ids)} prompt tokens, "
@@ -69,7 +69,7 @@ def _line(completion: Completion, timing: ChoiceTiming, error_code: str) -> str:
 
 
 def _num_expected(completion: Completion) -> int:
-    return completion.route.cost.num_expected if completion.route else 0
+    return completion.attempt.route.cost.num_expected if completion.attempt.route else 0
 
 
 def _ms(seconds: float) -> float:

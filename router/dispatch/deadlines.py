@@ -54,14 +54,14 @@ def stall(completion: Completion, now_s: float, net: NetSection) -> str:
 
     Prompts may wait for long, as long as some worker says that it has them (see `inquiries`).
     """
-    gap_s = now_s - completion.gap_since_s
-    if completion.has_gap and gap_s > net.worker_timeout_s:
+    gap_s = now_s - completion.attempt.gap_since_s
+    if completion.attempt.has_gap and gap_s > net.worker_timeout_s:
         return f"token {len(completion.outputs)} is missing for {gap_s:.1f} s while later ones are here"
-    if completion.is_lost:
+    if completion.attempt.is_lost:
         return "none of its workers has it: a message was lost"
-    silence_s = now_s - max(completion.last_token_s, completion.started_s)
+    silence_s = now_s - max(completion.last_token_s, completion.attempt.started_s)
     if completion.state is State.DECODING and silence_s > net.step_timeout_s:
         return f"no token for {silence_s:.1f} s while decoding"
-    if completion.state is State.PREFILLING and min(silence_s, now_s - completion.found_s) > net.step_timeout_s:
+    if completion.state is State.PREFILLING and min(silence_s, now_s - completion.attempt.found_s) > net.step_timeout_s:
         return f"no token for {silence_s:.1f} s, and no worker says that it has the prompt"
     return ""

@@ -73,7 +73,7 @@ class Dispatcher:
 
     def needing(self, worker: Member) -> list[Completion]:
         """Completions that cannot do without that worker."""
-        its = (c for c in self._active.values() if self._current(c.request_id, c.attempt, worker) is not None)
+        its = (c for c in self._active.values() if self._current(c.request_id, c.attempt.number, worker) is not None)
         return [completion for completion in its if not completion.is_handed_over_by(worker)]
 
     def queue_sizes(self) -> tuple[int, int, int]:
@@ -175,7 +175,7 @@ class Dispatcher:
     def on_worker_lost(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         """Replay what needs that incarnation, which is no longer in the pool; requests `unsent` never got there."""
         for completion in self._active.values():  # if a handoff was lost, too, an inquiry shows it
-            completion.is_past_prefill |= completion.is_handed_over_by(worker)
+            completion.attempt.is_past_prefill |= completion.is_handed_over_by(worker)
         lost = self.needing(worker)
         blame(lost, worker, self._limits, unsent)
         for completion in lost:
@@ -212,7 +212,7 @@ class Dispatcher:
         try:
             act(completion, *args)
         except Exception:
-            logger.exception("[%s #%d] a bug ends this completion", completion.request_id, completion.attempt)
+            logger.exception("[%s #%d] a bug ends this completion", completion.request_id, completion.attempt.number)
             if not completion.is_terminal:
                 message = "the server hit an unexpected error with this completion; its log has the reason"
                 self._fail(completion, RequestError(message, code="internal_error", status=500))
@@ -233,7 +233,7 @@ class Dispatcher:
     def _current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:
         """The completion that this worker runs under this attempt, if it does; once it decodes only one does."""
         completion = self._active.get(request_id)
-        if completion is None or completion.attempt != attempt or (route := completion.route) is None:
+        if completion is None or completion.attempt.number != attempt or (route := completion.attempt.route) is None:
             return None
         is_its = worker is route.decode or (worker is route.prefill and completion.state is State.PREFILLING)
         return completion if is_its else None
@@ -242,17 +242,17 @@ class Dispatcher:
         """Deliver a token and those that waited for it; hold one that is early, drop a duplicate or one too many."""
         num_outputs = len(completion.outputs)
         if num_outputs < output_index < completion.sampling.max_tokens:
-            completion.hold(output_index, token, finish, now_s)
+            completion.attempt.hold(output_index, token, finish, now_s)
         elif output_index == num_outputs:
             self._deliver(completion, token, finish, now_s)
-            while not completion.is_terminal and (held := completion.pop_next()) is not None:
+            while not completion.is_terminal and (held := completion.attempt.pop(len(completion.outputs))) is not None:
                 self._deliver(completion, *held, now_s)
 
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
         """Log the next token, and put the text it completes, if any, into the mailbox."""
         token_id = token.token_id
         if completion.prompt_log is not None and not completion.prompt_log.is_complete:
-            completion.num_failures += 1
+            completion.failures.num_counted += 1
             self._replay(completion, "internal", "an output came before all log-probabilities of the prompt")
             return
         if completion.prompt_only:
@@ -260,17 +260,17 @@ class Dispatcher:
             self._finish_with_rest(completion, FINISH_REASONS[FinishReason.LENGTH], "")
             return
         if not completion.takes(token, self._vocab_size) or finish > FinishReason.LENGTH:
-            completion.num_failures += 1
+            completion.failures.num_counted += 1
             self._replay(completion, "internal", f"invalid token {token_id} or finish reason {finish}")
             return
         completion.log(token)
         self._metrics.token_arrived(completion, now_s)
-        if completion.gets_on:
-            completion.forget_failures()
+        if completion.attempt.gets_on(len(completion.outputs)):
+            completion.failures.forget()
             self._assignments.prove(completion)
         if completion.state is State.PREFILLING:
             self._assignments.prompt_is_over(completion)
-            has_spoken = completion.decode_has_spoken
+            has_spoken = completion.attempt.decode_has_spoken(len(completion.outputs))
             if has_spoken:
                 completion.move_to(State.DECODING)
             self._metrics.entered(completion, Phase.DECODE if has_spoken else Phase.HANDOFF, now_s)
@@ -289,7 +289,7 @@ class Dispatcher:
         """They go on where the last ended; what is missing shows when an output comes."""
         log = completion.prompt_log
         if log is not None and not log.take(told, self._vocab_size):
-            completion.num_failures += 1
+            completion.failures.num_counted += 1
             self._replay(completion, "internal", "invalid log-probabilities of the prompt")
 
     def _replay(self, completion: Completion, kind: str, reason: str) -> None:
@@ -301,8 +301,8 @@ class Dispatcher:
             self._fail(completion, error)
         else:
             self._metrics.replayed(completion, kind, reason)
-            logger.warning("[%s #%d] replayed after %d tokens: %s",
-                           completion.request_id, completion.attempt, len(completion.outputs), reason)  # fmt: skip
+            told = completion.request_id, completion.attempt.number, len(completion.outputs), reason
+            logger.warning("[%s #%d] replayed after %d tokens: %s", *told)
             self._assignments.cancel(completion)
             self._assignments.release(completion)
             completion.move_to(State.QUEUED)
@@ -335,7 +335,7 @@ class Dispatcher:
 
     def _fail(self, completion: Completion, error: RequestError) -> None:
         self._assignments.cancel(completion)
-        logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt, error.message)
+        logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt.number, error.message)
         self._end(completion, State.FAILED, error)
         completion.mailbox.put(Delivery(completion.index, "", error=error))
 

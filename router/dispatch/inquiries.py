@@ -34,13 +34,13 @@ class Inquiries:
         """Ask about those of which nothing was heard for a while; call a few times a second."""
         now_s, quiet = self._clock(), defaultdict[Member, list[Completion]](list)
         for completion in completions:
-            heard_s = max(completion.started_s, completion.last_token_s, completion.asked_s)
+            heard_s = max(completion.attempt.started_s, completion.last_token_s, completion.attempt.asked_s)
             if (worker := _owner(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
-                completion.asked_s = now_s
+                completion.attempt.asked_s = now_s
                 quiet[worker].append(completion)
         for worker, asked in quiet.items():
             ids = tuple(completion.request_id for completion in asked)
-            self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt for completion in asked)))
+            self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt.number for completion in asked)))
 
     def on_reply(self, reply: InquiryReply) -> None:
         """Note which attempts a worker has, and which it has not."""
@@ -48,21 +48,21 @@ class Inquiries:
         for request_id, attempt, is_here in zip(reply.request_ids, attempts, reply.are_here, strict=True):
             completion = self._find(request_id)
             worker = _owner(completion) if completion else None
-            if completion is None or worker is None or completion.attempt != attempt:
+            if completion is None or worker is None or completion.attempt.number != attempt:
                 continue
             if (worker.id, worker.epoch) != (reply.worker_id, reply.epoch):
                 continue
             if is_here:
-                completion.found_s = self._clock()
-            elif completion.route is None or worker is completion.route.decode:
-                completion.is_lost = True
+                completion.attempt.found_s = self._clock()
+            elif completion.attempt.route is None or worker is completion.attempt.route.decode:
+                completion.attempt.is_lost = True
             else:  # the decode worker is asked next
-                completion.is_past_prefill, completion.asked_s = True, 0.0
+                completion.attempt.is_past_prefill, completion.attempt.asked_s = True, 0.0
 
 
 def _owner(completion: Completion) -> Member | None:
     """The worker that owns the request, as far as the router knows; None while it is queued and when it has ended."""
-    if completion.route is None:
+    if completion.attempt.route is None:
         return None
-    is_prefilling = completion.state is State.PREFILLING and not completion.is_past_prefill
-    return completion.route.prefill if is_prefilling else completion.route.decode
+    is_prefilling = completion.state is State.PREFILLING and not completion.attempt.is_past_prefill
+    return completion.attempt.route.prefill if is_prefilling else completion.attempt.route.decode

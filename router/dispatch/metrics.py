@@ -123,8 +123,10 @@ class Metrics:
             self.num_in[before] -= 1
         self.num_in[phase] += 1
         if before is Phase.HANDOFF and phase is Phase.DECODE:
-            self.handoff_s.labels(completion.transport).observe(passed_s)
-            self.handoff_failures.labels(completion.transport)  # is there from the beginning, to be seen to rise
+            self.handoff_s.labels(completion.attempt.transport).observe(passed_s)
+            self.handoff_failures.labels(
+                completion.attempt.transport
+            )  # is there from the beginning, to be seen to rise
 
     def token_arrived(self, completion: Completion, now_s: float) -> None:
         """Time one token, in order, and note when it came."""
@@ -135,8 +137,8 @@ class Metrics:
             completion.first_token_s = now_s
             self.ttft_s.observe(now_s - completion.submitted_s)
         completion.last_token_s = now_s
-        if completion.route is not None:
-            completion.route.decode.num_outputs += 1
+        if completion.attempt.route is not None:
+            completion.attempt.route.decode.num_outputs += 1
 
     def refused(self, error: RequestError) -> None:
         """Count an HTTP request whose answer is an error; that of a completion is counted where this failed."""
@@ -149,7 +151,7 @@ class Metrics:
         self.replays.labels(kind).inc()
         self.incidents.note(Kind.REPLAY, reason)
         if kind == HANDOFF_LOST:
-            self.handoff_failures.labels(completion.transport).inc()
+            self.handoff_failures.labels(completion.attempt.transport).inc()
 
     def ended(self, completion: Completion, now_s: float, error: RequestError | None = None) -> None:
         """Count one completion in a terminal state."""

@@ -16,11 +16,11 @@ from common.wire.messages.worker import FinishReason
 from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
 from router.base.shapes import ChoiceTiming
+from router.dispatch.attempt import Attempt, Failures
 from router.dispatch.journey import Journey
 from router.dispatch.phases import Phase, PhaseTimes
 from router.placement.member import Member
-from router.placement.prefix_map import Prediction
-from router.placement.route import Demand, Route
+from router.placement.route import Demand
 from router.placement.text_keys import TextKeys
 from router.text.detokenizer import TextStream
 from router.text.logprobs import LogprobLog
@@ -42,9 +42,6 @@ class State(Enum):
     FAILED = "failed"
     ABORTED = "aborted"
 
-
-PROVING_TOKENS = 8
-"""Tokens of an attempt from which on a request has got on: the first from a prompt, the others from decode steps."""
 
 CRASHES_BEFORE_TRIAL = 2
 """Trials of all that a worker had, one after the other, would take longer than replays of all together."""
@@ -116,20 +113,12 @@ class Completion:
     prompt_log: PromptLog | None = None  # how likely the prompt's tokens were, if asked for
     echo: str = ""  # the prompt's text, if it stands before the outputs
     prompt_only: bool = False  # no output is wanted: the one that ends the prompt's computation is dropped
-    attempt: int = 0  # grows with every replay
-    num_failures: int = 0  # attempts that failed since it last got on: at most router.max_attempts
-    num_crashes: int = 0  # of those, attempts that ended with the death of a worker
-    num_returns: int = 0  # attempts that ended by nobody's fault since it last got on
-    first_index: int = 0  # len(outputs) when this attempt began
-    route: Route | None = None
-    transport: str = ""  # by which KV blocks travel along the route
+    attempt: Attempt = field(default_factory=Attempt)
+    failures: Failures = field(default_factory=Failures)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     avoided: Member | None = None  # gave the last attempt back
     takes_trip: bool = False  # a decode worker gave it back, as too little of it was there
     num_passing: int = 0  # tokens computed of those that passed it, as their beginnings were where there was room
-    is_unproven: bool = False  # this attempt has been sent, and has not got on
-    predictions: list[Prediction] = field(default_factory=list)  # of what this attempt leaves in pools
-    sent_tokens: int = 0  # counted as outstanding at the prefill worker until the first token
     num_cached: int = 0  # of its prompt, tokens that need not be computed for its first output
     finish_reason: str = ""
     journey: Journey | None = None  # if somebody watches
@@ -138,15 +127,8 @@ class Completion:
     submitted_s: float = 0.0
     queued_s: float = 0.0
     untakable_since_s: float = 0.0  # no worker takes it, busy or not; 0 when one does
-    started_s: float = 0.0  # this attempt was sent
     first_token_s: float = 0.0
     last_token_s: float = 0.0
-    asked_s: float = 0.0  # a worker was asked whether it has it
-    found_s: float = 0.0  # a worker said so
-    is_past_prefill: bool = False  # in this attempt the prefill worker has let go of it
-    is_lost: bool = False  # no worker has this attempt
-    gap_since_s: float = 0.0
-    _ahead: dict[int, tuple[OutputToken, int]] = field(default_factory=dict)
 
     @property
     def is_terminal(self) -> bool:
@@ -163,38 +145,22 @@ class Completion:
         return len(self.prompt_ids) + self.sampling.max_tokens
 
     @property
-    def has_gap(self) -> bool:
-        """Later tokens are here, the next one is missing."""
-        return bool(self._ahead)
-
-    @property
-    def gets_on(self) -> bool:
-        """True once in an attempt: by now it has passed what ended the one before."""
-        return len(self.outputs) == self.first_index + PROVING_TOKENS
-
-    @property
     def is_suspect(self) -> bool:
         """Workers died with it so often that its next attempt must show whose fault it was."""
-        return self.num_crashes >= CRASHES_BEFORE_TRIAL
-
-    @property
-    def decode_has_spoken(self) -> bool:
-        """A token of this attempt came from a step of the decode worker, and none before it is missing."""
-        num_before = 0 if self.route is None or self.route.is_local else 1
-        return len(self.outputs) > self.first_index + num_before
+        return self.failures.num_crashes >= CRASHES_BEFORE_TRIAL
 
     @property
     def may_be_handed_over(self) -> bool:
         """Whether a prefill worker computes its prompt, and outputs may follow the first of this attempt."""
-        is_elsewhere = self.route is not None and not self.route.is_local
-        return is_elsewhere and not self.prompt_only and self.first_index + 1 < self.sampling.max_tokens
+        has_more = self.attempt.first_index + 1 < self.sampling.max_tokens
+        return self.attempt.is_split and not self.prompt_only and has_more
 
     def is_handed_over_by(self, worker: Member) -> bool:
         """Whether that prefill worker has offered the blocks: the memory server has that offer, whoever dies."""
-        route = self.route
+        route = self.attempt.route
         if route is None or route.is_local or worker is not route.prefill:
             return False
-        return self.state is State.PREFILLING and not self.sent_tokens
+        return self.state is State.PREFILLING and not self.attempt.sent_tokens
 
     @property
     def stop_reason(self) -> str | int | None:
@@ -212,10 +178,6 @@ class Completion:
         """What the next attempt asks of workers."""
         looked_up = self.texts if self.prompt_log is None or self.prompt_log.is_complete else ()
         return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, looked_up, self.takes_trip)
-
-    def forget_failures(self) -> None:
-        """It got on, so what failed before was not its fault, or is over."""
-        self.num_failures = self.num_crashes = self.num_returns = 0
 
     def note_takers(self, longest: int, now_s: float) -> None:
         """Some worker takes `longest` tokens, none takes more."""
@@ -247,18 +209,8 @@ class Completion:
     def enter(self, phase: Phase, now_s: float) -> float:
         """Go to the next phase; returns the seconds since the last one began."""
         if self.journey is not None:
-            self.journey.enter(phase, now_s, self.attempt, self.route)
+            self.journey.enter(phase, now_s, self.attempt.number, self.attempt.route)
         return self.phases.enter(phase, now_s)
-
-    def hold(self, output_index: int, token: OutputToken, finish_reason: int, now_s: float) -> None:
-        """Keep a token that came before its predecessors."""
-        if not self._ahead:
-            self.gap_since_s = now_s
-        self._ahead.setdefault(output_index, (token, finish_reason))
-
-    def pop_next(self) -> tuple[OutputToken, int] | None:
-        """(token, finish reason) of the held token that is next now, if there is one."""
-        return self._ahead.pop(len(self.outputs), None) if self._ahead else None
 
     def already_finished(self) -> str:
         """The finish reason that the token log itself shows, or an empty string."""
@@ -269,12 +221,9 @@ class Completion:
         return ""
 
     def begin_attempt(self) -> None:
-        """Forget what only the previous attempt knew."""
-        self.attempt += 1
-        self.first_index = len(self.outputs)
+        """Replace the attempt by the next, which computes prompt and outputs so far."""
+        self.attempt = Attempt(self.attempt.number + 1, len(self.outputs))
         self.texts = tuple(text.grown(self.tokens_from(text.num_tokens)) for text in self.texts)
-        self.is_past_prefill = self.is_lost = False
-        self._ahead.clear()
 
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

@@ -28,14 +28,14 @@ def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, uns
     """
     has_crashed = not (worker.draining or worker.replaced)
     received = [completion for completion in lost if has_crashed and completion.request_id not in unsent]
-    suspects = {completion for completion in received if completion.is_unproven} or set(received)
+    suspects = {completion for completion in received if completion.attempt.is_unproven} or set(received)
     most = limits.max_attempts if worker.has_trial else max(1, limits.max_attempts - 1)
     for completion in lost:
         if completion in suspects:
-            completion.num_crashes += 1
-            completion.num_failures = min(most, completion.num_failures + 1)
+            completion.failures.num_crashes += 1
+            completion.failures.num_counted = min(most, completion.failures.num_counted + 1)
         else:
-            completion.num_returns += 1
+            completion.failures.num_returns += 1
 
 
 def final_error(failed: RequestFailed, worker: Member, num_outputs: int) -> RequestError | None:
@@ -60,25 +60,25 @@ def note_failure(completion: Completion, worker: Member, code: ErrorCode) -> Non
     else:
         completion.avoided = worker
     if code in UNCOUNTED:
-        completion.num_returns += 1
+        completion.failures.num_returns += 1
     elif code is not ErrorCode.STANDSTILL:  # which ends with the time that a request may take
-        completion.num_failures += 1
+        completion.failures.num_counted += 1
 
 
 def note_stall(completion: Completion) -> None:
     """Count an attempt that gets nowhere; that a message was lost is nobody's fault."""
-    if completion.is_lost:
-        completion.num_returns += 1
+    if completion.attempt.is_lost:
+        completion.failures.num_returns += 1
     else:
-        completion.num_failures += 1
+        completion.failures.num_counted += 1
 
 
 def verdict(completion: Completion, limits: RouterSection, reason: str) -> RequestError | None:
     """The error of a completion that has failed too often in a row to be tried again."""
-    if completion.num_failures >= limits.max_attempts:
-        message = f"failed {completion.num_failures} times (router.max_attempts), last: {reason}"
+    if completion.failures.num_counted >= limits.max_attempts:
+        message = f"failed {completion.failures.num_counted} times (router.max_attempts), last: {reason}"
         return RequestError(message, code="internal_error", status=500)
-    if completion.num_returns >= MAX_RETURNS:
-        message = f"given back {completion.num_returns} times without getting on, last: {reason}"
+    if completion.failures.num_returns >= MAX_RETURNS:
+        message = f"given back {completion.failures.num_returns} times without getting on, last: {reason}"
         return RequestError(message, code="overloaded", status=503, retry_after_s=5)
     return None

@@ -1,25 +1,26 @@
 """Completions that no worker has yet: bounded, and sorted in two ways.
 
-By turn (see `turns`), in which they are sent; and by length, as short ones may overtake (see
-`common.serving.prompts.order`, whose orders these are). Lower `priority` is before everything else in both.
+By turn, in which they are sent; and by length, because short ones may overtake (see `common.serving.prompts.order`,
+whose orders these are). Lower `priority` is before everything else in both.
 
 Invariant: `num_tokens` is the sum over what is queued. Anything is found in O(log n), because a client may go
 away at any time.
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import count
 
 from common.base.errors import RequestError
 from common.settings.config import RouterSection
-from router.dispatch.fair_turns import Turns
 from router.dispatch.request_state import Completion
 
 RETRY_AFTER_S = 1
 
 Key = tuple[int, ...]
+MAX_CLIENTS = 10_000
+"""Clients whose last turn is remembered; beyond, the client that came least recently starts anew."""
 
 
 class WaitingQueue:
@@ -97,6 +98,38 @@ class WaitingQueue:
             del self._num_queued[completion.client]
         if not self._by_turn:
             self._turns.forgive()
+
+
+class Turns:
+    """Turns of prompts: first come, first served for a client, and fair between clients.
+
+    Start-time fair queueing (Goyal, Vin and Cheng, "Start-Time Fair Queueing", SIGCOMM 1996) over prompt tokens,
+    the cost that Sheng et al. count for a client in "Fairness in Serving Large Language Models" (OSDI 2024). Time
+    is counted in tokens that each client with queued prompts has been served, as if all were served at once. The
+    turn of a prompt is the present time, or the end of its client's earlier prompts if that is later. So a client
+    that sends much waits behind itself, a new client starts with the others, and unused turns are not saved up.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ends: OrderedDict[str, float] = OrderedDict()  # where each client's prompts end
+
+    def next(self, client: str, num_tokens: int) -> int:
+        """The turn of a new prompt."""
+        turn = max(self._now, self._ends.get(client, 0.0))
+        self._ends[client] = turn + num_tokens
+        self._ends.move_to_end(client)
+        if len(self._ends) > MAX_CLIENTS:
+            self._ends.popitem(last=False)
+        return int(turn)
+
+    def serve(self, num_tokens: int, num_clients: int, first_turn: int) -> None:
+        """A prompt leaves for a worker, `num_clients` having something queued, the first of which has `first_turn`."""
+        self._now = max(self._now, first_turn) + num_tokens / num_clients
+
+    def forgive(self) -> None:
+        """Nobody waits: nobody is ahead of others."""
+        self._ends.clear()
 
 
 def _turn(completion: Completion) -> Key:

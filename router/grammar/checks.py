@@ -26,16 +26,16 @@ MAX_KNOWN = 1024
 MAX_KNOWN_CHARS = 16 << 20
 MAX_WAITING = 256
 DEADLINE_S = 10.0
-"""Seconds for a grammar behind others; compilation alone has `compiler.CPU_S`."""
+"""Seconds for a grammar behind others; compilation alone has `grammar_main.CPU_S`."""
 
 NOTHING = Found()
 
 
 class GrammarChecks:
-    """Cache and queue for `python -m router.grammar.compiler`, which starts with the router and restarts at need."""
+    """Cache and queue for `router.grammar.grammar_main`, which starts with the router and restarts at need."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        self._helper = HelperProcess("router.grammar.compiler", flags)
+        self._helper = HelperProcess("router.grammar.grammar_main", flags)
         self._known: OrderedDict[GrammarSource, Found] = OrderedDict()
         self._num_known_chars = 0
         self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}

@@ -50,8 +50,8 @@ def snapshot_of(active: Iterable[Completion], now_s: float) -> Snapshot:
         seen.phases[phase] += 1
         if phase is Phase.QUEUED:
             seen.prompt_tokens += completion.num_tokens
-        elif completion.route is not None:
-            _count(seen, completion.route.prefill, completion.route.decode, phase)
+        elif completion.attempt.route is not None:
+            _count(seen, completion.attempt.route.prefill, completion.attempt.route.decode, phase)
     oldest = nsmallest(NUM_TOLD, completions, key=lambda completion: completion.submitted_s)
     seen.longest = [told_of(completion, now_s) for completion in oldest]
     return seen

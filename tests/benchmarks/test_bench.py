@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.live import Live, progress_on
-from benchmarks.run_plot import Seen, draw
-from benchmarks.stats import RequestRecord
 from deploy import cli
+from deploy.bench.live import Live, progress_on
+from deploy.bench.plot import Seen, draw
+from deploy.bench.stats import RequestRecord
 from tests.answering import answering
 from tests.benchmarks.fake_server import FakeServer, Running, figures
 
@@ -141,7 +141,7 @@ def test_what_the_client_needs_and_is_not_installed_is_named_in_one_line(tmp_pat
 def test_what_a_picture_needs_is_asked_for_before_anything_is_sent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.serve.find_spec", lambda name: None)
+    monkeypatch.setattr("deploy.bench.command.find_spec", lambda name: None)
     assert run("--url", "http://127.0.0.1:9", "--plot", "run.svg") == 2
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("--plot: matplotlib is not installed: pip install ")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.deaths import Fleet, main, pause_s
-from benchmarks.stats import RequestRecord
+from deploy.bench.stats import RequestRecord
 from tests.benchmarks.fake_server import figures
 from tests.e2e.system import START_TIMEOUT_S
 from tests.ports import ReservedPort

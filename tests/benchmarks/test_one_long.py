@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.one_long import Span, main
-from benchmarks.stats import RequestRecord
+from deploy.bench.stats import RequestRecord
 from tests.benchmarks.fake_server import FakeServer, Running, figures
 
 LENGTHS = "--input-len 5 --long-len 50 --long-output-len 9 --vocab-size 100"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plot_data import MissingRows, beside, mps_caps, scaling, step_times
-from benchmarks.results import Row, append_rows
+from deploy.bench.results import Row, append_rows
 
 ROW = Row("2026-01-02", "abc", "NVIDIA H200", "", "baton", "m", "", "", "1", "ms", "", "", "python x")
 MAX_SVG_BYTES = 60_000

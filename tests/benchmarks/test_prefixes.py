@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.prefixes import Prefixes, conversations
-from benchmarks.workload import Lengths, Prompt, random_prompts
+from deploy.bench.prefixes import Prefixes, conversations
+from deploy.bench.workload import Lengths, Prompt, random_prompts
 
 IDS = range(1000)
 LENGTHS = Lengths.fixed(5, 3)

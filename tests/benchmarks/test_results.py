@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import Row, append_rows, commit, hardware
+from deploy.bench.results import Row, append_rows, commit, hardware
 
 LOAD = "w, with a comma"
 ROW = Row("2026-01-02", "abc", "a GPU", "torch 9", "baton", "m", LOAD, "ttft_p50", "1.5", "ms", "", "", "python x")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serve import main
+from deploy.bench.command import main
 from tests.benchmarks.fake_server import FakeServer, Running, figures
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import moved
-from benchmarks.results import ROOT
-from benchmarks.serve import main
+from deploy.bench import moved
+from deploy.bench.command import main
+from deploy.bench.results import ROOT
 from tests.benchmarks.fake_server import FakeServer, Running, figures
 
 COMMON = shlex.split("--warmup 0 --vocab-size 500 --hardware here")

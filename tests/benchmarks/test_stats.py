@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from benchmarks.stats import RequestRecord, meets, parse_slo, summarize
+from deploy.bench.stats import RequestRecord, meets, parse_slo, summarize
 from deploy.planning.simulation.percentiles import percentile
 
 

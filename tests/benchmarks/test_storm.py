@@ -9,11 +9,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.load_client import open_session
 from benchmarks.storm.blows import MEMORY, Kind, plan
 from benchmarks.storm.clients import Clients, Verdicts
 from benchmarks.storm.leftovers import Holding, excess
 from benchmarks.storm.requests import REFUSABLE, Answer, Case, make_cases, make_unread
+from deploy.bench.client import open_session
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
 RIGHT = Answer({0: "ab"}, {0: "length"}, USAGE)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.results import ROOT, Row, read_rows
 from benchmarks.table_cells import ONE_GPU, Cell, TableData, newest
 from benchmarks.table_data import TABLES, beside_vllm, serving, sharing
 from benchmarks.tables import TABLE, first_page, main, render, written
+from deploy.bench.results import ROOT, Row, read_rows
 
 ROW = Row(
     date="2026-01-02", commit="abc", hardware=ONE_GPU, stack="", system="baton", model="qwen3-4b",

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks.results import ROOT
-from benchmarks.words import Words
-from benchmarks.workload import Lengths, Prompt, random_prompts
+from deploy.bench.results import ROOT
+from deploy.bench.words import Words
+from deploy.bench.workload import Lengths, Prompt, random_prompts
 from tests.checkpoints import write_tokenizer
 
 MODEL = ROOT / "deploy" / "demo_model"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.workload import Even, HeavyTailed, Lengths, Stream, file_prompts, poisson_arrivals, random_prompts
+from deploy.bench.workload import Even, HeavyTailed, Lengths, Stream, file_prompts, poisson_arrivals, random_prompts
 
 LENGTHS = Lengths(Even(5, 9), Even(2, 4))
 

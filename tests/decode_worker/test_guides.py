@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from common.device.steps.loop_trace import Trace
-from common.device.steps.output_ring import RingLanding
-from common.device.steps.step_output import StepOutput
+from common.device.steps.output_ring import RingLanding, StepOutput
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
 from common.ops import reference

@@ -15,10 +15,10 @@ from common.base.errors import ErrorCode
 from common.device.engine.engine import Engine
 from common.device.steps.adjustments import make_grammar_masks
 from common.device.steps.loop_trace import Trace
+from common.device.steps.output_ring import StepOutput
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.prompt_scores import PromptScores
-from common.device.steps.step_output import StepOutput
 from common.grammar.followers import make_followers
 from common.kernels.base.operands import NO_CHOICE
 from common.serving.worker.drain import Drain

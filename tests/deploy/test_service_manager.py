@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import build_parser
-from deploy.processes.service_manager import notify_ready
+from deploy.serve.command import notify_ready
 
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "baton@.service"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-from common.device.steps.compile_once import OneOfEach
+from common.device.steps.launchers import OneOfEach
 
 ROOT = Path(__file__).parents[2]
 HASHES = """

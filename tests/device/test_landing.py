@@ -5,8 +5,7 @@ from collections import deque
 import pytest
 import torch
 
-from common.device.steps.output_ring import NUM_SLOTS, Landing, PendingOutput, RingLanding
-from common.device.steps.step_output import StepOutput
+from common.device.steps.output_ring import NUM_SLOTS, Landing, PendingOutput, RingLanding, StepOutput
 from common.ops import reference
 
 MAX_ROWS = 9

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.device.steps.sampling_tensors import sampling_tensors
+from common.device.steps.warm_up import sampling_tensors
 from common.ops.reference import sample
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams

@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 from common.device.steps.adjustments import Adjustments, num_mask_words
 from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
-from common.device.steps.sampling_tensors import sampling_tensors
+from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.operands import AttentionWeights, GrammarMasks, RowUpdates, SharedPrefixes, TokenRing
 from common.kernels.elementwise.embedding import embedding

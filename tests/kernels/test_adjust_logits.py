@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.device.steps.adjustments import Adjustments, SlotFill, make_grammar_masks
-from common.device.steps.sampling_tensors import sampling_tensors
+from common.device.steps.warm_up import sampling_tensors
 from common.kernels.sampling.adjust_logits import CHUNK, adjust_logits
 from common.ops import reference
 from common.wire.values.packing import pack_ids

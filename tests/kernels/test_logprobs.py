@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.device.steps.output_ring import make_logprob_ring, make_ring
-from common.device.steps.step_output import StepOutput
+from common.device.steps.output_ring import StepOutput, make_logprob_ring, make_ring
 from common.kernels.base.operands import MAX_LOGPROBS
 from common.kernels.sampling.logprobs import PART, land_logprobs, logprobs
 from common.ops import reference

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.device.steps.output_ring import NO_TOKEN, make_ring
-from common.device.steps.sampling_tensors import sampling_tensors
+from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.operands import NO_CHOICE, SamplingTensors
 from common.kernels.sampling import filtered_draw, sampling

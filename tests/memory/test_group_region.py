@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.base.errors import MemoryLost
-from common.device.engine.pool_memory import claimed_pool
+from common.device.engine.engine import claimed_pool
 from common.memory.client.shared_pool import OfPrompt
 from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.values.kv_layout import KVLayout

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.base.errors import ConfigError, KVError, MemoryLost, MemoryShort
-from common.device.engine.pool_memory import claimed_pool
+from common.device.engine.engine import claimed_pool
 from common.memory.base import channel as channel_module
 from common.memory.base.channel import Channel
 from common.memory.blocks.index import BlockState

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from common.device.steps.adjustments import Adjustments, SlotFill
-from common.device.steps.sampling_tensors import sampling_tensors
+from common.device.steps.warm_up import sampling_tensors
 from common.ops.sampler import Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams

@@ -3,7 +3,7 @@
 import pytest
 
 from common.base.errors import ModelError
-from common.ops.limits import check_model
+from common.device.engine.engine import check_model
 from common.settings.config import KernelsSection
 
 NO_ATTENTION = KernelsSection(rope="torch", prefill_attention="torch", decode_attention="torch")

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.device.steps.output_ring import NUM_SLOTS, PendingOutput, RingLanding, make_ring
-from common.device.steps.sampling_tensors import sampling_tensors
-from common.device.steps.step_output import StepOutput
+from common.device.steps.output_ring import NUM_SLOTS, PendingOutput, RingLanding, StepOutput, make_ring
+from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.operands import NO_CHOICE, SamplingTensors
 from common.kernels.elementwise.row_slots import row_slots

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks import rates as made
 from benchmarks.make_checkpoint import PRESETS
-from benchmarks.results import ROOT, read_rows
 from benchmarks.simulated import KNOWN_SHAPES
 from benchmarks.table_steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
 from common.device.engine import pool_budget, step_sizes
 from common.models.loader import read_config
 from common.settings.memory_sections import KVSection
+from deploy.bench.results import ROOT, read_rows
 from deploy.planning.scaling import scaled
 from deploy.planning.step_times import memory
 from deploy.planning.step_times.costs import MAX_ROWS, MIN_SPARED_BYTES, PromptCosts, StepCosts

@@ -1,7 +1,7 @@
 """The simulator against what was measured: which figures are within 20 %, and which are not."""
 
-from benchmarks.results import ROOT, read_rows
 from benchmarks.simulated import CASES, compare
+from deploy.bench.results import ROOT, read_rows
 
 MAIN = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99")
 

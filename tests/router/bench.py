@@ -101,7 +101,7 @@ class Bench:
     def token(
         self, worker: Member, completion: Completion, index: int, token_id: int, finish: int = 0, attempt: int = -1
     ) -> None:
-        attempt = completion.attempt if attempt < 0 else attempt
+        attempt = completion.attempt.number if attempt < 0 else attempt
         self.dispatcher.on_tokens(
             TokenBatch(
                 worker.id, worker.epoch, (completion.request_id,), pack_ids([attempt]), pack_ids([index]),
@@ -113,7 +113,7 @@ class Bench:
         self, worker: Member, completion: Completion, positions: range, ids: Sequence[int] = (), attempt: int = -1
     ) -> None:
         """One entry a token: `ids`, or those of the prompt; its value tells of the attempt."""
-        attempt, num = completion.attempt if attempt < 0 else attempt, len(positions)
+        attempt, num = completion.attempt.number if attempt < 0 else attempt, len(positions)
         told = ids or [completion.prompt_ids[position] for position in positions]
         self.dispatcher.on_prompt_logprobs(
             PromptLogprobs(
@@ -124,11 +124,13 @@ class Bench:
 
     def route(self, completion: Completion) -> Route:
         """Where it runs now."""
-        assert completion.route is not None
-        return completion.route
+        assert completion.attempt.route is not None
+        return completion.attempt.route
 
     def fail(self, worker: Member, completion: Completion, code: ErrorCode) -> None:
-        message = RequestFailed(worker.id, worker.epoch, completion.request_id, completion.attempt, code, "because")
+        message = RequestFailed(
+            worker.id, worker.epoch, completion.request_id, completion.attempt.number, code, "because"
+        )
         self.dispatcher.on_failed(message)
 
     def requests(self) -> list[tuple[str, PrefillRequest]]:

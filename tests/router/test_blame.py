@@ -11,12 +11,12 @@ NUM_TOKENS = 20
 
 
 def is_prompt(completion: Completion) -> bool:
-    return len(completion.outputs) == completion.first_index
+    return len(completion.outputs) == completion.attempt.first_index
 
 
 def computes(worker: Member, completion: Completion) -> bool:
     """Whether it is that worker's turn."""
-    route = completion.route
+    route = completion.attempt.route
     return route is not None and worker is (route.prefill if is_prompt(completion) else route.decode)
 
 
@@ -72,11 +72,11 @@ def test_what_got_on_between_two_deaths_is_no_suspect() -> None:
     for epoch in range(2, 12):
         for _ in range(8):
             index = len(completion.outputs)
-            worker = bench.decodes[0] if index > completion.first_index else bench.prefills[0]
+            worker = bench.decodes[0] if index > completion.attempt.first_index else bench.prefills[0]
             bench.token(worker, completion, index, index)
         bench.lose(bench.decodes[0])
         bench.decodes[0] = bench.join("d0", Role.DECODE, epoch)
-        assert completion.num_failures == 1
+        assert completion.failures.num_counted == 1
     assert completion.state is State.PREFILLING
 
 
@@ -88,4 +88,4 @@ def test_many_workers_that_die_at_once_count_once() -> None:
     bench.now_s += NET.worker_timeout_s + 0.1
     for loss in bench.pool.losses(bench.now_s):
         bench.lose(loss.worker)
-    assert [(c.state, c.num_failures) for c in completions] == [(State.QUEUED, 1)] * 8
+    assert [(c.state, c.failures.num_counted) for c in completions] == [(State.QUEUED, 1)] * 8

@@ -21,10 +21,14 @@ def test_a_worker_has_room_for_as_much_more_and_each_token_counts_once() -> None
     bench = Bench()
     first, second, third = (bench.submit(num_prompt_tokens=160) for _ in range(3))
     prefill = bench.prefills[0]  # of 100 tokens a step, and a window of two steps
-    assert (first.route is not None, second.route is not None, third.route) == (True, True, None)
+    assert (first.attempt.route is not None, second.attempt.route is not None, third.attempt.route) == (
+        True,
+        True,
+        None,
+    )
     told(bench, prefill, first, 96)
     told(bench, prefill, first, 128)
-    assert prefill.outstanding_tokens == 32 + 2 * 160 and third.route is not None, "it has room for the next"
+    assert prefill.outstanding_tokens == 32 + 2 * 160 and third.attempt.route is not None, "it has room for the next"
     assert (first.num_cached, counted(bench, "cached")) == (128, 128)
     for completion in (first, second, third):
         bench.token(prefill, completion, 0, 1, LENGTH)

@@ -104,7 +104,9 @@ def test_each_gpu_is_whole_for_prompts_while_nothing_is_decoded_on_it() -> None:
     bench.sent.clear()
     d0.draining = True
     for prefill in (p0, p1):
-        bench.token(prefill, next(c for c in completions if c.route and c.route.prefill is prefill), 0, 1)
+        bench.token(
+            prefill, next(c for c in completions if c.attempt.route and c.attempt.route.prefill is prefill), 0, 1
+        )
     assert [(to, request.whole_gpu) for to, request in bench.requests()] == [("p0", False), ("p1", True)], (
         "600 tokens are queued for two GPUs: no backlog; d0 still decodes beside p0, nobody beside p1"
     )

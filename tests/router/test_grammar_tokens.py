@@ -10,7 +10,7 @@ import pytest
 from tokenizers import decoders
 
 from common.grammar.grammars import Grammars, model_tokens
-from router.grammar.compiler import dialect_of, found
+from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import GrammarSource
 from router.grammar.tokens import lean_tokens, tree_of, vocabulary_of
 from tests.guided import DEMO_MODEL, TextFollower, random_root

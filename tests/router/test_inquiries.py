@@ -51,10 +51,10 @@ def test_a_request_that_never_arrived_is_replayed_as_soon_as_both_workers_say_so
     rig.answer(rig.prefill, lost, has=False)
     rig.answer(rig.prefill, queued, has=True)
     assert rig.asked() == [("d0", ["cmpl-1"], [0])], "it may have been handed off"
-    assert lost.attempt == 0
+    assert lost.attempt.number == 0
     rig.answer(rig.decode, lost, has=False)
-    assert (lost.attempt, queued.attempt) == (1, 0)
-    assert (lost.num_failures, lost.num_returns) == (0, 1), "that is nobody's fault"
+    assert (lost.attempt.number, queued.attempt.number) == (1, 0)
+    assert (lost.failures.num_counted, lost.failures.num_returns) == (0, 1), "that is nobody's fault"
     assert lost.state is State.PREFILLING and rig.bench.requests()
 
 
@@ -65,7 +65,7 @@ def test_a_prompt_that_is_offered_is_with_its_prefill_worker_until_it_is_receive
     for _ in range(100):
         rig.pass_time()
         rig.answer(rig.prefill, completion, has=True)
-    assert completion.attempt == 0
+    assert completion.attempt.number == 0
     assert {to for to, _, _ in rig.asked()} == {"p0"}
 
 
@@ -78,10 +78,10 @@ def test_a_handoff_that_waits_at_the_decode_worker_is_found_there() -> None:
     for _ in range(100):
         rig.answer(rig.decode, completion, has=True)
         rig.pass_time()
-    assert completion.attempt == 0
+    assert completion.attempt.number == 0
     assert {to for to, _, _ in rig.asked()[1:]} == {"d0"}
     rig.answer(rig.decode, completion, has=False)
-    assert completion.attempt == 1
+    assert completion.attempt.number == 1
 
 
 def test_a_stream_whose_worker_has_forgotten_it_is_replayed() -> None:
@@ -92,9 +92,9 @@ def test_a_stream_whose_worker_has_forgotten_it_is_replayed() -> None:
     rig.pass_time()
     assert rig.asked() == [("d0", ["cmpl-1"], [0])]
     rig.answer(rig.prefill, completion, has=False)
-    assert completion.attempt == 0, "it was not asked, and let go long ago"
+    assert completion.attempt.number == 0, "it was not asked, and let go long ago"
     rig.answer(rig.decode, completion, has=False)
-    assert completion.attempt == 1
+    assert completion.attempt.number == 1
 
 
 def test_a_prompt_may_wait_for_as_long_as_its_worker_says_that_it_has_it() -> None:
@@ -103,9 +103,9 @@ def test_a_prompt_may_wait_for_as_long_as_its_worker_says_that_it_has_it() -> No
     for _ in range(100):
         rig.pass_time()
         rig.answer(rig.prefill, completion, has=True)
-    assert completion.attempt == 0
+    assert completion.attempt.number == 0
     rig.pass_time(NET.step_timeout_s + 1)
-    assert completion.attempt == 1, "nobody answers any more"
+    assert completion.attempt.number == 1, "nobody answers any more"
 
 
 def test_an_answer_about_an_older_attempt_or_of_another_incarnation_says_nothing() -> None:
@@ -113,7 +113,7 @@ def test_an_answer_about_an_older_attempt_or_of_another_incarnation_says_nothing
     completion = rig.bench.submit()
     rig.bench.lose(rig.decode)
     rig.decode = rig.bench.join("d0", Role.DECODE, epoch=2)
-    assert completion.attempt == 1
+    assert completion.attempt.number == 1
     rig.pass_time()
     rig.answer(rig.prefill, completion, has=False, attempt=0)
     rig.inquiries.on_reply(InquiryReply("p0", 7, ("cmpl-1",), pack_ids([1]), bytes(1)))

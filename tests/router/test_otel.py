@@ -236,8 +236,10 @@ async def test_a_replay_and_a_client_that_leaves_are_told(start_cluster: StartCl
     other = cluster.decode("decode-1", step_s=0.05)
     await cluster.until_paths(2)
     await asyncio.to_thread(decode.kill)
-    await cluster.until(lambda: any(c.attempt == 1 and len(c.outputs) > 9 for c in cluster.service.dispatcher.active),
-                        "a replay")  # fmt: skip
+    dispatcher = cluster.service.dispatcher
+    await cluster.until(
+        lambda: any(c.attempt.number == 1 and len(c.outputs) > 9 for c in dispatcher.active), "a replay"
+    )
     asking.cancel()
     [span] = await server_spans(cluster, collector)
     assert (span["error.type"], span["http.response.status_code"]) == ("client_closed_request", 499)

@@ -148,6 +148,6 @@ def test_a_prompt_that_is_given_back_is_sent_to_a_prefill_worker_and_decoded_whe
     bench.dispatcher.on_failed(failed)
     route = bench.route(short)
     assert (route.prefill, route.decode) == (prefill, decode)
-    assert (short.num_failures, short.num_returns, short.attempt) == (0, 1, 1)
+    assert (short.failures.num_counted, short.failures.num_returns, short.attempt.number) == (0, 1, 1)
     sent = [(to, message.most_tokens) for to, message in bench.sent if isinstance(message, PrefillRequest)]
     assert sent == [(prefill.id, 0), (decode.id, MOST), (prefill.id, 0)]

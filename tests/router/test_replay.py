@@ -72,7 +72,7 @@ async def test_what_cannot_be_told_of_a_prompt_leads_to_a_replay(positions: rang
     bench.prompt_logprobs(prefill, completion, positions, ids)
     if not ids:
         bench.token(prefill, completion, 0, 1)
-    assert completion.attempt == 1 and not completion.outputs
+    assert completion.attempt.number == 1 and not completion.outputs
     bench.prompt_logprobs(prefill, completion, range(3 if not ids else 1, 4))
     bench.token(prefill, completion, 0, 1, LENGTH)
     assert result_of(completion) == Result("b", "length", None)
@@ -126,13 +126,13 @@ def test_what_was_handed_over_outlives_the_prefill_worker(transport: str) -> Non
     bench.token(bench.decodes[0], decoding, 1, 2)
     assert bench.dispatcher.needing(bench.prefills[0]) == [computing], "it may leave without the others"
     bench.lose(bench.prefills[0])
-    assert [completion.attempt for completion in (computing, handed_over, lost, decoding)] == [1, 0, 0, 0]
+    assert [completion.attempt.number for completion in (computing, handed_over, lost, decoding)] == [1, 0, 0, 0]
     assert bench.route(computing).is_local and decoding.state is State.DECODING
-    assert handed_over.is_past_prefill, "should nothing come, the decode worker is asked"
+    assert handed_over.attempt.is_past_prefill, "should nothing come, the decode worker is asked"
     bench.token(bench.decodes[0], handed_over, 1, 2, LENGTH)
     assert result_of(handed_over) == Result("bc", "length", None)
     bench.lose(bench.decodes[0])
-    assert lost.attempt == 1 and lost.state is State.QUEUED
+    assert lost.attempt.number == 1 and lost.state is State.QUEUED
 
 
 def test_a_prefill_worker_lost_with_its_first_token() -> None:
@@ -142,7 +142,7 @@ def test_a_prefill_worker_lost_with_its_first_token() -> None:
     bench.token(bench.decodes[0], completion, 1, 2)
     assert completion.state is State.PREFILLING
     bench.lose(bench.prefills[0])
-    assert completion.attempt == 1
+    assert completion.attempt.number == 1
 
 
 def test_replays_are_bounded_and_neither_preemption_nor_a_lost_handoff_counts() -> None:
@@ -154,7 +154,7 @@ def test_replays_are_bounded_and_neither_preemption_nor_a_lost_handoff_counts() 
     for _ in range(2):
         bench.fail(bench.prefills[0], completion, ErrorCode.INTERNAL)
     assert completion.state is State.PREFILLING
-    assert completion.attempt == 6
+    assert completion.attempt.number == 6
     bench.fail(bench.decodes[0], completion, ErrorCode.INTERNAL)
     error = result_of(completion).error
     assert error is not None
@@ -178,7 +178,7 @@ def test_a_request_without_a_token_to_choose_ends_at_once() -> None:
     bench.fail(bench.prefills[0], completion, ErrorCode.NO_CHOICE)
     error = result_of(completion).error
     assert error is not None
-    assert (error.status, error.code, completion.attempt) == (500, "no_token_to_choose", 0)
+    assert (error.status, error.code, completion.attempt.number) == (500, "no_token_to_choose", 0)
     bench.assert_idle()
 
 
@@ -188,7 +188,7 @@ def test_a_draining_worker_is_not_asked_again() -> None:
     first = bench.route(completion).prefill
     bench.fail(first, completion, ErrorCode.DRAINING)
     assert bench.route(completion).prefill is not first
-    assert completion.num_failures == 0
+    assert completion.failures.num_counted == 0
 
 
 @pytest.mark.parametrize("code", [ErrorCode.PREEMPTED, ErrorCode.INTERNAL])
@@ -238,10 +238,10 @@ def test_lost_messages_lead_to_a_replay() -> None:
     bench.token(bench.decodes[0], gap, 3, 4)
     bench.now_s += NET.worker_timeout_s + 0.1
     bench.dispatcher.tick()
-    assert (gap.attempt, silent.attempt) == (1, 0)
+    assert (gap.attempt.number, silent.attempt.number) == (1, 0)
     bench.now_s += NET.step_timeout_s
     bench.dispatcher.tick()
-    assert silent.attempt == 1
+    assert silent.attempt.number == 1
 
 
 def test_a_prefill_worker_that_lost_blocks_matters_only_until_the_decode_worker_has_spoken() -> None:
@@ -252,7 +252,7 @@ def test_a_prefill_worker_that_lost_blocks_matters_only_until_the_decode_worker_
     bench.token(bench.decodes[0], after, 1, 2)
     for completion in (before, after):
         bench.fail(bench.route(completion).prefill, completion, ErrorCode.HANDOFF_LOST)
-    assert (before.attempt, after.attempt) == (1, 0)
+    assert (before.attempt.number, after.attempt.number) == (1, 0)
 
 
 def test_a_bug_met_by_one_completion_ends_it_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_an_invalid_token_is_a_failure_of_the_worker_not_of_the_router() -> None
     bench.token(bench.prefills[0], completion, 0, VOCAB)
     bench.token(bench.prefills[0], completion, 0, -1)
     bench.token(bench.prefills[0], completion, 0, 1, finish=9)
-    assert completion.num_failures == 3
+    assert completion.failures.num_counted == 3
     assert completion.outputs == []
 
 
@@ -335,5 +335,5 @@ def _random_event(rng: random.Random, bench: Bench, completion: Completion, epoc
 def _random_token(rng: random.Random, bench: Bench, completion: Completion, worker: Member) -> None:
     last = completion.sampling.max_tokens - 1
     index = min(last, max(0, len(completion.outputs) + rng.choice([-1, 0, 0, 0, 1])))
-    attempt = max(0, completion.attempt - (rng.random() < 0.1))
+    attempt = max(0, completion.attempt.number - (rng.random() < 0.1))
     bench.token(worker, completion, index, index, LENGTH if index == last else 0, attempt)

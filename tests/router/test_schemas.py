@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.grammar.grammars import Grammars
-from router.grammar.compiler import dialect_of, found
+from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
 from router.requests.tool_choice import ToolChoice, form_of
 from router.text.tool_calls import ToolFormat

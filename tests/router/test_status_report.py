@@ -67,7 +67,7 @@ def test_all_numbers_of_a_report_are_of_one_moment_and_add_up() -> None:
     status = reporter(bench)
     completions = [bench.submit() for _ in range(9)]
     for number, completion in enumerate(completions):
-        route = completion.route
+        route = completion.attempt.route
         assert route is not None
         if number >= 3:
             bench.token(route.prefill, completion, 0, 1)

@@ -127,8 +127,8 @@ async def test_a_worker_that_is_replaced_while_it_lives_has_not_crashed(
         await cluster.until_cut_off(older)
     newer = cluster.prefill("prefill-0") if index == 0 else cluster.decode("decode-0", most_outputs=2)
     await cluster.until(lambda: cluster.service.pool.get(newer.worker_id, newer.epoch), "the newer one is in")
-    assert (completion.num_crashes, completion.num_failures) == (num_crashes, num_crashes)
-    assert completion.num_returns == 1 - num_crashes
+    assert (completion.failures.num_crashes, completion.failures.num_counted) == (num_crashes, num_crashes)
+    assert completion.failures.num_returns == 1 - num_crashes
     for worker in cluster.workers:
         if isinstance(worker, FakeDecode):
             worker.most_outputs = 100  # until here it has not got on, which would have been forgiven

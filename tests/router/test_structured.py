@@ -18,7 +18,7 @@ from common.base.errors import RequestError
 from common.grammar.grammars import Grammars
 from common.wire.messages.worker import PrefillRequest
 from router.grammar.checks import MAX_KNOWN
-from router.grammar.compiler import dialect_of, found
+from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
 from router.requests.structured_fields import MAX_CHOICES
 from router.requests.tool_choice import ToolChoice, form_of

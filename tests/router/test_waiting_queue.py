@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from common.settings.config import RouterSection
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.fair_turns import MAX_CLIENTS, Turns
 from router.dispatch.request_state import Completion, Mailbox
-from router.dispatch.waiting_queue import WaitingQueue
+from router.dispatch.waiting_queue import MAX_CLIENTS, Turns, WaitingQueue
 from router.text.detokenizer import TextStream
 
 

@@ -77,9 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             if docstring.num_vague > max(1, docstring.num_words * MAX_VAGUE / 1000):
                 print(f"{docstring.where}: vague: {', '.join(VAGUE.findall(docstring.text))}")
     vague = 1000 * sum(docstring.num_vague for docstring in found) / max(1, sum(each.num_words for each in found))
-    print(
-        f"{len(found)} docstrings: {len(bad)} bad openers, {len(long)} long sentences, {vague:.0f} vague words per 1,000"
-    )
+    print(f"{len(found)} docstrings: {len(bad)} bad openers, {len(long)} long sentences, {vague:.0f} vague of 1,000")
     return int(bool(bad) or len(long) > MAX_LONG or vague > MAX_VAGUE)
 
 

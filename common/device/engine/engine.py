@@ -13,22 +13,23 @@ from threading import Thread
 
 import torch
 
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, ModelError
 from common.device.engine.pool_budget import pool_blocks
-from common.device.engine.pool_memory import claimed_pool
 from common.device.engine.weights_memory import ServedWeights
 from common.kernels.base.gpu import MIN_CAPABILITY, gpu_of
+from common.kernels.base.operands import HEAD_DIMS, MAX_VOCAB
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport, make_transport
+from common.memory.base.pattern import pattern
 from common.memory.client.client import MemoryClient
+from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
 from common.models.decoder import Decoder, DecoderConfig
 from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
 from common.ops.base import Ops
-from common.ops.limits import check_model
 from common.ops.sampler import Sampler
-from common.settings.config import Config
+from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint
 from common.wire.values.kv_layout import CacheKind, Counts, KVGroup, KVLayout
 from common.wire.values.pool_shape import shown
@@ -265,3 +266,45 @@ def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int,
     prompt_ops = CudaOps(pool.caches[0], config.kernels, max_rows)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     return prompt_ops, step_ops, graph_safe
+
+
+def claimed_pool(
+    client: MemoryClient, layout: KVLayout, num_blocks: Counts, device: torch.device
+) -> tuple[KVPool, SharedPool]:
+    """Return the pool shared by all workers of the layout and this worker's part, with a block at hand.
+
+    The first worker sets the size. Raises ConfigError or MemoryLost.
+    """
+    claim = client.claim_pool(layout, num_blocks)
+    mapping, shape = Mapping(claim, device), claim.shape
+    pool = KVPool(shape, mapping.tensor(writable=True))
+    mapping.release()
+    expected = (pattern(claim.pool_id, block_id, shape.place(block_id).num_bytes) for block_id in shape.proof_ids)
+    if any(pool.read_block(block_id) != each for block_id, each in zip(shape.proof_ids, expected, strict=True)):
+        raise ConfigError(
+            f"what is mapped on {device} is not the pool of {client.path}: its proof blocks have other bytes; "
+            "restart the memory server"
+        )
+    shared = SharedPool(client, claim)
+    shared.await_blocks()
+    return pool, shared
+
+
+def check_model(kernels: KernelsSection, head_dim: int, vocab_size: int) -> None:
+    """Raise ModelError for a model that a chosen kernel does not compute."""
+    attention = ("rope", "prefill_attention", "decode_attention")
+    if head_dim not in HEAD_DIMS and (chosen := _chosen(kernels, *attention)):
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise ModelError(f"head_dim = {head_dim}: kernels compute heads of {sizes}; {_remedy(chosen)}")
+    if vocab_size > MAX_VOCAB and (chosen := _chosen(kernels, "sampling")):
+        raise ModelError(
+            f"vocab_size = {vocab_size}: kernels sample from at most {MAX_VOCAB} tokens; {_remedy(chosen)}"
+        )
+
+
+def _chosen(kernels: KernelsSection, *families: str) -> list[str]:
+    return [f"kernels.{family}" for family in families if getattr(kernels, family) == "triton"]
+
+
+def _remedy(chosen: list[str]) -> str:
+    return f'set {" and ".join(chosen)} to "torch", which is slow, or worker.device to "cpu"'

@@ -7,9 +7,13 @@ Another thread, about to read its own launcher from the module, gets a wrong lau
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
+
+from triton import AsyncCompileMode
 
 
 @contextmanager
@@ -29,3 +33,15 @@ def launchers_apart(build: Any) -> Iterator[None]:
         yield
     finally:
         build._load_module_from_path = load
+
+
+class OneOfEach(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
+    """Compile mode on the threads of `executor`; simultaneous requests for a kernel share its compilation."""
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__(executor)
+        self._turn = Lock()
+
+    def submit(self, key: str, compile_fn: Any, finalize_fn: Any) -> Any:
+        with self._turn:
+            return super().submit(key, compile_fn, finalize_fn)

@@ -23,12 +23,22 @@ from common.device.steps.launchers import launchers_apart
 from common.device.steps.output_ring import make_logprob_ring, make_ring
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
-from common.device.steps.sampling_tensors import sampling_tensors
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
-from common.kernels.base.operands import AttentionWeights, SharedPrefixes, TokenRing
+from common.kernels.base.operands import AttentionWeights, SamplingTensors, SharedPrefixes, TokenRing
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.ops.linear_plan import SHORT_STEPS
-from common.wire.values.sampling_params import PADDING, SamplingParams
+from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
+
+
+def sampling_tensors(params: Sequence[SamplingParams], device: torch.device) -> SamplingTensors:
+    """Build tensors with a row for each of `params`."""
+    return SamplingTensors(
+        **{
+            column.name: torch.tensor(column.values(params), dtype=getattr(torch, column.dtype), device=device)
+            for column in SAMPLING_COLUMNS
+        }
+    )
+
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +101,7 @@ def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
     from triton.runtime import build  # here, so that a process on a CPU loads no triton
 
     import common.device.steps.kernel_code  # noqa: F401 - waits for the thread that imports it
-    from common.device.steps.compile_once import OneOfEach
+    from common.device.steps.launchers import OneOfEach
 
     begin_s = time.monotonic()
     threads = min(MAX_THREADS, os.cpu_count() or 1)

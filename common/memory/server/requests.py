@@ -13,9 +13,9 @@ from common.base.errors import MemoryShort
 from common.memory.base.channel import Gone
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
+from common.memory.devices.backing import gb
 from common.memory.server.clients import Client, Wish
 from common.memory.server.pools import Pools
-from common.memory.server.refusal import refusal
 from common.memory.server.regions import RegionKey, Regions
 from common.wire.messages.memory import MemoryRefused, PoolWanted, RegionState, WeightsWanted
 from common.wire.values.pool_shape import shown
@@ -77,3 +77,24 @@ class Wishes:
         what = {RegionState.EMPTY: "fills", RegionState.FILLING: "waits for", RegionState.FILLED: "maps"}[state]
         logger.info("%s %s %.2f GB of weights of %s", client, what, key.num_bytes / 1e9, key.fingerprint)
         return [answer]
+
+
+MAX_NAMED = 4
+
+
+def refusal(short: str, wanted: WeightsWanted | PoolWanted, regions: Regions, pools: Pools) -> str:
+    """Return sentences for the operator of the worker.
+
+    Args:
+        short: wanted and available memory, and the time waited.
+    """
+    size = "kv.pool_bytes or kv." + ("memory_fraction" if regions.backing.device_uuid else "cpu_pool_bytes")
+    found = [f"weights of {key.fingerprint}, {gb(key.num_bytes)}" for key in regions.regions]
+    advice = f"stop who uses that, or lower {size}, of those workers or of this one"
+    for layout, pool in pools.pools.items():
+        found.append(f"KV blocks of {layout.fingerprint}, {gb(pool.memory.num_bytes)}")
+        if isinstance(wanted, PoolWanted) and layout.fingerprint == wanted.layout.fingerprint:
+            found[-1] += f", in another layout ({'; '.join(layout.differences(wanted.layout))})"
+            advice = "give all workers of a model the same [model] and [kv] section: then they share one pool"
+    here = f"; here are {'; '.join(found[:MAX_NAMED])}" if found else ""
+    return f"{short}{here}; {advice}"

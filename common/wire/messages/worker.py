@@ -5,7 +5,7 @@ server to the router, `operator` between an operator and the router.
 
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`). The version follows
 from the definitions of all messages. Tags are never reused. Token ids and block ids travel as int32 bytes (`packing`),
-and nothing is pickled. A field's type limits its values (`fields`), `relations` relates fields; `frames.decode` refuses all else.
+and nothing is pickled. A type limits a field (`fields`), `relations` relates fields; `frames.decode` refuses all else.
 
 Identity. A worker makes a new `epoch` at each start and puts the epoch into every message. A request has a
 router-made `request_id`, and an `attempt` that grows with each replay. Receivers drop messages from a dead incarnation
@@ -313,7 +313,7 @@ class PrefillRequest:
     decode_epoch: Epoch
     whole_gpu: bool  # may use the whole GPU, at the expense of decode steps there
     priority: Priority  # lower is earlier, before `turn`
-    turn: Turn  # order inside a priority, lower is earlier; see router.dispatch.fair_turns
+    turn: Turn  # order inside a priority, lower is earlier; see `waiting_queue`
     client: ClientId  # for a fair share of decode rows; 0: anonymous clients
     num_prompt_logprobs: NumLogprobs  # entries per prompt token, the token's own included
     first_scored: Count  # first prompt position with log-probabilities; the router has the earlier positions

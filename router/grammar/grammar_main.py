@@ -1,4 +1,4 @@
-"""`python -m router.grammar.compiler`: the process that compiles grammars for a router, from stdin to stdout.
+"""`python -m router.grammar.grammar_main`: the process that compiles grammars for a router, from stdin to stdout.
 
 A grammar is compiled in a child process, forked once the model's tokens are loaded, so a fork costs milliseconds. The
 kernel ends a child at its limit of CPU time or memory. A killed child costs a single grammar; others compile
@@ -125,7 +125,7 @@ class Compiler:
 
 def main() -> None:
     """Compile until stdin ends."""
-    config = begun("router.grammar.compiler", ("model", "router", "log"), __doc__ or "", "router-grammars")
+    config = begun("router.grammar.grammar_main", ("model", "router", "log"), __doc__ or "", "router-grammars")
     # The warning is about the library's threads for batches, which children neither have nor need.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)

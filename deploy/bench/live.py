@@ -9,7 +9,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from benchmarks.stats import RequestRecord
+from deploy.bench.stats import RequestRecord
 from deploy.planning.simulation.percentiles import percentile
 
 SAY_S = 0.2

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.workload import Lengths, Prompt, random_prompts
+from deploy.bench.workload import Lengths, Prompt, random_prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.prefixes import Conversation, conversations
-from benchmarks.words import Words
-from benchmarks.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts, structured
+from deploy.bench.prefixes import Conversation, conversations
+from deploy.bench.words import Words
+from deploy.bench.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts, structured
 
 CROWD_TOKENS = 4096
 """Of a prompt that is there to take room, if a prefix has as many: what is longer a model might not take."""

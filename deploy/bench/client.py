@@ -15,9 +15,9 @@ from http import HTTPStatus
 
 import aiohttp
 
-from benchmarks.prefixes import Conversation
-from benchmarks.stats import RequestRecord
-from benchmarks.workload import Prompt
+from deploy.bench.prefixes import Conversation
+from deploy.bench.stats import RequestRecord
+from deploy.bench.workload import Prompt
 
 HEADERS = {"Content-Type": "application/json"}
 LOOK_S = 0.02

@@ -9,8 +9,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.plots import COLOURS, STYLE, save
-from benchmarks.stats import RequestRecord
+from deploy.bench.plot_style import COLOURS, STYLE, save
+from deploy.bench.stats import RequestRecord
 
 FEW = 8
 """Points of which a line would say more than there is to say."""

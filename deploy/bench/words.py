@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.workload import Prompt
+from deploy.bench.workload import Prompt
 
 WORD = re.compile(r"[Ġ▁][a-z]+")
 """A space and letters, as byte-level and SentencePiece vocabularies write it: one piece to any pre-tokenizer."""

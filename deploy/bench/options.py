@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.prefixes import Prefixes
-from benchmarks.stats import parse_slo
-from benchmarks.workload import Draw, Even, HeavyTailed, Stream
 from common.base.plain_file import read_plain
 from common.settings.argument_parser import ArgumentParser
+from deploy.bench.prefixes import Prefixes
+from deploy.bench.stats import parse_slo
+from deploy.bench.workload import Draw, Even, HeavyTailed, Stream
 
 Parsed = TypeVar("Parsed")
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import aiohttp
 
-from benchmarks.stats import Figure
+from deploy.bench.stats import Figure
 
 METRIC = re.compile(r'^baton_worker_pulled_bytes_total\{(?=[^}]*role="(\w+)")[^}]*\} (\S+)$', re.MULTILINE)
 SETTLE_S = 1.5

@@ -1,0 +1,1 @@
+"""`baton bench`: loads a server over HTTP as clients do, and shows figures while it runs."""
