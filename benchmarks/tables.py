@@ -1,10 +1,10 @@
-"""Writes the tables of README.md and benchmarks/README.md from results.csv, each between its two markers.
+"""Writes the tables of README.md and benchmarks/README.md from results.csv, each between two markers.
 
-    python -m benchmarks.tables            # write them
-    python -m benchmarks.tables --check    # exit 1 if a page says something else
+    python -m benchmarks.tables            # Write the tables.
+    python -m benchmarks.tables --check    # Exit with status 1 if a table is out of date.
 
-A cell is the newest row of its hardware, system and load; under a table stand the day and the commit of its rows.
-What is measured is said in `table_data`; this file only lays it out.
+A cell is the newest row of its hardware, system and load. Under each table stand the days and commits of its rows.
+`table_data` defines the content; `tables` does only the layout.
 """
 
 import argparse
@@ -23,7 +23,7 @@ TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)",
 
 
 def render(data: TableData) -> str:
-    """Markdown of a table and the line under it."""
+    """Return a table and the line below, in Markdown."""
     if not data.lines:
         return f"Not measured yet ({data.subject}).\n"
     lines = [_line([data.corner, *data.columns]), "|" + "---|" * (1 + len(data.columns))]
@@ -32,7 +32,7 @@ def render(data: TableData) -> str:
 
 
 def written(page: str, rows: Sequence[Row]) -> str:
-    """The page with every table as the rows have it; raises ValueError for a table that is nowhere defined."""
+    """Return the page with every table filled in; raises ValueError for a table without a definition."""
 
     def replaced(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
@@ -48,7 +48,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _shown(cell: Cell | None) -> str:
-    """One figure, or two of which the better is bold, or an estimate that is too far off."""
+    """Format a figure, or two with the better or a bad estimate in bold."""
     if cell is None:
         return ""
     own = _number(cell.value, cell.row.unit)
@@ -65,7 +65,7 @@ def _shown(cell: Cell | None) -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    """Three digits that count, or all before the point, or a dash; milliseconds are in the titles of columns."""
+    """Format three significant digits, all before the point, or a dash; column titles have the units, except s."""
     if math.isnan(value):
         return "-"
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
@@ -73,7 +73,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def _origin(data: TableData) -> str:
-    """Days and commits of the rows, newest last."""
+    """Name the days and commits of the rows, newest last."""
     runs = sorted({(cell.row.date, cell.row.commit) for _, cells in data.lines for cell in cells if cell})
     days: dict[str, list[str]] = {}
     for date, commit in runs:
