@@ -1,4 +1,4 @@
-"""What the way of a completion was, told when it is over: in the log, and to a client that asks for it."""
+"""Summary of an ended completion: written to the log, and sent to clients on request."""
 
 import logging
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None:
-    """Write one down that has just ended, while its workers are known; sizes and times, never text."""
+    """Log a completion just after the end, while the route is known: sizes and times, never text."""
     timing = completion.timing = timing_of(completion, now_s)
     told = {
         "request_id": completion.request_id,
@@ -30,7 +30,7 @@ def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None
 
 
 def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:
-    """Tell where the time of a completion went, until now if it is under way."""
+    """Tell where the time of a completion went, until now if the completion is running."""
     seconds, route = completion.phases.until(now_s), completion.attempt.route
     ttft_s = completion.first_token_s - completion.submitted_s if completion.first_token_s else None
     return {

@@ -1,8 +1,8 @@
 """The only owner of every request's state: queue, start, order the tokens, replay, end exactly once.
 
-Everything here runs on the event loop without awaiting, so each method sees and leaves a consistent
-state. Late binding: a completion is bound to workers only when a pair has room, so that a worker
-that joins gets its share. What only a dead worker knew is never needed: the token log is here.
+Everything here runs on the event loop without awaiting, so each method sees and leaves a consistent state. Late
+binding: a completion is bound to workers only when a pair has room, so a joining worker gets a share. No fact is lost
+with a worker, because the token log is here.
 """
 
 import logging
@@ -32,13 +32,13 @@ from router.placement.worker_pool import WorkerPool
 logger = logging.getLogger(__name__)
 
 Defer = Callable[[Callable[[], None]], object]
-"""Have something called once everybody else had a turn."""
+"""Schedules a call after all other tasks had a turn."""
 MAX_AT_ONCE = 32
-"""Completions started or aborted in one turn of the event loop: 2048 would hold up all streams for 0.3 s."""
+"""Completions started or aborted in a turn of the event loop: 2048 would delay streams by 0.3 s."""
 
 
 class Dispatcher:
-    """All completions between submission and their end."""
+    """All completions between submission and end."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
         defer: Defer = lambda act: act(),
     ) -> None:
-        self.draining = False  # it ends when what it has is done
-        self.refusing = False  # it takes nothing new
+        self.draining = False  # the router ends after its completions
+        self.refusing = False  # new requests are refused
         self._limits, self._net, self._vocab_size = limits, net, vocab_size
         self._pool, self._send = pool, send
         self._assignments = Assignments(pool, send)
@@ -72,18 +72,18 @@ class Dispatcher:
         return len(self._active)
 
     def needing(self, worker: Member) -> list[Completion]:
-        """Completions that cannot do without that worker."""
+        """Return the completions lost without `worker`."""
         its = (c for c in self._active.values() if self._current(c.request_id, c.attempt.number, worker) is not None)
         return [completion for completion in its if not completion.is_handed_over_by(worker)]
 
     def queue_sizes(self) -> tuple[int, int, int]:
-        """Completions queued, their prompt tokens, completions at workers."""
+        """Return completions queued, their prompt tokens, and completions at workers."""
         return len(self._queue), self._queue.num_tokens, len(self._active) - len(self._queue)
 
     # --- from the HTTP side ---------------------------------------------------------------------
 
     def admit(self, num_completions: int = 1, num_tokens: int = 0) -> None:
-        """Raise RequestError when an HTTP request of that many completions could not be submitted now."""
+        """Raise RequestError when an HTTP request with `num_completions` could not be submitted now."""
         try:
             if self.refusing:
                 message = "the server is shutting down; retry with another one or later"
@@ -94,11 +94,11 @@ class Dispatcher:
             raise
 
     def find_out(self, completions: Iterable[Completion]) -> Iterator[None]:
-        """What is to be known of them before they are submitted; in steps, between which others have a turn."""
+        """Prepare completions before submission; yield between pieces of work, so that other tasks get a turn."""
         return self._assignments.find_out(completions)
 
     def submit(self, completions: Sequence[Completion]) -> None:
-        """Queue all completions of one HTTP request or none; raises RequestError when there is no room."""
+        """Queue all completions of an HTTP request or none; raises RequestError when there is no room."""
         num_tokens = sum(len(completion.prompt_ids) for completion in completions)
         self.admit(len(completions), num_tokens)
         now_s = self._clock()
@@ -111,7 +111,7 @@ class Dispatcher:
         self.pump()
 
     def abort(self, *completions: Completion) -> None:
-        """End them because nobody wants them any more; no-op for those that have ended."""
+        """End completions after the client left; no-op for completions in a terminal state."""
         wanted = [completion for completion in completions if not completion.is_terminal]
         for completion in wanted[:MAX_AT_ONCE]:
             self._assignments.cancel(completion)
@@ -129,7 +129,7 @@ class Dispatcher:
     # --- from the workers -----------------------------------------------------------------------
 
     def on_tokens(self, batch: TokenBatch) -> None:
-        """Deliver one step's tokens; raises ValueError for columns that do not fit together."""
+        """Deliver tokens of a step; raises ValueError for malformed columns."""
         rows = list(rows_of(batch))
         worker = self._pool.get(batch.worker_id, batch.epoch)
         if worker is None:
@@ -139,7 +139,7 @@ class Dispatcher:
         for request_id, attempt, output_index, token, finish_reason in rows:
             completion = self._current(request_id, attempt, worker)
             if completion is None:
-                # What nobody waits for is work for nothing; an Abort for something ended is harmless.
+                # A worker computes for nothing here; an Abort for an ended request is harmless.
                 self._metrics.stale_tokens.inc()
                 self._send(worker.id, Abort(request_id, attempt))
             else:
@@ -147,19 +147,19 @@ class Dispatcher:
         self.pump()
 
     def on_prompt_logprobs(self, told: PromptLogprobs) -> None:
-        """Keep what a worker tells of a prompt; what nobody asked for is dropped."""
+        """Keep log-probabilities of a prompt; drop any not asked for."""
         if (completion := self._about(told)) is not None:
             self._act_on(completion, self._take_prompt_logprobs, told)
             self.pump()
 
     def on_cached(self, told: PromptCached) -> None:
-        """A prefill worker computes less of a prompt than it was sent, so that it has room for more."""
+        """Note prompt tokens found in a prefill worker's pool, so that the worker has room for more prompts."""
         if (completion := self._about(told)) is not None:
             self._metrics.cached_tokens.inc(self._assignments.lighten(completion, told.num_tokens))
             self.pump()
 
     def on_failed(self, failed: RequestFailed) -> None:
-        """A worker gave one attempt up."""
+        """Fail or replay a completion after a worker gave up the attempt."""
         worker, completion = self._pool.get(failed.worker_id, failed.epoch), self._about(failed)
         if worker is None or completion is None:
             return
@@ -173,8 +173,8 @@ class Dispatcher:
         self.pump()
 
     def on_worker_lost(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
-        """Replay what needs that incarnation, which is no longer in the pool; requests `unsent` never got there."""
-        for completion in self._active.values():  # if a handoff was lost, too, an inquiry shows it
+        """Replay the completions of a worker gone from the pool; requests `unsent` never reached the worker."""
+        for completion in self._active.values():  # if the handoff was lost, too, an inquiry shows the loss
             completion.attempt.is_past_prefill |= completion.is_handed_over_by(worker)
         lost = self.needing(worker)
         blame(lost, worker, self._limits, unsent)
@@ -190,7 +190,7 @@ class Dispatcher:
         self.pump()
 
     def pump(self) -> None:
-        """Start what is queued, once for all that happens in a turn of the event loop: there may be much to look at."""
+        """Start queued completions once per turn of the event loop, because a start may look at many."""
         if not self._pumps_later:
             self._pumps_later = True
             self._defer(self._start_some)
@@ -198,7 +198,7 @@ class Dispatcher:
     # --- inside ---------------------------------------------------------------------------------
 
     def _start_some(self) -> None:
-        """While some pair of workers has room for it; many in several turns of the loop."""
+        """Start completions while some pair of workers has room, at most MAX_AT_ONCE a turn of the loop."""
         self._pumps_later = False
         num_left = MAX_AT_ONCE
         for completion, route in islice(starts(self._queue, self._pool), MAX_AT_ONCE):
@@ -208,7 +208,7 @@ class Dispatcher:
             self.pump()
 
     def _act_on(self, completion: Completion, act: Callable[..., None], *args: object) -> None:
-        """Do something to one of several completions: a bug that it meets ends that one, and the others go on."""
+        """Act on a completion; a bug in the act ends only `completion`."""
         try:
             act(completion, *args)
         except Exception:
@@ -226,12 +226,15 @@ class Dispatcher:
         self._metrics.entered(completion, Phase.PREFILL, now_s)
 
     def _about(self, told: PromptLogprobs | PromptCached | RequestFailed) -> Completion | None:
-        """The completion, if who tells something of it runs it."""
+        """Return the completion of a report if the reporting worker runs the reported attempt."""
         worker = self._pool.get(told.worker_id, told.epoch)
         return self._current(told.request_id, told.attempt, worker) if worker else None
 
     def _current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:
-        """The completion that this worker runs under this attempt, if it does; once it decodes only one does."""
+        """Return the completion whose current attempt is on `worker`.
+
+        Once decoding began, only the decode worker has the attempt.
+        """
         completion = self._active.get(request_id)
         if completion is None or completion.attempt.number != attempt or (route := completion.attempt.route) is None:
             return None
@@ -239,7 +242,7 @@ class Dispatcher:
         return completion if is_its else None
 
     def _accept(self, completion: Completion, output_index: int, token: OutputToken, finish: int, now_s: float) -> None:
-        """Deliver a token and those that waited for it; hold one that is early, drop a duplicate or one too many."""
+        """Deliver a token and any held successors; hold an early token, drop a duplicate or a surplus token."""
         num_outputs = len(completion.outputs)
         if num_outputs < output_index < completion.sampling.max_tokens:
             completion.attempt.hold(output_index, token, finish, now_s)
@@ -249,7 +252,7 @@ class Dispatcher:
                 self._deliver(completion, *held, now_s)
 
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
-        """Log the next token, and put the text it completes, if any, into the mailbox."""
+        """Log the next token, and put its text, if any, into the mailbox."""
         token_id = token.token_id
         if completion.prompt_log is not None and not completion.prompt_log.is_complete:
             completion.failures.num_counted += 1
@@ -286,14 +289,14 @@ class Dispatcher:
             completion.mailbox.put(Delivery(completion.index, text, len(completion.outputs)))
 
     def _take_prompt_logprobs(self, completion: Completion, told: PromptLogprobs) -> None:
-        """They go on where the last ended; what is missing shows when an output comes."""
+        """Append log-probabilities to the prompt's log; a gap shows when an output comes."""
         log = completion.prompt_log
         if log is not None and not log.take(told, self._vocab_size):
             completion.failures.num_counted += 1
             self._replay(completion, "internal", "invalid log-probabilities of the prompt")
 
     def _replay(self, completion: Completion, kind: str, reason: str) -> None:
-        """Start again elsewhere with prompt and outputs so far, unless that has failed too often."""
+        """Start again elsewhere with prompt and outputs so far, unless the completion has failed too often."""
         if finish_reason := completion.already_finished():
             self._assignments.cancel(completion)
             self._finish_with_rest(completion, finish_reason, "")
@@ -312,7 +315,11 @@ class Dispatcher:
             self._queue.reenter(completion)
 
     def _apply_deadlines(self, completion: Completion, now_s: float, longest: int) -> None:
-        """Fail or replay what has waited for too long; `longest` is what workers take, 0 when there are none."""
+        """Fail or replay a completion after too long a wait.
+
+        Args:
+            longest: most tokens of a completion for some worker; 0 when there is none.
+        """
         error = overdue(completion, now_s, self._limits)
         completion.note_takers(longest, now_s)
         if error is None and completion.state is State.QUEUED and completion.untakable_since_s:
@@ -324,7 +331,7 @@ class Dispatcher:
             self._replay(completion, "stalled", reason)
 
     def _finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
-        """Finish, showing what was withheld; the rest itself may complete a stop string."""
+        """Finish, showing the text withheld so far; the rest itself may complete a stop string."""
         text += completion.text.flush()
         self._finish(completion, "stop" if completion.text.stop else finish_reason, text)
 

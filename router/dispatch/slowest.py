@@ -1,4 +1,4 @@
-"""Keeps the completions that took longest lately, for whoever looks: bounded, and without a word of any prompt."""
+"""Keeps the slowest recent completions for operators: bounded, and without a word of any prompt."""
 
 import time
 from collections import deque
@@ -21,7 +21,7 @@ class _Ended(NamedTuple):
 
 
 class Slowest:
-    """Looks back over five minutes: of each of their periods the slowest are kept."""
+    """The slowest completions of the last five minutes, kept by period."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
@@ -29,7 +29,7 @@ class Slowest:
         self._number = 0
 
     def note(self, completion: Completion, now_s: float) -> None:
-        """A completion has ended."""
+        """Record an ended completion, if among the slowest of the period."""
         if not self._periods or now_s - self._periods[-1][0] >= PERIOD_S:
             self._periods.append((now_s, []))
         heap = self._periods[-1][1]
@@ -44,14 +44,14 @@ class Slowest:
             heapreplace(heap, ended)
 
     def report(self, now_s: float) -> list[dict[str, Any]]:
-        """Return the slowest, longest first."""
+        """Return the slowest completions, longest first."""
         since_s = now_s - NUM_PERIODS * PERIOD_S
         recent = [ended for begun_s, heap in self._periods if begun_s >= since_s for ended in heap]
         return [ended.told for ended in nlargest(NUM_TOLD, recent)]
 
 
 def told_of(completion: Completion, now_s: float) -> dict[str, Any]:
-    """Tell sizes, times and workers of a completion, over or under way."""
+    """Return sizes, times and workers of a completion, running or ended."""
     timing, phase = completion.timing or timing_of(completion, now_s), completion.phases.current
     return {
         "id": completion.request_id,
