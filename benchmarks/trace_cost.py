@@ -27,8 +27,7 @@ from common.device.steps.step_trace import make_trace
 from common.settings.config import TraceSection
 from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
-from router.dispatch.journey import Arrival, End, Journey
-from router.dispatch.phases import Phase
+from router.dispatch.journey import Arrival, End, Journey, Phase
 from router.observe.request_trace import RequestTrace, make_request_trace
 from router.placement.route import Route
 

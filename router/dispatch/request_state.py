@@ -17,8 +17,7 @@ from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
 from router.base.shapes import ChoiceTiming
 from router.dispatch.attempt import Attempt, Failures
-from router.dispatch.journey import Journey
-from router.dispatch.phases import Phase, PhaseTimes
+from router.dispatch.journey import Journey, Phase, PhaseTimes
 from router.placement.member import Member
 from router.placement.route import Demand
 from router.placement.text_keys import TextKeys
