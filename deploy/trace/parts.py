@@ -147,7 +147,7 @@ def _read(path: Path) -> tuple[Part | None, str]:
                 bad.append((number, not text.endswith("\n")))
     except OSError as error:
         return None, f"skipped: {error.strerror}"
-    return (part, _described(bad)) if part is not None else (None, "skipped, as it is empty")
+    return (part, _told(bad)) if part is not None else (None, "skipped, as it is empty")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -156,7 +156,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(iter(partial(file.readline, MAX_LINE_CHARS), ""), 1)
 
 
-def _described(bad: list[tuple[int, bool]]) -> str:
+def _told(bad: list[tuple[int, bool]]) -> str:
     if not bad:
         return ""
     number, is_cut = bad[0]

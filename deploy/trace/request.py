@@ -71,7 +71,7 @@ def _way(parts: list[Part], request_id: str) -> str:
     rows, facts = [("AT", "TOOK", "WHERE", "WHAT", "")], ""
     for stop in stops:
         times = f"{stop.times} steps" if stop.times > 1 else stop.at.name
-        told = _described(stop.at.args)
+        told = _told(stop.at.args)
         if stop.at.name == "request":  # the whole request: too much for a row
             facts, told = told, ""
         rows.append((_ms(stop.at.ts - begin), _ms(stop.at.dur), stop.process, times, told))
@@ -93,7 +93,7 @@ def _decode_steps(name: str, part: Part, request_id: str) -> Iterator[_Stop]:
         yield _Stop(whole, name, len(between))
 
 
-def _described(args: dict[str, Any]) -> str:
+def _told(args: dict[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in args.items() if key not in HIDDEN and value not in (None, ""))
 
 
