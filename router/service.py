@@ -48,6 +48,7 @@ from router.http.unread_answers import Unread
 from router.observe.fleet_metrics import FleetMetrics
 from router.observe.request_trace import make_request_trace
 from router.observe.status_report import StatusReporter
+from router.placement.capacity import max_model_len
 from router.placement.worker_pool import WorkerPool
 from router.reading.bodies import Bodies
 from router.reading.reader import Reader
@@ -117,7 +118,7 @@ class Service:
     @property
     def max_model_len(self) -> int:
         """Prompt plus output that every worker can take, tokens."""
-        return self.pool.max_model_len(self.tokenizer.info.max_model_len)
+        return max_model_len(self.pool, self.tokenizer.info.max_model_len)
 
     def journey(self, request_id: str, arrival: Arrival, watcher: Watcher | None) -> Journey | None:
         """Of a completion, if somebody watches: `watcher`, or a trace."""

@@ -25,6 +25,7 @@ from router.dispatch.phases import Phase
 from router.dispatch.request_state import FINISH_REASONS, Completion, Delivery, State
 from router.dispatch.retry_policy import blame, final_error, note_failure, note_stall, verdict
 from router.dispatch.waiting_queue import WaitingQueue
+from router.placement.capacity import most_tokens, num_prompt_gpus
 from router.placement.member import Member
 from router.placement.route import Route
 from router.placement.worker_pool import WorkerPool
@@ -184,7 +185,7 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Apply every deadline; call a few times a second."""
-        now_s, longest = self._clock(), self._pool.longest()
+        now_s, longest = self._clock(), most_tokens(self._pool)
         for completion in list(self._active.values()):
             self._act_on(completion, self._apply_deadlines, now_s, longest)
         self.pump()
@@ -221,12 +222,11 @@ class Dispatcher:
         self._queue.take(completion)
         self._metrics.expected_tokens.inc(route.cost.num_expected)
         completion.move_to(State.PREFILLING)
-        is_backlog, now_s = self._queue.is_backlog(self._pool.num_prompt_gpus()), self._clock()
+        is_backlog, now_s = self._queue.is_backlog(num_prompt_gpus(self._pool)), self._clock()
         self._assignments.begin(completion, route, now_s, is_backlog=is_backlog)
         self._metrics.entered(completion, Phase.PREFILL, now_s)
 
     def _about(self, told: PromptLogprobs | PromptCached | RequestFailed) -> Completion | None:
-        """The completion, if who tells something of it runs it."""
         worker = self._pool.get(told.worker_id, told.epoch)
         return self._current(told.request_id, told.attempt, worker) if worker else None
 

@@ -32,8 +32,11 @@ OfMemory = Callable[[MemoryHeartbeat], float]
 
 WORKER_GAUGES: dict[str, tuple[str, OfWorker]] = {
     "most_sequences": ("rows of its batch, or prompts of a step", lambda worker: worker.ready.max_num_seqs),
-    "assigned_sequences": ("completions that it decodes or is to decode", lambda worker: worker.num_assigned),
-    "outstanding_prompt_tokens": ("sent to it, first token not seen yet", lambda worker: worker.outstanding_tokens),
+    "assigned_sequences": ("completions that it decodes or is to decode", lambda worker: worker.work.num_assigned),
+    "outstanding_prompt_tokens": (
+        "sent to it, first token not seen yet",
+        lambda worker: worker.work.outstanding_tokens,
+    ),
     "used_blocks": ("KV blocks of its pool that it uses", lambda worker: worker.num_used_blocks),
     "blocks": ("KV blocks of its pool, which others may share", lambda worker: sum(worker.ready.num_blocks)),
     "draining": ("whether it finishes what it has, and leaves", lambda worker: worker.draining),

@@ -7,7 +7,7 @@ from common.base.version import VERSION
 from common.wire.messages.worker import SHARED_POOL, KVPathReport, Role
 from router.base.shapes import Health, StatusName
 from router.placement.member import Member
-from router.placement.readiness import Readiness
+from router.placement.readiness import Readiness, state_of
 from router.placement.worker_pool import WorkerPool
 from router.workers.memory_servers import MemoryServer
 from router.workers.role_changes import RoleChanges
@@ -47,11 +47,11 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         **_member(worker, now_s),
         "transport": ready.transport,
         "memory_server": ready.memory_server_id,
-        "state": worker.state,
+        "state": state_of(worker),
         "draining": worker.draining,
         "standby": _standby(worker, now_s) if ready.standby else None,
-        "outstanding_prompt_tokens": worker.outstanding_tokens,
-        "assigned_sequences": worker.num_assigned,
+        "outstanding_prompt_tokens": worker.work.outstanding_tokens,
+        "assigned_sequences": worker.work.num_assigned,
         "most_sequences": ready.max_num_seqs,
         "num_running": beat.num_running if beat else None,
         "num_waiting": beat.num_waiting if beat else None,

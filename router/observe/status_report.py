@@ -20,7 +20,9 @@ from router.observe.fleet_metrics import kv_usage
 from router.observe.health import status_of, told
 from router.observe.history import PERIOD_S, History, Sample
 from router.observe.snapshot import Snapshot, Work, snapshot_of
+from router.placement.capacity import max_model_len
 from router.placement.member import Member
+from router.placement.readiness import state_of
 from router.placement.worker_pool import WorkerPool
 from router.text.model_info import ModelInfo
 from router.workers.memory_servers import MemoryServer, MemoryServers
@@ -68,7 +70,7 @@ class StatusReporter:
         return {
             "version": VERSION,
             "model": self._info.name,
-            "max_model_len": pool.max_model_len(self._info.max_model_len),
+            "max_model_len": max_model_len(pool, self._info.max_model_len),
             "has_chats": self._has_chats,
             "now_s": time.time(),
             "up_s": round(now_s - self._started_s, 1),
@@ -123,14 +125,14 @@ class StatusReporter:
         return {
             "id": worker.id,
             "role": worker.role_name,
-            "state": worker.state,
+            "state": state_of(worker),
             "since_s": round(now_s - worker.joined_s, 1),
             "heard_s": round(now_s - worker.last_seen_s, 1),
             "version": ready.version,
             "pid": ready.pid,
             **asdict(work),
             "most_sequences": ready.max_num_seqs,
-            "outstanding_prompt_tokens": worker.outstanding_tokens,
+            "outstanding_prompt_tokens": worker.work.outstanding_tokens,
             "step_age_s": round(beat.last_step_age_s, 1) if beat else 0.0,
             "step_ms": None if pace.step_ms is None else round(pace.step_ms, 2),
             "tokens_per_s": round(pace.written_per_s if ready.role is Role.DECODE else pace.computed_per_s, 1),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Set
 
 from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import KVPathReport, Role
-from router.placement.member import Member
+from router.placement.member import NO_TRANSPORT, Member
 
 Identity = tuple[str, int]
 """Id and epoch of a worker."""
@@ -69,6 +69,11 @@ class KVPaths:
     def find(self, prefill: Member, decode: Member) -> KVPathReport | None:
         """Return the report about the path between two workers, None before the first report."""
         return self._reports.get((prefill.id, prefill.epoch), {}).get((decode.id, decode.epoch))
+
+    def transport(self, prefill: Member, decode: Member) -> str:
+        """Return the transport of KV blocks between two workers, "none" for a worker that does both."""
+        report = self.find(prefill, decode)
+        return NO_TRANSPORT if report is None else report.transport
 
     def partners(self, worker: Member) -> Set[Member]:
         """Return registered workers of the other role with a proven path to or from `worker`."""

@@ -17,6 +17,7 @@ from common.wire.messages.memory_reports import BlockEvent, KVEvents
 from common.wire.messages.worker import KVEventsWanted, Message
 from common.wire.values.block_key import unpack_short_keys
 from common.wire.values.packing import unpack_ids
+from router.placement.capacity import has_choice
 from router.placement.member import Member
 from router.placement.prefix_map import MAX_TOLD, PoolContents, PoolName
 from router.placement.worker_pool import WorkerPool
@@ -126,7 +127,7 @@ class KVEventReader:
         """Return the pools to read, with the reporting server of each; without a choice, only pools already read."""
         found = ((worker.pool, self._server_of(worker)) for worker in self._pool)
         told = {name: server for name, server in found if server is not None}
-        if self._is_on and self._pool.has_choice:
+        if self._is_on and has_choice(self._pool):
             return told
         return {name: server for name, server in told.items() if name in self._courses}  # a choice may soon exist again
 

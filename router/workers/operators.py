@@ -52,8 +52,10 @@ class Operators:
             case DrainWanted():
                 self.on_drain(identity, message)
             case LoadWanted():
-                partners = self._pool.num_partners()
-                workers = tuple(_load(worker, partners[worker.id]) for worker in self._pool)
+                serving = {worker for worker in self._pool if worker.is_serving}
+                workers = tuple(
+                    _load(worker, len(self._pool.paths.partners(worker) & serving)) for worker in self._pool
+                )
                 self._send(identity, LoadReport(self._dispatcher.queue_sizes()[0], workers))
             case RoleChange():
                 self._role_changes.note(message)
@@ -90,7 +92,7 @@ def _load(worker: Member, num_partners: int) -> WorkerLoad:
         is_serving=worker.is_serving,
         has_spoken=beat is not None,
         num_partners=num_partners,
-        num_prompts=worker.num_outstanding,
+        num_prompts=worker.work.num_outstanding,
         num_rows=beat.num_running + beat.num_handoffs if beat and ready.role is Role.DECODE else 0,
         most_rows=ready.max_num_seqs,
         pool_id=ready.pool_id,

@@ -144,7 +144,8 @@ class Bench:
         assert self.dispatcher.num_active == 0
         assert self.dispatcher.queue_sizes() == (0, 0, 0)
         for worker in self.pool:
-            assert (worker.outstanding_tokens, worker.num_assigned, worker.expected_blocks) == (0, 0, (0,)), worker
+            work = worker.work
+            assert (work.outstanding_tokens, work.num_assigned, work.expected_blocks) == (0, 0, (0,)), worker
 
 
 @dataclass
