@@ -55,6 +55,7 @@ from router.reading.reader import Reader
 from router.text.tokenizer import load_tokenizer
 from router.workers.hub import AsyncHub, Undelivered
 from router.workers.kv_events import KVEventReader
+from router.workers.links import Links
 from router.workers.membership import Membership
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import Operators
@@ -85,13 +86,10 @@ class Service:
             config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics,
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
-        router_epoch = secrets.randbits(62)
-        self._trace = make_request_trace(config.trace, router_epoch)
-        self._membership = Membership(
-            config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send,
-            incidents=incidents,
-        )  # fmt: skip
-        self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send, incidents=incidents)
+        links = Links(config.net, secrets.randbits(62), self.hub.send, incidents=incidents)
+        self._trace = make_request_trace(config.trace, links.router_epoch)
+        self._membership = Membership(links, self.tokenizer.info, self.pool, self.dispatcher)
+        self.memory_servers = MemoryServers(links)
         self.role_changes = RoleChanges(incidents)
         self._operators = Operators(
             self.pool, self.memory_servers, self.dispatcher, self.role_changes, self.hub.send
@@ -109,7 +107,7 @@ class Service:
         self.metrics.registry.register(self.unread)
         self.metrics.observe_texts(lambda: self.reader.text_counts)
         self.status = StatusReporter(
-            self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics, incidents,
+            self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics,
             has_chats=self.tokenizer.chat_template is not None,
         )  # fmt: skip
         self._inquiries = Inquiries(config.net, self._send, self.dispatcher.find)

@@ -13,7 +13,6 @@ from common.base.version import VERSION
 from common.wire.messages.worker import SHARED_POOL, Role
 from router.base.shapes import StatusReport
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.incidents import Incidents
 from router.dispatch.metrics import Metrics
 from router.dispatch.phases import Phase
 from router.observe.fleet_metrics import kv_usage
@@ -43,14 +42,13 @@ class StatusReporter:
         memory_servers: MemoryServers,
         dispatcher: Dispatcher,
         metrics: Metrics,
-        incidents: Incidents,
         *,
         has_chats: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.history = History(metrics, pool, memory_servers, dispatcher.queue_sizes, clock)
         self._info, self._pool, self._memory_servers = info, pool, memory_servers
-        self._dispatcher, self._metrics, self._incidents = dispatcher, metrics, incidents
+        self._dispatcher, self._metrics = dispatcher, metrics
         self._has_chats, self._clock = has_chats, clock
         self._started_s = clock()
         self._body, self._made_s = b"", -KEPT_S
@@ -98,7 +96,7 @@ class StatusReporter:
             "period_s": PERIOD_S,
             "history": {name: [getattr(sample, name) for sample in self.history.samples] for name in Sample._fields},
             "incidents": [
-                asdict(incident) | {"kind": incident.kind.value} for incident in reversed(list(self._incidents))
+                asdict(incident) | {"kind": incident.kind.value} for incident in reversed(list(self._metrics.incidents))
             ],
         }
 

@@ -13,10 +13,11 @@ from common.wire.messages.operator import (
     RoleChange,
     WorkerLoad,
 )
-from common.wire.messages.worker import Message, Role
+from common.wire.messages.worker import Role
 from router.dispatch.dispatcher import Dispatcher
 from router.placement.member import Member
 from router.placement.worker_pool import WorkerPool
+from router.workers.links import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers
 from router.workers.role_changes import RoleChanges
 
@@ -40,7 +41,7 @@ class Operators:
         memory_servers: MemoryServers,
         dispatcher: Dispatcher,
         role_changes: RoleChanges,
-        send: Callable[[bytes, Message], bool],
+        send: SendTo,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool, self._memory_servers, self._dispatcher, self._send = pool, memory_servers, dispatcher, send

@@ -136,7 +136,8 @@ def test_what_was_sent_again_and_again_takes_no_more_room(told: Known, untold: K
             known.map.end(known.map.predict(HERE, [1, 2, number]))
             known.now_s += MOMENT_S / 10
             known.count([1])
-        assert len(known.here._predictions) <= 11 and len(known.here._predicted) <= 13
+        predictions = known.here._predictions
+        assert len(predictions._all) <= 11 and len(predictions.latest) <= 13
 
 
 def test_a_block_takes_about_a_hundred_bytes() -> None:
