@@ -89,7 +89,7 @@ class KVPaths:
     def _link(self, report: KVPathReport) -> None:
         prefill = self._get(report.prefill_worker_id, report.prefill_epoch)
         decode = self._get(report.worker_id, report.epoch)
-        if prefill is None or decode is None:
+        if prefill is None or decode is None or prefill.ready.role is not Role.PREFILL:
             return
         pair = (prefill.id, prefill.epoch), (decode.id, decode.epoch)
         if report.error:

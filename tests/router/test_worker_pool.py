@@ -397,3 +397,12 @@ def test_a_decode_worker_that_tells_of_unknown_prefill_workers_without_end_is_he
     assert pool.set_path(path(prefill, decode, error="broken")), "of those that are there it is"
     assert pool.set_path(kv_path("late", honest.id)), "others are"
     assert choose(pool, Demand(10, 20)) is not None
+
+
+def test_a_decode_worker_that_tells_of_a_path_from_a_decode_worker_is_no_partner_and_can_leave() -> None:
+    pool, [prefill], [decode, other] = pool_of(1, 2)
+    for sender in (decode, other):
+        assert pool.set_path(kv_path(sender.id, decode.id))
+    assert pool.paths.partners(decode) == {prefill}
+    pool.remove(decode)
+    assert list(pool) == [prefill, other]
