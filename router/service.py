@@ -186,7 +186,7 @@ class Service:
         if isinstance(message, MemoryReport):
             self._heed_memory_server(identity, message)
         elif isinstance(message, DrainWanted | LoadWanted | RoleChange):
-            self._operators.heed(identity, message)
+            self._operators.handle(identity, message)
         elif isinstance(message, DrainAnswer | Leave | LoadReport):
             self.hub.refuse(identity, message, "only a router sends it")
         elif isinstance(message, MemoryMessage):

@@ -28,7 +28,7 @@ def report(
         "status": status_of(readiness, draining=draining),
         "problems": readiness.texts,
         "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
-        "kv_paths": [_path(path) for path in pool.paths],
+        "kv_paths": [path_report(path, digits=3) for path in pool.paths],
         "memory_servers": [
             _memory_server(server, pool.prefixes.told_by(server.id), now_s) for server in memory_servers
         ],
@@ -113,11 +113,12 @@ def told(reading: int) -> int | None:
     return reading if reading >= 0 else None
 
 
-def _path(path: KVPathReport) -> dict[str, Any]:
+def path_report(path: KVPathReport, digits: int) -> dict[str, Any]:
+    """Return a KV path for GET /health and the status page; `digits` rounds the speed."""
     return {
         "prefill": path.prefill_worker_id,
         "decode": path.worker_id,
         "transport": path.transport,
-        "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, 3),
+        "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, digits),
         "error": path.error,
     }

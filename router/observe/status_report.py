@@ -10,13 +10,13 @@ from dataclasses import asdict
 from typing import Any
 
 from common.base.version import VERSION
-from common.wire.messages.worker import SHARED_POOL, Role
+from common.wire.messages.worker import Role
 from router.base.shapes import StatusReport
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.metrics import Metrics
 from router.dispatch.phases import Phase
 from router.observe.fleet_metrics import kv_usage
-from router.observe.health import status_of, told
+from router.observe.health import path_report, status_of, told
 from router.observe.history import PERIOD_S, History, Sample
 from router.observe.snapshot import Snapshot, Work, snapshot_of
 from router.placement.capacity import max_model_len
@@ -82,16 +82,7 @@ class StatusReporter:
             "longest": seen.longest,
             "slowest": self._metrics.slowest.report(now_s),
             "devices": self._devices(seen, now_s),
-            "kv_paths": [
-                {
-                    "prefill": path.prefill_worker_id,
-                    "decode": path.worker_id,
-                    "transport": path.transport,
-                    "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, 1),
-                    "error": path.error,
-                }
-                for path in paths[:MAX_PATHS]
-            ],
+            "kv_paths": [path_report(path, digits=1) for path in paths[:MAX_PATHS]],
             "num_kv_paths": len(paths),
             "period_s": PERIOD_S,
             "history": {name: [getattr(sample, name) for sample in self.history.samples] for name in Sample._fields},

@@ -194,7 +194,7 @@ class PrefixMap:
         self._pools: dict[PoolName, PoolContents] = {}
         self._clock = clock
 
-    def meet(self, pool: PoolName, num_blocks: int) -> None:
+    def add(self, pool: PoolName, num_blocks: int) -> None:
         """Add a pool used by a worker; the largest number of blocks stated by any worker counts."""
         contents = self._pools.setdefault(pool, PoolContents(pool, num_blocks))
         contents.num_blocks = max(contents.num_blocks, num_blocks)

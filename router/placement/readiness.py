@@ -62,35 +62,35 @@ class ReadinessLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told = Readiness("unavailable", ())
+        self._logged = Readiness("unavailable", ())
         self._settling: _Change | None = None
 
     def note(self, now: Readiness, cause: str) -> None:
         """Log at once if service starts or stops; delay a degradation until `check` finds it lasting."""
-        if now == self._told:
+        if now == self._logged:
             self._settling = None
         elif now.status == "degraded":
             at_s = self._settling.at_s if self._settling else self._clock()
             self._settling = _Change(now, cause, at_s)
         else:
-            self._tell(now, cause)
+            self._log(now, cause)
 
     def check(self) -> None:
         """Log a lasting degradation; call a few times a second."""
         settling = self._settling
         if settling is not None and self._clock() - settling.at_s >= SETTLING_S:
-            self._tell(settling.readiness, settling.cause)
+            self._log(settling.readiness, settling.cause)
 
-    def _tell(self, now: Readiness, cause: str) -> None:
+    def _log(self, now: Readiness, cause: str) -> None:
         why = "; ".join(now.texts)
         if now.status == "ok":
             logger.info("requests are served since %s", cause)
         elif now.status == "degraded":
             logger.warning("degraded since %s: %s", cause, why)
-        elif self._told.status != "unavailable":
+        elif self._logged.status != "unavailable":
             limit = "they wait, for router.worker_wait_s at most"
             logger.warning("no request is served since %s; %s: %s", cause, limit, why)
-        self._told, self._settling = now, None
+        self._logged, self._settling = now, None
 
 
 def readiness_of(workers: Collection[Member], paths: KVPaths) -> Readiness:

@@ -66,8 +66,8 @@ class WorkerPool:
     def add(self, ready: WorkerReady, now_s: float) -> Member:
         """Register a worker; the caller has removed any earlier incarnation."""
         worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s)
-        self.paths.join(worker)
-        self.prefixes.meet(worker.pool, sum(ready.num_blocks))
+        self.paths.add_worker(worker)
+        self.prefixes.add(worker.pool, sum(ready.num_blocks))
         self._review(f"{worker} joined")
         return worker
 
@@ -95,7 +95,7 @@ class WorkerPool:
         """Forget a worker, its path reports, and reports about its paths."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
-        self.paths.leave(worker)
+        self.paths.remove_worker(worker)
         self.prefixes.keep({other.pool for other in self})
         self._review(f"{worker} is gone")
 
@@ -105,7 +105,7 @@ class WorkerPool:
         The prefill worker may be unknown, because after a restart of the router either side registers first.
         """
         worker = self.get(report.worker_id, report.epoch)
-        if worker is None or worker.ready.role is not Role.DECODE or not self.paths.note(report):
+        if worker is None or worker.ready.role is not Role.DECODE or not self.paths.receive(report):
             return False
         self._review(f"the KV path {report.prefill_worker_id} -> {report.worker_id} was tried")
         return True

@@ -47,11 +47,11 @@ class Operators:
         self._pool, self._memory_servers, self._dispatcher, self._send = pool, memory_servers, dispatcher, send
         self._role_changes, self._clock = role_changes, clock
 
-    def heed(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
+    def handle(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
         """Handle any message of an operator."""
         match message:
             case DrainWanted():
-                self.on_drain(identity, message)
+                self._drain(identity, message)
             case LoadWanted():
                 serving = {worker for worker in self._pool if worker.is_serving}
                 workers = tuple(
@@ -61,7 +61,7 @@ class Operators:
             case RoleChange():
                 self._role_changes.note(message)
 
-    def on_drain(self, identity: bytes, wanted: DrainWanted) -> None:
+    def _drain(self, identity: bytes, wanted: DrainWanted) -> None:
         """Ask the named member to leave, unless already leaving; answer with the number of needing completions."""
         if (worker := self._pool.find(wanted.name)) is not None:
             if wanted.incarnation in (0, worker.epoch) and not worker.draining:

@@ -38,7 +38,7 @@ def test_who_is_to_leave_hears_of_it_once_and_seldom_again(name: str) -> None:
 
     def asked(epoch: int = 0) -> list[type[Message]]:
         sent.clear()
-        operators.heed(b"operator", DrainWanted("operator", 1, name, epoch))
+        operators.handle(b"operator", DrainWanted("operator", 1, name, epoch))
         return [type(message) for message in sent]
 
     assert asked() == [DrainAnswer], "there is none"

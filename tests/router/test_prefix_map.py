@@ -38,7 +38,7 @@ class Known:
         self.now_s = 100.0
         self.map = PrefixMap(lambda: self.now_s)
         for pool in (HERE, THERE):
-            self.map.meet(pool, 6)
+            self.map.add(pool, 6)
             if is_told:
                 self.map.contents(pool).begin()
         self.here = self.map.contents(HERE)
@@ -126,7 +126,7 @@ def test_of_a_pool_that_nobody_has_nothing_is_known(told: Known) -> None:
     assert told.map.find(HERE, OLD).num_there == 0
     told.map.end(prediction)
     told.map.end(told.map.predict(HERE, NEW))
-    told.map.meet(HERE, 6)
+    told.map.add(HERE, 6)
     assert told.map.find(HERE, OLD).num_there == told.map.find(HERE, NEW).num_there == 0
 
 
