@@ -5,7 +5,6 @@ The report has numbers and names of workers and the model, but no prompt, no tex
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -44,13 +43,12 @@ class StatusReporter:
         metrics: Metrics,
         *,
         has_chats: bool,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.history = History(metrics, pool, memory_servers, dispatcher.queue_sizes, clock)
+        self.history = History(metrics, pool, memory_servers, dispatcher.queue_sizes)
         self._info, self._pool, self._memory_servers = info, pool, memory_servers
         self._dispatcher, self._metrics = dispatcher, metrics
-        self._has_chats, self._clock = has_chats, clock
-        self._started_s = clock()
+        self._has_chats, self._clock = has_chats, pool.clock
+        self._started_s = self._clock()
         self._body, self._made_s = b"", -KEPT_S
 
     def body(self) -> bytes:

@@ -6,7 +6,7 @@ exactly the sequences assigned to that incarnation and not yet released.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from common.settings.config import NetSection
@@ -132,11 +132,12 @@ class WorkerPool:
                 lost.append(Loss(worker, f"stuck: no step for {beat.last_step_age_s:.1f} s ({limit})", stuck=True))
         return lost
 
-    def forgive_silence(self, now_s: float) -> None:
-        """Restart all silence timers, after the router itself was suspended."""
-        for worker in self:
-            worker.last_seen_s = now_s
-
     def _review(self, cause: str) -> None:
         self.standbys.review(self._workers.values(), cause)
         self._readiness_log.note(self.readiness, cause)
+
+
+def forgive_silence(workers: Iterable[Member], now_s: float) -> None:
+    """Restart all silence timers, after the router itself was suspended."""
+    for worker in workers:
+        worker.last_seen_s = now_s

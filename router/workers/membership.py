@@ -29,7 +29,7 @@ from common.wire.values.pool_shape import shown
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.incidents import Kind
 from router.placement.member import NO_TRANSPORT, Member
-from router.placement.worker_pool import WorkerPool
+from router.placement.worker_pool import WorkerPool, forgive_silence
 from router.text.model_info import ModelInfo
 from router.workers.hub import Undelivered
 from router.workers.links import Links, SendTo
@@ -150,7 +150,7 @@ class Membership:
         asleep_s, self._checked_s = now_s - self._checked_s, now_s
         if asleep_s > self._links.net.worker_timeout_s / 2:
             logger.warning("the router itself stood still for %.1f s; workers get more time", asleep_s)
-            self._pool.forgive_silence(now_s)
+            forgive_silence(self._pool, now_s)
             return
         for loss in self._pool.losses(now_s):
             if loss.stuck:

@@ -47,7 +47,7 @@ class Bench:
     def __init__(self, num_prefill: int = 1, num_decode: int = 1, **router: Any) -> None:
         self.now_s = 100.0
         self.sent: list[tuple[str, Message]] = []
-        self.pool = WorkerPool(NET, prefill_window=2.0)
+        self.pool = WorkerPool(NET, 2.0, lambda: self.now_s)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             RouterSection(**router), NET, VOCAB, self.pool, lambda to, message: self.sent.append((to, message)),

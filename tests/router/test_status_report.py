@@ -33,9 +33,7 @@ LEAST_CONTRAST = 4.5
 def reporter(bench: Bench) -> StatusReporter:
     servers = MemoryServers(Links(NetSection(), 1, lambda identity, message: True))
     info = ModelInfo("m", "f", "t", 1000, 4096, ())
-    return StatusReporter(
-        info, bench.pool, servers, bench.dispatcher, bench.metrics, has_chats=False, clock=lambda: bench.now_s
-    )
+    return StatusReporter(info, bench.pool, servers, bench.dispatcher, bench.metrics, has_chats=False)
 
 
 # --- what is told --------------------------------------------------------------------------------
@@ -128,7 +126,7 @@ def test_errors_and_refusals_a_second_are_samples_too_and_each_is_counted_once()
 def test_samples_are_what_happened_in_their_period_and_no_more_are_kept_than_are_shown() -> None:
     bench = Bench()
     servers = MemoryServers(Links(NetSection(), 1, lambda identity, message: True))
-    history = History(bench.metrics, bench.pool, servers, bench.dispatcher.queue_sizes, lambda: bench.now_s)
+    history = History(bench.metrics, bench.pool, servers, bench.dispatcher.queue_sizes)
     completion = bench.submit()
     bench.now_s += 0.05
     bench.token(bench.prefills[0], completion, 0, 1)

@@ -15,7 +15,7 @@ from router.placement.costs import decode_load
 from router.placement.member import NO_TRANSPORT, Member
 from router.placement.readiness import MAX_TOLD, SETTLING_S, Kind, Readiness
 from router.placement.route import LEAST, Demand
-from router.placement.worker_pool import WorkerPool
+from router.placement.worker_pool import WorkerPool, forgive_silence
 from tests.layouts import state, window
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
@@ -84,7 +84,7 @@ def test_the_log_tells_a_degradation_once_it_has_lasted(caplog: pytest.LogCaptur
     assert not caplog.records, "as at every start"
     pool.remove(p0)
     for now_s in (2 * SETTLING_S, 3 * SETTLING_S):
-        pool.forgive_silence(now_s)
+        forgive_silence(pool, now_s)
         pool.losses(now_s)
     (told,) = caplog.messages
     assert told.startswith(f"degraded since {p0} is gone: no prefill worker serves")
@@ -102,7 +102,7 @@ def test_ready_is_who_would_answer_and_whatever_is_wrong_is_said() -> None:
     pool.losses(NET.worker_timeout_s * 0.6)
     assert [each.kind for each in pool.readiness.problems] == [Kind.NO_DECODE_WORKER], "nobody is heard of"
     assert choose(pool, LEAST) is None
-    pool.forgive_silence(10.0)
+    forgive_silence(pool, 10.0)
     pool.losses(10.0)
     pool.drain(p0)
     assert [each.kind for each in pool.readiness.problems] == [Kind.NO_PREFILL_WORKER]
@@ -254,7 +254,7 @@ def test_silence_and_missing_steps_are_losses() -> None:
     assert [(loss.worker, loss.stuck) for loss in pool.losses(3.5)] == [(d0, True)]
     assert not pool.beat(heartbeat("d0", 2), 3.5)
     assert not pool.beat(heartbeat("stranger"), 3.5)
-    pool.forgive_silence(100.0)
+    forgive_silence(pool, 100.0)
     assert [loss.worker for loss in pool.losses(102.0)] == [d0]
     assert p0.last_seen_s == 100.0
 
