@@ -1,6 +1,6 @@
 """The router of a simulation: the queue, the window of prompts sent ahead, and the choice of pairs.
 
-The rules of `worker_pool` and `costs` in `router/placement`, and of `binding` and `waiting_queue` in `router/dispatch`,
+The rules of `choice` and `costs` in `router/placement`, and of `binding` and `waiting_queue` in `router/dispatch`,
 hold for a single client. No request overtakes because of blocks elsewhere, and nothing is taken from decode workers. A
 test compares the choice with the real router's choice. The router compares all pairs; the simulation goes host by host,
 while a host could have a better pair.
