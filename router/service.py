@@ -48,12 +48,14 @@ from router.http.unread_answers import Unread
 from router.observe.fleet_metrics import FleetMetrics
 from router.observe.request_trace import make_request_trace
 from router.observe.status_report import StatusReporter
+from router.placement.capacity import max_model_len
 from router.placement.worker_pool import WorkerPool
 from router.reading.bodies import Bodies
 from router.reading.reader import Reader
 from router.text.tokenizer import load_tokenizer
 from router.workers.hub import AsyncHub, Undelivered
 from router.workers.kv_events import KVEventReader
+from router.workers.links import Links
 from router.workers.membership import Membership
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import Operators
@@ -84,13 +86,10 @@ class Service:
             config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics,
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
-        router_epoch = secrets.randbits(62)
-        self._trace = make_request_trace(config.trace, router_epoch)
-        self._membership = Membership(
-            config.net, self.tokenizer.info, router_epoch, self.pool, self.dispatcher, self.hub.send,
-            incidents=incidents,
-        )  # fmt: skip
-        self.memory_servers = MemoryServers(config.net, router_epoch, self.hub.send, incidents=incidents)
+        links = Links(config.net, secrets.randbits(62), self.hub.send, incidents=incidents)
+        self._trace = make_request_trace(config.trace, links.router_epoch)
+        self._membership = Membership(links, self.tokenizer.info, self.pool, self.dispatcher)
+        self.memory_servers = MemoryServers(links)
         self.role_changes = RoleChanges(incidents)
         self._operators = Operators(
             self.pool, self.memory_servers, self.dispatcher, self.role_changes, self.hub.send
@@ -108,7 +107,7 @@ class Service:
         self.metrics.registry.register(self.unread)
         self.metrics.observe_texts(lambda: self.reader.text_counts)
         self.status = StatusReporter(
-            self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics, incidents,
+            self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics,
             has_chats=self.tokenizer.chat_template is not None,
         )  # fmt: skip
         self._inquiries = Inquiries(config.net, self._send, self.dispatcher.find)
@@ -117,7 +116,7 @@ class Service:
     @property
     def max_model_len(self) -> int:
         """Most tokens, prompt plus outputs, that every worker can take."""
-        return self.pool.max_model_len(self.tokenizer.info.max_model_len)
+        return max_model_len(self.pool, self.tokenizer.info.max_model_len)
 
     def journey(self, request_id: str, arrival: Arrival, watcher: Watcher | None) -> Journey | None:
         """Make the journey of a completion, if there is a `watcher` or a trace; else return None."""
@@ -187,7 +186,7 @@ class Service:
         if isinstance(message, MemoryReport):
             self._heed_memory_server(identity, message)
         elif isinstance(message, DrainWanted | LoadWanted | RoleChange):
-            self._operators.heed(identity, message)
+            self._operators.handle(identity, message)
         elif isinstance(message, DrainAnswer | Leave | LoadReport):
             self.hub.refuse(identity, message, "only a router sends it")
         elif isinstance(message, MemoryMessage):

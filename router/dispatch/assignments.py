@@ -11,6 +11,7 @@ from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests
 from common.wire.values.packing import pack_ids
 from router.dispatch.binding import decode_request, prefill_request
 from router.dispatch.request_state import Completion
+from router.placement.capacity import has_gpu_alone, layouts
 from router.placement.prefix_map import Prediction
 from router.placement.route import Route
 from router.placement.text_keys import TextKeys
@@ -35,10 +36,10 @@ class Assignments:
 
         Call before the completions are queued. Each yield is a chance to give other tasks a turn of the event loop.
         """
-        layouts, num_tokens = self._pool.layouts(), 0
+        reusable, num_tokens = layouts(self._pool), 0
         for _, choices in groupby(completions, key=lambda completion: id(completion.prompt_ids)):
             first, *others = choices
-            texts = tuple(TextKeys.of(layout, first.salt) for layout in layouts)
+            texts = tuple(TextKeys.of(layout, first.salt) for layout in reusable)
             for text in texts:
                 step = MAX_BLOCKS_AT_ONCE * text.block_size
                 for begin in range(0, len(first.prompt_ids), step):
@@ -60,13 +61,13 @@ class Assignments:
         With a backlog the prompt may take the whole GPU, although other sequences decode there.
         """
         completion.attempt.route, completion.avoided = route, None
-        completion.attempt.transport = self._pool.transport(route)
+        completion.attempt.transport = self._pool.paths.transport(route.prefill, route.decode)
         completion.attempt.sent_tokens = completion.num_tokens
         completion.attempt.started_s = now_s
         completion.attempt.is_unproven = True
-        self._pool.assign(route, completion.attempt.sent_tokens, is_trial=completion.is_suspect)
+        self._pool.ledger.assign(route, completion.attempt.sent_tokens, is_trial=completion.is_suspect)
         completion.attempt.predictions = self._predict(route, completion.texts)
-        whole_gpu = self._pool.has_gpu_alone(route) or is_backlog
+        whole_gpu = has_gpu_alone(self._pool, route) or is_backlog
         request = prefill_request(completion, route, whole_gpu)
         if completion.may_be_handed_over:
             self._send(route.decode.id, decode_request(request))
@@ -81,21 +82,21 @@ class Assignments:
         num_before, num_left = completion.attempt.sent_tokens, completion.num_tokens - num_cached
         if num_left >= num_before:
             return 0
-        self._pool.lighten_prompt(completion.attempt.route, num_before, num_left)
+        self._pool.ledger.lighten_prompt(completion.attempt.route, num_before, num_left)
         completion.attempt.sent_tokens = num_left
         return num_before - num_left
 
     def prompt_is_over(self, completion: Completion) -> None:
         """Release the prompt tokens counted at the prefill worker: the first token is here, or the attempt ended."""
         if completion.attempt.route is not None and completion.attempt.sent_tokens:
-            self._pool.release_prompt(completion.attempt.route, completion.attempt.sent_tokens)
+            self._pool.ledger.release_prompt(completion.attempt.route, completion.attempt.sent_tokens)
             completion.attempt.sent_tokens = 0
 
     def prove(self, completion: Completion) -> None:
         """Mark an attempt that progressed or ended as proven: the workers may take other requests again."""
         if completion.attempt.route is not None and completion.attempt.is_unproven:
             completion.attempt.is_unproven = False
-            self._pool.prove(completion.attempt.route)
+            self._pool.ledger.prove(completion.attempt.route)
 
     def cancel(self, completion: Completion) -> None:
         """Send an abort to the attempt's workers, unless an incarnation is gone."""
@@ -127,7 +128,7 @@ class Assignments:
                 completion.attempt.predictions += self._predict(route, whole)
             for prediction in completion.attempt.predictions:
                 self._pool.prefixes.end(prediction)
-            self._pool.release(route)
+            self._pool.ledger.release(route)
             self.prove(completion)
             completion.attempt.route, completion.attempt.predictions = None, []
 

@@ -14,6 +14,7 @@ from common.wire.messages.worker import PrefillRequest
 from common.wire.values.packing import pack_ids
 from router.dispatch.request_state import Completion
 from router.dispatch.waiting_queue import WaitingQueue
+from router.placement.choice import awaits_trial, choose, may_overtake
 from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
 
@@ -41,16 +42,16 @@ def starts(queue: WaitingQueue, pool: WorkerPool) -> Iterator[tuple[Completion, 
         demand = completion.demand()
         if any(demand.covers(other) for other in refused):
             continue
-        route = pool.choose(demand)
+        route = choose(pool, demand)
         while route is not None and (start := _passing(completion, route, queue, pool)) is not None:
             completion.num_passing += start[1].cost.num_computed
             yield start
-            route = pool.choose(demand)
+            route = choose(pool, demand)
         if route is not None:
             yield completion, route
-        elif pool.choose(LEAST) is None:
+        elif choose(pool, LEAST) is None:
             break
-        elif pool.awaits_trial(demand):
+        elif awaits_trial(pool, demand):
             return
         else:
             refused.append(demand)
@@ -70,7 +71,7 @@ def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerP
     for completion in islice(queue.by_turn(), MAX_LOOKED_AT):
         if completion is first or completion.priority != first.priority:
             continue
-        other = pool.choose(completion.demand())
+        other = choose(pool, completion.demand())
         if other is not None and other.cost.num_expected > WASTED_TOKENS and not other.num_wasted:
             return completion, other
         num_left -= completion.num_tokens
@@ -81,10 +82,10 @@ def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerP
 
 def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:
     shortest = queue.shortest(MAX_TRIED)
-    if not shortest or not pool.may_overtake(shortest[0].demand()):
+    if not shortest or not may_overtake(pool, shortest[0].demand()):
         return None
     for completion in shortest:
-        if (route := pool.choose(completion.demand(), overtakes=True)) is not None:
+        if (route := choose(pool, completion.demand(), overtakes=True)) is not None:
             return completion, route
     return None
 

@@ -23,6 +23,7 @@ from router.dispatch.metrics import Metrics
 from router.dispatch.outputs import Outputs
 from router.dispatch.request_state import Completion, State
 from router.dispatch.retry_policy import blame, final_error, note_failure, note_stall
+from router.placement.capacity import most_tokens, num_prompt_gpus
 from router.placement.member import Member
 from router.placement.worker_pool import WorkerPool
 
@@ -174,7 +175,7 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Apply every deadline; call a few times a second."""
-        now_s, longest = self._clock(), self._pool.longest()
+        now_s, longest = self._clock(), most_tokens(self._pool)
         for completion in list(self._lifecycle.active.values()):
             self._act_on(completion, self._apply_deadlines, now_s, longest)
         self.pump()
@@ -192,7 +193,7 @@ class Dispatcher:
         self._pumps_later = False
         num_left = MAX_AT_ONCE
         for completion, route in islice(starts(self._lifecycle.queue, self._pool), MAX_AT_ONCE):
-            self._lifecycle.start(completion, route, self._pool.num_prompt_gpus())
+            self._lifecycle.start(completion, route, num_prompt_gpus(self._pool))
             num_left -= 1
         if num_left == 0:
             self.pump()

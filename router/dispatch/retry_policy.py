@@ -29,7 +29,7 @@ def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, uns
     has_crashed = not (worker.draining or worker.replaced)
     received = [completion for completion in lost if has_crashed and completion.request_id not in unsent]
     suspects = {completion for completion in received if completion.attempt.is_unproven} or set(received)
-    most = limits.max_attempts if worker.has_trial else max(1, limits.max_attempts - 1)
+    most = limits.max_attempts if worker.work.has_trial else max(1, limits.max_attempts - 1)
     for completion in lost:
         if completion in suspects:
             completion.failures.num_crashes += 1

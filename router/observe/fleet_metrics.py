@@ -29,11 +29,16 @@ QueueSizes = Callable[[], tuple[int, int, int]]
 OfWorker = Callable[[Member], float]
 OfBeat = Callable[[Heartbeat], float]
 OfMemory = Callable[[MemoryHeartbeat], float]
+OfSteps = Callable[[StepCounts], tuple[Sequence[int], float]]
+"""Steps by bucket, and the sum of all values."""
 
 WORKER_GAUGES: dict[str, tuple[str, OfWorker]] = {
     "most_sequences": ("rows of its batch, or prompts of a step", lambda worker: worker.ready.max_num_seqs),
-    "assigned_sequences": ("completions that it decodes or is to decode", lambda worker: worker.num_assigned),
-    "outstanding_prompt_tokens": ("sent to it, first token not seen yet", lambda worker: worker.outstanding_tokens),
+    "assigned_sequences": ("completions that it decodes or is to decode", lambda worker: worker.work.num_assigned),
+    "outstanding_prompt_tokens": (
+        "sent to it, first token not seen yet",
+        lambda worker: worker.work.outstanding_tokens,
+    ),
     "used_blocks": ("KV blocks of its pool that it uses", lambda worker: worker.num_used_blocks),
     "blocks": ("KV blocks of its pool, which others may share", lambda worker: sum(worker.ready.num_blocks)),
     "draining": ("whether it finishes what it has, and leaves", lambda worker: worker.draining),
@@ -98,12 +103,15 @@ class FleetMetrics(Collector):
         yield GaugeMetricFamily("baton_kv_usage_ratio", "of all KV blocks, those in use: 1 is full", value=usage)
         yield from self._readiness()
         yield self._dropped_frames()
-        yield self._workers()
-        yield from self._standbys()
+        yield from self._roles()
         yield self._changes()
         yield from self._worker_loads()
-        yield self._steps("seconds", "steps of a worker", STEP_BOUNDS_S, _durations)
-        yield self._steps("tokens", "tokens computed in each step", STEP_BOUNDS_TOKENS, _sizes)
+        yield self._steps(
+            "seconds", "steps of a worker", STEP_BOUNDS_S, lambda steps: (steps.durations, steps.total_us / 1e6)
+        )
+        yield self._steps(
+            "tokens", "tokens computed in each step", STEP_BOUNDS_TOKENS, lambda steps: (steps.sizes, steps.num_tokens)
+        )
         yield self._kv_paths()
         yield from self._memory_loads()
 
@@ -125,20 +133,16 @@ class FleetMetrics(Collector):
             family.add_metric([worker.id], worker.beat.num_dropped_frames if worker.beat else 0)
         return family
 
-    def _workers(self) -> Metric:
-        family = GaugeMetricFamily("baton_workers", "registered workers", labels=["role"])
-        for role in Role:
-            family.add_metric([_name(role)], sum(worker.ready.role is role for worker in self._pool))
-        return family
-
-    def _standbys(self) -> Iterator[Metric]:
+    def _roles(self) -> Iterator[Metric]:
+        registered = GaugeMetricFamily("baton_workers", "registered workers", labels=["role"])
         reserve = GaugeMetricFamily("baton_workers_in_reserve", "standbys that nobody needs", labels=["role"])
         needed = CounterMetricFamily("baton_standbys_needed", "times that a standby was needed", labels=["role"])
         for role in Role:
             members = [worker for worker in self._pool if worker.ready.role is role]
+            registered.add_metric([_name(role)], len(members))
             reserve.add_metric([_name(role)], sum(worker.in_reserve for worker in members))
             needed.add_metric([_name(role)], self._pool.standbys.num_needed[role])
-        yield from (reserve, needed)
+        yield from (registered, reserve, needed)
 
     def _changes(self) -> Metric:
         family = CounterMetricFamily(
@@ -163,17 +167,11 @@ class FleetMetrics(Collector):
                     family.add_metric(_labels(worker), of_beat(worker.beat) if worker.beat else 0.0)
                 yield family
 
-    def _steps(
-        self,
-        unit: str,
-        text: str,
-        bounds: Sequence[float],
-        told: Callable[[StepCounts], tuple[Sequence[int], float]],
-    ) -> Metric:
+    def _steps(self, unit: str, text: str, bounds: Sequence[float], counted: OfSteps) -> Metric:
         family = HistogramMetricFamily(f"baton_worker_step_{unit}", text, labels=["worker", "role"])
         for worker in self._pool:
             if worker.beat is not None:
-                counts, total = told(worker.beat.steps)
+                counts, total = counted(worker.beat.steps)
                 family.add_metric(_labels(worker), buckets_of(bounds, counts), total)
         return family
 
@@ -234,16 +232,8 @@ def kv_usage(pool: Iterable[Member], memory_servers: MemoryServers) -> float:
     return num_used / max(1, num_blocks)
 
 
-def _durations(steps: StepCounts) -> tuple[Sequence[int], float]:
-    return steps.durations, steps.total_us / 1e6
-
-
-def _sizes(steps: StepCounts) -> tuple[Sequence[int], float]:
-    return steps.sizes, steps.num_tokens
-
-
 def _labels(worker: Member) -> list[str]:
-    return [worker.id, _name(worker.ready.role)]
+    return [worker.id, worker.role_name]
 
 
 def _name(role: Role) -> str:

@@ -7,7 +7,7 @@ from common.base.version import VERSION
 from common.wire.messages.worker import SHARED_POOL, KVPathReport, Role
 from router.base.shapes import Health, StatusName
 from router.placement.member import Member
-from router.placement.readiness import Readiness
+from router.placement.readiness import Readiness, state_of
 from router.placement.worker_pool import WorkerPool
 from router.workers.memory_servers import MemoryServer
 from router.workers.role_changes import RoleChanges
@@ -28,7 +28,7 @@ def report(
         "status": status_of(readiness, draining=draining),
         "problems": readiness.texts,
         "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
-        "kv_paths": [_path(path) for path in pool.paths],
+        "kv_paths": [path_report(path, digits=3) for path in pool.paths],
         "memory_servers": [
             _memory_server(server, pool.prefixes.told_by(server.id), now_s) for server in memory_servers
         ],
@@ -47,11 +47,11 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
         **_member(worker, now_s),
         "transport": ready.transport,
         "memory_server": ready.memory_server_id,
-        "state": worker.state,
+        "state": state_of(worker),
         "draining": worker.draining,
         "standby": _standby(worker, now_s) if ready.standby else None,
-        "outstanding_prompt_tokens": worker.outstanding_tokens,
-        "assigned_sequences": worker.num_assigned,
+        "outstanding_prompt_tokens": worker.work.outstanding_tokens,
+        "assigned_sequences": worker.work.num_assigned,
         "most_sequences": ready.max_num_seqs,
         "num_running": beat.num_running if beat else None,
         "num_waiting": beat.num_waiting if beat else None,
@@ -113,11 +113,12 @@ def told(reading: int) -> int | None:
     return reading if reading >= 0 else None
 
 
-def _path(path: KVPathReport) -> dict[str, Any]:
+def path_report(path: KVPathReport, digits: int) -> dict[str, Any]:
+    """Return a KV path for GET /health and the status page; `digits` rounds the speed."""
     return {
         "prefill": path.prefill_worker_id,
         "decode": path.worker_id,
         "transport": path.transport,
-        "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, 3),
+        "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, digits),
         "error": path.error,
     }

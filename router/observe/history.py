@@ -5,7 +5,7 @@ Samples are differences of counters, so nothing has to be noted as things happen
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -77,16 +77,11 @@ class History:
     """Samples, oldest first, and each worker's pace."""
 
     def __init__(
-        self,
-        metrics: Metrics,
-        pool: WorkerPool,
-        memory_servers: MemoryServers,
-        queue_sizes: QueueSizes,
-        clock: Callable[[], float] = time.monotonic,
+        self, metrics: Metrics, pool: WorkerPool, memory_servers: MemoryServers, queue_sizes: QueueSizes
     ) -> None:
         self.samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
         self._metrics, self._pool, self._memory_servers = metrics, pool, memory_servers
-        self._queue_sizes, self._clock = queue_sizes, clock
+        self._queue_sizes, self._clock = queue_sizes, pool.clock
         self._paces: dict[bytes, Pace] = {}
         self._before = self._seen()
 

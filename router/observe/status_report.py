@@ -5,22 +5,22 @@ The report has numbers and names of workers and the model, but no prompt, no tex
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from common.base.version import VERSION
-from common.wire.messages.worker import SHARED_POOL, Role
+from common.wire.messages.worker import Role
 from router.base.shapes import StatusReport
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.incidents import Incidents
 from router.dispatch.journey import Phase
 from router.dispatch.metrics import Metrics
 from router.observe.fleet_metrics import kv_usage
-from router.observe.health import status_of, told
+from router.observe.health import path_report, status_of, told
 from router.observe.history import PERIOD_S, History, Sample
 from router.observe.snapshot import Snapshot, Work, snapshot_of
+from router.placement.capacity import max_model_len
 from router.placement.member import Member
+from router.placement.readiness import state_of
 from router.placement.worker_pool import WorkerPool
 from router.text.model_info import ModelInfo
 from router.workers.memory_servers import MemoryServer, MemoryServers
@@ -41,16 +41,14 @@ class StatusReporter:
         memory_servers: MemoryServers,
         dispatcher: Dispatcher,
         metrics: Metrics,
-        incidents: Incidents,
         *,
         has_chats: bool,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.history = History(metrics, pool, memory_servers, dispatcher.queue_sizes, clock)
+        self.history = History(metrics, pool, memory_servers, dispatcher.queue_sizes)
         self._info, self._pool, self._memory_servers = info, pool, memory_servers
-        self._dispatcher, self._metrics, self._incidents = dispatcher, metrics, incidents
-        self._has_chats, self._clock = has_chats, clock
-        self._started_s = clock()
+        self._dispatcher, self._metrics = dispatcher, metrics
+        self._has_chats, self._clock = has_chats, pool.clock
+        self._started_s = self._clock()
         self._body, self._made_s = b"", -KEPT_S
 
     def body(self) -> bytes:
@@ -68,7 +66,7 @@ class StatusReporter:
         return {
             "version": VERSION,
             "model": self._info.name,
-            "max_model_len": pool.max_model_len(self._info.max_model_len),
+            "max_model_len": max_model_len(pool, self._info.max_model_len),
             "has_chats": self._has_chats,
             "now_s": time.time(),
             "up_s": round(now_s - self._started_s, 1),
@@ -82,21 +80,12 @@ class StatusReporter:
             "longest": seen.longest,
             "slowest": self._metrics.slowest.report(now_s),
             "devices": self._devices(seen, now_s),
-            "kv_paths": [
-                {
-                    "prefill": path.prefill_worker_id,
-                    "decode": path.worker_id,
-                    "transport": path.transport,
-                    "gb_per_s": None if path.transport == SHARED_POOL else round(path.gb_per_s, 1),
-                    "error": path.error,
-                }
-                for path in paths[:MAX_PATHS]
-            ],
+            "kv_paths": [path_report(path, digits=1) for path in paths[:MAX_PATHS]],
             "num_kv_paths": len(paths),
             "period_s": PERIOD_S,
             "history": {name: [getattr(sample, name) for sample in self.history.samples] for name in Sample._fields},
             "incidents": [
-                asdict(incident) | {"kind": incident.kind.value} for incident in reversed(list(self._incidents))
+                asdict(incident) | {"kind": incident.kind.value} for incident in reversed(list(self._metrics.incidents))
             ],
         }
 
@@ -123,14 +112,14 @@ class StatusReporter:
         return {
             "id": worker.id,
             "role": worker.role_name,
-            "state": worker.state,
+            "state": state_of(worker),
             "since_s": round(now_s - worker.joined_s, 1),
             "heard_s": round(now_s - worker.last_seen_s, 1),
             "version": ready.version,
             "pid": ready.pid,
             **asdict(work),
             "most_sequences": ready.max_num_seqs,
-            "outstanding_prompt_tokens": worker.outstanding_tokens,
+            "outstanding_prompt_tokens": worker.work.outstanding_tokens,
             "step_age_s": round(beat.last_step_age_s, 1) if beat else 0.0,
             "step_ms": None if pace.step_ms is None else round(pace.step_ms, 2),
             "tokens_per_s": round(pace.written_per_s if ready.role is Role.DECODE else pace.computed_per_s, 1),

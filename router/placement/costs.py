@@ -1,16 +1,15 @@
 """Cost of a request at a pair of workers, in prompt tokens: waiting, computing, restoring and moving."""
 
-from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
 from common.memory.base.host_worth import is_worth_copying, restoring_us
 from common.memory.base.reply_worth import is_worth_taking
 from common.wire.messages.worker import Role
-from router.placement.kv_paths import KVPaths
 from router.placement.member import Member
-from router.placement.prefix_map import NOTHING, Found, PoolName, PrefixMap
+from router.placement.prefix_map import NOTHING, Found, PoolName
 from router.placement.route import LOAD_TOKENS, MOVED_AT_ONCE, Cost, Demand
+from router.placement.worker_pool import WorkerPool
 
 Pair = tuple[Member, Member]
 """A prefill and a decode worker, or a decode worker twice if it does both."""
@@ -27,12 +26,11 @@ class Costs:
     """Costs of a request at any pair; each pool's cached prefix is looked up once.
 
     Args:
-        workers: all workers; prefill workers may take blocks from decode workers among them.
-        paths: KV paths between workers.
+        pool: all workers; prefill workers may take blocks from decode workers among them.
     """
 
-    def __init__(self, demand: Demand, prefixes: PrefixMap, paths: KVPaths, workers: Iterable[Member]) -> None:
-        self._demand, self._prefixes, self._paths, self._workers = demand, prefixes, paths, workers
+    def __init__(self, demand: Demand, pool: WorkerPool) -> None:
+        self._demand, self._pool = demand, pool
         self._found: dict[PoolName, Found] = {}
         self._prompts: dict[Member, Cost] = {}  # by prefill worker
 
@@ -41,7 +39,7 @@ class Costs:
         prefill, decode = pair
         prompt = self.prompt(prefill)
         num_moved = 0 if prefill.pool == decode.pool else self._num_moved_to(decode)
-        return prompt._replace(num_moved=prompt.num_moved + num_moved, load=decode.decode_load)
+        return prompt._replace(num_moved=prompt.num_moved + num_moved, load=decode_load(decode))
 
     def prompt(self, prefill: Member) -> Cost:
         """Return the cost of computing the prompt at a prefill worker, without decoding."""
@@ -51,7 +49,7 @@ class Costs:
             num_here = num_known + restored.num_tokens
             num_taken = self._num_taken(prefill, holder, num_here) if holder else 0
             self._prompts[prefill] = Cost(
-                num_waiting=prefill.outstanding_tokens,
+                num_waiting=prefill.work.outstanding_tokens,
                 num_known=num_known,
                 num_restored=restored.num_tokens,
                 restoring=restored.time,
@@ -63,7 +61,7 @@ class Costs:
 
     def decoding(self, decode: Member) -> tuple[float, float]:
         """Return the cost added by a decode worker: its load, and moving KV if the prompt comes from another pool."""
-        return LOAD_TOKENS * decode.decode_load, self._num_moved_to(decode) / MOVED_AT_ONCE
+        return LOAD_TOKENS * decode_load(decode), self._num_moved_to(decode) / MOVED_AT_ONCE
 
     def holder_for(self, prefill: Member) -> Member | None:
         """Return the decode worker with the longest cached prefix, if longer than the prefill worker has or restores.
@@ -73,7 +71,7 @@ class Costs:
         if not (self._owners and prefill.ready.takes_replies):
             return None
         num_here = self._known_by(prefill) + self._restored_for(prefill).num_tokens
-        partners = self._paths.partners(prefill)
+        partners = self._pool.paths.partners(prefill)
         for owner in self._owners:
             if self._found_by(prefill, owner, self._demand.num_tokens - 1) <= num_here:
                 return None
@@ -86,19 +84,20 @@ class Costs:
         """Decode workers whose pools hold some of the prompt, the most first."""
         if not self._demand.texts:
             return []
-        most, decodes = self._demand.num_tokens - 1, [w for w in self._workers if w.ready.role is Role.DECODE]
+        most, decodes = self._demand.num_tokens - 1, [w for w in self._pool if w.ready.role is Role.DECODE]
         found = [(self._found_by(worker, worker, most), worker) for worker in decodes]
         owners = sorted((each for each in found if each[0]), key=lambda each: -each[0])
         return [worker for _, worker in owners]
 
     def _num_taken(self, prefill: Member, holder: Member, num_here: int) -> int:
         """Return tokens taken from the holder's pool, by the rule and the speeds of the prefill worker itself."""
-        group, path = prefill.ready.kv_layout.groups[0], self._paths.find(prefill, holder)
+        group, path = prefill.ready.kv_layout.groups[0], self._pool.paths.find(prefill, holder)
         num_taken = self._found_by(prefill, holder, self._demand.num_tokens - 1) - num_here
-        worth = num_taken // group.block_size, group.block_bytes
         if path is None or not path.gb_per_s:
             return 0
-        return num_taken if is_worth_taking(*worth, path.gb_per_s, prefill.block_us, prefill.taking_us) else 0
+        num_blocks, speeds = num_taken // group.block_size, prefill.speeds
+        is_worth_it = is_worth_taking(num_blocks, group.block_bytes, path.gb_per_s, speeds.block_us, speeds.taking_us)
+        return num_taken if is_worth_it else 0
 
     def _num_moved_to(self, decode: Member) -> int:
         """Return prompt tokens without KV in the decode worker's pool."""
@@ -114,9 +113,9 @@ class Costs:
         most = (self._demand.num_tokens - 1) // block_size if block_size else 0
         num_blocks = min(found.num_there + found.num_behind, most) - found.num_there
         num_parked = min(found.num_parked, num_blocks)
-        if num_parked <= 0 or not is_worth_copying(num_parked, block_size, worker.block_us, found.copy_us):
+        if num_parked <= 0 or not is_worth_copying(num_parked, block_size, worker.speeds.block_us, found.copy_us):
             return Restored()
-        time = restoring_us(num_parked, found.copy_us) / worker.block_us * block_size
+        time = restoring_us(num_parked, found.copy_us) / worker.speeds.block_us * block_size
         return Restored(num_blocks * block_size, time)
 
     def _found_by(self, worker: Member, owner: Member, most: int) -> int:
@@ -130,5 +129,17 @@ class Costs:
         if text is None or self._demand.num_tokens < worker.ready.prefix_min_tokens:
             return NOTHING, 0
         if owner.pool not in self._found:
-            self._found[owner.pool] = self._prefixes.find(owner.pool, text.keys)
+            self._found[owner.pool] = self._pool.prefixes.find(owner.pool, text.keys)
         return self._found[owner.pool], text.block_size
+
+
+def decode_load(worker: Member) -> float:
+    """Return the highest utilization of rows and blocks; 1 is full.
+
+    Blocks count if held now or expected to be held.
+    """
+    ready, work = worker.ready, worker.work
+    num_free = ready.num_blocks if worker.beat is None else worker.beat.num_free_blocks
+    groups = zip(ready.num_blocks, num_free, work.expected_blocks, strict=False)  # a heartbeat is unchecked
+    shares = [max(count - free, expected) / max(1, count) for count, free, expected in groups]
+    return max(work.num_assigned / max(1, ready.max_num_seqs), *shares)

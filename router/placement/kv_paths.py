@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Set
 
 from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import KVPathReport, Role
-from router.placement.member import Member
+from router.placement.member import NO_TRANSPORT, Member
 
 Identity = tuple[str, int]
 """Id and epoch of a worker."""
@@ -36,13 +36,13 @@ class KVPaths:
         """Reports of failed paths between registered workers."""
         return self._failed.values()
 
-    def join(self, worker: Member) -> None:
+    def add_worker(self, worker: Member) -> None:
         """Apply reports received about a worker before its registration."""
         self._partners[worker] = set()
         for report in self._reports.get((worker.id, worker.epoch), {}).values():
             self._link(report)
 
-    def leave(self, worker: Member) -> None:
+    def remove_worker(self, worker: Member) -> None:
         """Forget a worker, its reports, and reports about its paths."""
         for partner in self._partners.pop(worker, set()):
             self._partners[partner].discard(worker)
@@ -54,7 +54,7 @@ class KVPaths:
                 reports.pop(identity, None)
             self._reports = {prefill: reports for prefill, reports in self._reports.items() if reports}
 
-    def note(self, report: KVPathReport) -> bool:
+    def receive(self, report: KVPathReport) -> bool:
         """Store a report; return False if nothing is new or a decode worker names too many unknown prefill workers."""
         prefill, decode = (report.prefill_worker_id, report.prefill_epoch), (report.worker_id, report.epoch)
         if prefill not in self._reports and not self._get(*prefill) and self._num_unknown(decode) >= MAX_WORKERS:
@@ -70,6 +70,11 @@ class KVPaths:
         """Return the report about the path between two workers, None before the first report."""
         return self._reports.get((prefill.id, prefill.epoch), {}).get((decode.id, decode.epoch))
 
+    def transport(self, prefill: Member, decode: Member) -> str:
+        """Return the transport of KV blocks between two workers, "none" for a worker that does both."""
+        report = self.find(prefill, decode)
+        return NO_TRANSPORT if report is None else report.transport
+
     def partners(self, worker: Member) -> Set[Member]:
         """Return registered workers of the other role with a proven path to or from `worker`."""
         return self._partners.get(worker, set())
@@ -84,15 +89,14 @@ class KVPaths:
     def _link(self, report: KVPathReport) -> None:
         prefill = self._get(report.prefill_worker_id, report.prefill_epoch)
         decode = self._get(report.worker_id, report.epoch)
-        if prefill is None or decode is None:
+        if prefill is None or decode is None or prefill.ready.role is not Role.PREFILL:
             return
         pair = (prefill.id, prefill.epoch), (decode.id, decode.epoch)
         if report.error:
             self._failed[pair] = report
+            self._partners[prefill].discard(decode)
+            self._partners[decode].discard(prefill)
         else:
             self._failed.pop(pair, None)
-        for worker, partner in ((prefill, decode), (decode, prefill)):
-            if report.error:
-                self._partners[worker].discard(partner)
-            else:
-                self._partners[worker].add(partner)
+            self._partners[prefill].add(decode)
+            self._partners[decode].add(prefill)

@@ -32,23 +32,23 @@ def own_route(decodes: Iterable[Member], demand: Demand, costs: Costs, trip: Rou
     if not fitting:
         return None
     decode = min(fitting, key=lambda worker: (costs.of((worker, worker)).total, worker.last_turn))
-    wait_s = _wait_s(trip.prefill) if trip is not None else math.inf
-    if wait_s <= decode.chunk_s:
+    wait_s, own_s = _wait_s(trip.prefill) if trip is not None else math.inf, decode.speeds.short_prompt_s
+    if wait_s <= own_s:
         return None
-    saved = f"{wait_s * 1e3:.0f} ms of waiting for {trip.prefill.id}" if trip is not None else "waiting for a place"
+    there = f"{wait_s * 1e3:.0f} ms of waiting for {trip.prefill.id}" if trip is not None else "waiting for a place"
+    saved = f"{own_s * 1e3:.0f} ms there save {there}"
     num_blocks = decode.ready.kv_layout.most_blocks(demand.expected_tokens, 1)
-    cost = costs.of((decode, decode))
-    return Route(decode, decode, num_blocks, cost=cost, saved=f"{decode.chunk_s * 1e3:.0f} ms there save {saved}")
+    return Route(decode, decode, num_blocks, cost=costs.of((decode, decode)), saved=saved)
 
 
 def _may_keep(decode: Member, demand: Demand, costs: Costs) -> bool:
     """Tell whether a decode worker has a free row, no prompt of its own, and enough of the prompt cached."""
     most = decode.ready.short_prompt_tokens
-    is_free = not decode.num_outstanding and decode.num_assigned < decode.ready.max_num_seqs
-    is_known = decode.chunk_s > 0 and decode is not demand.avoided
+    is_free = not decode.work.num_outstanding and decode.work.num_assigned < decode.ready.max_num_seqs
+    is_known = decode.speeds.short_prompt_s > 0 and decode is not demand.avoided
     return most > 0 and is_free and is_known and costs.of((decode, decode)).num_computed <= most
 
 
 def _wait_s(prefill: Member) -> float:
     """Return seconds until the next free step of a prefill worker begins."""
-    return STEPS_AHEAD * prefill.step_s if prefill.outstanding_tokens else 0.0
+    return STEPS_AHEAD * prefill.speeds.step_s if prefill.work.outstanding_tokens else 0.0

@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from common.wire.messages.worker import Heartbeat, Role, WorkerReady
+from common.wire.messages.worker import Heartbeat, WorkerReady
 from common.wire.messages.worker_id import connection_of
 from common.wire.values.kv_layout import Counts
 from router.placement.prefix_map import PoolName
@@ -19,6 +20,39 @@ class Need:
     cause: str
 
 
+class Speeds(NamedTuple):
+    """Times measured by a worker; 0 if unknown."""
+
+    step_s: float = 0.0  # mean step between the last two heartbeats
+    short_prompt_s: float = 0.0  # decode worker: to compute a short prompt
+    block_us: int = 0  # to compute a block of a prompt
+    taking_us: int = 0  # to take blocks from another pool, besides the copy
+
+    def after(self, beat: Heartbeat, earlier: Heartbeat | None) -> "Speeds":
+        """Return the speeds after a heartbeat; the mean step time stays without a new step."""
+        num_steps, total_us = sum(beat.steps.durations), beat.steps.total_us
+        if earlier is not None:
+            num_steps, total_us = num_steps - sum(earlier.steps.durations), total_us - earlier.steps.total_us
+        step_s = total_us / num_steps / 1e6 if num_steps > 0 else self.step_s
+        return Speeds(step_s, beat.short_prompt_us / 1e6, beat.prompt_block_us, beat.taking_us)
+
+
+UNKNOWN = Speeds()
+
+
+@dataclass(slots=True)
+class Work:
+    """Counters of sequences assigned to a worker and not yet released; changed by `Ledger` alone."""
+
+    outstanding_tokens: int = 0  # prompt tokens sent, first output token not seen yet
+    num_outstanding: int = 0  # prompts counted in `outstanding_tokens`
+    overtaking: list[int] = field(default_factory=list)  # lengths of prompts sent ahead of their turn, ascending
+    num_assigned: int = 0  # sequences decoded here, now or later
+    expected_blocks: Counts = ()  # blocks expected for the assigned sequences
+    num_unproven: int = 0  # sequences without progress yet
+    has_trial: bool = False  # the only unproven sequence is on trial; nothing may join
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """An incarnation of a worker: its id with an epoch."""
@@ -30,21 +64,15 @@ class Member:
     draining: bool = False
     asked_to_leave_s: float = -math.inf  # last request to leave
     replaced: bool = False  # by a new incarnation while alive
-    num_unproven: int = 0  # assigned sequences without progress yet
-    has_trial: bool = False  # the only unproven sequence is on trial; nothing may join
     need: Need | None = None  # a standby with a need serves like an ordinary worker
     silent: bool = False  # gets no new work until the next heartbeat
-    outstanding_tokens: int = 0  # prompt tokens sent, first output token not seen yet
-    num_outstanding: int = 0  # prompts counted in `outstanding_tokens`
-    overtaking: list[int] = field(default_factory=list)  # lengths of prompts sent ahead of their turn, ascending
-    num_assigned: int = 0  # sequences decoded here, now or later
-    expected_blocks: Counts = ()  # blocks expected for the assigned sequences
+    work: Work = field(default_factory=Work)
     num_outputs: int = 0  # output tokens of the assigned sequences
     last_turn: int = 0  # turn of the last choice; breaks ties, so idle workers alternate
-    step_s: float = 0.0  # mean step time between the last two heartbeats
+    speeds: Speeds = UNKNOWN
 
     def __post_init__(self) -> None:
-        self.expected_blocks = self.ready.kv_layout.nothing
+        self.work.expected_blocks = self.ready.kv_layout.nothing
 
     @property
     def id(self) -> str:
@@ -76,11 +104,6 @@ class Member:
         return bool(server_id) and (ready.memory_server_id, ready.memory_server_epoch) == (server_id, epoch)
 
     @property
-    def place(self) -> tuple[Role, str]:
-        """Role and device; workers of equal place can replace each other."""
-        return self.ready.role, self.gpu
-
-    @property
     def in_reserve(self) -> bool:
         """True for a standby without a need; a standby in reserve gets no requests."""
         return self.ready.standby > 0 and self.need is None
@@ -88,17 +111,6 @@ class Member:
     @property
     def role_name(self) -> str:
         return self.ready.role.name.lower()
-
-    @property
-    def state(self) -> str:
-        """Short description of the worker's availability, for people."""
-        if self.silent:
-            return "silent"
-        if self.draining:
-            return "leaving"
-        if self.in_reserve:
-            return "in reserve"
-        return "standing in" if self.need is not None else "serving"
 
     @property
     def is_serving(self) -> bool:
@@ -109,38 +121,6 @@ class Member:
     def num_used_blocks(self) -> int:
         """Blocks of the pool used by the worker itself, without those of other workers sharing the pool."""
         return sum(self.ready.num_blocks) - sum(self.beat.num_free_blocks) if self.beat else 0
-
-    @property
-    def chunk_s(self) -> float:
-        """Seconds to compute a short prompt at the worker; 0 if unknown."""
-        return self.beat.short_prompt_us / 1e6 if self.beat else 0.0
-
-    @property
-    def block_us(self) -> int:
-        """Microseconds to compute a block of a prompt at the worker; 0 if unknown."""
-        return self.beat.prompt_block_us if self.beat else 0
-
-    @property
-    def taking_us(self) -> int:
-        """Microseconds to take blocks from another pool, besides the copy; 0 if unknown."""
-        return self.beat.taking_us if self.beat else 0
-
-    def note(self, beat: Heartbeat) -> None:
-        """Take over a heartbeat, and update the mean step time."""
-        before = self.beat.steps if self.beat else None
-        num_steps = sum(beat.steps.durations) - (sum(before.durations) if before else 0)
-        if num_steps > 0:
-            self.step_s = (beat.steps.total_us - (before.total_us if before else 0)) / num_steps / 1e6
-        self.beat = beat
-
-    @property
-    def decode_load(self) -> float:
-        """Highest utilization of rows and blocks; 1 is full. Blocks count if held now or expected to be held."""
-        ready = self.ready
-        num_free = ready.num_blocks if self.beat is None else self.beat.num_free_blocks
-        groups = zip(ready.num_blocks, num_free, self.expected_blocks, strict=False)  # a heartbeat is unchecked
-        shares = [max(count - free, expected) / max(1, count) for count, free, expected in groups]
-        return max(self.num_assigned / max(1, ready.max_num_seqs), *shares)
 
     def __str__(self) -> str:
         return f"{self.role_name} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"

@@ -51,6 +51,56 @@ class Prediction:
         self.over_s = math.inf  # when the request ended
 
 
+class Predictions:
+    """Predicted blocks of a pool, each in its latest prediction."""
+
+    def __init__(self) -> None:
+        self.latest: dict[int, Prediction] = {}  # by key
+        self._all: OrderedDict[Prediction, None] = OrderedDict()  # oldest first
+        self._over: deque[Prediction] = deque()  # of ended requests, oldest first; their blocks must be reported soon
+
+    def add(self, prediction: Prediction, most_blocks: int) -> None:
+        """Add a prediction; the oldest give way when more than `most_blocks` are predicted."""
+        for key in prediction.keys:
+            self.settle(key)
+            self.latest[key] = prediction
+        if prediction.keys:
+            self._all[prediction] = None
+        while len(self.latest) > most_blocks:
+            self._drop(next(iter(self._all)))
+
+    def settle(self, key: int) -> None:
+        """Take a key out of its prediction, because of a report or a later prediction."""
+        if (prediction := self.latest.pop(key, None)) is not None:
+            prediction.num_latest -= 1
+            if not prediction.num_latest:
+                self._all.pop(prediction, None)
+
+    def await_report(self, prediction: Prediction) -> None:
+        """Drop an ended request's prediction `MOMENT_S` after its end."""
+        self._over.append(prediction)
+
+    def drop_late(self, now_s: float) -> None:
+        """Drop predictions not confirmed within `MOMENT_S` after the end of their requests."""
+        while self._over and self._over[0].over_s <= now_s - MOMENT_S:
+            self._drop(self._over.popleft())
+
+    def drop_ended(self) -> None:
+        """Drop the predictions of all ended requests."""
+        for prediction in [prediction for prediction in self._all if prediction.over_s < math.inf]:
+            self._drop(prediction)
+
+    def keep_ended(self) -> None:
+        """Keep predictions of ended requests until newer predictions fill the pool, because no reports come."""
+        self._over.clear()
+
+    def _drop(self, prediction: Prediction) -> None:
+        self._all.pop(prediction, None)
+        for key in prediction.keys:
+            if self.latest.get(key) is prediction:
+                del self.latest[key]
+
+
 class PoolContents:
     """Known and predicted blocks of a pool."""
 
@@ -60,9 +110,7 @@ class PoolContents:
         self.told: set[int] = set()
         self.parked: set[int] = set()  # reported blocks in host memory only
         self.copy_us = 0  # to restore a parked block; 0 if unknown
-        self._predicted: dict[int, Prediction] = {}  # latest by key
-        self._predictions: OrderedDict[Prediction, None] = OrderedDict()  # oldest first
-        self._over: deque[Prediction] = deque()  # of ended requests, oldest first; only if `is_told`
+        self._predictions = Predictions()
 
     @property
     def is_overfull(self) -> bool:
@@ -74,8 +122,9 @@ class PoolContents:
         """Reported blocks, in the pool or in host memory."""
         return len(self.told) + len(self.parked)
 
-    def find(self, keys: Sequence[int]) -> Found:
+    def find(self, keys: Sequence[int], now_s: float) -> Found:
         """Return the cached blocks of a text."""
+        self._predictions.drop_late(now_s)
         num_there = self._num_there(keys, 0)
         end, num_parked = num_there, 0
         while end < len(keys) and keys[end] in self.parked:
@@ -87,35 +136,28 @@ class PoolContents:
     def predict(self, keys: Sequence[int]) -> Prediction:
         """Predict that all blocks not reported yet will be in the pool, and return the prediction."""
         prediction = Prediction(self.pool, [key for key in keys if key not in self.told])
-        for key in prediction.keys:
-            self._settle(key)
-            self._predicted[key] = prediction
-        if prediction.keys:
-            self._predictions[prediction] = None
-        while len(self._predicted) > min(self.num_blocks, MAX_PREDICTED):
-            self._drop(next(iter(self._predictions)))
+        self._predictions.add(prediction, min(self.num_blocks, MAX_PREDICTED))
         return prediction
 
     def end(self, prediction: Prediction, now_s: float) -> None:
         """Note the end of a prediction's request; a report must follow soon, or the blocks are not there."""
         prediction.over_s = now_s
         if self.is_told:
-            self._over.append(prediction)
+            self._predictions.await_report(prediction)
 
     def begin(self) -> None:
         """Start to trust the memory server, which next reports all blocks that it has."""
         self._void()
-        if not self.is_told:  # otherwise `forget_over` drops ended predictions soon
-            for prediction in [prediction for prediction in self._predictions if prediction.over_s < math.inf]:
-                self._drop(prediction)
+        if not self.is_told:  # otherwise `find` drops ended predictions soon
+            self._predictions.drop_ended()
         self.is_told = True
 
     def note(self, event: BlockEvent, keys: Sequence[int]) -> None:
         """Apply a sealed, parked or evicted event to the blocks with these keys."""
         match event:
             case BlockEvent.SEALED:
-                for key in keys if self._predicted else ():
-                    self._settle(key)
+                for key in keys if self._predictions.latest else ():
+                    self._predictions.settle(key)
                 self.told.update(keys)
                 self.parked.difference_update(keys)
             case BlockEvent.PARKED:
@@ -128,17 +170,12 @@ class PoolContents:
     def forget_told(self) -> None:
         """Drop all reports, because the server stopped reporting or a report was lost."""
         self._void()
-        self._over.clear()
+        self._predictions.keep_ended()
         self.is_told = False
-
-    def forget_over(self, now_s: float) -> None:
-        """Drop predictions not confirmed within `MOMENT_S` after the end of their requests."""
-        while self._over and self._over[0].over_s <= now_s - MOMENT_S:
-            self._drop(self._over.popleft())
 
     def _num_there(self, keys: Sequence[int], begin: int) -> int:
         """Return the end of the run of cached blocks that starts at `begin`."""
-        told, predicted = self.told, self._predicted
+        told, predicted = self.told, self._predictions.latest
         for number in range(begin, len(keys)):
             if keys[number] not in told and keys[number] not in predicted:
                 return number
@@ -149,19 +186,6 @@ class PoolContents:
         self.parked.clear()
         self.copy_us = 0
 
-    def _settle(self, key: int) -> None:
-        """Take a key out of its prediction, because of a report or a later prediction."""
-        if (prediction := self._predicted.pop(key, None)) is not None:
-            prediction.num_latest -= 1
-            if not prediction.num_latest:
-                self._predictions.pop(prediction, None)
-
-    def _drop(self, prediction: Prediction) -> None:
-        self._predictions.pop(prediction, None)
-        for key in prediction.keys:
-            if self._predicted.get(key) is prediction:
-                del self._predicted[key]
-
 
 class PrefixMap:
     """Contents of all pools used by a worker."""
@@ -170,7 +194,7 @@ class PrefixMap:
         self._pools: dict[PoolName, PoolContents] = {}
         self._clock = clock
 
-    def meet(self, pool: PoolName, num_blocks: int) -> None:
+    def add(self, pool: PoolName, num_blocks: int) -> None:
         """Add a pool used by a worker; the largest number of blocks stated by any worker counts."""
         contents = self._pools.setdefault(pool, PoolContents(pool, num_blocks))
         contents.num_blocks = max(contents.num_blocks, num_blocks)
@@ -195,10 +219,8 @@ class PrefixMap:
 
     def find(self, pool: PoolName, keys: Sequence[int]) -> Found:
         """Return the cached blocks of a text in a pool, as far as known."""
-        if (contents := self._pools.get(pool)) is None:
-            return NOTHING
-        contents.forget_over(self._clock())
-        return contents.find(keys)
+        contents = self._pools.get(pool)
+        return contents.find(keys, self._clock()) if contents is not None else NOTHING
 
     def predict(self, pool: PoolName, keys: Sequence[int]) -> Prediction:
         """Predict the blocks that a request leaves in a pool; the caller calls `end` afterwards."""

@@ -1,6 +1,7 @@
-"""Judges whether completions are answered, and lists problems that keep the system from full service."""
+"""Judges whether completions are answered, lists problems that keep the system from full service, and logs changes."""
 
-from collections.abc import Collection, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -9,8 +10,12 @@ from router.base.shapes import StatusName
 from router.placement.kv_paths import KVPaths
 from router.placement.member import NO_TRANSPORT, Member
 
+logger = logging.getLogger(__name__)
+
 MAX_TOLD = 8
 """Problems of a kind listed individually."""
+SETTLING_S = 3.0
+"""Seconds a degradation must last to be logged, because workers start one by one."""
 
 
 class Kind(Enum):
@@ -45,6 +50,49 @@ class Readiness:
         return [problem.text for problem in self.problems]
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    readiness: Readiness
+    cause: str
+    at_s: float
+
+
+class ReadinessLog:
+    """Logger of readiness changes; remembers the readiness logged last."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._logged = Readiness("unavailable", ())
+        self._settling: _Change | None = None
+
+    def note(self, now: Readiness, cause: str) -> None:
+        """Log at once if service starts or stops; delay a degradation until `check` finds it lasting."""
+        if now == self._logged:
+            self._settling = None
+        elif now.status == "degraded":
+            at_s = self._settling.at_s if self._settling else self._clock()
+            self._settling = _Change(now, cause, at_s)
+        else:
+            self._log(now, cause)
+
+    def check(self) -> None:
+        """Log a lasting degradation; call a few times a second."""
+        settling = self._settling
+        if settling is not None and self._clock() - settling.at_s >= SETTLING_S:
+            self._log(settling.readiness, settling.cause)
+
+    def _log(self, now: Readiness, cause: str) -> None:
+        why = "; ".join(now.texts)
+        if now.status == "ok":
+            logger.info("requests are served since %s", cause)
+        elif now.status == "degraded":
+            logger.warning("degraded since %s: %s", cause, why)
+        elif self._logged.status != "unavailable":
+            limit = "they wait, for router.worker_wait_s at most"
+            logger.warning("no request is served since %s; %s: %s", cause, limit, why)
+        self._logged, self._settling = now, None
+
+
 def readiness_of(workers: Collection[Member], paths: KVPaths) -> Readiness:
     """Judge the registered workers and the KV paths between them.
 
@@ -58,8 +106,19 @@ def readiness_of(workers: Collection[Member], paths: KVPaths) -> Readiness:
     return Readiness("degraded" if problems else "ok", problems)
 
 
+def state_of(worker: Member) -> str:
+    """Describe a worker's availability, for people."""
+    if worker.silent:
+        return "silent"
+    if worker.draining:
+        return "leaving"
+    if worker.in_reserve:
+        return "in reserve"
+    return "standing in" if worker.need is not None else "serving"
+
+
 def _no_decode(decodes: Iterable[Member]) -> Problem:
-    there = ", ".join(f"{worker.id} is {worker.state}" for worker in decodes)
+    there = ", ".join(f"{worker.id} is {state_of(worker)}" for worker in decodes)
     text = f"no decode worker takes requests{f' ({there:.200})' if there else ''}; start one: python -m decode_worker"
     return Problem(Kind.NO_DECODE_WORKER, text)
 

@@ -69,14 +69,20 @@ def reserve_of(there: Collection[Member], is_proven: IsProven) -> set[Member]:
 
 def _surplus(there: Iterable[Member]) -> set[Member]:
     """Return the standbys for which enough other workers are there."""
-    num_serving = Counter(worker.place for worker in there if not worker.ready.standby)
+    num_serving = Counter(_place(worker) for worker in there if not worker.ready.standby)
     surplus = set()
     for standby in sorted((worker for worker in there if worker.ready.standby), key=lambda worker: worker.id):
-        if num_serving[standby.place] >= standby.ready.standby:
+        place = _place(standby)
+        if num_serving[place] >= standby.ready.standby:
             surplus.add(standby)
         else:
-            num_serving[standby.place] += 1
+            num_serving[place] += 1
     return surplus
+
+
+def _place(worker: Member) -> tuple[Role, str]:
+    """Return role and device; workers of equal place can replace each other."""
+    return worker.ready.role, worker.gpu
 
 
 def _has_pair(workers: Iterable[Member], is_proven: IsProven) -> bool:

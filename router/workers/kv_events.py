@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent, KVEvents
-from common.wire.messages.worker import KVEventsWanted, Message
+from common.wire.messages.worker import KVEventsWanted
 from common.wire.values.block_key import unpack_short_keys
 from common.wire.values.packing import unpack_ids
+from router.placement.capacity import has_choice
 from router.placement.member import Member
 from router.placement.prefix_map import MAX_TOLD, PoolContents, PoolName
 from router.placement.worker_pool import WorkerPool
+from router.workers.links import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class KVEventReader:
         net: NetSection,
         pool: WorkerPool,
         servers: MemoryServers,
-        send: Callable[[bytes, Message], bool],
+        send: SendTo,
         clock: Callable[[], float] = time.monotonic,
         *,
         is_on: bool = True,
@@ -126,7 +128,7 @@ class KVEventReader:
         """Return the pools to read, with the reporting server of each; without a choice, only pools already read."""
         found = ((worker.pool, self._server_of(worker)) for worker in self._pool)
         told = {name: server for name, server in found if server is not None}
-        if self._is_on and self._pool.has_choice:
+        if self._is_on and has_choice(self._pool):
             return told
         return {name: server for name, server in told.items() if name in self._courses}  # a choice may soon exist again
 

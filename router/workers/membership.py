@@ -5,18 +5,14 @@ model or tokenizer never enters.
 """
 
 import logging
-import time
-from collections.abc import Callable, Set
+from collections.abc import Set
 
-from common.settings.config import NetSection
 from common.wire.messages.memory_reports import WorkerEnded
 from common.wire.messages.operator import MAX_WORKERS as MAX_WORKERS
 from common.wire.messages.worker import (
     DecodePeer,
     Heartbeat,
-    Knock,
     KVPathReport,
-    Message,
     PeerGone,
     PrefillRequest,
     Refused,
@@ -31,16 +27,14 @@ from common.wire.messages.worker import (
 from common.wire.messages.worker_id import connection_of
 from common.wire.values.pool_shape import shown
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.incidents import Incidents, Kind
+from router.dispatch.incidents import Kind
 from router.placement.member import NO_TRANSPORT, Member
-from router.placement.worker_pool import WorkerPool
+from router.placement.worker_pool import WorkerPool, forgive_silence
 from router.text.model_info import ModelInfo
 from router.workers.hub import Undelivered
+from router.workers.links import Links, SendTo
 
 logger = logging.getLogger(__name__)
-
-SendTo = Callable[[bytes, Message], bool]
-"""Function to queue a message for a connection; returns False when the connection is gone."""
 
 MAX_EXPELLED = 1000
 
@@ -48,49 +42,36 @@ MAX_EXPELLED = 1000
 class Membership:
     """Gatekeeper of the worker pool: admits and removes workers."""
 
-    def __init__(
-        self,
-        net: NetSection,
-        info: ModelInfo,
-        router_epoch: int,
-        pool: WorkerPool,
-        dispatcher: Dispatcher,
-        send: SendTo,
-        clock: Callable[[], float] = time.monotonic,
-        incidents: Incidents | None = None,
-    ) -> None:
-        self._incidents = incidents or Incidents()
-        self._net = net
-        self._info = info
-        self._router_epoch = router_epoch
-        self._pool = pool
-        self._dispatcher = dispatcher
-        self._send = send
-        self._clock = clock
-        self._checked_s = clock()
+    def __init__(self, links: Links, info: ModelInfo, pool: WorkerPool, dispatcher: Dispatcher) -> None:
+        self._links, self._send, self._clock = links, links.send, links.clock
+        self._info, self._pool, self._dispatcher = info, pool, dispatcher
+        self._checked_s = self._clock()
         self._expelled: dict[bytes, str] = {}  # reason by connection of an expelled worker, which may still live
 
     def on_ready(self, identity: bytes, ready: WorkerReady) -> None:
         """Admit a worker, or refuse the worker with a reason."""
-        reason = self._objection(ready)
-        if reason:
+        expelled = self._expelled.get(connection_of(ready.worker_id, ready.epoch))
+        if reason := expelled or _objection(ready, self._info, self._pool):
             logger.warning("refused %s worker %s: %s", ready.role.name.lower(), ready.worker_id, reason)
             self._send(identity, Refused(reason))
             return
         known = self._pool.find(ready.worker_id)
         if known is not None and known.epoch != ready.epoch:
-            self._replace(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
+            reason = f"started again as epoch {ready.epoch:x}, pid {ready.pid}"
+            # A replaced worker still alive has not crashed, so its requests are not to blame.
+            known.replaced = not known.silent and self._send(known.connection, Refused(_refusal(reason)))
+            self._expel(known, reason)
             known = None
-        self._send(identity, Welcome(self._router_epoch))
+        self._send(identity, Welcome(self._links.router_epoch))
         if known is None:
             worker = self._pool.add(ready, self._clock())
             reserve = ", in reserve" if worker.in_reserve else ""
             server_id = ready.memory_server_id
             owner = f"memory server {server_id}" if server_id else f"its own, {ready.transport}"
             num_blocks = shown(ready.num_blocks)
-            self._incidents.note(Kind.JOINED, f"{_named(worker)} on {ready.device}")
+            self._links.incidents.note(Kind.JOINED, f"{_named(worker)} on {ready.device}")
             logger.info("%s joined: %s, %s KV blocks of %s%s", worker, ready.device, num_blocks, owner, reserve)
-            self._introduce(worker)
+            _introduce(worker, self._pool, self._send)
             self._dispatcher.pump()
 
     def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
@@ -99,7 +80,7 @@ class Membership:
         if connection in self._expelled:
             self._send(connection, Refused(self._expelled[connection]))
         elif not self._pool.beat(heartbeat, self._clock()):
-            self._send(identity, Reregister(self._router_epoch))
+            self._send(identity, Reregister(self._links.router_epoch))
 
     def on_leaving(self, leaving: WorkerLeaving) -> None:
         """Assign nothing new to a worker, and answer with the number of completions still bound to the worker."""
@@ -133,7 +114,7 @@ class Membership:
         if not worker.uses(ended.server_id, ended.epoch):
             return False
         for other in self._pool:
-            other.silent = other.silent or not self._knock(other)
+            other.silent = other.silent or not self._links.knock(other.connection)
         self._lose(worker, f"memory server {ended.server_id} saw its process end")
         return True
 
@@ -144,7 +125,7 @@ class Membership:
         where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
         if report.error:
             logger.warning("%s failed: %s", where, report.error[:300])
-            self._incidents.note(Kind.LOST, f"{where}: {report.error}")
+            self._links.incidents.note(Kind.LOST, f"{where}: {report.error}")
         else:
             logger.info("%s works%s", where, f": {report.gb_per_s:.1f} GB/s" if report.gb_per_s else "")
         self._dispatcher.pump()
@@ -167,9 +148,9 @@ class Membership:
         """
         now_s = self._clock()
         asleep_s, self._checked_s = now_s - self._checked_s, now_s
-        if asleep_s > self._net.worker_timeout_s / 2:
+        if asleep_s > self._links.net.worker_timeout_s / 2:
             logger.warning("the router itself stood still for %.1f s; workers get more time", asleep_s)
-            self._pool.forgive_silence(now_s)
+            forgive_silence(self._pool, now_s)
             return
         for loss in self._pool.losses(now_s):
             if loss.stuck:
@@ -177,45 +158,7 @@ class Membership:
             else:
                 self._lose(loss.worker, loss.reason)
         for worker in self._pool:
-            self._knock(worker)
-
-    def _knock(self, worker: Member) -> bool:
-        """Send a knock; return whether the connection exists."""
-        return self._send(worker.connection, Knock(self._router_epoch))
-
-    def _objection(self, ready: WorkerReady) -> str:
-        """Return the reason against admission; empty if admitted."""
-        info = self._info
-        if expelled := self._expelled.get(connection_of(ready.worker_id, ready.epoch)):
-            return expelled
-        if self._pool.find(ready.worker_id) is None and len(list(self._pool)) >= MAX_WORKERS:
-            return f"{MAX_WORKERS} workers are registered, which is the limit; stop some, or start another router"
-        pairs = {
-            "model name": (info.name, ready.model_name),
-            "model fingerprint": (info.model_fingerprint, ready.model_fingerprint),
-            "tokenizer fingerprint": (info.tokenizer_fingerprint, ready.tokenizer_fingerprint),
-        }
-        wrong = [
-            f"{what} is {there:.100}, the router's is {ours}" for what, (ours, there) in pairs.items() if ours != there
-        ]
-        return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
-
-    def _introduce(self, worker: Member) -> None:
-        """Tell each prefill worker about each decode worker, whichever came first."""
-        others = [other for other in self._pool if other.ready.role is not worker.ready.role and not other.draining]
-        for other in others:
-            prefill, decode = (worker, other) if worker.ready.role is Role.PREFILL else (other, worker)
-            if NO_TRANSPORT not in (prefill.ready.transport, decode.ready.transport):
-                peer = DecodePeer(decode.id, decode.epoch, decode.ready.handoff_endpoint)
-                self._send(prefill.connection, peer)
-
-    def _replace(self, worker: Member, reason: str) -> None:
-        """Expel a worker because another process has the id.
-
-        A replaced worker still alive has not crashed, so its requests are not to blame.
-        """
-        worker.replaced = not worker.silent and self._send(worker.connection, Refused(_refusal(reason)))
-        self._expel(worker, reason)
+            self._links.knock(worker.connection)
 
     def _expel(self, worker: Member, reason: str) -> None:
         """Remove a worker that may still live; a later heartbeat is refused, so the worker ends."""
@@ -228,7 +171,7 @@ class Membership:
         log, how = (logger.info, "gone after leaving") if worker.draining else (logger.warning, "lost")
         num_needing = len(self._dispatcher.needing(worker))
         log("%s is %s: %s%s", worker, how, reason, f"; {num_needing} completions needed it" if num_needing else "")
-        self._incidents.note(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
+        self._links.incidents.note(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
         self._pool.remove(worker)
         for other in self._pool:
             if other.ready.role is not worker.ready.role:
@@ -237,8 +180,32 @@ class Membership:
 
 
 def _named(worker: Member) -> str:
-    return f"{worker.ready.role.name.lower()} worker {worker.id}"
+    return f"{worker.role_name} worker {worker.id}"
 
 
 def _refusal(reason: str) -> str:
     return f"{reason}; its requests run elsewhere. Each worker needs its own worker.id"
+
+
+def _objection(ready: WorkerReady, info: ModelInfo, pool: WorkerPool) -> str:
+    """Return the reason against admission; empty if admitted."""
+    if pool.find(ready.worker_id) is None and len(list(pool)) >= MAX_WORKERS:
+        return f"{MAX_WORKERS} workers are registered, which is the limit; stop some, or start another router"
+    pairs = {
+        "model name": (info.name, ready.model_name),
+        "model fingerprint": (info.model_fingerprint, ready.model_fingerprint),
+        "tokenizer fingerprint": (info.tokenizer_fingerprint, ready.tokenizer_fingerprint),
+    }
+    wrong = [
+        f"{what} is {there:.100}, the router's is {ours}" for what, (ours, there) in pairs.items() if ours != there
+    ]
+    return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
+
+
+def _introduce(worker: Member, pool: WorkerPool, send: SendTo) -> None:
+    """Tell each prefill worker about each decode worker, whichever came first."""
+    others = [other for other in pool if other.ready.role is not worker.ready.role and not other.draining]
+    for other in others:
+        prefill, decode = (worker, other) if worker.ready.role is Role.PREFILL else (other, worker)
+        if NO_TRANSPORT not in (prefill.ready.transport, decode.ready.transport):
+            send(prefill.connection, DecodePeer(decode.id, decode.epoch, decode.ready.handoff_endpoint))

@@ -6,17 +6,16 @@ leave and say so.
 
 import logging
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from common.settings.config import NetSection
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
-from common.wire.messages.worker import Knock, Message, Refused, Reregister, Welcome
+from common.wire.messages.worker import Refused, Reregister, Welcome
 from common.wire.messages.worker_id import connection_of
-from router.dispatch.incidents import Incidents, Kind
+from router.dispatch.incidents import Kind
 from router.placement.member import Member
 from router.workers.hub import Undelivered
+from router.workers.links import Links
 
 logger = logging.getLogger(__name__)
 
@@ -58,26 +57,12 @@ class MemoryServer:
 
 
 class MemoryServers:
-    """Memory servers by id, each under a single epoch at a time.
+    """Memory servers by id, each under a single epoch at a time."""
 
-    Args:
-        send: queues a message for a connection.
-    """
-
-    def __init__(
-        self,
-        net: NetSection,
-        router_epoch: int,
-        send: Callable[[bytes, Message], bool],
-        clock: Callable[[], float] = time.monotonic,
-        incidents: Incidents | None = None,
-    ) -> None:
-        self._incidents = incidents or Incidents()
-        self._timeout_s = net.worker_timeout_s
-        self._clock = clock
-        self._checked_s = clock()
-        self._router_epoch = router_epoch
-        self._send = send
+    def __init__(self, links: Links) -> None:
+        self._links, self._send, self._clock = links, links.send, links.clock
+        self._timeout_s = links.net.worker_timeout_s
+        self._checked_s = self._clock()
         self._servers: dict[str, MemoryServer] = {}
 
     def __iter__(self) -> Iterator[MemoryServer]:
@@ -105,14 +90,14 @@ class MemoryServers:
             now_s = self._clock()
             server = self._servers[ready.server_id] = MemoryServer(ready, last_seen_s=now_s, joined_s=now_s)
             logger.info("%s joined: %s", server, ready.device)
-            self._incidents.note(Kind.JOINED, f"memory server {server.id} on {ready.device}")
-        self._send(identity, Welcome(self._router_epoch))
+            self._links.incidents.note(Kind.JOINED, f"memory server {server.id} on {ready.device}")
+        self._send(identity, Welcome(self._links.router_epoch))
 
     def on_heartbeat(self, identity: bytes, beat: MemoryHeartbeat) -> None:
         """Note a heartbeat; ask an unknown server to register, and refuse a server whose id is taken."""
         server = self._servers.get(beat.server_id)
         if server is None:
-            self._send(identity, Reregister(self._router_epoch))
+            self._send(identity, Reregister(self._links.router_epoch))
         elif server.ready.epoch != beat.epoch:
             self._send(identity, Refused(_taken(server.ready)))
         else:
@@ -140,14 +125,14 @@ class MemoryServers:
             if silence_s > self._timeout_s and not was_asleep:
                 self._lose(server, f"no heartbeat for {silence_s:.1f} s (net.worker_timeout_s = {self._timeout_s:g})")
             else:
-                self._send(server.connection, Knock(self._router_epoch))
+                self._links.knock(server.connection)
 
     def _lose(self, server: MemoryServer, reason: str) -> None:
         del self._servers[server.id]
         was_asked = server.asked_to_leave_s > -math.inf
         log, how = (logger.info, "gone after leaving") if was_asked else (logger.warning, "lost")
         log("%s is %s: %s", server, how, reason)
-        self._incidents.note(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
+        self._links.incidents.note(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
 
 
 def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:

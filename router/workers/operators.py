@@ -13,10 +13,11 @@ from common.wire.messages.operator import (
     RoleChange,
     WorkerLoad,
 )
-from common.wire.messages.worker import Message, Role
+from common.wire.messages.worker import Role
 from router.dispatch.dispatcher import Dispatcher
 from router.placement.member import Member
 from router.placement.worker_pool import WorkerPool
+from router.workers.links import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers
 from router.workers.role_changes import RoleChanges
 
@@ -40,25 +41,27 @@ class Operators:
         memory_servers: MemoryServers,
         dispatcher: Dispatcher,
         role_changes: RoleChanges,
-        send: Callable[[bytes, Message], bool],
+        send: SendTo,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool, self._memory_servers, self._dispatcher, self._send = pool, memory_servers, dispatcher, send
         self._role_changes, self._clock = role_changes, clock
 
-    def heed(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
+    def handle(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
         """Handle any message of an operator."""
         match message:
             case DrainWanted():
-                self.on_drain(identity, message)
+                self._drain(identity, message)
             case LoadWanted():
-                partners = self._pool.num_partners()
-                workers = tuple(_load(worker, partners[worker.id]) for worker in self._pool)
+                serving = {worker for worker in self._pool if worker.is_serving}
+                workers = tuple(
+                    _load(worker, len(self._pool.paths.partners(worker) & serving)) for worker in self._pool
+                )
                 self._send(identity, LoadReport(self._dispatcher.queue_sizes()[0], workers))
             case RoleChange():
                 self._role_changes.note(message)
 
-    def on_drain(self, identity: bytes, wanted: DrainWanted) -> None:
+    def _drain(self, identity: bytes, wanted: DrainWanted) -> None:
         """Ask the named member to leave, unless already leaving; answer with the number of needing completions."""
         if (worker := self._pool.find(wanted.name)) is not None:
             if wanted.incarnation in (0, worker.epoch) and not worker.draining:
@@ -90,7 +93,7 @@ def _load(worker: Member, num_partners: int) -> WorkerLoad:
         is_serving=worker.is_serving,
         has_spoken=beat is not None,
         num_partners=num_partners,
-        num_prompts=worker.num_outstanding,
+        num_prompts=worker.work.num_outstanding,
         num_rows=beat.num_running + beat.num_handoffs if beat and ready.role is Role.DECODE else 0,
         most_rows=ready.max_num_seqs,
         pool_id=ready.pool_id,

@@ -47,7 +47,7 @@ class SharingOps(TorchOps):
 
 
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
-    runner.MIN_SPARED_BYTES = 1
+    runner.MIN_SPARED_BYTES = 1  # type: ignore[attr-defined]
     worker = program.build(config, incarnation)
     object.__setattr__(worker.engine, "step_ops", SharingOps(worker.engine.pool.caches[0]))
     worker.runner.shares_prefixes = config.decode.share_prefixes and worker.engine.step_ops.shares_prefixes

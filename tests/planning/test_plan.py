@@ -29,6 +29,7 @@ from router.dispatch.incidents import Incidents
 from router.dispatch.metrics import Metrics
 from router.observe.fleet_metrics import FleetMetrics
 from router.placement.worker_pool import WorkerPool
+from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
 from router.workers.role_changes import RoleChanges
 from tests.messages import heartbeat, worker_ready
@@ -253,7 +254,7 @@ def metrics_text(requests: int) -> str:
             meter.note(2 * ms / 1e3, tokens, sequences)
         pool.add(worker_ready(role.name, role), 0.0)
         pool.beat(heartbeat(role.name, steps=meter.counts()), 0.0)
-    servers = MemoryServers(NetSection(), 1, lambda *_: True)
+    servers = MemoryServers(Links(NetSection(), 1, lambda *_: True))
     registry.register(
         FleetMetrics(pool, servers, RoleChanges(Incidents()), lambda: (0, 0, 0), lambda: 0, lambda: False)
     )

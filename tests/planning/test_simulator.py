@@ -26,6 +26,8 @@ from deploy.planning.simulation.routing import Router
 from deploy.planning.simulation.simulator import Outcome, Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import Where
+from router.placement.capacity import has_gpu_alone
+from router.placement.choice import choose
 from router.placement.member import Member
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
@@ -245,7 +247,7 @@ def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes
         demand = Demand(num_inputs, num_inputs + request.num_outputs, texts=(text,))
         overtakes = rng.random() < 0.3
         pair = pools.router.pairing.choose(request, overtakes=overtakes)
-        route = pools.pool.choose(demand, overtakes=overtakes)
+        route = choose(pools.pool, demand, overtakes=overtakes)
         assert (pair is None) == (route is None)
         if pair is not None and route is not None:
             prefill, decode = pair
@@ -253,14 +255,14 @@ def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes
             assert f"DECODE{pools.decodes.index(decode)}" == route.decode.id
             request.overtakes = overtakes
             pools.router.assign(request, pair)
-            pools.pool.assign(route, num_inputs)
+            pools.pool.ledger.assign(route, num_inputs)
             for worker in {route.prefill, route.decode}:
                 pools.pool.prefixes.predict(worker.pool, text.keys)
             if prefix and rng.random() < 0.5:
                 request.find(prefix.num_tokens)
                 pools.router.lighten(request)
-                pools.pool.lighten_prompt(route, num_inputs, num_inputs - prefix.num_tokens)
-            assert request.whole_gpu == pools.pool.has_gpu_alone(route)
+                pools.pool.ledger.lighten_prompt(route, num_inputs, num_inputs - prefix.num_tokens)
+            assert request.whole_gpu == has_gpu_alone(pools.pool, route)
             running.append((request, route, True))
         while running and rng.random() < 0.6:
             place = rng.randrange(len(running))
@@ -268,11 +270,11 @@ def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes
             if is_prompt:
                 num_left = gone.num_inputs - gone.num_found
                 pools.router.prompt_is_over(gone)
-                pools.pool.release_prompt(its_route, num_left)
+                pools.pool.ledger.release_prompt(its_route, num_left)
                 running[place] = gone, its_route, False
             else:
                 pools.router.is_over(gone)
-                pools.pool.release(its_route)
+                pools.pool.ledger.release(its_route)
                 running.pop(place)
 
 

@@ -47,7 +47,7 @@ class Bench:
     def __init__(self, num_prefill: int = 1, num_decode: int = 1, **router: Any) -> None:
         self.now_s = 100.0
         self.sent: list[tuple[str, Message]] = []
-        self.pool = WorkerPool(NET, prefill_window=2.0)
+        self.pool = WorkerPool(NET, 2.0, lambda: self.now_s)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             RouterSection(**router), NET, VOCAB, self.pool, lambda to, message: self.sent.append((to, message)),
@@ -144,7 +144,8 @@ class Bench:
         assert self.dispatcher.num_active == 0
         assert self.dispatcher.queue_sizes() == (0, 0, 0)
         for worker in self.pool:
-            assert (worker.outstanding_tokens, worker.num_assigned, worker.expected_blocks) == (0, 0, (0,)), worker
+            work = worker.work
+            assert (work.outstanding_tokens, work.num_assigned, work.expected_blocks) == (0, 0, (0,)), worker
 
 
 @dataclass

@@ -141,7 +141,7 @@ class Cluster:
         raise AssertionError(f"never: {what}")
 
     async def until_paths(self, num_paths: int) -> None:
-        await self.until(lambda: len(self.service.pool.paths) >= num_paths, f"{num_paths} KV paths")
+        await self.until(lambda: len(list(self.service.pool.paths)) >= num_paths, f"{num_paths} KV paths")
 
 
 StartCluster = Callable[..., Awaitable[Cluster]]

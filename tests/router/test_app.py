@@ -149,7 +149,8 @@ async def test_a_client_that_leaves_frees_both_workers(client: Client, cluster: 
     waiting.cancel()
     await cluster.until(lambda: len(prefill.got(Abort)) == len(decode.got(Abort)) == 2, "two Aborts at each worker")
     assert cluster.service.dispatcher.num_active == 0
-    assert [(worker.outstanding_tokens, worker.num_assigned) for worker in cluster.service.pool] == [(0, 0), (0, 0)]
+    work = [worker.work for worker in cluster.service.pool]
+    assert [(each.outstanding_tokens, each.num_assigned) for each in work] == [(0, 0), (0, 0)]
 
 
 async def test_an_error_mid_stream_is_an_event(client: Client, cluster: Cluster) -> None:

@@ -9,8 +9,8 @@ from common.wire.values.sampling_params import SamplingParams
 from router.dispatch.binding import MOST_PASSING_TOKENS, starts
 from router.dispatch.request_state import Completion, Mailbox
 from router.dispatch.waiting_queue import WaitingQueue
+from router.placement.member import Speeds
 from router.text.detokenizer import TextStream
-from tests.messages import heartbeat
 from tests.router.test_prefix_map import Pools, keys_of
 
 MINE, YOURS, NOBODYS = (list(range(first, first + 4096)) for first in (0, 10_000, 20_000))
@@ -28,7 +28,7 @@ class Rig:
             self.pools.contents(gpu).told.update(keys_of(text).keys)
         for prefill in (self.here, self.there):
             prefill.ready = replace(prefill.ready, takes_replies=False)
-        self.here.outstanding_tokens = 1 << 20  # no room
+        self.here.work.outstanding_tokens = 1 << 20  # no room
 
     def queue_up(self, name: str, beginning: list[int], priority: int = 0) -> Completion:
         token_ids = [*beginning, *range(-200, 0)]
@@ -46,7 +46,7 @@ class Rig:
         for completion, route in starts(self.queue, self.pools.workers):
             assert route.prefill is self.there
             self.queue.take(completion)
-            self.pools.workers.assign(route, route.cost.num_computed)
+            self.pools.workers.ledger.assign(route, route.cost.num_computed)
             names.append(completion.request_id)
             if len(names) == count:
                 break
@@ -66,7 +66,7 @@ def test_who_finds_its_beginning_where_there_is_room_passes(rig: Rig) -> None:
 
 def test_where_its_beginning_can_be_taken_from_there_nobody_passes(rig: Rig) -> None:
     rig.there.ready = replace(rig.there.ready, takes_replies=True)
-    rig.there.beat = heartbeat(rig.there.id, prompt_block_us=1_000_000)
+    rig.there.speeds = Speeds(block_us=1_000_000)
     for name, text in (("first", MINE), ("yours", YOURS)):
         rig.queue_up(name, text)
     assert rig.started() == ["first", "yours"]

@@ -63,7 +63,7 @@ def test_only_who_kills_workers_is_given_up(as_prompt: bool, num_workers: tuple[
             assert result_of(completion) == Result(decode_ids(range(NUM_TOKENS)), "length", None)
     assert stage.num_deaths <= 2 + len(poison) * max_attempts
     bench.assert_idle()
-    assert not any(worker.num_unproven or worker.has_trial for worker in bench.pool)
+    assert not any(worker.work.num_unproven or worker.work.has_trial for worker in bench.pool)
 
 
 def test_what_got_on_between_two_deaths_is_no_suspect() -> None:

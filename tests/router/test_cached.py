@@ -28,11 +28,13 @@ def test_a_worker_has_room_for_as_much_more_and_each_token_counts_once() -> None
     )
     told(bench, prefill, first, 96)
     told(bench, prefill, first, 128)
-    assert prefill.outstanding_tokens == 32 + 2 * 160 and third.attempt.route is not None, "it has room for the next"
+    assert prefill.work.outstanding_tokens == 32 + 2 * 160 and third.attempt.route is not None, (
+        "it has room for the next"
+    )
     assert (first.num_cached, counted(bench, "cached")) == (128, 128)
     for completion in (first, second, third):
         bench.token(prefill, completion, 0, 1, LENGTH)
-    assert prefill.outstanding_tokens == 0
+    assert prefill.work.outstanding_tokens == 0
     bench.assert_idle()
 
 
@@ -41,7 +43,7 @@ def test_no_prompt_is_all_there(num_tokens: int) -> None:
     bench = Bench()
     completion = bench.submit(num_prompt_tokens=160)
     told(bench, bench.prefills[0], completion, num_tokens)
-    assert (bench.prefills[0].outstanding_tokens, completion.num_cached) == (160, 0)
+    assert (bench.prefills[0].work.outstanding_tokens, completion.num_cached) == (160, 0)
 
 
 def test_what_others_or_earlier_attempts_say_does_not_count_nor_what_a_replay_finds(

@@ -15,6 +15,7 @@ from common.base.errors import ErrorCode, RequestError
 from common.settings.config import ModelSection
 from router.base.helper_frames import MODEL, Kind
 from router.http.error_bodies import error_body
+from router.placement.capacity import most_tokens
 from router.reading.bodies import NUM_FREE_BYTES
 from router.reading.packed_requests import unpack
 from router.reading.reading import parse_conversation, read, tokenized
@@ -256,7 +257,7 @@ async def test_a_model_without_a_template_says_so(start_cluster: StartCluster, m
     cluster = await start_cluster()
     monkeypatch.setattr(cluster.service.tokenizer, "chat_template", None)
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.longest, "a worker")
+    await cluster.until(lambda: most_tokens(cluster.service.pool), "a worker")
     status, body = await post(cluster)
     assert (status, body["error"]["code"]) == (400, "no_chat_template")
     assert "has no chat template; use /v1/completions" in body["error"]["message"]

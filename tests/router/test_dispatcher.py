@@ -12,8 +12,10 @@ from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import PrefillRequest, Role, TokenBatch
 from common.wire.values.packing import pack_ids, unpack_ids
 from router.dispatch.request_state import Delivery, Mailbox, State
+from router.placement.choice import choose
 from router.placement.member import Member
 from router.placement.route import Demand, Route
+from router.placement.worker_pool import WorkerPool
 from tests.messages import worker_ready
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
 
@@ -27,7 +29,7 @@ def test_a_request_goes_through_both_workers() -> None:
     assert (request.attempt, request.num_outputs, request.decode_worker_id, request.decode_epoch) == (0, 0, "d0", 1)
     states = [completion.state]
     for index, worker in enumerate([bench.prefills[0], *bench.decodes * 2]):
-        assert bench.prefills[0].outstanding_tokens == (0 if index else 4)
+        assert bench.prefills[0].work.outstanding_tokens == (0 if index else 4)
         bench.token(worker, completion, index, index + 1, LENGTH if index == 2 else 0)
         states.append(completion.state)
     assert states == [State.PREFILLING, State.PREFILLING, State.DECODING, State.FINISHED]
@@ -150,7 +152,7 @@ def test_a_short_prompt_overtakes_what_waits_for_a_window_and_says_whose_turn_it
     for completion in [*longs, *shorts]:
         bench.dispatcher.abort(completion)
     bench.assert_idle()
-    assert not bench.prefills[0].overtaking
+    assert not bench.prefills[0].work.overtaking
 
 
 def test_prompts_of_one_length_wait_for_the_window() -> None:
@@ -354,14 +356,14 @@ def test_where_nobody_has_room_no_pair_is_looked_for(monkeypatch: pytest.MonkeyP
     for _ in range(30):
         bench.submit(num_prompt_tokens=90)
     assert bench.dispatcher.queue_sizes()[0] > 10
-    demands, choose = list[Demand](), bench.pool.choose
+    demands = list[Demand]()
 
-    def counted(demand: Demand) -> Route | None:
+    def counted(pool: WorkerPool, demand: Demand) -> Route | None:
         demands.append(demand)
-        return choose(demand)
+        return choose(pool, demand)
 
-    monkeypatch.setattr("router.placement.worker_pool.Pairing", lambda *_: pytest.fail("there is none"))
-    monkeypatch.setattr(bench.pool, "choose", counted)
+    monkeypatch.setattr("router.placement.choice.Pairing", lambda *_: pytest.fail("there is none"))
+    monkeypatch.setattr("router.dispatch.binding.choose", counted)
     bench.dispatcher.pump()
     assert len(demands) == 2, "whose turn it is, and who asks for nothing but a place"
 

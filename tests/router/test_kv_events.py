@@ -17,6 +17,7 @@ from router.placement.prefix_map import MOMENT_S, PoolName, Prediction
 from router.placement.worker_pool import WorkerPool
 from router.workers import kv_events
 from router.workers.kv_events import ASK_S, BAN_S, KVEventReader
+from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
 from tests.layouts import window
 from tests.messages import LAYOUT, worker_ready
@@ -33,7 +34,7 @@ class Rig:
         self.now_s = 100.0
         self.sent: list[tuple[bytes, Message]] = []
         self.pool = WorkerPool(NET, 2.0, self.clock)
-        self.servers = MemoryServers(NET, 1, self.send, self.clock)
+        self.servers = MemoryServers(Links(NET, 1, self.send, self.clock))
         self.reader = KVEventReader(NET, self.pool, self.servers, self.send, self.clock, is_on=is_on)
 
     def clock(self) -> float:
@@ -150,13 +151,13 @@ def test_what_is_parked_is_known_until_it_is_gone_or_something_is_missing(rig: R
     rig.tell_kinds(1, (BlockEvent.PARKED, [2, 3]), (BlockEvent.SEALED, [4]), (BlockEvent.GONE, [3, 5]), copy_us=40)
     contents = rig.pool.prefixes.contents(HERE)
     assert (contents.told, contents.parked, contents.copy_us) == ({1, 4}, {2}, 40)
-    assert contents.find([1, 2, 4, 3]) == (1, 2, 1, 40)
+    assert contents.find([1, 2, 4, 3], rig.now_s) == (1, 2, 1, 40)
     assert rig.pool.prefixes.told_by("memory-0") == (2, 1)
     rig.now_s += 2 * ASK_S
     rig.tell_kinds(3, (BlockEvent.PARKED, [9]))
-    assert 10 in rig.asked() and contents.find([1, 2]) == (0, 0, 0, 0)
+    assert 10 in rig.asked() and contents.find([1, 2], rig.now_s) == (0, 0, 0, 0)
     rig.tell_kinds(0, (BlockEvent.PARKED, [2]), copy_us=50)
-    assert contents.find([2, 1]) == (0, 1, 1, 50), "it was told anew"
+    assert contents.find([2, 1], rig.now_s) == (0, 1, 1, 50), "it was told anew"
     rig.tell_kinds(1, (BlockEvent.PARKED, range(100, 100 + 3 * NUM_BLOCKS)))
     assert len(contents.parked) == 1 + 3 * NUM_BLOCKS, "of those there may be more than in the pool"
 
@@ -315,7 +316,7 @@ def test_who_begins_anew_without_end_costs_no_more_than_what_it_says(rig: Rig) -
     rig.tell(0)
     predictions = [prefixes.predict(HERE, [number]) for number in range(NUM_BLOCKS)]
     contents = prefixes.contents(HERE)
-    contents._predictions = Unlooked(contents._predictions)
+    contents._predictions._all = Unlooked(contents._predictions._all)
     for _ in range(100):
         rig.tell(0, [0])
     prefixes.end(predictions[1])

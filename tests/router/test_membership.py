@@ -20,6 +20,7 @@ from common.wire.messages.worker import (
     WorkerLeaving,
 )
 from common.wire.messages.worker_id import connection_of
+from router.placement.capacity import most_tokens
 from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
 
@@ -116,7 +117,7 @@ async def test_health_is_whether_a_completion_is_answered_and_what_is_wrong(star
             assert (response.status, response.headers["Retry-After"]) == (503, "5")
             assert "no decode worker takes requests" in (await response.json())["error"]["message"]
         cluster.decode(path_error="no way through")
-        await cluster.until(cluster.service.pool.longest, "a decode worker alone")
+        await cluster.until(lambda: most_tokens(cluster.service.pool), "a decode worker alone")
         assert [(await health())[0], (await health())[1]["status"]] == [200, "degraded"]
         async with session.post("/v1/completions", json=request | {"stream": False}) as response:
             assert response.status == 200, "it computes prompts, too"

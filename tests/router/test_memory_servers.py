@@ -16,6 +16,7 @@ from common.memory.server.announcer import Announcer
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages.worker import Knock, PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
 from router.workers import memory_servers
+from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
 from tests.announcing import announcer
 from tests.fakes import FakeDecode, FakeWorker
@@ -272,7 +273,7 @@ async def test_a_memory_server_is_lost_by_silence_and_comes_back_when_it_speaks(
 
 def test_no_silence_counts_while_the_router_itself_stood_still() -> None:
     now_s, limit_s = 0.0, NET.worker_timeout_s
-    servers = MemoryServers(NET, 1, lambda identity, message: True, lambda: now_s)
+    servers = MemoryServers(Links(NET, 1, lambda identity, message: True, lambda: now_s))
     servers.on_ready(b"memory-0.1", MemoryReady("memory-0", 1, 1, "1", "cpu"))
     now_s = 1.1 * limit_s
     servers.check()
@@ -298,7 +299,7 @@ async def test_a_killed_memory_server_is_lost_before_it_has_been_silent_for_long
 
 def test_one_that_was_asked_to_leave_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    servers = MemoryServers(NET, 1, lambda identity, message: True, lambda: 0.0)
+    servers = MemoryServers(Links(NET, 1, lambda identity, message: True, lambda: 0.0))
     for epoch, asked_s, how in ((1, -math.inf, "lost"), (2, 0.0, "gone after leaving")):
         servers.on_ready(b"", MemoryReady("memory-0", epoch, 1, "1", "cpu"))
         server = servers.get("memory-0", epoch)

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from common.base.errors import RequestError
+from router.placement.capacity import most_tokens
 from tests.router.conftest import EOS, Client, Cluster, StartCluster
 
 PROMPT = "the quick brown fox"
@@ -247,7 +248,7 @@ async def test_nobody_is_more_urgent_than_the_server_lets_clients_be(
 ) -> None:
     cluster = await start_cluster(min_priority=most_urgent)
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.longest, "a worker")
+    await cluster.until(lambda: most_tokens(cluster.service.pool), "a worker")
     asked: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "a"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},

@@ -10,7 +10,9 @@ from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.messages.worker import PrefillRequest, RequestFailed, Role
 from common.wire.values.step_counts import StepMeter
-from router.placement.member import Member
+from router.placement.capacity import layouts
+from router.placement.choice import choose
+from router.placement.member import Member, Speeds
 from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
@@ -54,7 +56,7 @@ class Rig:
     def chosen(self, num_tokens: int = 660, **fields: Any) -> Route | None:
         token_ids = [*TEXT, *range(5000, 5000 + num_tokens)][:num_tokens]
         demand = Demand(num_tokens, num_tokens + 10, texts=(keys_of(token_ids),), **fields)
-        return self.pool.choose(demand)
+        return choose(self.pool, demand)
 
     def is_kept(self, num_tokens: int = 660, **fields: Any) -> bool:
         route = self.chosen(num_tokens, **fields)
@@ -65,7 +67,7 @@ class Rig:
 def rig() -> Rig:
     """The prefill worker is busy, and a decode worker has the beginning of the text."""
     rig = Rig()
-    rig.prefill.outstanding_tokens = 1000
+    rig.prefill.work.outstanding_tokens = 1000
     rig.know(rig.decodes[1], 640)
     return rig
 
@@ -79,7 +81,7 @@ def test_a_prompt_that_is_nearly_all_there_stays_while_prompt_steps_take_longer(
     assert not rig.is_kept(), "steps are short by now"
     rig.step(0.006)
     assert rig.is_kept()
-    rig.prefill.outstanding_tokens = 0
+    rig.prefill.work.outstanding_tokens = 0
     assert not rig.is_kept(), "nothing is before it there"
     assert rig.is_kept(30, avoided=rig.decodes[1]) is False
 
@@ -98,12 +100,12 @@ def test_no_more_tokens_than_the_worker_said_and_none_of_what_it_lacks(rig: Rig)
 def test_one_at_a_time_and_only_with_a_row(rig: Rig) -> None:
     first = rig.chosen()
     assert first is not None
-    rig.pool.assign(first, 660)
+    rig.pool.ledger.assign(first, 660)
     assert not rig.is_kept(), "its streams wait for one already"
-    rig.pool.release_prompt(first, 20)
-    rig.decodes[1].outstanding_tokens = 0
+    rig.pool.ledger.release_prompt(first, 20)
+    rig.decodes[1].work.outstanding_tokens = 0
     assert rig.is_kept()
-    rig.decodes[1].num_assigned = rig.decodes[1].ready.max_num_seqs
+    rig.decodes[1].work.num_assigned = rig.decodes[1].ready.max_num_seqs
     assert not rig.is_kept()
 
 
@@ -116,8 +118,8 @@ def test_one_that_was_given_back_or_is_on_trial_takes_the_trip(rig: Rig) -> None
 
 
 def test_with_no_place_at_a_prefill_worker_short_ones_go_on_and_the_queue_is_not_searched(rig: Rig) -> None:
-    rig.prefill.outstanding_tokens = 2000
-    assert rig.pool.choose(LEAST) is None and rig.chosen(2000) is None
+    rig.prefill.work.outstanding_tokens = 2000
+    assert choose(rig.pool, LEAST) is None and rig.chosen(2000) is None
     route = rig.chosen()
     assert route is not None and "save waiting for a place" in route.reason
     rig.prefill.draining = True
@@ -130,17 +132,16 @@ def test_what_lies_where_is_known_for_it_in_one_pool_too() -> None:
     for name, role, most_tokens in (("p", Role.PREFILL, 0), ("d", Role.DECODE, 0)):
         fields: dict[str, Any] = {"memory_server_id": "m", "short_prompt_tokens": most_tokens, "max_batch_tokens": 100}
         member = pool.add(worker_ready(name, role, **fields), 0.0)
-    assert not pool.layouts()
+    assert not layouts(pool)
     member.ready = replace(member.ready, short_prompt_tokens=MOST)
-    assert pool.layouts() == {LAYOUT}
+    assert layouts(pool) == {LAYOUT}
 
 
 def test_a_prompt_that_is_given_back_is_sent_to_a_prefill_worker_and_decoded_where_it_was() -> None:
     bench = Bench(num_prefill=1, num_decode=1)
     [prefill], [decode] = bench.prefills, bench.decodes
     decode.ready = replace(decode.ready, short_prompt_tokens=MOST)
-    decode.beat = heartbeat(decode.id, num_free_blocks=(100,), short_prompt_us=10_000)
-    prefill.step_s = 0.1
+    decode.speeds, prefill.speeds = Speeds(short_prompt_s=0.01), Speeds(step_s=0.1)
     bench.submit(num_prompt_tokens=90)
     short = bench.submit(num_prompt_tokens=MOST)
     assert bench.route(short).is_local

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.messages.worker import Role
+from router.placement.choice import choose, has_room
 from router.placement.costs import Costs
 from router.placement.member import NO_TRANSPORT, Member
 from router.placement.pairing import Order, Pairing
@@ -63,10 +64,12 @@ def pool_of(prefills: list[Worker], decodes: list[Worker], ways: list[int], know
                 transport=NO_TRANSPORT if worker.is_alone and role is Role.DECODE else "host",
             )  # fmt: skip
             member = pool.add(ready, 0.0)
-            member.outstanding_tokens = worker.outstanding_tokens if role is Role.PREFILL else 0
-            member.num_outstanding, member.silent = 1, worker.is_silent
-            member.beat = heartbeat(member.id, num_free_blocks=(100,), prompt_block_us=1_000_000)  # so it takes replies
-            member.num_assigned, member.last_turn = worker.num_assigned, worker.last_turn
+            member.work.outstanding_tokens = worker.outstanding_tokens if role is Role.PREFILL else 0
+            pool.beat(
+                heartbeat(member.id, num_free_blocks=(100,), prompt_block_us=1_000_000), 0.0
+            )  # so it takes replies
+            member.work.num_outstanding, member.silent = 1, worker.is_silent
+            member.work.num_assigned, member.last_turn = worker.num_assigned, worker.last_turn
     pairs = [(p, d) for p in range(len(prefills)) for d in range(len(decodes)) if not decodes[d].is_alone]
     for (p, d), way in zip(pairs, ways, strict=False):
         if way:
@@ -88,11 +91,12 @@ class Exhaustive:
     overtakes: bool
 
     def __post_init__(self) -> None:
-        self.costs = Costs(self.demand, self.pool.prefixes, self.pool._paths, self.pool)
+        self.costs = Costs(self.demand, self.pool)
         self.proven = {(path.prefill_worker_id, path.worker_id) for path in self.pool.paths if not path.error}
         self.usable = [pair for pair in self._pairs() if self._is_open(pair[0])]
-        has_room = self.pool._has_room_ahead if self.overtakes else self.pool._has_room
-        self.pairs = [pair for pair in self.usable if has_room(pair[0], self.demand)]
+        self.pairs = [
+            pair for pair in self.usable if has_room(self.pool, pair[0], self.demand, overtakes=self.overtakes)
+        ]
 
     def _pairs(self) -> list[tuple[Member, Member]]:
         demand, members = self.demand, list(self.pool)
@@ -146,7 +150,7 @@ def test_it_is_the_best_of_all_pairs(
     members = dict(enumerate(pool))
     demand = Demand(6 * BLOCK, 6 * BLOCK + 5, members.get(avoided), texts=(TEXT,) if has_text else ())
     every = Exhaustive(pool, demand, overtakes)
-    route = pool.choose(demand, overtakes=overtakes)
+    route = choose(pool, demand, overtakes=overtakes)
     assert (route is None) == (not every.pairs)
     if route is not None:
         assert route.cost == every.costs.of((route.prefill, route.decode))
@@ -174,5 +178,5 @@ def test_of_many_workers_few_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch
     one = Worker(0, 0, 0, 0, 1000, is_silent=False, is_alone=False, takes_replies=True)
     workers = [replace(one, gpu=number % 5, last_turn=number) for number in range(30)]
     pool = pool_of(workers, workers, [2] * 900, [[0, 1], [], [], [], []])
-    route = pool.choose(Demand(6 * BLOCK, 6 * BLOCK + 5, texts=(TEXT,)))
+    route = choose(pool, Demand(6 * BLOCK, 6 * BLOCK + 5, texts=(TEXT,)))
     assert route is not None and route.num_pairs == 900 and looked_at <= 2 * 30

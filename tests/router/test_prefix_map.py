@@ -15,15 +15,17 @@ from common.wire.messages.worker import Role
 from common.wire.values.block_key import digests, root_of, short_keys
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids
-from router.placement.member import Member
+from router.placement.capacity import layouts
+from router.placement.choice import choose
+from router.placement.member import Member, Speeds
 from router.placement.prefix_map import MOMENT_S, PoolContents, PrefixMap
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
-from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
+from tests.messages import LAYOUT, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
-SLOW = heartbeat("PREFILL-0", prompt_block_us=1_000_000)
+SLOW = Speeds(block_us=1_000_000)
 """Of who computes a block in a second: everything is better taken from elsewhere."""
 HERE, THERE = ("memory-0", 1), ("memory-1", 1)
 OLD, NEW, NEWEST = range(4), range(10, 14), range(20, 24)
@@ -36,7 +38,7 @@ class Known:
         self.now_s = 100.0
         self.map = PrefixMap(lambda: self.now_s)
         for pool in (HERE, THERE):
-            self.map.meet(pool, 6)
+            self.map.add(pool, 6)
             if is_told:
                 self.map.contents(pool).begin()
         self.here = self.map.contents(HERE)
@@ -124,7 +126,7 @@ def test_of_a_pool_that_nobody_has_nothing_is_known(told: Known) -> None:
     assert told.map.find(HERE, OLD).num_there == 0
     told.map.end(prediction)
     told.map.end(told.map.predict(HERE, NEW))
-    told.map.meet(HERE, 6)
+    told.map.add(HERE, 6)
     assert told.map.find(HERE, OLD).num_there == told.map.find(HERE, NEW).num_there == 0
 
 
@@ -134,7 +136,8 @@ def test_what_was_sent_again_and_again_takes_no_more_room(told: Known, untold: K
             known.map.end(known.map.predict(HERE, [1, 2, number]))
             known.now_s += MOMENT_S / 10
             known.count([1])
-        assert len(known.here._predictions) <= 11 and len(known.here._predicted) <= 13
+        predictions = known.here._predictions
+        assert len(predictions._all) <= 11 and len(predictions.latest) <= 13
 
 
 def test_a_block_takes_about_a_hundred_bytes() -> None:
@@ -197,15 +200,15 @@ class Pools:
 
     def send(self, token_ids: list[int]) -> Route:
         demand = self.demand(token_ids)
-        route = self.workers.choose(demand)
+        route = choose(self.workers, demand)
         assert route is not None
-        self.workers.assign(route, len(token_ids))
+        self.workers.ledger.assign(route, len(token_ids))
         for pool in {route.prefill.pool, route.decode.pool}:
             self.workers.prefixes.predict(pool, demand.texts[0].keys)
         return route
 
     def chosen(self, token_ids: list[int]) -> Route:
-        route = self.workers.choose(self.demand(token_ids))
+        route = choose(self.workers, self.demand(token_ids))
         assert route is not None
         return route
 
@@ -213,13 +216,13 @@ class Pools:
         return Demand(len(token_ids), len(token_ids) + 100, texts=(keys_of(token_ids),))
 
     def over(self, route: Route, num_tokens: int) -> None:
-        self.workers.release_prompt(route, num_tokens)
-        self.workers.release(route)
+        self.workers.ledger.release_prompt(route, num_tokens)
+        self.workers.ledger.release(route)
 
 
 def test_a_conversation_stays_where_it_was_and_is_decoded_in_the_same_pool() -> None:
     pools, histories = Pools(), [list(range(first, first + 2000)) for first in (0, 10_000, 20_000, 30_000)]
-    assert pools.workers.layouts() == {LAYOUT}
+    assert layouts(pools.workers) == {LAYOUT}
     first = [pools.send(history) for history in histories]
     assert Counter(route.prefill.id for route in first) == {"PREFILL-0": 2, "PREFILL-1": 2}
     assert all(route.prefill.pool == route.decode.pool for route in first)
@@ -243,7 +246,7 @@ def test_what_has_a_long_queue_is_left_for_one_that_has_none() -> None:
     pools, text = Pools(), list(range(1024))
     first = pools.send(text)
     pools.over(first, 1024)
-    first.prefill.outstanding_tokens = 5000
+    first.prefill.work.outstanding_tokens = 5000
     route = pools.send([*text, 1])
     assert route.prefill is not first.prefill and route.cost.num_known == 0
 
@@ -254,7 +257,7 @@ def test_where_two_pools_have_the_same_the_load_decides() -> None:
         pools.contents(gpu).begin()
         pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys)
     busy = pools.chosen([*text, 1])
-    busy.prefill.outstanding_tokens = 100
+    busy.prefill.work.outstanding_tokens = 100
     route = pools.chosen([*text, 1])
     assert route.prefill is not busy.prefill and route.decode.gpu == route.prefill.gpu
     assert (route.cost.num_known, route.cost.num_computed, route.cost.num_moved, route.num_pairs) == (4096, 1, 0, 4)
@@ -264,12 +267,12 @@ def test_who_decodes_elsewhere_moves_what_that_pool_lacks() -> None:
     pools, text = Pools(), list(range(4096))
     prefill, decode = pools.members[0], pools.members[3]
     assert (prefill.id, decode.id) == ("PREFILL-0", "DECODE-1")
-    prefill.beat = SLOW
+    prefill.speeds = SLOW
     for gpu, num_blocks in ((0, 200), (1, 256)):
         pools.contents(gpu).begin()
         pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
-    pools.members[1].num_assigned = 64  # DECODE-0 is full
-    pools.members[2].outstanding_tokens = 2000  # PREFILL-1
+    pools.members[1].work.num_assigned = 64  # DECODE-0 is full
+    pools.members[2].work.outstanding_tokens = 2000  # PREFILL-1
     route = pools.chosen([*text, 1])
     assert (route.prefill, route.decode) == (prefill, decode)
     assert (route.cost.num_known, route.cost.num_taken, route.cost.num_moved) == (200 * BLOCK, 56 * BLOCK, 897)
@@ -285,7 +288,7 @@ def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
     for gpu, num_blocks in ((0, 40), (1, 64)):
         pools.contents(gpu).begin()
         pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
-    d1.num_assigned, p1.draining, p0.beat = 64, True, SLOW
+    d1.work.num_assigned, p1.draining, p0.speeds = 64, True, SLOW
     route = pools.chosen([*text, *range(5000, 5100)])
     assert (route.prefill, route.decode, route.holder) == (p0, d0, d1)
     assert (route.cost.num_known, route.cost.num_taken, route.cost.num_computed) == (640, 384, 100)
@@ -312,11 +315,11 @@ def test_a_reply_counts_as_taken_where_its_way_is_shorter_than_its_computation()
     for gpu in range(2):
         pools.contents(gpu).begin()
     pools.contents(1).note(BlockEvent.SEALED, keys_of(text).keys)
-    d1.num_assigned, p1.draining = 64, True
+    d1.work.num_assigned, p1.draining = 64, True
 
     def expected(block_us: int, taking_us: int, gb_per_s: float) -> int:
         pools.workers.set_path(kv_path("PREFILL-0", "DECODE-1", gb_per_s=gb_per_s))
-        p0.beat = heartbeat(p0.id, prompt_block_us=block_us, taking_us=taking_us)
+        p0.speeds = Speeds(block_us=block_us, taking_us=taking_us)
         route = pools.chosen([*text, 1])
         assert route.holder is d1, "it is for the prefill worker to say"
         assert route.cost.num_computed == 1025 - route.cost.num_expected
@@ -339,18 +342,18 @@ def test_what_is_in_host_memory_draws_a_prompt_if_to_restore_it_is_cheaper() -> 
     contents, keys = pools.contents(0), keys_of(text).keys
     contents.note(BlockEvent.SEALED, keys[:6])
     contents.note(BlockEvent.PARKED, keys[6:])
-    p0.outstanding_tokens = 100
+    p0.work.outstanding_tokens = 100
     assert pools.chosen([*text, 1]).prefill is p1, "nobody knows how long computing takes"
-    p0.beat = heartbeat(p0.id, prompt_block_us=160)  # 10 us a token
+    p0.speeds = Speeds(block_us=160)  # 10 us a token
     contents.copy_us = 40
     route = pools.chosen([*text, 1])
     assert (route.prefill, route.decode) == (p0, d0)
     assert (route.cost.num_known, route.cost.num_restored, route.cost.num_computed) == (96, 4000, 1)
     assert route.cost.restoring == pytest.approx((1000 + 250 * 40) / 10) and route.cost.num_expected == 4096
     assert "1 to compute behind 100, 4000 to restore, 0 to move" in str(route)
-    p0.outstanding_tokens = 3000  # 1,100 tokens could be computed meanwhile
+    p0.work.outstanding_tokens = 3000  # 1,100 tokens could be computed meanwhile
     assert pools.chosen([*text, 1]).prefill is p1, "others wait there for longer than that saves"
-    p0.outstanding_tokens = 100
+    p0.work.outstanding_tokens = 100
     contents.copy_us = 159
     assert pools.chosen([*text, 1]).prefill is p1, "copying takes as long as computing"
     contents.copy_us = 40
@@ -367,8 +370,8 @@ def test_what_can_be_restored_is_not_taken_from_elsewhere() -> None:
     keys = keys_of(text).keys
     pools.contents(0).note(BlockEvent.PARKED, keys[:200])
     pools.contents(0).copy_us = 1
-    p0.beat, p1.draining = heartbeat(p0.id, prompt_block_us=100_000), True
-    d1.num_assigned = 64
+    p0.speeds, p1.draining = Speeds(block_us=100_000), True
+    d1.work.num_assigned = 64
     pools.contents(1).note(BlockEvent.SEALED, keys[:200])
     route = pools.chosen([*text, 1])
     assert (route.holder, route.cost.num_restored, route.cost.num_taken) == (None, 3200, 0)
@@ -386,5 +389,5 @@ def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None
     for num_tokens, num_known in ((255, 0), (256, 240), (257, 256), (300, 256)):
         assert pools.chosen(list(range(num_tokens))).cost.num_known == num_known
     other = Demand(300, 400, texts=(keys_of(list(range(300)), KVLayout("other", LAYOUT.groups)),))
-    route = pools.workers.choose(other)
+    route = choose(pools.workers, other)
     assert route is not None and route.cost.num_known == 0

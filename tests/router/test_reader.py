@@ -13,6 +13,7 @@ import pytest
 
 from common.base.errors import ConfigError, RequestError
 from common.settings.config import RouterSection
+from router.placement.capacity import most_tokens
 from router.reading import bodies
 from router.reading.bodies import NUM_FREE_BYTES
 from router.reading.reader_process import ReaderProcess
@@ -118,7 +119,7 @@ async def test_clients_that_leave_do_not_shift_the_answers_of_others(cluster: Cl
 async def test_long_bodies_keep_out_one_another_and_no_short_one(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(max_body_bytes=160_000, max_bodies_bytes=160_000)
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.longest, "a worker")
+    await cluster.until(lambda: most_tokens(cluster.service.pool), "a worker")
     arrive = asyncio.Event()
 
     async def slowly() -> Any:

@@ -12,6 +12,8 @@ from common.wire.messages.memory import KVOffer
 from common.wire.messages.worker import KVPathReport, PrefillRequest, Role, WorkerLeaving
 from router.dispatch.incidents import Incidents
 from router.observe.health import report
+from router.placement.capacity import max_model_len, most_tokens
+from router.placement.choice import choose
 from router.placement.member import Member
 from router.placement.route import LEAST, Demand
 from router.placement.worker_pool import WorkerPool
@@ -76,14 +78,14 @@ class Crew:
         """Who gets requests, if many come: each goes to the least loaded."""
         chosen = set()
         for _ in range(20):
-            route = self.pool.choose(LEAST)
+            route = choose(self.pool, LEAST)
             if route is None:
                 break
-            self.pool.assign(route, 0)
+            self.pool.ledger.assign(route, 0)
             chosen.add(route.decode.id)
         for worker in self.pool:
-            worker.num_assigned = worker.num_unproven = worker.num_outstanding = 0
-            worker.expected_blocks = (0,)
+            worker.work.num_assigned = worker.work.num_unproven = worker.work.num_outstanding = 0
+            worker.work.expected_blocks = (0,)
         return chosen
 
 
@@ -112,14 +114,14 @@ def test_a_standby_gets_nothing_until_a_worker_dies_and_nothing_new_when_it_is_b
 
 def test_what_a_standby_has_it_finishes_when_it_is_in_reserve_again() -> None:
     crew = Crew("s0")
-    route = crew.pool.choose(LEAST)
+    route = choose(crew.pool, LEAST)
     assert route is not None and route.decode is crew["s0"]
-    crew.pool.assign(route, 1)
+    crew.pool.ledger.assign(route, 1)
     crew.start("d0")
-    assert crew["s0"].in_reserve and crew["s0"].num_assigned == 1
-    crew.pool.release_prompt(route, 1)
-    crew.pool.release(route)
-    assert crew["s0"].num_assigned == 0
+    assert crew["s0"].in_reserve and crew["s0"].work.num_assigned == 1
+    crew.pool.ledger.release_prompt(route, 1)
+    crew.pool.ledger.release(route)
+    assert crew["s0"].work.num_assigned == 0
 
 
 WORKERS = st.sampled_from([*ORDINARY, *STANDBYS])
@@ -169,10 +171,10 @@ def test_a_worker_that_has_met_nobody_yet_replaces_no_standby() -> None:
     """Or the decode worker would compute prompts itself, for which it is not warm."""
     crew = Crew("s0")
     back = crew.start("d0", proven=False)
-    route = crew.pool.choose(LEAST)
+    route = choose(crew.pool, LEAST)
     assert route is not None and (route.prefill.id, route.decode.id) == ("p0", "s0")
     crew.prove(back)
-    route = crew.pool.choose(LEAST)
+    route = choose(crew.pool, LEAST)
     assert route is not None and (route.prefill.id, route.decode.id) == ("p0", "d0")
 
 
@@ -207,10 +209,10 @@ def test_a_standby_that_is_in_reserve_counts_for_no_length() -> None:
     crew = Crew()
     crew.start("d0", max_model_len=500)
     crew.start("s0", max_model_len=1000)
-    assert (crew.pool.max_model_len(2000), crew.pool.longest()) == (500, 500)
+    assert (max_model_len(crew.pool, 2000), most_tokens(crew.pool)) == (500, 500)
     crew.kill("d0")
-    assert (crew.pool.max_model_len(2000), crew.pool.longest()) == (2000, 1000), "longer ones wait for the other"
-    assert crew.pool.choose(Demand(10, 1001)) is None
+    assert (max_model_len(crew.pool, 2000), most_tokens(crew.pool)) == (2000, 1000), "longer ones wait for the other"
+    assert choose(crew.pool, Demand(10, 1001)) is None
 
 
 def test_a_standby_is_for_workers_of_its_role_on_its_device() -> None:
@@ -228,7 +230,7 @@ def test_a_standby_is_for_workers_of_its_role_on_its_device() -> None:
     assert again.in_reserve
     crew.pool.remove(crew.prefills[0])
     assert not again.in_reserve
-    route = crew.pool.choose(LEAST)
+    route = choose(crew.pool, LEAST)
     assert route is not None and route.prefill is again
 
 

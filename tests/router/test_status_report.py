@@ -19,6 +19,7 @@ from router.dispatch.incidents import NUM_KEPT, Incidents, Kind
 from router.observe.history import NUM_SAMPLES, PERIOD_S, History, quantile
 from router.observe.status_report import KEPT_S, MAX_PATHS, StatusReporter
 from router.text.model_info import ModelInfo
+from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
 from tests.messages import heartbeat, kv_path
 from tests.router.bench import LENGTH, Bench
@@ -29,13 +30,10 @@ LEAST_CONTRAST = 4.5
 """Of WCAG 2.1, level AA."""
 
 
-def reporter(bench: Bench, incidents: Incidents | None = None) -> StatusReporter:
-    servers = MemoryServers(NetSection(), 1, lambda identity, message: True)
+def reporter(bench: Bench) -> StatusReporter:
+    servers = MemoryServers(Links(NetSection(), 1, lambda identity, message: True))
     info = ModelInfo("m", "f", "t", 1000, 4096, ())
-    return StatusReporter(
-        info, bench.pool, servers, bench.dispatcher, bench.metrics, incidents or bench.metrics.incidents,
-        has_chats=False, clock=lambda: bench.now_s,
-    )  # fmt: skip
+    return StatusReporter(info, bench.pool, servers, bench.dispatcher, bench.metrics, has_chats=False)
 
 
 # --- what is told --------------------------------------------------------------------------------
@@ -127,8 +125,8 @@ def test_errors_and_refusals_a_second_are_samples_too_and_each_is_counted_once()
 
 def test_samples_are_what_happened_in_their_period_and_no_more_are_kept_than_are_shown() -> None:
     bench = Bench()
-    servers = MemoryServers(NetSection(), 1, lambda identity, message: True)
-    history = History(bench.metrics, bench.pool, servers, bench.dispatcher.queue_sizes, lambda: bench.now_s)
+    servers = MemoryServers(Links(NetSection(), 1, lambda identity, message: True))
+    history = History(bench.metrics, bench.pool, servers, bench.dispatcher.queue_sizes)
     completion = bench.submit()
     bench.now_s += 0.05
     bench.token(bench.prefills[0], completion, 0, 1)

@@ -72,7 +72,7 @@ async def test_a_message_in_the_name_of_another_changes_nothing(client: Client, 
     await cluster.until(lambda: cluster.service.hub.num_dropped == num_dropped + len(forgeries), "all are dropped")
     assert not list(spoke.receive()), "nobody is answered"
     assert {worker.id: state_of(worker) for worker in cluster.service.pool} == before
-    assert cluster.service.pool.paths == paths
+    assert list(cluster.service.pool.paths) == paths
     assert not list(cluster.service.memory_servers)
     spoke.close()
     context.term()
@@ -105,7 +105,7 @@ async def test_the_older_of_two_workers_of_one_name_is_told_to_end(cluster: Clus
     await cluster.until(lambda: older.got(Refused), "the older one hears of it")
     assert "worker.id" in older.got(Refused)[0].reason
     await cluster.until(lambda: cluster.service.pool.get("decode-0", newer.epoch), "the newer one is in")
-    await cluster.until(lambda: len(cluster.service.pool.paths) == 1, "and has a path")
+    await cluster.until(lambda: len(list(cluster.service.pool.paths)) == 1, "and has a path")
     assert not newer.got(Refused)
 
 
@@ -157,7 +157,7 @@ async def test_only_a_new_incarnation_of_a_leaving_worker_gets_work_again(client
     await asyncio.to_thread(leaving.kill)
     again = cluster.decode("decode-0")
     await cluster.until(lambda: cluster.service.pool.get("decode-0", again.epoch), "the new incarnation")
-    await cluster.until(lambda: len(cluster.service.pool.paths) == 1, "its path")
+    await cluster.until(lambda: len(list(cluster.service.pool.paths)) == 1, "its path")
     response = await client.completions.create(model="tiny", prompt=PROMPT, temperature=0)
     assert response.choices[0].text == client.expected(PROMPT)
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.settings.config import ModelSection
+from router.placement.capacity import most_tokens
 from router.reading.bodies import NUM_FREE_BYTES
 from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding, TokenIds
 from router.text.text_cache import TextCache, TextCounts
@@ -163,7 +164,7 @@ def test_an_end_of_a_text_is_that_of_the_library_s_tokens(
 async def test_every_way_to_read_a_text_finds_what_it_has_read(start_cluster: StartCluster) -> None:
     cluster = await start_cluster()
     cluster.decode(transport="none")
-    await cluster.until(cluster.service.pool.longest, "a worker")
+    await cluster.until(lambda: most_tokens(cluster.service.pool), "a worker")
     text = "the quick brown fox jumps over the lazy dog; " * (2 + PIECE_CHARS // 45)
     ways = {
         "/v1/completions": {"prompt": text, "max_tokens": 1},

@@ -9,11 +9,13 @@ from common.settings.config import NetSection
 from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import KVPathReport, Role, WorkerReady
 from common.wire.values.kv_layout import KVLayout
+from router.placement.capacity import max_model_len, most_tokens
+from router.placement.choice import MEETING_S, choose
+from router.placement.costs import decode_load
 from router.placement.member import NO_TRANSPORT, Member
-from router.placement.readiness import MAX_TOLD, Kind, Readiness
-from router.placement.readiness_log import SETTLING_S
+from router.placement.readiness import MAX_TOLD, SETTLING_S, Kind, Readiness
 from router.placement.route import LEAST, Demand
-from router.placement.worker_pool import MEETING_S, WorkerPool
+from router.placement.worker_pool import WorkerPool, forgive_silence
 from tests.layouts import state, window
 from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
@@ -47,9 +49,9 @@ def pool_of(num_prefill: int, num_decode: int) -> tuple[WorkerPool, list[Member]
 
 
 def test_nobody_is_chosen_from_an_empty_pool_or_without_a_decode_worker() -> None:
-    assert WorkerPool(NET, 2.0).choose(LEAST) is None
+    assert choose(WorkerPool(NET, 2.0), LEAST) is None
     pool, _, _ = pool_of(1, 0)
-    assert pool.choose(LEAST) is None
+    assert choose(pool, LEAST) is None
     assert pool.readiness.status == "unavailable"
 
 
@@ -82,7 +84,7 @@ def test_the_log_tells_a_degradation_once_it_has_lasted(caplog: pytest.LogCaptur
     assert not caplog.records, "as at every start"
     pool.remove(p0)
     for now_s in (2 * SETTLING_S, 3 * SETTLING_S):
-        pool.forgive_silence(now_s)
+        forgive_silence(pool, now_s)
         pool.losses(now_s)
     (told,) = caplog.messages
     assert told.startswith(f"degraded since {p0} is gone: no prefill worker serves")
@@ -99,12 +101,12 @@ def test_ready_is_who_would_answer_and_whatever_is_wrong_is_said() -> None:
     assert pool.readiness == Readiness("ok", ()), "what was wrong with it went with it"
     pool.losses(NET.worker_timeout_s * 0.6)
     assert [each.kind for each in pool.readiness.problems] == [Kind.NO_DECODE_WORKER], "nobody is heard of"
-    assert pool.choose(LEAST) is None
-    pool.forgive_silence(10.0)
+    assert choose(pool, LEAST) is None
+    forgive_silence(pool, 10.0)
     pool.losses(10.0)
     pool.drain(p0)
     assert [each.kind for each in pool.readiness.problems] == [Kind.NO_PREFILL_WORKER]
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert pool.readiness.status == "degraded" and route is not None and route.is_local
 
 
@@ -120,7 +122,7 @@ def test_whether_it_is_ready_is_whether_somebody_is_chosen() -> None:
                 if is_now == "absent":
                     pool.remove(member)
             waits_for_silent = how == ("silent", "serving") and not error  # until it speaks, or is lost
-            is_chosen = pool.choose(LEAST) is not None or waits_for_silent
+            is_chosen = choose(pool, LEAST) is not None or waits_for_silent
             assert (pool.readiness.status != "unavailable") == is_chosen, (how, error)
             assert (pool.readiness.status == "ok") == (how == ("serving", "serving") and not error), (how, error)
 
@@ -148,23 +150,23 @@ def test_only_proven_paths_are_used() -> None:
     pool, (p0,), (d0, d1) = pool_of(1, 2)
     pool.set_path(path(p0, d0, error="broken"))
     for _ in range(5):
-        route = pool.choose(LEAST)
+        route = choose(pool, LEAST)
         assert route is not None
         assert route.decode is d1
-        pool.assign(route, 1)
-    p0.outstanding_tokens = 1000
-    assert pool.choose(LEAST) is None, "the proven pair has no room, and no other is used instead"
+        pool.ledger.assign(route, 1)
+    p0.work.outstanding_tokens = 1000
+    assert choose(pool, LEAST) is None, "the proven pair has no room, and no other is used instead"
 
 
 def test_decode_workers_compute_prompts_themselves_until_some_path_is_proven() -> None:
     pool, (p0,), (d0, d1) = pool_of(1, 2)
     for decode in (d0, d1):
         pool.set_path(path(p0, decode, error="broken"))
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert route.is_local
     pool.set_path(path(p0, d1))
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p0, d1)
 
@@ -172,13 +174,13 @@ def test_decode_workers_compute_prompts_themselves_until_some_path_is_proven() -
 def test_prefill_by_outstanding_tokens_within_its_window_decode_by_relative_load() -> None:
     pool, (p0, p1), (d0, d1) = pool_of(2, 2)
     d1.ready = dataclasses.replace(d1.ready, max_num_seqs=24)
-    p0.outstanding_tokens, p1.outstanding_tokens = 150, 50
-    d0.num_assigned, d1.num_assigned = 4, 6  # 4/8 against 6/24
-    route = pool.choose(LEAST)
+    p0.work.outstanding_tokens, p1.work.outstanding_tokens = 150, 50
+    d0.work.num_assigned, d1.work.num_assigned = 4, 6  # 4/8 against 6/24
+    route = choose(pool, LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p1, d1)
-    p0.outstanding_tokens = p1.outstanding_tokens = 200
-    assert pool.choose(LEAST) is None
+    p0.work.outstanding_tokens = p1.work.outstanding_tokens = 200
+    assert choose(pool, LEAST) is None
     assert pool.readiness.status != "unavailable"
 
 
@@ -186,12 +188,12 @@ def test_idle_workers_take_turns() -> None:
     pool, _, _ = pool_of(2, 2)
     chosen = []
     for _ in range(4):
-        route = pool.choose(LEAST)
+        route = choose(pool, LEAST)
         assert route is not None
-        pool.assign(route, 10)
+        pool.ledger.assign(route, 10)
         chosen.append((route.prefill.id, route.decode.id))
-        route.prefill.outstanding_tokens -= 10
-        route.decode.num_assigned -= 1
+        route.prefill.work.outstanding_tokens -= 10
+        route.decode.work.num_assigned -= 1
     assert len({prefill for prefill, _ in chosen[:2]}) == 2
     assert len({decode for _, decode in chosen[:2]}) == 2
 
@@ -199,23 +201,23 @@ def test_idle_workers_take_turns() -> None:
 def test_a_busy_prefill_worker_of_one_decode_worker_does_not_block_another() -> None:
     pool, (p0, p1), (d0, d1) = pool_of(2, 2)
     pool.set_path(path(p1, d0, error="no"))
-    p0.outstanding_tokens = 1000
-    d1.num_assigned = 5
-    route = pool.choose(LEAST)
+    p0.work.outstanding_tokens = 1000
+    d1.work.num_assigned = 5
+    route = choose(pool, LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p1, d1)
 
 
 def test_local_prompts_without_a_prefill_worker_or_with_transport_none() -> None:
     pool, _, (d0,) = pool_of(0, 1)
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert route.is_local
-    d0.num_assigned = d0.ready.max_num_seqs
-    assert pool.choose(LEAST) is None
+    d0.work.num_assigned = d0.ready.max_num_seqs
+    assert choose(pool, LEAST) is None
     pool, _, (d0,) = pool_of(1, 1)
     d0.ready = dataclasses.replace(d0.ready, transport="none")
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert route.is_local
 
@@ -223,15 +225,15 @@ def test_local_prompts_without_a_prefill_worker_or_with_transport_none() -> None
 def test_draining_workers_get_nothing() -> None:
     pool, (p0, p1), (d0, d1) = pool_of(2, 2)
     p0.draining = d1.draining = True
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (p1, d0)
     p1.draining = True
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert route.is_local
     d0.draining = True
-    assert pool.choose(LEAST) is None
+    assert choose(pool, LEAST) is None
 
 
 def test_who_leaves_is_told_once_whoever_says_it_first(caplog: pytest.LogCaptureFixture) -> None:
@@ -252,7 +254,7 @@ def test_silence_and_missing_steps_are_losses() -> None:
     assert [(loss.worker, loss.stuck) for loss in pool.losses(3.5)] == [(d0, True)]
     assert not pool.beat(heartbeat("d0", 2), 3.5)
     assert not pool.beat(heartbeat("stranger"), 3.5)
-    pool.forgive_silence(100.0)
+    forgive_silence(pool, 100.0)
     assert [loss.worker for loss in pool.losses(102.0)] == [d0]
     assert p0.last_seen_s == 100.0
 
@@ -261,23 +263,23 @@ def test_prompts_wait_for_workers_that_are_meeting_but_not_for_long() -> None:
     now_s = 100.0
     pool = WorkerPool(NET, 2.0, lambda: now_s)
     decode = pool.add(ready("d0", Role.DECODE), now_s)
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None and route.is_local, "there is nobody to meet"
     now_s += 60.0
     prefill = pool.add(ready("p0", Role.PREFILL), now_s)
-    assert pool.choose(LEAST) is None
+    assert choose(pool, LEAST) is None
     now_s += 0.9 * MEETING_S
-    assert pool.choose(LEAST) is None
+    assert choose(pool, LEAST) is None
     now_s += 0.2 * MEETING_S
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None and route.is_local, "they do not find together"
     decode = pool.add(ready("d1", Role.DECODE), now_s)
-    assert pool.choose(LEAST) is None
+    assert choose(pool, LEAST) is None
     pool.set_path(path(prefill, decode, error="no way"))
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None and route.is_local, "there is nothing to wait for"
     pool.set_path(path(prefill, decode))
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None and route.workers == {prefill, decode}
 
 
@@ -285,17 +287,17 @@ def test_a_path_ends_with_either_incarnation() -> None:
     pool, (p0,), (d0,) = pool_of(1, 1)
     pool.remove(p0)
     again = pool.add(ready("p0", Role.PREFILL, epoch=2), 0.0)
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert route.is_local
-    assert pool.paths == []
+    assert not list(pool.paths)
     pool.set_path(path(again, d0))
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert route.prefill is again
     pool.remove(d0)
     assert not pool.set_path(path(again, d0))
-    assert pool.paths == []
+    assert not list(pool.paths)
 
 
 def test_a_path_may_be_reported_before_its_prefill_worker_registers() -> None:
@@ -303,7 +305,7 @@ def test_a_path_may_be_reported_before_its_prefill_worker_registers() -> None:
     decode = pool.add(ready("d0", Role.DECODE), 0.0)
     assert pool.set_path(kv_path("p0", "d0", prefill_epoch=7))
     prefill = pool.add(ready("p0", Role.PREFILL, epoch=7), 0.0)
-    route = pool.choose(LEAST)
+    route = choose(pool, LEAST)
     assert route is not None
     assert (route.prefill, route.decode) == (prefill, decode)
 
@@ -312,21 +314,21 @@ def test_the_longest_decode_worker_limits_the_model_length() -> None:
     pool, (p0,), (d0, d1) = pool_of(1, 2)
     p0.ready = dataclasses.replace(p0.ready, max_model_len=10)
     d0.ready = dataclasses.replace(d0.ready, max_model_len=500)
-    assert pool.max_model_len(2000) == pool.longest() == 1000
-    assert pool.max_model_len(900) == 900
+    assert max_model_len(pool, 2000) == most_tokens(pool) == 1000
+    assert max_model_len(pool, 900) == 900
     d1.draining = True
-    assert pool.longest() == 500
-    assert WorkerPool(NET, 2.0).max_model_len(900) == 900
+    assert most_tokens(pool) == 500
+    assert max_model_len(WorkerPool(NET, 2.0), 900) == 900
 
 
 def test_a_route_has_room_for_the_length_of_a_request() -> None:
     pool, (p0, p1), (d0, d1) = pool_of(2, 2)
     p0.ready = dataclasses.replace(p0.ready, max_model_len=64)
     d0.ready = dataclasses.replace(d0.ready, max_model_len=64)
-    d1.num_assigned, p1.outstanding_tokens = 7, 150  # the others would be chosen
+    d1.work.num_assigned, p1.work.outstanding_tokens = 7, 150  # the others would be chosen
 
     def chosen(num_tokens: int, max_total_tokens: int) -> tuple[Member, Member] | None:
-        route = pool.choose(Demand(num_tokens, max_total_tokens))
+        route = choose(pool, Demand(num_tokens, max_total_tokens))
         return (route.prefill, route.decode) if route else None
 
     assert chosen(64, 64) == (p0, d0)
@@ -341,29 +343,29 @@ def test_a_route_has_room_for_the_length_of_a_request() -> None:
 def test_decode_by_blocks_that_are_held_or_will_be() -> None:
     pool, _, (d0, d1) = pool_of(1, 2)
     long, short = Demand(800, 1000), Demand(16, 32)
-    first = pool.choose(long)
+    first = choose(pool, long)
     assert first is not None and first.expected_blocks == (63,)
-    pool.assign(first, 0)
+    pool.ledger.assign(first, 0)
     for _ in range(3):
-        route = pool.choose(short)
+        route = choose(pool, short)
         assert route is not None
         assert route.decode is not first.decode, "63 of 100 blocks weigh more than 3 of 8 rows"
-        pool.assign(route, 0)
-    pool.release(first)
+        pool.ledger.assign(route, 0)
+    pool.ledger.release(first)
     assert pool.beat(heartbeat(first.decode.id, num_running=1, num_free_blocks=(20,)), 0.0)
-    route = pool.choose(short)
+    route = choose(pool, short)
     assert route is not None and route.decode is not first.decode, "80 blocks are held there for whatever reason"
-    assert {d0.expected_blocks, d1.expected_blocks} == {(0,), (6,)}
+    assert {d0.work.expected_blocks, d1.work.expected_blocks} == {(0,), (6,)}
 
 
 def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
     pool, (p0,), (d0,) = pool_of(1, 1)
     assert pool.losses(1.6) == []
-    assert pool.choose(LEAST) is None
+    assert choose(pool, LEAST) is None
     assert pool.readiness.status == "unavailable"
     for worker in (p0, d0):
         assert pool.beat(heartbeat(worker.id, num_free_blocks=(100,)), 1.7)
-    assert pool.choose(LEAST) is not None
+    assert choose(pool, LEAST) is not None
 
 
 def test_decode_by_the_group_of_blocks_that_ends_first() -> None:
@@ -373,19 +375,19 @@ def test_decode_by_the_group_of_blocks_that_ends_first() -> None:
         pool.add(ready(f"d{i}", Role.DECODE, kv_layout=layout, num_blocks=(100, 50, 10), transport=NO_TRANSPORT), 0.0)
         for i in range(2)
     )
-    route = pool.choose(Demand(160, 320))
+    route = choose(pool, Demand(160, 320))
     assert route is not None and route.expected_blocks == (20, 5, 1)
-    pool.assign(route, 0)
-    assert route.decode.decode_load == 20 / 100
+    pool.ledger.assign(route, 0)
+    assert decode_load(route.decode) == 20 / 100
     other = d1 if route.decode is d0 else d0
     assert pool.beat(heartbeat(other.id, num_running=1, num_free_blocks=(100, 50, 7)), 0.0)
-    assert other.decode_load == 3 / 10, "three states are held there"
-    busier = pool.choose(Demand(160, 320))
+    assert decode_load(other) == 3 / 10, "three states are held there"
+    busier = choose(pool, Demand(160, 320))
     assert busier is not None and busier.decode is route.decode
-    pool.release(route)
-    assert route.decode.expected_blocks == (0, 0, 0)
+    pool.ledger.release(route)
+    assert route.decode.work.expected_blocks == (0, 0, 0)
     assert pool.beat(heartbeat(other.id, num_running=1, num_free_blocks=(100,)), 0.0)
-    assert other.decode_load == 0, "what it does not say does not count"
+    assert decode_load(other) == 0, "what it does not say does not count"
 
 
 def test_a_decode_worker_that_tells_of_unknown_prefill_workers_without_end_is_heard_no_more_of_them() -> None:
@@ -394,4 +396,13 @@ def test_a_decode_worker_that_tells_of_unknown_prefill_workers_without_end_is_he
     assert sum(told) == MAX_WORKERS
     assert pool.set_path(path(prefill, decode, error="broken")), "of those that are there it is"
     assert pool.set_path(kv_path("late", honest.id)), "others are"
-    assert pool.choose(Demand(10, 20)) is not None
+    assert choose(pool, Demand(10, 20)) is not None
+
+
+def test_a_decode_worker_that_tells_of_a_path_from_a_decode_worker_is_no_partner_and_can_leave() -> None:
+    pool, [prefill], [decode, other] = pool_of(1, 2)
+    for sender in (decode, other):
+        assert pool.set_path(kv_path(sender.id, decode.id))
+    assert pool.paths.partners(decode) == {prefill}
+    pool.remove(decode)
+    assert list(pool) == [prefill, other]

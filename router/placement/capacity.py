@@ -1,0 +1,57 @@
+"""Facts about all workers together: who takes work, how long a sequence may be, where cached prefixes can differ."""
+
+from collections.abc import Iterable
+
+from common.wire.messages.worker import Role
+from common.wire.values.kv_layout import KVLayout
+from router.placement.member import NO_TRANSPORT, Member
+from router.placement.route import Route
+
+
+def takers(workers: Iterable[Member], role: Role) -> list[Member]:
+    """Return workers of a role open for new work; a prefill worker without handoffs is useless."""
+    return [
+        worker
+        for worker in workers
+        if worker.ready.role is role
+        and not (worker.draining or worker.in_reserve)
+        and (role is Role.DECODE or worker.ready.transport != NO_TRANSPORT)
+    ]
+
+
+def most_tokens(workers: Iterable[Member]) -> int:
+    """Return the most tokens, prompt and outputs together, that some worker takes."""
+    return max((worker.ready.max_model_len for worker in takers(workers, Role.DECODE)), default=0)
+
+
+def max_model_len(workers: Iterable[Member], limit: int) -> int:
+    """Return `limit`, or less if no registered decode worker takes so many tokens.
+
+    Standbys do not count: a length taken only by standbys is not promised. Requests too long for a standby wait for
+    others.
+    """
+    decodes = [worker.ready for worker in workers if worker.ready.role is Role.DECODE]
+    return min(limit, max((ready.max_model_len for ready in decodes if not ready.standby), default=limit))
+
+
+def num_prompt_gpus(workers: Iterable[Member]) -> int:
+    """Count GPUs, or CPUs, that compute prompts."""
+    return len({worker.gpu for worker in takers(workers, Role.PREFILL) or takers(workers, Role.DECODE)})
+
+
+def has_gpu_alone(workers: Iterable[Member], route: Route) -> bool:
+    """Tell whether the prompt's GPU decodes no sequence but the route's own."""
+    decodes = [worker for worker in workers if worker.ready.role is Role.DECODE and worker.gpu == route.prefill.gpu]
+    return sum(worker.work.num_assigned for worker in decodes) == (route.decode in decodes)
+
+
+def has_choice(workers: Iterable[Member]) -> bool:
+    """Tell whether the place of cached prefixes can influence a choice."""
+    return len({worker.pool for worker in workers}) > 1 or any(worker.ready.short_prompt_tokens for worker in workers)
+
+
+def layouts(workers: Iterable[Member]) -> set[KVLayout]:
+    """Return layouts of reusable blocks; none if their place cannot influence a choice."""
+    if not has_choice(workers):
+        return set()
+    return {worker.ready.kv_layout for worker in workers if worker.ready.kv_layout.is_reusable}
