@@ -14,8 +14,8 @@ from deploy import cli
 from deploy.bench.live import Live, progress_on
 from deploy.bench.plot import Seen, draw
 from deploy.bench.stats import RequestRecord
-from tests.answering import answering
 from tests.benchmarks.fake_server import FakeServer, Running, figures
+from tests.support.answering import answering
 
 ROOT = Path(__file__).parents[2]
 

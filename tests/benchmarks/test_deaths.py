@@ -11,7 +11,7 @@ from benchmarks.deaths import Fleet, main, pause_s
 from deploy.bench.stats import RequestRecord
 from tests.benchmarks.fake_server import figures
 from tests.e2e.system import START_TIMEOUT_S
-from tests.ports import ReservedPort
+from tests.support.ports import ReservedPort
 
 ROOT = Path(__file__).parents[2]
 

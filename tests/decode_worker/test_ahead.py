@@ -6,7 +6,7 @@ import pytest
 
 from decode_worker.arrivals import ahead, pulls
 from tests.decode_worker.bench import BLOCK_SIZE, Rig
-from tests.layouts import allocator_of, take
+from tests.support.layouts import allocator_of, take
 
 
 def test_each_block_is_pulled_once_as_soon_as_it_is_complete() -> None:

@@ -24,7 +24,7 @@ from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
 from tests.decode_worker.bench import Copy, FakePool, met
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
-from tests.messages import LAYOUT, decode_request, kv_offer
+from tests.support.messages import LAYOUT, decode_request, kv_offer
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("q", 2)]

@@ -19,7 +19,7 @@ from decode_worker.sequences.rows import UNSHARED, Rows, SharedPrefix
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
 from tests.decode_worker.test_local_prefixes import LocalHouse, act
-from tests.layouts import one_table, tiny, window
+from tests.support.layouts import one_table, tiny, window
 
 MAX_ROWS, MAX_LEN = 8, 1000
 

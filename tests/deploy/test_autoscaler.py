@@ -24,8 +24,8 @@ from deploy.processes.console import Console
 from deploy.processes.launch_plan import ProcessSpec
 from deploy.processes.placement import Placement, place_standbys, place_workers
 from deploy.processes.supervisor import Supervisor
-from tests import stand_ins
-from tests.stand_ins import DEADLINE_S, eventually, is_alive, kind_of, running
+from tests.support import stand_ins
+from tests.support.stand_ins import DEADLINE_S, eventually, is_alive, kind_of, running
 
 BEFORE = {"prefill-0", "prefill-1", "decode-0", "decode-1"}
 AFTER = {"prefill-0", "decode-0", "decode-1", "decode-2"}

@@ -15,7 +15,7 @@ from deploy.processes.child import Child
 from deploy.processes.console import Console
 from deploy.processes.forks import GPU_MODULES, WORKER_MODULES, ForkServer
 from deploy.processes.launch_plan import Kind, ProcessSpec
-from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
+from tests.support.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 
 @pytest.fixture

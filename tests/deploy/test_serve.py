@@ -16,8 +16,8 @@ import pytest
 
 from deploy.processes.launch_plan import SOURCE_ROOT
 from deploy.serve.command import end_without
-from tests.ports import ReservedPort
-from tests.stand_ins import DEADLINE_S, Stage, eventually, running
+from tests.support.ports import ReservedPort
+from tests.support.stand_ins import DEADLINE_S, Stage, eventually, running
 
 
 def _decode_pids(url: str) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.operate.health import Health
 from deploy.processes.launch_plan import SOURCE_ROOT
-from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
+from tests.support.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ async def test_a_second_stop_kills_what_does_not_drain(stage: Stage) -> None:
 SUPERVISOR_PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from tests.stand_ins import Stage
+from tests.support.stand_ins import Stage
 stage = Stage(Path({directory!r}))
 supervisor = stage.supervisor("decode-0", worker_modules=(stage.module(),) if {forks} else ())
 asyncio.run(supervisor.run(lambda health: print("ready", *stage.fork_servers(), flush=True)))

@@ -22,9 +22,9 @@ from common.wire.messages.worker import PromptLogprobs
 from common.wire.values.output_token import Logprobs, OutputToken
 from common.wire.values.packing import unpack_floats, unpack_ids
 from common.wire.values.sampling_params import SamplingParams
-from tests.adjusting import adjusted
-from tests.engines import lone_engine
-from tests.layouts import take
+from tests.support.adjusting import adjusted
+from tests.support.engines import lone_engine
+from tests.support.layouts import take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 GREEDY = SamplingParams(temperature=0.0)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
 from tests.e2e.system import System
+from tests.support.checkpoints import VARIANTS
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 

@@ -15,7 +15,7 @@ from tests.e2e.client import Completion, complete
 from tests.e2e.held_system import HeldSystem
 from tests.e2e.schemas import PROMPT, asked, complete_schemas
 from tests.e2e.system import System
-from tests.guided import DEMO_MODEL, is_valid, random_root
+from tests.support.guided import DEMO_MODEL, is_valid, random_root
 
 NUM_SCHEMAS = 16
 

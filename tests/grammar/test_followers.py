@@ -17,7 +17,7 @@ from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers, make_followers
 from common.grammar.server_process import ServerProcess
 from tests.grammar.hostile_server import ABORT, BUG, DIE, DIE_ONCE, SPIN, STOP
-from tests.guided import DEMO_MODEL
+from tests.support.guided import DEMO_MODEL
 
 VOCAB = 2048
 ANYTHING = json.dumps({"grammars": [{"lark_grammar": r"start: /(.|\n)*/"}]})

@@ -14,7 +14,7 @@ from torch import Tensor
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.interpreter import prepare_once
+from tests.support.interpreter import prepare_once
 
 if triton.knobs.runtime.interpret:
     prepare_once()

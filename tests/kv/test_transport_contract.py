@@ -21,9 +21,9 @@ from common.memory.client.client import PoolClaim
 from common.memory.client.guest import Guest
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
-from tests.allocator import BlockAllocator
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
-from tests.messages import pool_export
+from tests.support.allocator import BlockAllocator
+from tests.support.messages import pool_export
 
 ROOT = Path(__file__).parents[2]
 NUM_BLOCKS = 40

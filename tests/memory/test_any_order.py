@@ -19,8 +19,8 @@ from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVRecei
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
-from tests.layouts import one_group, state, window
 from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in
+from tests.support.layouts import one_group, state, window
 
 LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes

@@ -40,8 +40,8 @@ from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.group_model import LAYOUTS, GroupMemory, next_token
-from tests.layouts import no_prefixes
+from tests.support.group_model import LAYOUTS, GroupMemory, next_token
+from tests.support.layouts import no_prefixes
 
 BUDGET, MAX_LEN, MAX_ROWS, MAX_TOKENS = 16, 60, 3, 30
 TURN_S = 0.05

@@ -60,9 +60,9 @@ from common.wire.messages.memory import (
     WeightsWanted,
 )
 from common.wire.messages.worker import Message
-from tests.announcing import announcer
-from tests.layouts import take
-from tests.messages import LAYOUT
+from tests.support.announcing import announcer
+from tests.support.layouts import take
+from tests.support.messages import LAYOUT
 from tests.wire.values import aimed_messages, messages
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]

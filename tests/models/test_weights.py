@@ -19,7 +19,7 @@ from common.models.loader import decoder_config, read_config
 from common.models.settings import Settings
 from common.models.upload import Progress
 from common.models.weights import load_weights, weights_layout
-from tests.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
 

@@ -31,8 +31,8 @@ from router.observe.fleet_metrics import FleetMetrics
 from router.placement.worker_pool import WorkerPool
 from router.workers.memory_servers import MemoryServers
 from router.workers.role_changes import RoleChanges
-from tests.messages import heartbeat, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
+from tests.support.messages import heartbeat, worker_ready
 
 RATES = read_rates("h200-qwen3-4b")
 LIMITS = Objectives(200.0, 10.0, 99.0)

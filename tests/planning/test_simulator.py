@@ -29,8 +29,8 @@ from router.placement.member import Member
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
-from tests.messages import LAYOUT, kv_path, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
+from tests.support.messages import LAYOUT, kv_path, worker_ready
 
 APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
 

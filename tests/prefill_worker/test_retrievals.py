@@ -23,12 +23,12 @@ from common.wire.values.pool_shape import PoolShape
 from prefill_worker.reply_pools import Holder, Holders
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth
 from tests.decode_worker.bench import FakePool
-from tests.layouts import tiny
 from tests.memory.parties import Bytes
-from tests.messages import pool_export
 from tests.prefill_worker.test_any_prompts import TEXTS, World
 from tests.prefill_worker.test_prefixes import BLOCK, House
-from tests.slow_rate import SlowRate
+from tests.support.layouts import tiny
+from tests.support.messages import pool_export
+from tests.support.slow_rate import SlowRate
 
 OWNER, GUEST = 1, 2
 D = ("d", 1)

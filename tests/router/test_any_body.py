@@ -16,7 +16,7 @@ from router.reading.packed_requests import unpack
 from router.reading.reading import parse_body, read, tokenized
 from router.requests.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS
 from router.text.tokenizer import Tokenizer
-from tests.messages import prefill_request
+from tests.support.messages import prefill_request
 
 LIMIT = 100
 NUMBERS = [0, 1, -1, 2, 2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 10**400, 1.0, 0.5, 2.5, 1e308, -0.0]

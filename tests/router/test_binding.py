@@ -10,8 +10,8 @@ from router.dispatch.binding import MOST_PASSING_TOKENS, starts
 from router.dispatch.request_state import Completion, Mailbox
 from router.dispatch.waiting_queue import WaitingQueue
 from router.text.detokenizer import TextStream
-from tests.messages import heartbeat
 from tests.router.test_prefix_map import Pools, keys_of
+from tests.support.messages import heartbeat
 
 MINE, YOURS, NOBODYS = (list(range(first, first + 4096)) for first in (0, 10_000, 20_000))
 """Beginnings: in the first pool, in the second, in none."""

@@ -14,8 +14,8 @@ from common.wire.values.packing import pack_ids, unpack_ids
 from router.dispatch.request_state import Delivery, Mailbox, State
 from router.placement.member import Member
 from router.placement.route import Demand, Route
-from tests.messages import worker_ready
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
+from tests.support.messages import worker_ready
 
 
 def test_a_request_goes_through_both_workers() -> None:

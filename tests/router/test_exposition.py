@@ -15,8 +15,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.base.exposition import exposition
-from tests.fakes import FakeWorker
 from tests.router.conftest import Client, Cluster
+from tests.support.fakes import FakeWorker
 
 ABBREVIATED = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "m", "h", "d"}
 OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "kilobytes", "megabytes", "gigabytes", "percent"}

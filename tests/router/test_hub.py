@@ -8,8 +8,8 @@ from common.settings.config import NetSection
 from common.wire.messages.worker import Heartbeat, Message, Reregister
 from common.wire.transport.sockets import MAX_RECEIVED_AT_ONCE, Spoke
 from router.workers.hub import MAX_TURN_S, MAX_WORKER_FRAME_BYTES, AsyncHub, Undelivered
-from tests.fakes import free_endpoint
-from tests.messages import heartbeat
+from tests.support.fakes import free_endpoint
+from tests.support.messages import heartbeat
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from common.settings.config import NetSection
-from tests.fakes import FakeDecode, FakeModel, free_endpoint
+from tests.support.fakes import FakeDecode, FakeModel, free_endpoint
 
 DEADLINE_S = 60.0
 

@@ -20,8 +20,8 @@ from common.wire.messages.worker import (
     WorkerLeaving,
 )
 from common.wire.messages.worker_id import connection_of
-from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
+from tests.support.fakes import FakeDecode
 
 PROMPT = "the quick brown fox"
 

@@ -13,7 +13,7 @@ from router.placement.worker_pool import WorkerPool
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import ASK_AGAIN_S, Operators
 from router.workers.role_changes import RoleChanges
-from tests.messages import worker_ready
+from tests.support.messages import worker_ready
 
 
 @pytest.mark.parametrize("name", ["memory-0", "decode-0"])

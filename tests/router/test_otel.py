@@ -16,8 +16,8 @@ from common.base.errors import ConfigError
 from common.settings.config import Config, RouterSection
 from common.settings.options import from_tables
 from router.api.telemetry import TELEMETRY, make_telemetry
-from tests.fakes import FakeDecode
 from tests.router.conftest import Cluster, StartCluster
+from tests.support.fakes import FakeDecode
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"

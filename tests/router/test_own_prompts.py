@@ -13,9 +13,9 @@ from common.wire.values.step_counts import StepMeter
 from router.placement.member import Member
 from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
-from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 from tests.router.bench import Bench
 from tests.router.test_prefix_map import keys_of
+from tests.support.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
 MOST = 40

@@ -14,8 +14,8 @@ from router.dispatch.request_state import Completion, State
 from router.dispatch.retry_policy import MAX_RETURNS
 from router.placement.member import Member
 from router.text.logprobs import TokenStrings
-from tests.messages import kv_path
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
+from tests.support.messages import kv_path
 
 
 def test_a_prefill_worker_lost_before_the_first_token() -> None:

@@ -12,7 +12,7 @@ from common.base.trace_file import TraceFile
 from router.dispatch.journey import Arrival, End, Journey
 from router.dispatch.phases import Phase
 from router.observe.request_trace import RequestTrace
-from tests.traces import assert_nested
+from tests.support.traces import assert_nested
 
 Event = dict[str, Any]
 

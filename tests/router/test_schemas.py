@@ -19,9 +19,9 @@ from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
 from router.requests.tool_choice import ToolChoice, form_of
 from router.text.tool_calls import ToolFormat
-from tests.guided import DEMO_MODEL, is_valid
 from tests.router.conftest import Cluster
 from tests.router.test_structured import random_text
+from tests.support.guided import DEMO_MODEL, is_valid
 
 NUM_TEXTS = 6
 MAX_CHARS = 2000

@@ -24,8 +24,8 @@ from router.requests.structured_fields import MAX_CHOICES
 from router.requests.tool_choice import ToolChoice, form_of
 from router.text.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
 from router.text.tool_calls import CALL, ToolFormat
-from tests.guided import DEMO_MODEL, TextFollower, is_valid
 from tests.router.conftest import Cluster
+from tests.support.guided import DEMO_MODEL, TextFollower, is_valid
 
 PERSON = {
     "type": "object",

@@ -14,8 +14,8 @@ from router.placement.readiness import MAX_TOLD, Kind, Readiness
 from router.placement.readiness_log import SETTLING_S
 from router.placement.route import LEAST, Demand
 from router.placement.worker_pool import MEETING_S, WorkerPool
-from tests.layouts import state, window
-from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
+from tests.support.layouts import state, window
+from tests.support.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
 

@@ -24,7 +24,7 @@ from common.wire.messages.worker import (
 from common.wire.messages.worker_id import connection_of
 from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import Hub
-from tests.messages import worker_ready
+from tests.support.messages import worker_ready
 
 READY = worker_ready("d", Role.DECODE)
 

@@ -13,7 +13,7 @@ from deploy.operate.health import Health
 from deploy.processes.console import Console
 from deploy.processes.launch_plan import Kind, ProcessSpec
 from deploy.processes.supervisor import Deadlines, Supervisor
-from tests.ports import ReservedPort
+from tests.support.ports import ReservedPort
 
 DEADLINE_S = 60.0
 
