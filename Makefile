@@ -52,14 +52,14 @@ clean: ## remove .venv and all caches
 
 $(VENV)/.python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.python pyproject.toml constraints.txt
-	$(VENV)/bin/python -m pip install --progress-bar on -c constraints.txt -e ".[$(extras)]"
+	@.ci/install $(VENV) -c constraints.txt -e ".[$(extras)]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench,otel]" --group dev
+	@.ci/install $(VENV) -c constraints.txt -e ".[bench,otel]" --group dev
 	@touch $@
