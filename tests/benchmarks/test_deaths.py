@@ -46,6 +46,7 @@ def url() -> Iterator[str]:
             assert process.wait(START_TIMEOUT_S) == 0
 
 
+@pytest.mark.slow
 def test_streams_go_on_after_a_death(url: str, tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     flags = ["--streams", "4", "--kills", "1", "--input-len", "8", "--max-tokens", "1900", "--vocab-size", "250"]

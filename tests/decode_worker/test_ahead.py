@@ -252,6 +252,7 @@ def happens(rng: random.Random, rig: Rig, prefill: FakePrefill, name: str) -> No
             rng.choice(under_way).end()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_happens_sequences_get_their_own_blocks_and_all_come_back(seed: int) -> None:
     rng, rig, num_activated = random.Random(seed), Rig(num_blocks=30, max_num_seqs=4), 0

@@ -102,6 +102,7 @@ def rig() -> Iterator[Careful]:
     rig.close()
 
 
+@pytest.mark.medium
 @given(st.lists(aimed_messages(("p", 1), PEERS, KINDS), min_size=6, max_size=10))
 @settings(max_examples=60)
 def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]) -> None:

@@ -106,6 +106,7 @@ def tight(layout: KVLayout) -> Counts:
     return tuple(most * 3 // 2 if group.is_append_only else most * (MAX_ROWS - 1) + 1 for group, most in longest)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", range(12))
 def test_texts_are_those_of_sequences_that_never_had_to_wait(layout: KVLayout, seed: int) -> None:

@@ -189,6 +189,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[GuidedRig]:
     rig.close()
 
 
+@pytest.mark.medium
 def test_texts_are_those_of_grammars_that_are_never_late(rig: GuidedRig) -> None:
     rng, seen = rig.rng, dict[str, tuple[DecodeSequence, int]]()
     for number in range(400):

@@ -84,6 +84,7 @@ class SharingHouse(LocalHouse):
         self.num_rows += len(rows)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_that_share_a_prefix_begin_with_the_same_blocks_at_every_step(seed: int) -> None:
     rng, house = random.Random(seed), SharingHouse(num_blocks=(45, 100)[seed % 2], level=4)

@@ -73,6 +73,7 @@ class Device:
         return [self.keys[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE] for p in range(seq_len)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(20))
 def test_texts_are_those_of_sequences_that_never_had_to_wait(seed: int) -> None:
     rng, device = random.Random(seed), Device(num_blocks=18)

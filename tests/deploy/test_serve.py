@@ -62,6 +62,7 @@ async def test_output_that_nobody_reads_stops_neither_restarts_nor_signals() -> 
                 os.close(read)
 
 
+@pytest.mark.medium
 async def test_who_removes_the_sockets_of_a_system_ends_it(tmp_path: Path) -> None:
     stage, runtime_dir = Stage(tmp_path), tmp_path / "sockets"
     runtime_dir.mkdir()

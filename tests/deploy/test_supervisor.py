@@ -67,6 +67,7 @@ async def test_a_router_whose_port_another_has_is_not_started_again_and_all_ends
     assert "another router has taken the port over" in stage.log.getvalue()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("forks", [False, True])
 async def test_a_worker_for_which_there_is_no_room_comes_back_when_there_is(forks: bool, stage: Stage) -> None:
     supervisor = stage.supervisor("decode-0", "decode-1", worker_modules=(stage.module(),) if forks else ())
@@ -81,6 +82,7 @@ async def test_a_worker_for_which_there_is_no_room_comes_back_when_there_is(fork
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("worker", "code"), [("misconfigured", 2), ("crashing", 1)])
 async def test_a_start_that_cannot_succeed_ends_everything(stage: Stage, worker: str, code: int) -> None:
     supervisor = stage.supervisor("decode-0", worker)
@@ -121,6 +123,7 @@ asyncio.run(supervisor.run(lambda health: print("ready", *stage.fork_servers(), 
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("forks", [False, True])
 def test_no_child_outlives_a_supervisor_that_was_killed(forks: bool, tmp_path: Path) -> None:
     program = SUPERVISOR_PROGRAM.format(directory=str(tmp_path), forks=forks)

@@ -17,6 +17,8 @@ from tests.e2e.held_system import HeldSystem, killed_while_streaming
 from tests.e2e.system import System
 from tests.support.adjusting import adjusted
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
 ASKED: list[dict[str, Any]] = [

@@ -16,6 +16,8 @@ from tests.e2e.programs import ROOT
 from tests.e2e.system import System
 from tests.support.checkpoints import VARIANTS
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 Choice = dict[str, Any]
 DEMO = ROOT / "deploy" / "demo_model"

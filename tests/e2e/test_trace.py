@@ -20,6 +20,8 @@ from tests.e2e.held_system import FEW, HeldSystem, begun
 from tests.e2e.programs import Program, executed, forked
 from tests.support.traces import Event, flow_of, names_of, read_events, slices_of
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 WAYS = {"queued_ms": "queued", "prefill_ms": "prefill", "handoff_ms": "handoff", "decode_ms": "decode"}
 

@@ -74,6 +74,7 @@ def write(model: tuple[Grammars, Tokenizer], grammar: str, rng: random.Random) -
     return tokenizer.decode(token_ids) if outcome.is_over else None
 
 
+@pytest.mark.medium
 def test_random_texts_of_random_schemas_are_valid(model: tuple[Grammars, Tokenizer]) -> None:
     num_valid = 0
     for seed in range(60):

@@ -268,6 +268,7 @@ class Fleet:
         return not (is_computed or is_decoded or is_on_its_way or self.dying)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", range(8))
 def test_whoever_dies_and_whatever_is_short_texts_are_right_and_every_block_comes_back(

@@ -198,6 +198,7 @@ def test_claims_are_void_when_the_connection_ends_although_the_process_lives(hou
     house.guest = house.visit()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "message",
     [

@@ -123,6 +123,7 @@ def test_what_comes_in_a_row_is_told_together(rig: Rig) -> None:
     assert max(len(message.keys) for message in listener.events()) == 20 * 8
 
 
+@pytest.mark.medium
 def test_a_pool_that_is_not_there_is_not_told_of_and_one_that_was_given_back_no_more(rig: Rig) -> None:
     rig.open_router()
     nowhere = Listener(rig, 12345)

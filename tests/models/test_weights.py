@@ -200,6 +200,7 @@ VALUES = st.recursive(
 SCALINGS = st.fixed_dictionaries({"rope_type": st.just("llama3"), **dict.fromkeys(FACTORS, NUMBERS)})
 
 
+@pytest.mark.medium
 @given(base=st.sampled_from([QWEN3, LLAMA3]), key=st.sampled_from(sorted(LLAMA3)), value=VALUES, rope=VALUES | SCALINGS)
 @settings(max_examples=400)
 def test_whatever_a_config_says_it_is_computed_or_refused(

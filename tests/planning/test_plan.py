@@ -124,6 +124,7 @@ def test_who_keeps_limits_only_while_queues_grow_does_not_keep_them() -> None:
     assert (search.attains(behind), search.attains(ahead)) == (False, True)
 
 
+@pytest.mark.medium
 def test_more_load_takes_no_fewer_gpus() -> None:
     sizes = [
         chosen.layout.num_gpus if (chosen := searched(steady(rate)).run()) else 99 for rate in (5, 40, 80, 160, 999)
@@ -131,6 +132,7 @@ def test_more_load_takes_no_fewer_gpus() -> None:
     assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] == 99
 
 
+@pytest.mark.medium
 def test_hosts_are_alike_and_as_few_as_it_takes() -> None:
     search = searched(steady(330.0), most_gpus=40, per_host=4)
     chosen = search.run()
@@ -161,6 +163,7 @@ def run(argv: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return exit_info.value.code
 
 
+@pytest.mark.medium
 def test_a_plan_says_formula_candidates_and_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +180,7 @@ def test_a_plan_says_formula_candidates_and_command(
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
@@ -306,6 +310,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.medium
 def test_a_running_system_is_planned_for_under_its_own_load(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

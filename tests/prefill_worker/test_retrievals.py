@@ -27,6 +27,7 @@ from tests.memory.parties import Bytes
 from tests.prefill_worker.test_any_prompts import TEXTS, World
 from tests.prefill_worker.test_prefixes import BLOCK, House
 from tests.support.layouts import tiny
+from tests.support.marks import first_then
 from tests.support.messages import pool_export
 from tests.support.slow_rate import SlowRate
 
@@ -418,7 +419,8 @@ class RetrievingWorld(World):
         assert not self.theirs.num_read and not self.retrievals.under_way and not self.retrievals.late
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", first_then(pytest.mark.slow, range(6)))
 def test_whatever_happens_nobody_reads_another_text_nor_waits_for_ever(seed: int) -> None:
     num_pulled = num_prompts = 0
     for walk in range(40):

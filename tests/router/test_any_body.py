@@ -72,6 +72,7 @@ def agree(ours: Tokenizer, body: Any) -> None:
         assert decode(encode(message)) == message, "a worker would drop it"
 
 
+@pytest.mark.medium
 @settings(max_examples=1000)
 @given(
     fields=st.one_of(values, likely, st.builds(lambda a, b: a | b, likely, st.dictionaries(names, values, max_size=2)))
@@ -80,6 +81,7 @@ def test_a_body_is_a_request_or_an_error_that_names_what_is_wrong(ours: Tokenize
     agree(ours, {"seed": 1} | fields if isinstance(fields, dict) and fields.get("seed") is None else fields)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [*COMPLETION_FIELDS.fields, "unknown"])
 def test_so_it_is_with_any_value_of_each_field(ours: Tokenizer, name: str) -> None:
     for value in [*NUMBERS, *TEXTS, True, False, [], {}, [[]], [{}], [None], ["a"], [0], [-1], [10**400], {"a": 0}]:

@@ -79,6 +79,7 @@ def rig(model_dir: Path, model: FakeModel) -> Iterator[Rig]:
     asyncio.run(rig.service.close())
 
 
+@pytest.mark.medium
 @given(
     st.lists(
         st.tuples(aimed_messages(("d", 1), PEERS, KINDS), st.sampled_from(PEERS), st.booleans()),

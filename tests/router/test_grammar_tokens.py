@@ -58,6 +58,7 @@ def sources() -> list[GrammarSource]:
     ]
 
 
+@pytest.mark.medium
 def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int]) -> None:
     whole = model_tokens(*model, ENDS)
     lean = tree_of(vocabulary_of(whole))

@@ -14,6 +14,7 @@ from tests.support.messages import heartbeat
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("answering", [False, True])
 async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogCaptureFixture, answering: bool) -> None:
     """More than one receive takes, one of them fatal to its handler, with or without sends on the way."""

@@ -6,6 +6,7 @@ from enum import Enum
 from itertools import count
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -263,5 +264,5 @@ class Machine(RuleBasedStateMachine):
             assert known == (one in self.there), "what was predicted and did not come is forgotten"
 
 
-TestMachine = Machine.TestCase
+TestMachine = pytest.mark.medium(Machine.TestCase)
 TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

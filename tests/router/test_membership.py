@@ -26,6 +26,7 @@ from tests.support.fakes import FakeDecode
 PROMPT = "the quick brown fox"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", ["kill", "silent", "stuck"])
 async def test_a_decode_worker_lost_mid_stream_changes_no_text(client: Client, cluster: Cluster, how: str) -> None:
     first = cluster.workers[1]

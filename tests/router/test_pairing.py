@@ -123,6 +123,7 @@ class Exhaustive:
         return max((each.num_there * BLOCK for each in found), default=0) if prefill.ready.takes_replies else 0
 
 
+@pytest.mark.slow
 @given(
     prefills=WORKERS,
     decodes=WORKERS,

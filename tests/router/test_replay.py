@@ -290,6 +290,7 @@ def test_an_invalid_token_is_a_failure_of_the_worker_not_of_the_router() -> None
     assert completion.outputs == []
 
 
+@pytest.mark.medium
 def test_any_history_ends_exactly_once() -> None:
     """Random tokens, losses, joins, failures, aborts and time: no assertion, no leftover, one end each."""
     for seed in range(150):

@@ -125,6 +125,7 @@ def test_what_a_standby_has_it_finishes_when_it_is_in_reserve_again() -> None:
 WORKERS = st.sampled_from([*ORDINARY, *STANDBYS])
 
 
+@pytest.mark.medium
 @given(
     events=st.lists(st.tuples(st.sampled_from(["start or kill", "drain", "silence"]), WORKERS)),
     prefill=st.booleans(),

@@ -43,6 +43,7 @@ def test_noise_is_refused(frame: bytes) -> None:
         decode(frame)
 
 
+@pytest.mark.medium
 @given(messages().filter(lambda message: bool(message.__dataclass_fields__)), st.data())
 def test_a_field_with_any_other_value_is_refused_or_makes_a_message_that_may_be_sent(
     message: Message, data: st.DataObject

@@ -331,6 +331,7 @@ time.sleep(0.5)
 """
 
 
+@pytest.mark.medium
 def test_a_connection_that_closes_while_nobody_reads_it_leaves_the_process_alive(tmp_path: Path) -> None:
     """Be it that its identity went to another connection, or that its queue is full: libzmq must not abort."""
     ran = subprocess.run(
