@@ -20,7 +20,7 @@ side_by_side = $(MAKE) --no-print-directory --jobs=2 LABELLED=1
 # Of two runs side by side, each line says whose it is, as it comes.
 labelled = $(if $(LABELLED),2>&1 | sed -u 's/^/$@ | /')
 
-.PHONY: help setup demo check test test-all test-fast test-long test-others test-gpu lint clean
+.PHONY: help setup demo check test test-all test-long test-others test-gpu lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -32,16 +32,13 @@ demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy demo
 
 check: $(dev) ## lint and the fast tests: under 2 minutes on two cores
-	@$(side_by_side) lint test-fast
+	@$(side_by_side) --keep-going chosen="not gpu and not slow and not medium" test-others lint test-long
 
 test: $(dev) ## all but the slow tests and those that need a GPU: under 10 minutes on two cores
 	@$(side_by_side) test-long test-others
 
 test-all: $(dev) ## every test that needs no GPU
 	@$(side_by_side) chosen="not gpu" test-long test-others
-
-test-fast: $(dev)
-	$(PY) -m pytest -q -m "not gpu and not slow and not medium" $(labelled)
 
 test-long: $(dev)
 	$(PY) -m pytest -m "$(chosen)" $(long_tests) $(labelled)
