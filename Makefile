@@ -11,14 +11,16 @@ extras := worker$(comma)bench$(if $(shell command -v nvidia-smi),$(comma)cuda)
 own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
-# Of kernels, which an interpreter runs, and of whole systems: they take about as long as all others.
-long_tests := tests/kernels tests/e2e
+# Tests of interpreted kernels, whole systems and benchmarks take about as long as all others, and run beside them.
+long_tests := tests/kernels tests/e2e tests/benchmarks
+chosen := not gpu and not slow
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-# Each line of two runs side by side says whose it is, as it comes.
-labelled = 2>&1 | sed -u 's/^/$@ | /'
+side_by_side = $(MAKE) --no-print-directory --jobs=2 LABELLED=1
+# Of two runs side by side, each line says whose it is, as it comes.
+labelled = $(if $(LABELLED),2>&1 | sed -u 's/^/$@ | /')
 
-.PHONY: help setup demo test test-long test-others test-gpu lint clean
+.PHONY: help setup demo check test test-all test-long test-others test-gpu lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -29,22 +31,30 @@ setup: $(dev) ## create .venv with everything, from constraints.txt
 demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy demo
 
-test: $(dev) ## tests that need no GPU; those of kernels and whole systems beside the others
-	@$(MAKE) --no-print-directory --jobs=2 test-long test-others
+check: $(dev) ## lint and the fast tests: under 2 minutes on two cores
+	@$(side_by_side) --keep-going chosen="not gpu and not slow and not medium" test-others lint test-long
+
+test: $(dev) ## all but the slow tests and those that need a GPU: under 10 minutes on two cores
+	@$(side_by_side) test-long test-others
+
+test-all: $(dev) ## every test that needs no GPU
+	@$(side_by_side) chosen="not gpu" test-long test-others
 
 test-long: $(dev)
-	$(PY) -m pytest -m "not gpu" $(long_tests) $(labelled)
+	$(PY) -m pytest -m "$(chosen)" $(long_tests) $(labelled)
 
 test-others: $(dev)
-	$(PY) -m pytest -m "not gpu" $(long_tests:%=--ignore=%) $(labelled)
+	$(PY) -m pytest -m "$(chosen)" $(long_tests:%=--ignore=%) $(labelled)
 
 test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
 
-lint: $(dev) ## ruff and mypy
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	$(PY) -m mypy
+lint: $(dev) ## ruff, mypy, and how docstrings read
+	@{ set -ex; \
+	$(PY) -m ruff check .; \
+	$(PY) -m ruff format --check .; \
+	$(PY) -m mypy; \
+	$(PY) -m tests.support.prose; } $(labelled)
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -52,14 +62,14 @@ clean: ## remove .venv and all caches
 
 $(VENV)/.python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.python pyproject.toml constraints.txt
-	$(VENV)/bin/python -m pip install --progress-bar on -c constraints.txt -e ".[$(extras)]"
+	@.ci/install $(VENV) -c constraints.txt -e ".[$(extras)]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench,otel]" --group dev
+	@.ci/install $(VENV) -c constraints.txt -e ".[bench,otel]" --group dev
 	@touch $@

@@ -34,7 +34,7 @@ from router.reading.reader import Reader
 from router.requests.completion_api import CompletionRequest, parse
 from router.text.prompts import TokenIds
 from router.text.tokenizer import load_tokenizer
-from tests.messages import prefill_request
+from tests.support.messages import prefill_request
 
 REPETITIONS = 100
 BLOCK_SIZE = 16

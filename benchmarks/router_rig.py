@@ -28,7 +28,7 @@ from common.settings.config import ModelSection, NetSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
 from deploy.bench.client import HEADERS, open_session
 from router.text.tokenizer import Tokenizer
-from tests.fakes import FakeDecode, FakeModel, FakePrefill
+from tests.support.fakes import FakeDecode, FakeModel, FakePrefill
 
 START_DEADLINE_S = 60.0
 REQUEST_DEADLINE_S = 120.0

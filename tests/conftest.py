@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import tests.interpreter  # noqa: F401  (imported for its effect, before anything imports triton)
-from tests.checkpoints import write_checkpoint
+import tests.support.interpreter  # noqa: F401  (imported for its effect, before anything imports triton)
+from tests.support.checkpoints import write_checkpoint
 
 # How long an example takes says more about what else runs on the machine than about the test. The same tree gives the
 # same result: `pytest --hypothesis-profile search` looks for what the usual examples do not show.

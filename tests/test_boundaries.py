@@ -136,6 +136,7 @@ WITHOUT_EXTRAS = (
 )  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("module", FORBIDDEN)
 def test_a_room_loads_only_what_it_may(module: str) -> None:
     assert not _loaded_by(module) & FORBIDDEN[module]
@@ -149,6 +150,7 @@ def test_a_program_of_the_router_s_image_needs_no_extra(module: str) -> None:
     assert not _loaded_by(module) & worker
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("package", ROOMS_OF)
 def test_imports_go_down(package: str) -> None:
     rooms = ROOMS_OF[package]
@@ -162,6 +164,7 @@ def test_imports_go_down(package: str) -> None:
     assert not upward, "\n".join(upward)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("part", PARTS_BELOW)
 def test_a_part_of_common_imports_only_parts_below_it(part: str) -> None:
     allowed = PARTS_BELOW[part] | {part} | (GROUND if part != "kernels" else set())
@@ -214,6 +217,7 @@ def _room_of(path: Path, package: str) -> str:
     return ".".join(inside.parts[:-1]) or inside.stem
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_stay_small_and_say_why_they_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

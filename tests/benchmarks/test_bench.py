@@ -14,8 +14,9 @@ from deploy import cli
 from deploy.bench.live import Live, progress_on
 from deploy.bench.plot import Seen, draw
 from deploy.bench.stats import RequestRecord
-from tests.answering import answering
 from tests.benchmarks.fake_server import FakeServer, Running, figures
+from tests.support.answering import answering
+from tests.support.marks import first_then
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,8 @@ def run(*flags: str) -> int:
     return ended.value.code
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.medium
+@pytest.mark.parametrize("suffix", first_then(pytest.mark.slow, ["svg", "png"]))
 def test_what_is_left_out_suits_every_model_and_a_picture_is_drawn(
     suffix: str, servers: Running, tmp_path: Path
 ) -> None:
@@ -42,6 +44,7 @@ def test_what_is_left_out_suits_every_model_and_a_picture_is_drawn(
     assert beginning == (b"\x89PNG" if suffix == "png" else b"<?xm")
 
 
+@pytest.mark.medium
 def test_a_run_without_a_reply_has_a_picture_too(tmp_path: Path) -> None:
     picture = tmp_path / "run.svg"
     flags = ("--url", "http://127.0.0.1:9", "--model", "m", "--num-prompts", "2", "--warmup", "0")
@@ -129,6 +132,7 @@ def test_a_picture_shows_all_of_the_longest_run() -> None:
         assert rate.get_xlim()[0] == 0.0 and gaps.get_xlim() == (0.0, 1000.0)
 
 
+@pytest.mark.medium
 def test_what_the_client_needs_and_is_not_installed_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "rich.py").write_text("raise ModuleNotFoundError(\"No module named 'rich'\")")
     command = [sys.executable, "-m", "deploy.cli", "bench", "--url", "http://127.0.0.1:9"]

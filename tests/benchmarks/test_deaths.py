@@ -11,7 +11,7 @@ from benchmarks.deaths import Fleet, main, pause_s
 from deploy.bench.stats import RequestRecord
 from tests.benchmarks.fake_server import figures
 from tests.e2e.system import START_TIMEOUT_S
-from tests.ports import ReservedPort
+from tests.support.ports import ReservedPort
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +46,7 @@ def url() -> Iterator[str]:
             assert process.wait(START_TIMEOUT_S) == 0
 
 
+@pytest.mark.slow
 def test_streams_go_on_after_a_death(url: str, tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     flags = ["--streams", "4", "--kills", "1", "--input-len", "8", "--max-tokens", "1900", "--vocab-size", "250"]

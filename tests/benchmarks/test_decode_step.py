@@ -10,11 +10,13 @@ import torch
 
 from benchmarks.decode_step import ASKS, StepBench
 from benchmarks.own_memory import own_memory, require_gpu
+from tests.support.marks import first_then
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
 
-@pytest.mark.parametrize("asked", ASKS)
+@pytest.mark.medium
+@pytest.mark.parametrize("asked", first_then(pytest.mark.slow, ASKS))
 def test_a_step_does_what_its_rows_ask_for(asked: str, checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     args = argparse.Namespace(model_dir=str(directory), batches=[3], no_pdl=False, cublas=False)

@@ -25,6 +25,7 @@ def test_throughput_is_of_what_came_in_time_and_latency_of_what_was_sent_in_time
     assert told["a_settled_requests"] == 0 and told["a_errors"] == 1
 
 
+@pytest.mark.medium
 def test_each_phase_has_its_rows_and_keeps_its_streams_running(servers: Running, tmp_path: Path) -> None:
     server, results = servers.start(FakeServer(gap_s=0.005)), tmp_path / "results.csv"
     assert main(["--url", server.url, *FLAGS, "--results", str(results), "--system", "baton --autoscale"]) == 0
@@ -40,6 +41,7 @@ def test_each_phase_has_its_rows_and_keeps_its_streams_running(servers: Running,
     assert float(rows["b_output"]["value"]) > 0
 
 
+@pytest.mark.medium
 def test_a_request_that_fails_is_told(servers: Running) -> None:
     assert main(["--url", servers.start(FakeServer(fault="refused")).url, *FLAGS]) == 1
 

@@ -17,6 +17,7 @@ from common.kv.shm import FinishedPull
 SMALL = shlex.split("--source cpu --preset qwen3-0.6b --num-layers 1 --repeats 3 --hardware here")
 
 
+@pytest.mark.medium
 def test_every_length_is_verified_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.csv"
     assert main([*SMALL, "--lengths", "16,100", "--results", str(results)]) == 0
@@ -30,6 +31,7 @@ def test_every_length_is_verified_timed_and_kept(tmp_path: Path, capsys: pytest.
     assert "handoff of qwen3-0.6b KV blocks, cpu to cpu" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_bytes_than_the_exporter_wrote_are_found() -> None:
     layout = layout_of("qwen3-0.6b", 1, 16, "bfloat16")
     with exporter("cpu", 64, layout) as export:
@@ -57,6 +59,7 @@ def test_other_bytes_than_the_exporter_wrote_are_found() -> None:
         bench.close()
 
 
+@pytest.mark.medium
 def test_an_exporter_that_cannot_start_is_reported_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     layout = layout_of("qwen3-0.6b", 1, 16, "bfloat16")
     with pytest.raises(TransferFailed, match="no pool was exported on cpu"), exporter("cpu", 1 << 22, layout):

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.host_tier import main
 
 
+@pytest.mark.medium
 def test_what_goes_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split("--tier-gb 0.15 --pool-blocks 40 --sizes 8,16 --rounds 2")) == 0
     cells = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.memory import main
 
 
+@pytest.mark.medium
 def test_every_request_gets_its_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--requests-per-s 200 --steps-per-s 20 --pairs 2 --duration-s 1 --case-s 0.2"
     assert main(shlex.split(flags)) == 0

@@ -119,6 +119,7 @@ def test_missing_rows_are_named(select: object) -> None:
         select([ROW])
 
 
+@pytest.mark.medium
 def test_plots_are_small_and_the_same_each_time(main: Main, tmp_path: Path) -> None:
     append_rows(tmp_path / "results.csv", all_rows())
     for out in ("first", "second"):

@@ -30,6 +30,7 @@ def test_prefixes_are_dealt_out_in_turn_before_tokens_of_its_own() -> None:
     assert sent == prompts(9, prefixes) != prompts(9, prefixes, "2")
 
 
+@pytest.mark.medium
 def test_by_zipfs_law_the_second_comes_half_as_often_as_the_first() -> None:
     prefixes = replace(Prefixes.parse("50x4"), zipf=1.0)
     counts = Counter(beginnings(prompts(20_000, prefixes), 4))

@@ -10,6 +10,7 @@ from deploy.bench.command import main
 from tests.benchmarks.fake_server import FakeServer, Running, figures
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", [["--rate", "200"], ["--concurrency", "3"], ["--all-at-once"]])
 def test_every_mode_counts_every_request_and_token(servers: Running, tmp_path: Path, mode: list[str]) -> None:
     server = servers.start(FakeServer())
@@ -43,6 +44,7 @@ def test_two_servers_get_the_same_prompts_turn_by_turn(servers: Running, tmp_pat
     assert (row["value"], row["compared_with"], row["compared_value"]) == ("8", "rival", "8")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -65,6 +67,7 @@ def test_a_spoilt_reply_is_counted_and_shown(
     assert main(["--url", server.url, *flags, "--allow-errors"]) == 0
 
 
+@pytest.mark.medium
 def test_a_stream_beside_has_figures_of_its_own(servers: Running, tmp_path: Path) -> None:
     server = servers.start(FakeServer())
     results = tmp_path / "results.csv"
@@ -77,6 +80,7 @@ def test_a_stream_beside_has_figures_of_its_own(servers: Running, tmp_path: Path
     assert rows["beside_ttft_p99"]["workload"].endswith("beside 100 req/s of 4/3")
 
 
+@pytest.mark.medium
 def test_replies_held_to_a_schema_have_figures_of_their_own(servers: Running, tmp_path: Path) -> None:
     server = servers.start(FakeServer())
     results = tmp_path / "results.csv"

@@ -41,6 +41,7 @@ def test_others_come_between_a_prefix_and_what_follows_it(servers: Running, tmp_
     assert figures(results)["hit_rate"]["workload"] == "concurrency 1, crowded out, primed 2x48+16/2, 2 requests"
 
 
+@pytest.mark.medium
 def test_others_are_long_where_prefixes_are(servers: Running, tmp_path: Path) -> None:
     flags = "--concurrency 1 --num-prompts 1 --prefixes 1x5000 --primed --crowd-out 9000 --input-len 16 --output-len 2"
     server = run(servers, tmp_path / "results.csv", flags)
@@ -65,6 +66,7 @@ def test_texts_have_as_many_tokens_as_ids(servers: Running, tmp_path: Path) -> N
     assert figures(results)["hit_rate"]["workload"] == "at once, text of primed 1x48+16/2, 4 requests"
 
 
+@pytest.mark.medium
 def test_a_turn_is_all_that_was_said_before_and_more(servers: Running, tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     flags = "--users 3 --turns 4 --prefixes 1x32 --input-len 10 --output-len 6 --think-s 0.01"
@@ -83,6 +85,7 @@ def test_a_turn_is_all_that_was_said_before_and_more(servers: Running, tmp_path:
     assert float(rows["hit_rate"]["value"]) == pytest.approx(100 * num_cached / (3 * (42 + 58 + 74 + 90)), rel=1e-4)
 
 
+@pytest.mark.medium
 def test_later_turns_have_figures_of_their_own(servers: Running, tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     run(servers, results, "--users 2 --turns 3 --input-len 32 --output-len 16")
@@ -102,6 +105,7 @@ def test_what_moves_during_rounds_is_told(servers: Running, tmp_path: Path, monk
     assert rows["moved_replies"]["value"] == "120"
 
 
+@pytest.mark.medium
 def test_a_conversation_ends_where_a_turn_fails(
     servers: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +118,7 @@ def test_a_conversation_ends_where_a_turn_fails(
     assert "asked for the ids of 6 tokens, got 0" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_the_hit_rate_stands_beside_that_of_a_server_that_tells_none(servers: Running, tmp_path: Path) -> None:
     results = tmp_path / "results.csv"
     silent = servers.start(FakeServer())

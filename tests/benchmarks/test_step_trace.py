@@ -4,11 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.step_trace import main
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
 
+@pytest.mark.medium
 def test_a_traced_run_gives_a_row_a_figure_and_a_trace(checkpoint: Checkpoint, tmp_path: Path) -> None:
     directory, _ = checkpoint("qwen3-tied")
     results = tmp_path / "results.csv"
@@ -25,6 +28,7 @@ def test_a_traced_run_gives_a_row_a_figure_and_a_trace(checkpoint: Checkpoint, t
     assert names.count("launch") == 12
 
 
+@pytest.mark.medium
 def test_what_does_not_fit_is_left_out(checkpoint: Checkpoint, tmp_path: Path) -> None:
     directory, _ = checkpoint("qwen3-tied")
     results = tmp_path / "results.csv"

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from deploy.bench.results import ROOT
 from deploy.bench.words import Words
 from deploy.bench.workload import Lengths, Prompt, random_prompts
-from tests.checkpoints import write_tokenizer
+from tests.support.checkpoints import write_tokenizer
 
 MODEL = ROOT / "deploy" / "demo_model"
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from common.base.log import formatter
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +27,7 @@ logging.info("the last line")
 """
 
 
+@pytest.mark.medium
 def test_lines_that_nobody_reads_are_dropped_counted_and_hold_up_neither_the_loop_nor_the_end() -> None:
     reader, writer = os.pipe()
     command = [sys.executable, "-c", FLOOD]

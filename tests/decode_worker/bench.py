@@ -25,8 +25,8 @@ from decode_worker.arrivals.pulls import Pulls
 from decode_worker.arrivals.sources import Source, Sources
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.layouts import allocator_of, tiny
-from tests.messages import kv_offer, pool_export
+from tests.support.layouts import allocator_of, tiny
+from tests.support.messages import kv_offer, pool_export
 
 BLOCK_SIZE = 4
 SLOT_ID = 950

@@ -6,7 +6,7 @@ import pytest
 
 from decode_worker.arrivals import ahead, pulls
 from tests.decode_worker.bench import BLOCK_SIZE, Rig
-from tests.layouts import allocator_of, take
+from tests.support.layouts import allocator_of, take
 
 
 def test_each_block_is_pulled_once_as_soon_as_it_is_complete() -> None:
@@ -252,6 +252,7 @@ def happens(rng: random.Random, rig: Rig, prefill: FakePrefill, name: str) -> No
             rng.choice(under_way).end()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_happens_sequences_get_their_own_blocks_and_all_come_back(seed: int) -> None:
     rng, rig, num_activated = random.Random(seed), Rig(num_blocks=30, max_num_seqs=4), 0

@@ -8,7 +8,7 @@ from common.serving.worker.peer_servers import Visit
 from common.wire.messages.memory import KVOffer
 from decode_worker.arrivals.announced import EARLY_S, Announced
 from tests.decode_worker.bench import prompt_of
-from tests.messages import kv_offer
+from tests.support.messages import kv_offer
 
 
 class Side:

@@ -13,7 +13,7 @@ from common.wire.values.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Clear, Fill, Grow, Rows, SharedPrefix
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.layouts import one_table, pool_of
+from tests.support.layouts import one_table, pool_of
 
 MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 6, 4, 12, 50
 EVENT_NAMES = ["enter", "leave", "come_back", "share", "grow", "step", "apply"]

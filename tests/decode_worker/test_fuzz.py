@@ -24,7 +24,7 @@ from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
 from tests.decode_worker.bench import Copy, FakePool, met
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
-from tests.messages import LAYOUT, decode_request, kv_offer
+from tests.support.messages import LAYOUT, decode_request, kv_offer
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("q", 2)]
@@ -102,6 +102,7 @@ def rig() -> Iterator[Careful]:
     rig.close()
 
 
+@pytest.mark.medium
 @given(st.lists(aimed_messages(("p", 1), PEERS, KINDS), min_size=6, max_size=10))
 @settings(max_examples=60)
 def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]) -> None:

@@ -14,9 +14,9 @@ from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.allocator import BlockAllocator
 from tests.decode_worker.bench import num_that_made_way, reserved
-from tests.group_model import LAYOUTS, GroupMemory, next_token
+from tests.support.allocator import BlockAllocator
+from tests.support.group_model import LAYOUTS, GroupMemory, next_token
 
 MAX_ROWS, MAX_LEN, CHUNK = 5, 60, 6
 Step = tuple[list[DecodeSequence], list[int]]
@@ -106,6 +106,7 @@ def tight(layout: KVLayout) -> Counts:
     return tuple(most * 3 // 2 if group.is_append_only else most * (MAX_ROWS - 1) + 1 for group, most in longest)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", range(12))
 def test_texts_are_those_of_sequences_that_never_had_to_wait(layout: KVLayout, seed: int) -> None:

@@ -24,10 +24,10 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.grammar_masks import Guides
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import MAX_LATE, DecodeSequence
-from tests.adjusting import adjusted
 from tests.decode_worker.bench import reserved
 from tests.decode_worker.test_worker import Rig
-from tests.layouts import pool_of
+from tests.support.adjusting import adjusted
+from tests.support.layouts import pool_of
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS, VOCAB, STOP = 16, 512, 6, 70, 3
 CPU = torch.device("cpu")
@@ -189,6 +189,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[GuidedRig]:
     rig.close()
 
 
+@pytest.mark.medium
 def test_texts_are_those_of_grammars_that_are_never_late(rig: GuidedRig) -> None:
     rng, seen = rig.rng, dict[str, tuple[DecodeSequence, int]]()
     for number in range(400):

@@ -23,8 +23,8 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import Key
 from tests.decode_worker.bench import prompt_of
-from tests.layouts import pool_of
-from tests.messages import decode_request, kv_offer
+from tests.support.layouts import pool_of
+from tests.support.messages import decode_request, kv_offer
 
 BLOCK_SIZE = 4
 

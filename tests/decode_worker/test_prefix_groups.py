@@ -61,6 +61,7 @@ TABLES = st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=7)
 STRETCHED = st.lists(st.lists(st.sampled_from([1, 1 << 8, 1 << 24, -1]), max_size=4), max_size=7)
 
 
+@pytest.mark.medium
 @given(tables=TABLES | STRETCHED, repeats=st.integers(1, 3), min_places=st.integers(0, 4))
 @settings(max_examples=400)
 def test_no_groups_spare_more(tables: list[list[int]], repeats: int, min_places: int) -> None:
@@ -79,6 +80,7 @@ def conversations(draw: st.DrawFn) -> list[list[int]]:
     return tables
 
 
+@pytest.mark.medium
 @given(tables=conversations())
 @settings(max_examples=400)
 def test_of_prefixes_of_prefixes_those_are_chosen_that_spare_most(tables: list[list[int]]) -> None:

@@ -19,7 +19,7 @@ from decode_worker.sequences.rows import UNSHARED, Rows, SharedPrefix
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
 from tests.decode_worker.test_local_prefixes import LocalHouse, act
-from tests.layouts import one_table, tiny, window
+from tests.support.layouts import one_table, tiny, window
 
 MAX_ROWS, MAX_LEN = 8, 1000
 
@@ -84,6 +84,7 @@ class SharingHouse(LocalHouse):
         self.num_rows += len(rows)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_that_share_a_prefix_begin_with_the_same_blocks_at_every_step(seed: int) -> None:
     rng, house = random.Random(seed), SharingHouse(num_blocks=(45, 100)[seed % 2], level=4)

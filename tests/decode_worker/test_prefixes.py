@@ -29,9 +29,9 @@ from decode_worker.arrivals.prefixes import Prefixes
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE, Rig, prompt_of, with_slot
-from tests.layouts import tiny
 from tests.memory.parties import Bytes
-from tests.messages import kv_offer
+from tests.support.layouts import tiny
+from tests.support.messages import kv_offer
 
 US, OTHER = 1, 2
 ROOT = root_of(tiny(BLOCK_SIZE), b"a tenant")

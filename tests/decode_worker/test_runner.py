@@ -30,9 +30,9 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import DecodeRunner, StepKind
 from decode_worker.sequences.rows import Fill
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.adjusting import adjusted
-from tests.allocator import BlockAllocator
-from tests.layouts import one_group, one_table, take
+from tests.support.adjusting import adjusted
+from tests.support.allocator import BlockAllocator
+from tests.support.layouts import one_group, one_table, take
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

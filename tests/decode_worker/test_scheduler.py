@@ -7,7 +7,7 @@ from decode_worker.sequences.rows import Clear, Fill, Grow
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import reserved
-from tests.layouts import allocator_of, one_table
+from tests.support.layouts import allocator_of, one_table
 
 BLOCK_SIZE = 4
 

@@ -10,8 +10,8 @@ from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.layouts import one_table, tiny
-from tests.messages import kv_offer
+from tests.support.layouts import one_table, tiny
+from tests.support.messages import kv_offer
 
 BLOCK = 4
 LAYOUT = tiny(BLOCK)

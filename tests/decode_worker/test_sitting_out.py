@@ -14,7 +14,7 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import num_that_made_way, reserved
-from tests.layouts import allocator_of, pool_of
+from tests.support.layouts import allocator_of, pool_of
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS = 4, 64, 6
 Step = tuple[list[DecodeSequence], list[int]]
@@ -73,6 +73,7 @@ class Device:
         return [self.keys[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE] for p in range(seq_len)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(20))
 def test_texts_are_those_of_sequences_that_never_had_to_wait(seed: int) -> None:
     rng, device = random.Random(seed), Device(num_blocks=18)

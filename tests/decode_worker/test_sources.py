@@ -21,8 +21,8 @@ from common.wire.transport.sockets import Hub
 from common.wire.values.pool_shape import PoolShape
 from decode_worker.arrivals.sources import Sources
 from tests.decode_worker.bench import FakeGuest, FakePool
-from tests.layouts import allocator_of
-from tests.messages import LAYOUT, pool_export
+from tests.support.layouts import allocator_of
+from tests.support.messages import LAYOUT, pool_export
 
 OURS = pool_export("d", pool_id=77, memory_socket="/nowhere/ours.sock")
 

@@ -47,12 +47,12 @@ from decode_worker.batch.runner import DecodeRunner
 from decode_worker.sequences.row_queue import group_of
 from decode_worker.worker import DecodeWorker
 from tests.decode_worker.bench import FakePool, met
-from tests.fakes import free_endpoint
-from tests.guided import DEMO_MODEL
-from tests.layouts import allocator_of
-from tests.lone_pool import LonePool
-from tests.messages import decode_request, kv_offer, prefill_request, worker_ready
-from tests.scoring import scores_of
+from tests.support.fakes import free_endpoint
+from tests.support.guided import DEMO_MODEL
+from tests.support.layouts import allocator_of
+from tests.support.lone_pool import LonePool
+from tests.support.messages import decode_request, kv_offer, prefill_request, worker_ready
+from tests.support.scoring import scores_of
 
 FIRST, NEXT = 7, 8
 LOGPROBS = Logprobs((NEXT, 5), (-0.5, -0.25))

@@ -198,6 +198,7 @@ def test_a_load_that_flips_again_and_again_is_followed_ever_more_slowly() -> Non
     assert min(gaps) >= PACE.cooldown_s and max(gaps) <= LONGEST_PAUSE_S + 400 + SHIFT_S + 10
 
 
+@pytest.mark.medium
 def test_a_load_that_flips_by_day_and_night_is_followed_each_time() -> None:
     fleet, half_s = Fleet(tick_s=5.0), 4 * 3600
     for _ in range(4):
@@ -352,6 +353,7 @@ fleets = st.builds(
 )
 
 
+@pytest.mark.medium
 @settings(max_examples=40)
 @given(fleet=fleets, demand=demands)
 def test_under_a_constant_load_nothing_is_changed_back(fleet: Fleet, demand: Demand) -> None:

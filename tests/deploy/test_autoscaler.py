@@ -25,8 +25,8 @@ from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import ProcessSpec
 from deploy.processes.placement import Placement, place_standbys, place_workers
 from deploy.processes.supervisor import Supervisor
-from tests import stand_ins
-from tests.stand_ins import DEADLINE_S, eventually, is_alive, kind_of, running
+from tests.support import stand_ins
+from tests.support.stand_ins import DEADLINE_S, eventually, is_alive, kind_of, running
 
 BEFORE = {"prefill-0", "prefill-1", "decode-0", "decode-1"}
 AFTER = {"prefill-0", "decode-0", "decode-1", "decode-2"}
@@ -168,6 +168,7 @@ async def test_where_there_is_no_room_for_both_the_old_one_leaves_first(scene: S
         assert set(scene.alive()) == set(scaler.staff.workers) == AFTER
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_one_that_cannot_start_leaves_all_as_it_was(scene: Scene, overlap: bool) -> None:
     supervisor, scaler = scene.start(overlap=overlap)
@@ -182,6 +183,7 @@ async def test_one_that_cannot_start_leaves_all_as_it_was(scene: Scene, overlap:
     assert scene.pauses == [False]
 
 
+@pytest.mark.medium
 async def test_one_that_does_not_serve_in_time_is_given_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoscaler, "START_S", 0.5)
     supervisor, _ = scene.start()
@@ -193,6 +195,7 @@ async def test_one_that_does_not_serve_in_time_is_given_up(scene: Scene, monkeyp
         assert set(scene.alive()) == BEFORE
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("victim", ["prefill-1", "decode-2", "decode-0"])
 async def test_whoever_dies_while_the_new_one_starts_in_the_end_as_many_run_as_before(
     scene: Scene, victim: str
@@ -237,6 +240,7 @@ async def test_a_router_that_is_away_for_a_while_holds_a_change_up(scene: Scene)
         assert set(scene.alive()) == AFTER
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("victim", ["prefill-1", "decode-2"])
 async def test_whoever_dies_while_the_old_one_leaves_in_the_end_as_many_run_as_before(
     scene: Scene, victim: str

@@ -45,6 +45,7 @@ async def test_a_child_gets_what_its_spec_adds(tmp_path: Path) -> None:
     assert log.getvalue() == "60 /theirs\n"
 
 
+@pytest.mark.medium
 async def test_an_end_is_known_while_somebody_else_still_writes(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys; print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid); sys.exit(3)"

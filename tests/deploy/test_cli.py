@@ -117,6 +117,7 @@ def test_who_reads_no_further_sees_no_error() -> None:
         assert (process.stderr.read(), process.wait(60)) == (b"", 141)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("argv", "full", "status"),
     [("serve /no/such/dir", "stderr", 2), ("serve --zzz", "stderr", 2),

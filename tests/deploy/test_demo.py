@@ -43,6 +43,7 @@ async def test_the_log_is_removed_after_success_and_kept_and_named_after_a_failu
         assert not logs
 
 
+@pytest.mark.medium
 def test_the_first_thing_one_sees_is_what_readme_shows() -> None:
     """Changes of the sampler change the verse: another seed may end it after three tokens."""
     shown = (SOURCE_ROOT / "README.md").read_text().partition("On two CPU cores:\n")[2].partition("[...]")[0]

@@ -58,6 +58,7 @@ def test_a_note_that_says_nothing_is_none(text: str, tmp_path: Path, monkeypatch
     assert (endpoints.private_directory() / "router-8000.json").exists(), "it is not ours"
 
 
+@pytest.mark.medium
 def test_nobody_answers_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "ANSWER_S", 0.2)
     said: list[str] = []

@@ -12,7 +12,7 @@ from router.observe.health import report
 from router.placement.worker_pool import WorkerPool
 from router.workers.memory_servers import MemoryServer
 from router.workers.role_changes import RoleChanges
-from tests.messages import heartbeat, kv_path, worker_ready
+from tests.support.messages import heartbeat, kv_path, worker_ready
 
 NOW_S = 100_000.0
 

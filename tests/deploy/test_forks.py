@@ -15,7 +15,7 @@ from deploy.processes.child import Child
 from deploy.processes.console import Console
 from deploy.processes.forks import GPU_MODULES, WORKER_MODULES, ForkServer
 from deploy.processes.launch_plan import Kind, ProcessSpec
-from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
+from tests.support.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ async def forked(server: ForkServer, stage: Stage, code: str, **env: str) -> Chi
     return child
 
 
+@pytest.mark.medium
 async def test_every_worker_is_forked_as_often_as_it_dies(stage: Stage) -> None:
     supervisor = stage.supervisor("decode-0", "prefill-0", worker_modules=(stage.module(),))
     async with running(supervisor, lambda _: None) as run:
@@ -81,6 +82,7 @@ async def test_workers_outlive_a_fork_server_that_is_killed_and_another_takes_it
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
 
 
+@pytest.mark.medium
 async def test_a_worker_does_without_a_fork_server_that_hangs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "FORK_DEADLINE_S", 0.1)  # the imports have taken longer
     supervisor = stage.supervisor("decode-0", worker_modules=(stage.module("import time; time.sleep(0.5)"),))
@@ -96,6 +98,7 @@ async def test_a_worker_does_without_a_fork_server_that_hangs(stage: Stage, monk
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
 
 
+@pytest.mark.medium
 async def test_a_fork_server_for_which_there_is_no_room_comes_back_when_there_is(stage: Stage) -> None:
     async with fork_server(stage) as server:
         await eventually(lambda: len(stage.fork_servers()) == 1)
@@ -108,6 +111,7 @@ async def test_a_fork_server_for_which_there_is_no_room_comes_back_when_there_is
         assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0
 
 
+@pytest.mark.medium
 async def test_what_cannot_be_imported_is_shown_and_workers_start_without(stage: Stage) -> None:
     supervisor = stage.supervisor("decode-0", worker_modules=(stage.module("import nothing_of_that_name"),))
     async with running(supervisor, lambda _: None) as run:
@@ -139,6 +143,7 @@ async def test_nobody_of_a_worker_is_left_when_it_dies(stage: Stage) -> None:
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("end", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 11)", -11), ("raise ValueError('why')", 1), ("", 0)]
 )
@@ -176,6 +181,7 @@ async def test_no_worker_is_forked_where_more_has_happened_than_imports(code: st
         assert f"imports left {trace}: no worker can be forked" in stage.log.getvalue()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("modules", [WORKER_MODULES, pytest.param(GPU_MODULES, marks=pytest.mark.gpu)])
 async def test_imports_of_workers_leave_no_trace(modules: tuple[str, ...]) -> None:
     log = io.StringIO()

@@ -13,8 +13,8 @@ from common.settings.memory_sections import MemorySection
 from deploy import cli
 from deploy.operate import healthcheck
 from deploy.operate.healthcheck import fetch, main, problem
-from tests.announcing import announcer
-from tests.answering import answering
+from tests.support.announcing import announcer
+from tests.support.answering import answering
 
 
 def body(status: str, problems: list[str]) -> dict[str, Any]:

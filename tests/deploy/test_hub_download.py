@@ -40,6 +40,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server.end()
 
 
+@pytest.mark.medium
 def test_what_is_needed_is_downloaded_once_and_found_when_nobody_answers(hub: Hub) -> None:
     path = find_model(HUB_ID)
     assert sorted(each.name for each in path.iterdir()) == sorted(hub.sent) == WANTED
@@ -51,6 +52,7 @@ def test_what_is_needed_is_downloaded_once_and_found_when_nobody_answers(hub: Hu
     assert find_model(HUB_ID) == path
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", ["silent", "gone"])
 def test_who_does_not_answer_is_named_in_time(hub: Hub, how: str) -> None:
     if how == "silent":
@@ -122,6 +124,7 @@ def test_it_says_how_far_it_is(hub: Hub, monkeypatch: pytest.MonkeyPatch, capfd:
     assert not errors, "and no bars"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_who_gives_up_need_not_wait_for_it(hub: Hub, tmp_path: Path, number: signal.Signals) -> None:
     hub.files = FILES | {"model.safetensors": bytes(30_000_000)}

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from deploy.containers.memory_servers import specs
 from deploy.operate.healthcheck import main as probe
 from deploy.processes.placement import Gpu
@@ -32,6 +34,7 @@ def test_there_is_one_for_each_gpu_or_one_for_the_cpu() -> None:
     assert "/run/m/" in two[0].flags
 
 
+@pytest.mark.medium
 def test_one_that_dies_is_started_again_and_a_signal_ends_them_in_order(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "deploy.containers.memory_servers", str(tmp_path), "--net-router-endpoint",
                f"ipc://{tmp_path}/router"]  # fmt: skip

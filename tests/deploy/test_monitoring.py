@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.deploy.test_compose import services
-from tests.monitoring import ALERTS, MONITORING, alerts, asked_by_dashboard, dashboard
+from tests.support.monitoring import ALERTS, MONITORING, alerts, asked_by_dashboard, dashboard
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus"

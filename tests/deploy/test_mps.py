@@ -210,6 +210,7 @@ async def test_a_daemon_that_cannot_serve_is_done_without_or_refused(
     assert mode or not fake.daemon_runs()
 
 
+@pytest.mark.medium
 async def test_a_control_program_that_hangs_holds_nobody_up(fake: FakeMps) -> None:
     fake.set_mode("hangs")
     fake.monkeypatch.setattr(mps, "START_DEADLINE_S", 1.0)

@@ -7,7 +7,7 @@ import pytest
 from deploy.operate import readiness
 from deploy.operate.healthcheck import OTHERS_ANSWER
 from deploy.operate.readiness import wait_until_ready
-from tests.answering import answering
+from tests.support.answering import answering
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 

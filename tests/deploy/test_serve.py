@@ -16,8 +16,8 @@ import pytest
 
 from deploy.processes.launch_plan import SOURCE_ROOT
 from deploy.serve.command import end_without
-from tests.ports import ReservedPort
-from tests.stand_ins import DEADLINE_S, Stage, eventually, running
+from tests.support.ports import ReservedPort
+from tests.support.stand_ins import DEADLINE_S, Stage, eventually, running
 
 
 def _decode_pids(url: str) -> list[int]:
@@ -62,6 +62,7 @@ async def test_output_that_nobody_reads_stops_neither_restarts_nor_signals() -> 
                 os.close(read)
 
 
+@pytest.mark.medium
 async def test_who_removes_the_sockets_of_a_system_ends_it(tmp_path: Path) -> None:
     stage, runtime_dir = Stage(tmp_path), tmp_path / "sockets"
     runtime_dir.mkdir()

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.operate.health import Health
 from deploy.processes.launch_plan import SOURCE_ROOT
-from tests.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
+from tests.support.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ async def test_a_router_whose_port_another_has_is_not_started_again_and_all_ends
     assert "another router has taken the port over" in stage.log.getvalue()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("forks", [False, True])
 async def test_a_worker_for_which_there_is_no_room_comes_back_when_there_is(forks: bool, stage: Stage) -> None:
     supervisor = stage.supervisor("decode-0", "decode-1", worker_modules=(stage.module(),) if forks else ())
@@ -81,6 +82,7 @@ async def test_a_worker_for_which_there_is_no_room_comes_back_when_there_is(fork
         assert await asyncio.wait_for(run, DEADLINE_S) == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("worker", "code"), [("misconfigured", 2), ("crashing", 1)])
 async def test_a_start_that_cannot_succeed_ends_everything(stage: Stage, worker: str, code: int) -> None:
     supervisor = stage.supervisor("decode-0", worker)
@@ -114,13 +116,14 @@ async def test_a_second_stop_kills_what_does_not_drain(stage: Stage) -> None:
 SUPERVISOR_PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from tests.stand_ins import Stage
+from tests.support.stand_ins import Stage
 stage = Stage(Path({directory!r}))
 supervisor = stage.supervisor("decode-0", worker_modules=(stage.module(),) if {forks} else ())
 asyncio.run(supervisor.run(lambda health: print("ready", *stage.fork_servers(), flush=True)))
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("forks", [False, True])
 def test_no_child_outlives_a_supervisor_that_was_killed(forks: bool, tmp_path: Path) -> None:
     program = SUPERVISOR_PROGRAM.format(directory=str(tmp_path), forks=forks)

@@ -13,7 +13,7 @@ from common.base.trace_file import PROCESS
 from deploy.cli import main
 from deploy.trace.merge import nested
 from deploy.trace.parts import MAX_LINE_CHARS, Slice
-from tests.traces import assert_nested, flow_of, names_of, read_events, slices_of
+from tests.support.traces import assert_nested, flow_of, names_of, read_events, slices_of
 
 REQUEST = "cmpl-0123-0"
 FACTS = {

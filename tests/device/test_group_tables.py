@@ -7,8 +7,8 @@ from common.kv.tables import NO_BLOCK, tables_of
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
-from tests.allocator import BlockAllocator
-from tests.layouts import full, latent, state, window
+from tests.support.allocator import BlockAllocator
+from tests.support.layouts import full, latent, state, window
 
 LAYOUT = KVLayout("model", (full(1, 1, 1, 4, "float32"), window(2, 5), state(3), latent(8)))
 SHAPE = PoolShape(LAYOUT, (20, 15, 4, 9))

@@ -11,6 +11,8 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import pytest
+
 from common.device.steps.launchers import OneOfEach
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,7 @@ print(json.dumps([[function.__name__, first, function.hash] for function, first 
 """
 
 
+@pytest.mark.medium
 def test_hashes_do_not_depend_on_what_was_hashed_before() -> None:
     environ = os.environ | {"TRITON_INTERPRET": "0"}  # which has no hashes
     said = subprocess.run([sys.executable, "-c", HASHES], cwd=ROOT, env=environ, capture_output=True, timeout=120)

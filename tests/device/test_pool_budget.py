@@ -19,7 +19,7 @@ from common.kernels.base.gpu import gpu_of
 from common.models.loader import model_bytes, read_config
 from common.settings.config import Config, DecodeSection, PrefillSection
 from common.settings.memory_sections import KVSection
-from tests.layouts import one_group
+from tests.support.layouts import one_group
 
 GPU = torch.device("cuda", 0)
 GPU_BYTES = 80 * 10**9

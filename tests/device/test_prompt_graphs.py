@@ -12,8 +12,8 @@ from common.device.steps.prompt_runner import PromptRunner
 from common.settings.config import Config, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from common.wire.values.sampling_params import SamplingParams
-from tests.engines import lone_engine
-from tests.layouts import take
+from tests.support.engines import lone_engine
+from tests.support.layouts import take
 
 GREEDY = SamplingParams(temperature=0.0)
 Spans = list[tuple[int, int]]

@@ -22,9 +22,9 @@ from common.wire.messages.worker import PromptLogprobs
 from common.wire.values.output_token import Logprobs, OutputToken
 from common.wire.values.packing import unpack_floats, unpack_ids
 from common.wire.values.sampling_params import SamplingParams
-from tests.adjusting import adjusted
-from tests.engines import lone_engine
-from tests.layouts import take
+from tests.support.adjusting import adjusted
+from tests.support.engines import lone_engine
+from tests.support.layouts import take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 GREEDY = SamplingParams(temperature=0.0)
@@ -57,11 +57,13 @@ def expected(checkpoint: Checkpoint, chunks: list[PromptChunk]) -> list[OutputTo
         return [OutputToken(int(each.argmax())) for each in logits]
 
 
+@pytest.mark.medium
 def test_a_batch_gives_each_prompt_its_token(engine: Engine, checkpoint: Checkpoint) -> None:
     chunks = [prompt(length, engine) for length in (1, 17, 40)]
     assert PromptRunner(engine, 64, 8).run(chunks) == expected(checkpoint, chunks)
 
 
+@pytest.mark.medium
 def test_what_a_prompt_asks_for_is_done_for_it_and_not_for_others(engine: Engine, checkpoint: Checkpoint) -> None:
     runner, (_, model) = PromptRunner(engine, 64, 8), checkpoint("qwen3-tied")
     if engine.device.type == "cuda":
@@ -129,6 +131,7 @@ class FakeGraph:
         self.num_replays += 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("whole_gpu", [True, False])
 @pytest.mark.parametrize(
     ("lengths", "replayed"), [([17], "small"), ([30], "small"), ([31], "large"), ([80], None), ([9, 8], "batch")]
@@ -149,6 +152,7 @@ def test_a_step_replays_the_smallest_graph_of_its_stream(
     assert share.asked == [whole_gpu]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("has_share", "max_seqs", "kinds"),
     [
@@ -166,6 +170,7 @@ def test_lone_prompts_have_graphs_of_the_whole_gpu(
     assert [bucket.num_tokens for bucket in buckets] == sorted((bucket.num_tokens for bucket in buckets), reverse=True)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("num_tokens", "starts", "fits"),
     [(600, [0], True), (200, [0, 0, 0], True), (600, [41], False), (200, [0, 0, 41], False), (500, [41], True)],
@@ -181,6 +186,7 @@ def test_a_graph_that_gathers_keys_replays_no_more_than_it_has_room_for(
     assert (runner._bucket(num_seqs * num_tokens, num_seqs, num_keys, whole_gpu=True) is not None) == fits
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("use_graphs", [True, False])
 def test_a_share_of_the_gpu_changes_no_token(use_graphs: bool, engine: Engine, checkpoint: Checkpoint) -> None:
     runner = PromptRunner(engine, 64, 8, make_share(50, engine.device))
@@ -196,6 +202,7 @@ def test_a_share_of_the_gpu_changes_no_token(use_graphs: bool, engine: Engine, c
             pending += [runner.launch(ahead, whole_gpu=whole_gpu[i + 2]) for ahead in steps[i + 2 : i + 3]]
 
 
+@pytest.mark.medium
 def test_a_prompt_whose_chunks_alternate_between_streams_finds_its_keys(engine: Engine, checkpoint: Checkpoint) -> None:
     runner, whole = PromptRunner(engine, 64, 8, make_share(50, engine.device)), prompt(120, engine)
     pieces = [whole.token_ids[begin : begin + 24] for begin in range(0, 120, 24)]
@@ -208,6 +215,7 @@ def test_a_prompt_whose_chunks_alternate_between_streams_finds_its_keys(engine: 
     assert pending[-1].tokens() == expected(checkpoint, [whole])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("bucket", [(40, 2), (64, 2), (64, 8)])
 def test_padding_to_a_bucket_changes_nothing_and_writes_nothing(
     bucket: tuple[int, int], engine: Engine, checkpoint: Checkpoint
@@ -224,6 +232,7 @@ def test_padding_to_a_bucket_changes_nothing_and_writes_nothing(
     assert torch.equal(engine.pool.caches[0][others].nan_to_num(7.0), before[others].nan_to_num(7.0))
 
 
+@pytest.mark.medium
 def test_a_seeded_draw_does_not_depend_on_its_neighbours(engine: Engine) -> None:
     runner = PromptRunner(engine, 64, 8)
     seeded = SamplingParams(temperature=1.0, top_p=0.9, seed=5)
@@ -249,6 +258,7 @@ def told(pending: PendingPrompts) -> list[dict[int, tuple[Logprobs, int]]]:
     return found
 
 
+@pytest.mark.medium
 def test_a_prompt_in_chunks_beside_others_tells_of_each_of_its_tokens_once(
     engine: Engine, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

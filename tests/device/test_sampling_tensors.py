@@ -10,7 +10,7 @@ from common.device.steps.row_state import ALIGNMENT_WORDS, RowLayout, row_record
 from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.operands import SamplingTensors
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
-from tests.layouts import pool_of
+from tests.support.layouts import pool_of
 
 CPU = torch.device("cpu")
 PARAMS = [

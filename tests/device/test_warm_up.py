@@ -22,8 +22,8 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequences.rows import Fill
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.engines import lone_engine
-from tests.layouts import one_table, pool_of, take
+from tests.support.engines import lone_engine
+from tests.support.layouts import one_table, pool_of, take
 
 SAMPLINGS = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, seed=3)]
 MAX_ROWS = 64

@@ -7,7 +7,7 @@ from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
 from prefill_worker import __main__ as program
 from prefill_worker.worker import PrefillWorker
-from tests.slow_rate import SlowRate
+from tests.support.slow_rate import SlowRate
 
 
 def build(config: Config, incarnation: Incarnation) -> PrefillWorker:

@@ -12,10 +12,12 @@ from common.device.steps.warm_up import sampling_tensors
 from common.ops.reference import sample
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
-from tests.adjusting import adjusted
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, killed_while_streaming
 from tests.e2e.system import System
+from tests.support.adjusting import adjusted
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 

@@ -25,6 +25,8 @@ from deploy.processes.supervisor import Supervisor
 from deploy.serve.command import Fleet, prepared, with_port
 from tests.e2e.client import Reference, complete, prompts
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 TIMEOUT_S = 120.0
 LONG_REPLY = 40

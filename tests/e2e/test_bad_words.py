@@ -14,6 +14,8 @@ from tests.e2e.programs import ROOT
 from tests.e2e.system import System
 from tests.e2e.test_adjusted import wanted
 
+pytestmark = pytest.mark.medium
+
 LINES = ("ROMEO:\nBut soft", "The king is dead", "JULIET:\n", "First Citizen:\nBefore we proceed")
 DEMO = ROOT / "deploy" / "demo_model"
 MAX_TOKENS = 60

@@ -48,6 +48,9 @@ from common.wire.messages.worker import (
 from tests.e2e.client import Completion, Reference, complete, complete_all, prompts
 from tests.e2e.doomed import Doom, Moment, has_come_true
 from tests.e2e.system import START_TIMEOUT_S, TIMEOUT_S, System
+from tests.support.marks import first_then
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 Texts = list[tuple[list[int], str]]
@@ -185,7 +188,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind", "number"), STEPS)
+@pytest.mark.parametrize(("name", "moment", "kind", "number"), first_then(pytest.mark.slow, STEPS, is_row=True))
 async def test_at_every_step_in_a_shared_pool(
     name: str, moment: Moment, kind: type[Message], number: int, sharing: Doomed, texts: Texts
 ) -> None:
@@ -228,7 +231,7 @@ PULLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind", "number"), PULLS)
+@pytest.mark.parametrize(("name", "moment", "kind", "number"), first_then(pytest.mark.slow, PULLS, is_row=True))
 async def test_at_every_step_from_pool_to_pool(
     name: str, moment: Moment, kind: type[Message], number: int, pulling: Doomed, texts: Texts
 ) -> None:
@@ -255,7 +258,7 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "moment", "kind"), STARTS)
+@pytest.mark.parametrize(("name", "moment", "kind"), first_then(pytest.mark.slow, STARTS, is_row=True))
 async def test_at_every_step_of_its_start(
     name: str, moment: Moment, kind: type[Message], sharing: Doomed, texts: Texts
 ) -> None:
@@ -337,7 +340,7 @@ def impatient(checkpoint: Checkpoint) -> Iterator[Doomed]:
     yield from systems(checkpoint, *blocks, silence_s=1.0)
 
 
-@pytest.mark.parametrize(("name", "moment", "kind"), HANGS)
+@pytest.mark.parametrize(("name", "moment", "kind"), first_then(pytest.mark.slow, HANGS, is_row=True))
 async def test_who_hangs_at_some_step_is_done_without_and_takes_part_again(
     name: str, moment: Moment, kind: type[Message], impatient: Doomed, texts: Texts
 ) -> None:
@@ -393,6 +396,7 @@ async def test_what_is_offered_stays_with_its_prefill_worker_while_their_memory_
     assert sharing.log("router").count("replayed") == num_replays
 
 
+@pytest.mark.slow
 async def test_without_a_memory_server_that_hangs_workers_finish_and_serve_with_the_next(
     sharing: Doomed, texts: Texts
 ) -> None:

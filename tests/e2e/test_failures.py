@@ -13,6 +13,8 @@ from tests.e2e.client import Completion, Reference, complete, complete_all, prom
 from tests.e2e.held_system import FEW, HeldSystem, held_while_streaming, killed_while_streaming
 from tests.e2e.system import START_TIMEOUT_S, System
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 MAX_TOKENS = 60
 

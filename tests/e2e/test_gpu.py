@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from common.wire.messages.worker import SHARED_POOL
-from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.schemas import complete_schemas
 from tests.e2e.system import START_TIMEOUT_S, System
 from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, converse
-from tests.guided import DEMO_MODEL, is_valid, random_root
+from tests.support.checkpoints import VARIANTS
+from tests.support.guided import DEMO_MODEL, is_valid, random_root
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

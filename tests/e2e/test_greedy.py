@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import VARIANTS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
 from tests.e2e.system import System
+from tests.support.checkpoints import VARIANTS
+from tests.support.marks import first_then
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
@@ -21,7 +22,7 @@ def assert_equal(completions: list[Completion], reference: Reference, asked: lis
     assert [c.text for c in completions] == expected
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", first_then(pytest.mark.medium, VARIANTS))
 async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint) -> None:
     directory, model = checkpoint(variant)
     asked = prompts(8, 1, 120)
@@ -31,6 +32,7 @@ async def test_text_equals_a_single_process(variant: str, checkpoint: Checkpoint
         system.until(system.all_blocks_free)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "flags",
     [
@@ -51,6 +53,7 @@ async def test_switches_change_nothing_but_speed(flags: tuple[str, ...], checkpo
         system.until(system.all_blocks_free)
 
 
+@pytest.mark.medium
 async def test_two_of_each_share_the_load(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     asked = prompts(12, 20, 100, seed=2)
@@ -65,6 +68,7 @@ async def test_two_of_each_share_the_load(checkpoint: Checkpoint) -> None:
             assert any(name in line for line in system.log("router").splitlines() if "finished" in line)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "32")], ids=["whole", "chunks"])
 async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(
     flags: tuple[str, ...], checkpoint: Checkpoint
@@ -83,6 +87,7 @@ async def test_a_pool_too_small_for_all_makes_them_wait_or_start_over_not_fail(
         system.until(system.all_blocks_free)
 
 
+@pytest.mark.medium
 async def test_a_seeded_request_gives_the_same_text_in_any_batch(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     asked = prompts(6, 5, 60, seed=4)

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, NUM_OUT, ask, full, metric
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK_BYTES = 3 * 2 * 16 * 2 * 32 * 4

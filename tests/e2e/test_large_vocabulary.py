@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 
 from tests.e2e.system import TIMEOUT_S, System
 
+pytestmark = pytest.mark.medium
+
 DEMO, VOCAB = Path("deploy/demo_model"), 151_936  # as Qwen3 has
 NUM_TEXTS = 128
 HEADERS = {"Content-Type": "application/json"}

@@ -10,11 +10,13 @@ import aiohttp
 import pytest
 import torch
 
-from tests.checkpoints import VARIANTS
 from tests.e2e.client import TIMEOUT, prompts
 from tests.e2e.held_system import HeldSystem
 from tests.e2e.programs import ROOT
 from tests.e2e.system import System
+from tests.support.checkpoints import VARIANTS
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 Choice = dict[str, Any]

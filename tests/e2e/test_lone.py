@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from common.wire.messages.worker import SHARED_POOL
 from tests.e2e.client import Reference, complete_all, prompts
 from tests.e2e.system import START_TIMEOUT_S, System
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 WORKERS = ("prefill-0", "decode-0")

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from common.wire.messages.worker import SHARED_POOL
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun, held_while_streaming
 from tests.e2e.system import START_TIMEOUT_S, TIMEOUT_S, System
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 MAX_TOKENS = 60

@@ -12,6 +12,8 @@ from tests.e2e.client import Completion, Reference, complete, prompts
 from tests.e2e.held_system import HeldSystem
 from tests.e2e.system import System
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 
 

@@ -12,6 +12,8 @@ from tests.e2e.client import TIMEOUT, Completion, Reference, complete_all, promp
 from tests.e2e.held_system import HeldSystem, begun
 from tests.e2e.system import System
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK = 16
 NUM_OUT = 24

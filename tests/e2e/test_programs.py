@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.programs import ForkServer, Launch, Program, executed, forked
 
+pytestmark = pytest.mark.medium
+
 LIMIT_S = 60.0
 MODULE = "common.memory"
 

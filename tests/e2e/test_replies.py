@@ -14,6 +14,8 @@ from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, NUM_OUT, ask, full, metric
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 HOMES = {"decode-0": "memory-0", "decode-1": "memory-1"}
 

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from common.settings.config import NetSection
 from deploy.operate.draining import Wish, drain, drain_all
 from tests.e2e.client import Reference, complete, prompts
 from tests.e2e.programs import Program
 from tests.e2e.system import TIMEOUT_S, System
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")

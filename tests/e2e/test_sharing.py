@@ -11,6 +11,8 @@ from tests.e2e.client import Reference, complete_all, prompts
 from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, ask
 
+pytestmark = pytest.mark.medium
+
 Checkpoint = Callable[[str], tuple[Path, Any]]
 NUM_OUT = 40
 

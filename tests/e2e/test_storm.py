@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.storm.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(600)
 def test_no_client_notices_a_storm(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,9 @@ from tests.e2e.client import Completion, complete
 from tests.e2e.held_system import HeldSystem
 from tests.e2e.schemas import PROMPT, asked, complete_schemas
 from tests.e2e.system import System
-from tests.guided import DEMO_MODEL, is_valid, random_root
+from tests.support.guided import DEMO_MODEL, is_valid, random_root
+
+pytestmark = pytest.mark.medium
 
 NUM_SCHEMAS = 16
 
@@ -154,6 +156,7 @@ async def test_a_form_that_no_token_fits_ends_with_its_reason(system: System) ->
     assert response.status == 400 and answer["error"]["code"] == "grammar_dead_end"
 
 
+@pytest.mark.slow
 async def test_grammars_go_on_where_they_were_when_workers_die(system: HeldSystem) -> None:
     schemas = [random_root(random.Random(2000 + seed)) for seed in range(8)]
     undisturbed, disturbed = [Completion() for _ in schemas], [Completion() for _ in schemas]
@@ -174,6 +177,7 @@ async def test_grammars_go_on_where_they_were_when_workers_die(system: HeldSyste
     assert "replayed after" in system.log("router")
 
 
+@pytest.mark.slow
 async def test_prompts_that_a_decode_worker_computes_are_held_to_a_form_too() -> None:
     schemas = [random_root(random.Random(3000 + seed)) for seed in range(6)]
     with System(DEMO_MODEL, "--kv-transport", "none") as system:
@@ -186,6 +190,7 @@ async def test_prompts_that_a_decode_worker_computes_are_held_to_a_form_too() ->
         system.until(system.all_blocks_free)
 
 
+@pytest.mark.slow
 async def test_chats_call_tools_with_valid_arguments() -> None:
     whom = {"properties": {"whom": {"enum": ["Juliet", "Tybalt, the cat"]}}, "required": ["whom"]}
     times = {"properties": {"times": {"type": "integer", "minimum": -9, "maximum": 99}}, "required": ["times"]}

@@ -18,7 +18,9 @@ from deploy.cli import main
 from tests.e2e.client import Completion, complete_all, prompts
 from tests.e2e.held_system import FEW, HeldSystem, begun
 from tests.e2e.programs import Program, executed, forked
-from tests.traces import Event, flow_of, names_of, read_events, slices_of
+from tests.support.traces import Event, flow_of, names_of, read_events, slices_of
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 WAYS = {"queued_ms": "queued", "prefill_ms": "prefill", "handoff_ms": "handoff", "decode_ms": "decode"}

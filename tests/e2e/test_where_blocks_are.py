@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.e2e.client import TIMEOUT, prompts
 from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
+
+pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK, NUM_OUT = 16, 8

@@ -17,7 +17,7 @@ from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers, make_followers
 from common.grammar.server_process import ServerProcess
 from tests.grammar.hostile_server import ABORT, BUG, DIE, DIE_ONCE, SPIN, STOP
-from tests.guided import DEMO_MODEL
+from tests.support.guided import DEMO_MODEL
 
 VOCAB = 2048
 ANYTHING = json.dumps({"grammars": [{"lark_grammar": r"start: /(.|\n)*/"}]})
@@ -119,6 +119,7 @@ def test_a_tokenizer_that_cannot_be_read_is_a_reason_for_every_text(caplog: pyte
     followers.close()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("token_id", "reason"), [(SPIN, "too much CPU time"), (ABORT, "too much memory"), (BUG, "exit status 1")]
 )
@@ -203,6 +204,7 @@ def test_a_text_whose_processes_are_ended_again_and_again_ends(followers: Follow
     assert "3 processes in a row ended" in outcomes(followers, 1)[0].problem
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_its_server_all_goes_on_under_another(
     followers: Followers[int], servers: Servers, number: signal.Signals, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from common.grammar.follower import Outcome
 from common.grammar.grammars import Grammars
-from tests.guided import DEMO_MODEL, TextFollower, is_valid, random_root
+from tests.support.guided import DEMO_MODEL, TextFollower, is_valid, random_root
 
 MAX_TOKENS = 600
 CORPUS = ['{"name": "Romeo", "age": 17, "tags": ["a", "b"], "ok": true} the quick brown fox; 你好 привет 🎉'] * 9
@@ -74,6 +74,7 @@ def write(model: tuple[Grammars, Tokenizer], grammar: str, rng: random.Random) -
     return tokenizer.decode(token_ids) if outcome.is_over else None
 
 
+@pytest.mark.medium
 def test_random_texts_of_random_schemas_are_valid(model: tuple[Grammars, Tokenizer]) -> None:
     num_valid = 0
     for seed in range(60):

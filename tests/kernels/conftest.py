@@ -5,6 +5,7 @@ Everything that a kernel must not read is NaN or an impossible id, and so is all
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.interpreter import prepare_once
+from tests.support.interpreter import prepare_once
 
 if triton.knobs.runtime.interpret:
     prepare_once()
@@ -27,6 +28,17 @@ AttentionCase = tuple[list[int], list[int], int, int, int, int]
 """query_lens, seq_lens, block_size, num_q, num_kv, head_dim"""
 MakeAttention = Callable[[list[int], list[int], int, int, int, int], tuple[Tensor, Tensor, ForwardBatch]]
 AssertClose = Callable[[Tensor, Tensor], None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all cases of a test but its first `medium`: an interpreter runs them, and `make check` needs one of each."""
+    seen: set[str] = set()
+    for item in items:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("gpu"):
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker(pytest.mark.medium)
+            seen.add(test)
 
 
 @pytest.fixture(

@@ -15,7 +15,7 @@ from common.wire.values.sampling_params import (
     MAX_WORD_TOKENS,
     SamplingParams,
 )
-from tests.adjusting import adjusted
+from tests.support.adjusting import adjusted
 
 CPU = torch.device("cpu")
 

@@ -59,6 +59,7 @@ def test_equals_reference(
     assert (out[batch.seq_lens == 0] == 0).all()
 
 
+@pytest.mark.medium
 def test_a_sequence_has_the_same_bits_in_any_company(make_paged: MakePaged) -> None:
     """Alone and cut to the last part, or whole among many."""
     seq_lens = [700, 64, 3000, 65, 1, 0, 2049, 128]

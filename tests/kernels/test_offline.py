@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marks import first_then
+
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "common" / "kernels"
 SHARED_BYTES = {
@@ -24,15 +26,25 @@ SHARED_BYTES = {
 BESIDE_GLUON = ("gather_kv.py", "shared_division.py", "shared_prefix_attention.py")  # for what is Hopper's alone
 PARTS = (("9.0", "8.0", "8.9"), ("10.0", "8.6", "12.0"))  # each takes a process about as long
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.medium]
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, list[tuple[str, int]]]:
-    """Name and shared bytes of each kernel, by capability."""
+def compiled(request: pytest.FixtureRequest) -> dict[str, list[tuple[str, int]]]:
+    """Name and shared bytes of each kernel, by capability that a test is to be run for."""
+    wanted = {
+        test.callspec.params["capability"]
+        for test in request.session.items
+        if isinstance(test, pytest.Function) and test.path == Path(__file__)
+    }
     command = [sys.executable, "-m", "tests.kernels.offline"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([*command, *part], cwd=ROOT, **pipes) for part in PARTS]  # type: ignore[call-overload]
+    parts = [[capability for capability in part if capability in wanted] for part in PARTS]
+    processes = [
+        subprocess.Popen([*command, *part], cwd=ROOT, **pipes)  # type: ignore[call-overload]
+        for part in parts
+        if part
+    ]
     kernels: dict[str, list[tuple[str, int]]] = {capability: [] for capability in SHARED_BYTES}
     for process in processes:
         lines, errors = process.communicate(timeout=800)
@@ -46,7 +58,7 @@ def kernels_of(*paths: Path) -> set[str]:
     return {name for path in paths for name in re.findall(r"^def (\w*_kernel)\(", path.read_text(), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("capability", first_then(pytest.mark.slow, sorted(SHARED_BYTES, key="9.0".__ne__)))
 def test_every_kernel_compiles_and_fits(capability: str, compiled: dict[str, list[tuple[str, int]]]) -> None:
     sources = sorted(KERNELS.rglob("*.py"))
     in_gluon = [path for path in sources if "@gluon.jit" in path.read_text()]

@@ -5,8 +5,8 @@ import torch
 
 from common.kernels.elementwise.qk_norm_rope_kv import heads_per_program, qk_norm_rope_kv
 from common.ops import reference
-from tests.attention_weights import attention_weights
 from tests.kernels.conftest import AssertClose
+from tests.support.attention_weights import attention_weights
 
 MAX_POSITIONS = 500
 

@@ -23,6 +23,7 @@ from common.kernels.sampling.gumbel import exponential, gumbel, gumbel_from
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from common.wire.values.sampling_params import SamplingParams
+from tests.support.marks import first_then
 
 Draw = Callable[[Tensor, SamplingTensors, Tensor], Tensor]
 
@@ -221,7 +222,7 @@ def check_kept(logits: Tensor, params: SamplingTensors, threshold: Tensor) -> No
     assert (differs.any(dim=-1) <= (params.top_p < 1)).all()
 
 
-@pytest.mark.parametrize("vocab", [513, 5003])
+@pytest.mark.parametrize("vocab", first_then(pytest.mark.slow, [513, 5003]))
 @pytest.mark.parametrize("shape", [*SHAPES, "flat"])
 def test_the_list_decides_as_the_limits_do(shape: str, vocab: int, draw: Draw) -> None:
     """Tokens are the same whether limits are found in the row itself, or it is asked of tokens whether they pass."""
@@ -232,8 +233,12 @@ def test_the_list_decides_as_the_limits_do(shape: str, vocab: int, draw: Draw) -
         assert torch.equal(tokens, draw(logits, params, positions_of(len(FILTERED))))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
-    "row", [(1.0, 3, 1.0, 0.0), (0.7, 1200, 1.0, 0.0), (1.0, 2000, 0.3, 0.0), (1.0, 0, 0.4, 0.999)]
+    "row",
+    first_then(
+        pytest.mark.slow, [(1.0, 3, 1.0, 0.0), (0.7, 1200, 1.0, 0.0), (1.0, 2000, 0.3, 0.0), (1.0, 0, 0.4, 0.999)]
+    ),
 )
 def test_tokens_are_asked_in_turn_until_one_passes(row: tuple[float, int, float, float], draw: Draw) -> None:
     """Of so flat a row most of the best tokens fail, and the list has more tiles than one."""
@@ -265,6 +270,7 @@ def test_threshold_of_top_k_is_the_kth_logit(device: torch.device) -> None:
     assert torch.equal(threshold_of(logits, params, device), expected)
 
 
+@pytest.mark.medium
 def test_more_tokens_in_question_than_a_tile_or_a_list_holds(device: torch.device, draw: Draw) -> None:
     """Listed in tiles, and too many to list: the limits are found among all tokens of the row."""
     vocab = filtered_draw.ROOM + 900
@@ -310,7 +316,7 @@ def test_no_plan_makes_a_token_wrong(column: int, value: float, draw: Draw, monk
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy
-@pytest.mark.parametrize("shape", [*SHAPES, "around 0", "close to 0", "far apart"])
+@pytest.mark.parametrize("shape", first_then(pytest.mark.slow, [*SHAPES, "around 0", "close to 0", "far apart"]))
 def test_limits_among_so_many_that_none_are_listed(shape: str, device: torch.device) -> None:
     """Halving comes down to a tile of logits, whether values or orders are what is spread, and whatever ties."""
     num_rows, vocab = len(FILTERED), 2 * filtered_draw.TILE + 301
@@ -407,6 +413,7 @@ def test_a_workspace_is_no_larger_than_what_is_kept_free_for_it(vocab: int) -> N
         assert sum(tensor.nbytes for tensor in tensors) <= 16 * num_rows * vocab
 
 
+@pytest.mark.medium
 def test_draws_follow_the_softmax(draw: Draw) -> None:
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
     num_draws = 300
@@ -463,6 +470,7 @@ def test_each_row_leaves_its_tokens_in_the_slots_in_turn(device: torch.device) -
         assert torch.equal(ring.tokens_cpu, expected.tokens_cpu)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("row", [(1.0, 0, 0.9, 0.0), (1.1, 200, 0.8, 0.0), (0.8, 300, 1.0, 0.01)])
 def test_the_same_row_in_another_batch_draws_the_same(row: tuple[float, int, float, float], draw: Draw) -> None:
     """The programs of a row alone have smaller chunks than among many, and count all tokens."""
@@ -619,6 +627,7 @@ class Stepping:
 COUNTERS = ("sums", "survey_arrivals", "arrivals")
 
 
+@pytest.mark.medium
 def test_nothing_of_one_step_is_read_by_the_next(device: torch.device) -> None:
     """One workspace, steps of few and of many rows in turns: other chunks of other rows lie at other places."""
     vocab, most_rows = 4200, filtered_draw.FEW_ROWS + 1

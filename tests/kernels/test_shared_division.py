@@ -143,6 +143,7 @@ def test_more_rows_than_are_told_apart_are_refused(device: torch.device) -> None
         shared_by([*rows, rows[0]], 16, 8, 264, device)
 
 
+@pytest.mark.medium
 @settings(max_examples=20)
 @given(rows=row_lists())
 def test_what_is_left_of_each_context_is_its_own(rows: list[Row], device: torch.device) -> None:

@@ -12,7 +12,7 @@ import torch
 from common.kv.pool import KVPool
 from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
-from tests.layouts import one_group
+from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", num_layers=3, num_kv_heads=2, head_dim=32, block_size=16, dtype="float32")
 

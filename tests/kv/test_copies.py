@@ -13,9 +13,9 @@ from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.allocator import BlockAllocator
-from tests.group_model import LAYOUTS, GroupMemory, next_token
-from tests.layouts import no_prefixes
+from tests.support.allocator import BlockAllocator
+from tests.support.group_model import LAYOUTS, GroupMemory, next_token
+from tests.support.layouts import no_prefixes
 
 BUDGET = 16
 

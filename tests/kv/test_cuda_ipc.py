@@ -14,7 +14,7 @@ import torch
 from common.base.errors import TransferFailed
 from common.memory.client.client import PoolClaim
 from common.wire.values.pool_shape import PoolShape
-from tests.messages import LAYOUT
+from tests.support.messages import LAYOUT
 
 HANDLE = ctypes.create_string_buffer(64)
 

@@ -18,9 +18,9 @@ from common.memory.client.mapping import Mapping
 from common.memory.devices.host_backing import HostMemory
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import PoolShape
-from tests.allocator import BlockAllocator
-from tests.layouts import full, latent, state, window
-from tests.messages import pool_export
+from tests.support.allocator import BlockAllocator
+from tests.support.layouts import full, latent, state, window
+from tests.support.messages import pool_export
 
 CPU, POOL_ID = torch.device("cpu"), 77
 LAYOUTS = {

@@ -8,7 +8,7 @@ import pytest
 from common.kv.tables import NO_BLOCK, BlockTable, num_handed_over, num_seen, tables_handed_over
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import KVGroup, KVLayout
-from tests.layouts import full, latent, state, window
+from tests.support.layouts import full, latent, state, window
 
 WINDOWS = [window(block_size, tokens) for block_size, tokens in itertools.product((1, 3, 4), (1, 2, 3, 4, 5, 8, 11))]
 GROUPS = [full(1, 1, 1, 4, "float32"), latent(3), state(), *WINDOWS]

@@ -21,9 +21,9 @@ from common.memory.client.client import PoolClaim
 from common.memory.client.guest import Guest
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
-from tests.allocator import BlockAllocator
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
-from tests.messages import pool_export
+from tests.support.allocator import BlockAllocator
+from tests.support.messages import pool_export
 
 ROOT = Path(__file__).parents[2]
 NUM_BLOCKS = 40
@@ -162,6 +162,7 @@ def proven(meeting: Meeting, opened: PeerPool, pool_id: int, allocator: BlockAll
             return float(over.value)
 
 
+@pytest.mark.medium
 def test_blocks_arrive_byte_for_byte_and_no_other_is_touched(meeting: Meeting) -> None:
     opened = meeting.open()
     for seed, sources in ((1, [3, 1, 39, 20]), (2, [5]), (3, list(range(1, 40))), (4, [])):
@@ -183,6 +184,7 @@ def test_blocks_that_the_peer_does_not_have_are_refused(meeting: Meeting) -> Non
     opened.close()
 
 
+@pytest.mark.medium
 def test_the_path_is_proven_and_its_blocks_given_back(meeting: Meeting) -> None:
     opened, allocator = meeting.open(), BlockAllocator(SHAPE)
     assert proven(meeting, opened, meeting.peer.pool_id, allocator) > 0
@@ -211,6 +213,7 @@ def test_a_path_that_delivers_other_bytes_is_no_path(meeting: Meeting) -> None:
     opened.close()
 
 
+@pytest.mark.medium
 def test_blocks_survive_the_death_of_their_owner_until_we_let_go(last_meeting: Meeting) -> None:
     meeting = last_meeting
     meeting.peer.fill(9)

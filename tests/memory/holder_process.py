@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.memory.client.client import MemoryClient
 from common.wire.messages.memory import BlocksWanted, MemoryKnock
-from tests.messages import LAYOUT
+from tests.support.messages import LAYOUT
 
 
 def main(path: Path, num_blocks: int, num_leased: int) -> None:

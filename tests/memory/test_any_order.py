@@ -7,6 +7,7 @@ from itertools import chain, count
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,8 +20,8 @@ from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVRecei
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
-from tests.layouts import one_group, state, window
 from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in
+from tests.support.layouts import one_group, state, window
 
 LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
@@ -520,7 +521,7 @@ class MachineOfTier(Machine):
 
 for machine in (Machine, MachineOfTier, MachineOfTwo, MachineOfThree):
     machine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
-test_no_block_is_ever_two_parties = Machine.TestCase
-test_no_block_is_two_parties_on_its_way_to_and_from_host_memory = MachineOfTier.TestCase
-test_no_block_of_two_groups_is_ever_two_parties = MachineOfTwo.TestCase
-test_no_block_of_three_groups_is_ever_two_parties = MachineOfThree.TestCase
+test_no_block_is_ever_two_parties = pytest.mark.medium(Machine.TestCase)
+test_no_block_is_two_parties_on_its_way_to_and_from_host_memory = pytest.mark.slow(MachineOfTier.TestCase)
+test_no_block_of_two_groups_is_ever_two_parties = pytest.mark.slow(MachineOfTwo.TestCase)
+test_no_block_of_three_groups_is_ever_two_parties = pytest.mark.slow(MachineOfThree.TestCase)

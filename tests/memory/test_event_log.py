@@ -12,7 +12,7 @@ from common.memory.blocks.sealed import KEY
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape
-from tests.layouts import one_group
+from tests.support.layouts import one_group
 
 MOST = 4
 """Keys of a message here."""

@@ -12,8 +12,8 @@ from common.device.engine.engine import claimed_pool
 from common.memory.client.shared_pool import OfPrompt
 from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.values.kv_layout import KVLayout
-from tests.layouts import full, state, window
 from tests.memory.test_server import CPU, SIZE, Backed, eventually
+from tests.support.layouts import full, state, window
 
 
 @pytest.fixture

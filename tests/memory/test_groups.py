@@ -40,8 +40,8 @@ from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.group_model import LAYOUTS, GroupMemory, next_token
-from tests.layouts import no_prefixes
+from tests.support.group_model import LAYOUTS, GroupMemory, next_token
+from tests.support.layouts import no_prefixes
 
 BUDGET, MAX_LEN, MAX_ROWS, MAX_TOKENS = 16, 60, 3, 30
 TURN_S = 0.05
@@ -268,6 +268,7 @@ class Fleet:
         return not (is_computed or is_decoded or is_on_its_way or self.dying)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", range(8))
 def test_whoever_dies_and_whatever_is_short_texts_are_right_and_every_block_comes_back(

@@ -31,9 +31,9 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.fields import DIGEST_BYTES
 from common.wire.values.packing import pack_ids, unpack_ids
-from tests.layouts import take
 from tests.memory.test_server import Backed, eventually
-from tests.messages import LAYOUT
+from tests.support.layouts import take
+from tests.support.messages import LAYOUT
 
 NUM_BLOCKS = 9
 
@@ -198,6 +198,7 @@ def test_claims_are_void_when_the_connection_ends_although_the_process_lives(hou
     house.guest = house.visit()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "message",
     [

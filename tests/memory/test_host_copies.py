@@ -19,7 +19,7 @@ from common.memory.devices.host_backing import HostBacking
 from common.memory.host_tier.traffic import MAX_BATCH, Traffic
 from common.memory.server.pools import Pools
 from common.wire.values.pool_shape import PoolShape
-from tests.layouts import one_group
+from tests.support.layouts import one_group
 
 HANDLE = ctypes.create_string_buffer(64)
 

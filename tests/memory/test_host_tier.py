@@ -28,9 +28,9 @@ from common.wire.values.block_key import pack_keys
 from common.wire.values.fields import KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import unpack_ids
-from tests.layouts import one_group, window
 from tests.memory.parties import Bytes
 from tests.memory.tiers import ReadyRoom, slow_tier
+from tests.support.layouts import one_group, window
 
 LAYOUT = one_group("model", 1, 1, 1, 16, "float16")  # eight blocks are worth a restore
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes

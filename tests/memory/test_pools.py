@@ -23,8 +23,8 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
-from tests.layouts import one_group
 from tests.memory.parties import Bytes, offer_of
+from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")  # 4 bytes a block
 NUM_BLOCKS = 13

@@ -166,4 +166,4 @@ class Clients(RuleBasedStateMachine):
 
 
 Clients.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
-TestClients = Clients.TestCase
+TestClients = pytest.mark.medium(Clients.TestCase)

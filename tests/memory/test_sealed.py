@@ -13,7 +13,7 @@ from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed,
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
-from tests.layouts import one_group, window
+from tests.support.layouts import one_group, window
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")
 WRITER, READER, OTHER = 0, 1, 2

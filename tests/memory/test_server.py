@@ -60,9 +60,9 @@ from common.wire.messages.memory import (
     WeightsWanted,
 )
 from common.wire.messages.worker import Message
-from tests.announcing import announcer
-from tests.layouts import take
-from tests.messages import LAYOUT
+from tests.support.announcing import announcer
+from tests.support.layouts import take
+from tests.support.messages import LAYOUT
 from tests.wire.values import aimed_messages, messages
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -334,6 +334,7 @@ def holder(backed: Backed, launcher: Sequence[str] = ()) -> Iterator[subprocess.
         process.kill()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("launcher", [[], UNSHARE], ids=["this namespace", "another"])
 def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
     backed: Backed, launcher: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -376,6 +377,7 @@ def test_a_worker_that_may_not_name_its_process_says_what_to_do(
         MemoryClient(backed.path, "prefill-0", 1, is_decoding=False)
 
 
+@pytest.mark.medium
 def test_who_hangs_with_blocks_that_others_wait_for_is_ended(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HUNG_S", 0.3)
     pool = shared_pool(backed, "prefill-0")
@@ -391,6 +393,7 @@ def test_who_hangs_with_blocks_that_others_wait_for_is_ended(backed: Backed, mon
         assert process.wait(DEADLINE_S) == -signal.SIGKILL
 
 
+@pytest.mark.medium
 def test_who_hangs_in_a_pid_namespace_out_of_reach_is_named_and_keeps_what_it_may_still_write(
     backed: Backed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +422,7 @@ def test_who_hangs_in_nobodys_way_is_left_alone(backed: Backed) -> None:
         assert not pools.holds_up_others(number + 7)
 
 
+@pytest.mark.medium
 def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> None:
     neighbour = backed.connect("prefill-0")
     neighbour.claim_pool(LAYOUT, (9,))
@@ -701,6 +705,7 @@ def is_let_go(connection: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("said", [
     [b"\xff" * 4],
     [framed(HELLO)[:4] + b"\0" * 500],
@@ -740,6 +745,7 @@ numbers = itertools.count()
 OF_BLOCKS = get_args(OfBlocks)
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(st.lists(aimed_messages(HOSTILE, [HOSTILE, ("decode-0", 1)], OF_BLOCKS), max_size=6))
 def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, said: list[Message]) -> None:
@@ -763,6 +769,7 @@ def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, s
     eventually(lambda: not backed.server.clients)
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(st.lists(st.one_of(messages(), st.binary(max_size=30)), max_size=4))
 def test_nothing_that_is_said_ends_the_server(backed: Backed, said: list[Message | bytes]) -> None:

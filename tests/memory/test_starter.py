@@ -66,6 +66,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.medium
 def test_workers_that_come_at_once_find_one_server_and_it_ends_after_they_have_left(workers: Workers) -> None:
     with ThreadPoolExecutor(4) as threads:
         clients = list(threads.map(workers.come, [f"prefill-{i}" for i in range(4)]))
@@ -82,6 +83,7 @@ def test_workers_that_come_at_once_find_one_server_and_it_ends_after_they_have_l
     assert workers.come("next").server_epoch != clients[0].server_epoch
 
 
+@pytest.mark.medium
 def test_what_a_killed_server_left_is_taken_over(workers: Workers) -> None:
     first = workers.come("prefill-0")
     eventually(lambda: len(workers.processes()) == 1)
@@ -113,6 +115,7 @@ def test_it_reaches_the_router_as_its_worker_does(tmp_path: Path, monkeypatch: p
     assert Starter(workers.path, Config(net=net), "cpu").config.net.router_endpoint == f"ipc://{tmp_path}/router.sock"
 
 
+@pytest.mark.medium
 def test_a_log_that_has_become_long_begins_again(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     log = workers.path.with_suffix(".log")
     log.write_text("before\n")
@@ -125,6 +128,7 @@ def test_a_log_that_has_become_long_begins_again(workers: Workers, monkeypatch: 
     assert not log.read_text().startswith("before\n")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("linger_s", "status"), [("60", 0), ("0", 2)])
 def test_a_second_server_of_a_socket_ends_and_that_is_wrong_for_one_that_was_to_stay(
     workers: Workers, linger_s: str, status: int
@@ -157,6 +161,7 @@ def test_a_worker_that_meets_a_server_about_to_end_asks_once_more(
     assert len(asked) == 2
 
 
+@pytest.mark.medium
 def test_workers_of_two_routers_have_two_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tells its router of deaths, and what befalls one does not befall the other."""
     monkeypatch.setattr(endpoints, "PARENT", tmp_path)

@@ -10,9 +10,9 @@ from common.memory.client.guest import Guest
 from common.memory.client.shared_pool import SharedPool
 from common.wire.messages.memory import BlocksWanted, RegionState
 from common.wire.values.kv_layout import KVLayout
-from tests.layouts import one_group
 from tests.memory.test_server import SIZE, Backed, claim, eventually
-from tests.messages import LAYOUT
+from tests.support.layouts import one_group
+from tests.support.messages import LAYOUT
 
 FAULT = "an illegal memory access was encountered"
 OTHER = one_group("another model", 1, 1, 1, 1, "float16")

@@ -13,8 +13,8 @@ from common.wire.messages.worker import Knock, KVEventsWanted, Refused, Reregist
 from common.wire.values.block_key import short_keys, unpack_short_keys
 from common.wire.values.fields import DIGEST_BYTES
 from common.wire.values.packing import unpack_ids
-from tests.layouts import one_group
 from tests.memory.test_announcer import SERVER, Rig
+from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")
 NUM_BLOCKS = 200
@@ -123,6 +123,7 @@ def test_what_comes_in_a_row_is_told_together(rig: Rig) -> None:
     assert max(len(message.keys) for message in listener.events()) == 20 * 8
 
 
+@pytest.mark.medium
 def test_a_pool_that_is_not_there_is_not_told_of_and_one_that_was_given_back_no_more(rig: Rig) -> None:
     rig.open_router()
     nowhere = Listener(rig, 12345)

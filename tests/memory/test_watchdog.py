@@ -21,6 +21,7 @@ print("at the end", flush=True)
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("last", "status", "said"),
     [("stand(60)", 1, "alive\n"), ("watchdog.stop(); time.sleep(0.6)", 0, "alive\nat the end\n")],

@@ -16,8 +16,8 @@ from common.models.weights import Fill, Loading, WeightsLayout
 from common.ops.base import ForwardBatch, Ops
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
-from tests.checkpoints import VARIANTS, VOCAB, write_checkpoint
-from tests.layouts import allocator_of, full, take
+from tests.support.checkpoints import VARIANTS, VOCAB, write_checkpoint
+from tests.support.layouts import allocator_of, full, take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK_SIZE = 16

@@ -19,7 +19,7 @@ from common.models.loader import decoder_config, read_config
 from common.models.settings import Settings
 from common.models.upload import Progress
 from common.models.weights import load_weights, weights_layout
-from tests.checkpoints import write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
 
@@ -200,6 +200,7 @@ VALUES = st.recursive(
 SCALINGS = st.fixed_dictionaries({"rope_type": st.just("llama3"), **dict.fromkeys(FACTORS, NUMBERS)})
 
 
+@pytest.mark.medium
 @given(base=st.sampled_from([QWEN3, LLAMA3]), key=st.sampled_from(sorted(LLAMA3)), value=VALUES, rope=VALUES | SCALINGS)
 @settings(max_examples=400)
 def test_whatever_a_config_says_it_is_computed_or_refused(

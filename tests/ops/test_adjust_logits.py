@@ -9,7 +9,7 @@ from common.device.steps.warm_up import sampling_tensors
 from common.ops.sampler import Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
-from tests.adjusting import adjusted
+from tests.support.adjusting import adjusted
 
 CPU, VOCAB = torch.device("cpu"), 70
 PROMPT, OUTPUTS = [3, 5, 5, 9, 69], [5, 7, 7, 7, 0]

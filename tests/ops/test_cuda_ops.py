@@ -13,7 +13,7 @@ from common.ops.base import ForwardBatch, Residual
 from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
-from tests.attention_weights import attention_weights
+from tests.support.attention_weights import attention_weights
 
 pytestmark = pytest.mark.gpu
 

@@ -36,6 +36,7 @@ def test_every_one_of_32_bits_counts_at_either_end() -> None:
     assert (ours.diff() >= 0).all(), "more bits, more of it"
 
 
+@pytest.mark.medium
 def test_the_largest_noise_is_one_tokens_alone(noise: Tensor) -> None:
     for row in noise:
         assert row.topk(500).values.unique().numel() == 500

@@ -57,6 +57,7 @@ def one_prompt(num_tokens: int, seq_len: int) -> ForwardBatch:
     )
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for Triton's interpreter; test_cuda_ops is for the GPU")
 @pytest.mark.parametrize(
     ("num_tokens", "kernels"),

@@ -9,7 +9,7 @@ from common.kernels.base.operands import AttentionWeights
 from common.ops import reference
 from common.ops.base import ForwardBatch, Residual
 from common.ops.torch_ops import TorchOps
-from tests.attention_weights import attention_weights
+from tests.support.attention_weights import attention_weights
 
 NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 6, 2, 32, 16
 Chunks = list[tuple[int, int]]  # (begin, end) of each sequence's tokens in one step

@@ -10,6 +10,7 @@ from common.kernels.base.gpu import Gpu
 from common.settings.config import KernelsSection
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("maker", "method", "args"),
     [

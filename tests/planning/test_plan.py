@@ -32,8 +32,8 @@ from router.placement.worker_pool import WorkerPool
 from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
 from router.workers.role_changes import RoleChanges
-from tests.messages import heartbeat, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
+from tests.support.messages import heartbeat, worker_ready
 
 RATES = read_rates("h200-qwen3-4b")
 LIMITS = Objectives(200.0, 10.0, 99.0)
@@ -125,6 +125,7 @@ def test_who_keeps_limits_only_while_queues_grow_does_not_keep_them() -> None:
     assert (search.attains(behind), search.attains(ahead)) == (False, True)
 
 
+@pytest.mark.medium
 def test_more_load_takes_no_fewer_gpus() -> None:
     sizes = [
         chosen.layout.num_gpus if (chosen := searched(steady(rate)).run()) else 99 for rate in (5, 40, 80, 160, 999)
@@ -132,6 +133,7 @@ def test_more_load_takes_no_fewer_gpus() -> None:
     assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] == 99
 
 
+@pytest.mark.medium
 def test_hosts_are_alike_and_as_few_as_it_takes() -> None:
     search = searched(steady(330.0), most_gpus=40, per_host=4)
     chosen = search.run()
@@ -162,6 +164,7 @@ def run(argv: str, monkeypatch: pytest.MonkeyPatch) -> int:
     return exit_info.value.code
 
 
+@pytest.mark.medium
 def test_a_plan_says_formula_candidates_and_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +181,7 @@ def test_a_plan_says_formula_candidates_and_command(
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
@@ -307,6 +311,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.medium
 def test_a_running_system_is_planned_for_under_its_own_load(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,11 +1,14 @@
 """The simulator against what was measured: which figures are within 20 %, and which are not."""
 
+import pytest
+
 from benchmarks.simulated import CASES, compare
 from deploy.bench.results import ROOT, read_rows
 
 MAIN = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99")
 
 
+@pytest.mark.medium
 def test_main_figures_are_within_20_percent_but_those_that_the_page_shows_as_missed() -> None:
     rows = read_rows(ROOT / "benchmarks" / "results.csv")
     compared = {case: compare(case, rows) for case in CASES}

@@ -32,8 +32,8 @@ from router.placement.member import Member
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
-from tests.messages import LAYOUT, kv_path, worker_ready
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
+from tests.support.messages import LAYOUT, kv_path, worker_ready
 
 APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
 
@@ -189,6 +189,7 @@ def test_steps_that_share_a_gpu_slow_each_other_down_and_nobody_alone() -> None:
     assert streaming.e2e_ms - before.e2e_ms == pytest.approx(late.ttft_ms / 2 + step_ms([1000]), rel=0.05)
 
 
+@pytest.mark.medium
 def test_prompts_come_as_from_the_dispatcher_and_the_prompt_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole first tokens' times of random loads equal those of the real ones in model time, prompt by prompt."""
     monkeypatch.setattr(real, "MESSAGE_S", 0.0)
@@ -233,6 +234,7 @@ class Pools:
         )  # fmt: skip
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", ["2P2D 4", "3P1D 4", "2P2D 2", "4P4D 4", "3P2D 4"])
 @pytest.mark.parametrize("prefixes", [None, Prefixes(7, 1600)])
 def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes | None) -> None:
@@ -288,6 +290,7 @@ def _outcomes(layout: Layout, load: Load, **options: int) -> Iterator[Outcome]:
         yield simulate(layout, Costs(made_rates()), load, **options)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", [APART, SHARED, Layout(3, 2, 4), Layout(2, 2, 2), Layout(2, 2, 3, 5)])
 def test_whatever_is_sent_ends_once_and_the_same_twice(layout: Layout) -> None:
     for load in (poisson(60.0, 400, draw, "s"), streams(40, [draw(random.Random(n)) for n in range(200)])):

@@ -12,6 +12,7 @@ from common.wire.messages.memory import OfBlocks
 from prefill_worker.scheduler import Chunk
 from prefill_worker.sequence import PromptSequence
 from tests.prefill_worker.test_prefixes import BLOCK, US, House
+from tests.support.marks import first_then
 
 NUM_BLOCKS = 24
 TEXTS = [list(range(base, base + 60)) for base in (0, 1000)]
@@ -132,7 +133,8 @@ class World(House):
         assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.readings)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", first_then(pytest.mark.slow, range(6)))
 def test_whatever_happens_nobody_reads_another_text_nor_waits_for_ever(seed: int) -> None:
     num_prompts = num_saved = 0
     for walk in range(40):

@@ -40,6 +40,7 @@ def rig() -> Iterator[Careful]:
     rig.close()
 
 
+@pytest.mark.medium
 @given(st.lists(aimed_messages(("d", 1), PEERS, (PrefillRequest, Abort)), min_size=6, max_size=10))
 @settings(max_examples=60)
 def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]) -> None:

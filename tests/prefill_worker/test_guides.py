@@ -13,8 +13,8 @@ from common.wire.messages.worker import Abort, FinishReason, TokenBatch
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.grammar_masks import PromptGuides
 from prefill_worker.sequence import PromptSequence
-from tests.messages import prefill_request
 from tests.prefill_worker.test_worker import TOKEN, VOCAB, Rig, until
+from tests.support.messages import prefill_request
 
 MASK = np.full(VOCAB // 32, -1, np.int32)
 ALL = Outcome(MASK)

@@ -11,7 +11,7 @@ from common.serving.worker.peer_servers import Visit, Visits
 from common.wire.messages.handoff import KVPoolExport
 from prefill_worker.reply_pools import FIRST_PAUSE_S, LONGEST_PAUSE_S, Holders
 from tests.decode_worker.bench import FakeGuest
-from tests.messages import pool_export
+from tests.support.messages import pool_export
 
 SPEED = 7.0
 

@@ -16,10 +16,10 @@ from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.layouts import no_prefixes, tiny
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
-from tests.slow_rate import SlowRate
+from tests.support.layouts import no_prefixes, tiny
+from tests.support.slow_rate import SlowRate
 
 BLOCK = 4
 US, DECODER = 1, 2

@@ -23,12 +23,13 @@ from common.wire.values.pool_shape import PoolShape
 from prefill_worker.reply_pools import Holder, Holders
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth
 from tests.decode_worker.bench import FakePool
-from tests.layouts import tiny
 from tests.memory.parties import Bytes
-from tests.messages import pool_export
 from tests.prefill_worker.test_any_prompts import TEXTS, World
 from tests.prefill_worker.test_prefixes import BLOCK, House
-from tests.slow_rate import SlowRate
+from tests.support.layouts import tiny
+from tests.support.marks import first_then
+from tests.support.messages import pool_export
+from tests.support.slow_rate import SlowRate
 
 OWNER, GUEST = 1, 2
 D = ("d", 1)
@@ -418,7 +419,8 @@ class RetrievingWorld(World):
         assert not self.theirs.num_read and not self.retrievals.under_way and not self.retrievals.late
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", first_then(pytest.mark.slow, range(6)))
 def test_whatever_happens_nobody_reads_another_text_nor_waits_for_ever(seed: int) -> None:
     num_pulled = num_prompts = 0
     for walk in range(40):

@@ -6,7 +6,7 @@ from common.settings.config import PrefillSection
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.scheduler import PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.layouts import allocator_of, no_prefixes
+from tests.support.layouts import allocator_of, no_prefixes
 
 BLOCK_SIZE = 16
 

@@ -10,8 +10,8 @@ from common.settings.config import NetSection
 from common.wire.messages.handoff import KVPathResult
 from common.wire.messages.worker import DecodePeer
 from prefill_worker.targets import LONGEST_PAUSE_S, Targets
-from tests.fakes import free_endpoint
-from tests.messages import pool_export
+from tests.support.fakes import free_endpoint
+from tests.support.messages import pool_export
 
 NOBODY = free_endpoint()
 

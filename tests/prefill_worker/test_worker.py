@@ -41,12 +41,12 @@ from common.wire.values.output_token import OutputToken
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.worker import PrefillWorker
-from tests.fakes import free_endpoint
-from tests.guided import DEMO_MODEL
-from tests.layouts import allocator_of
-from tests.lone_pool import LonePool
-from tests.messages import LAYOUT, prefill_request, worker_ready
-from tests.scoring import scores_of
+from tests.support.fakes import free_endpoint
+from tests.support.guided import DEMO_MODEL
+from tests.support.layouts import allocator_of
+from tests.support.lone_pool import LonePool
+from tests.support.messages import LAYOUT, prefill_request, worker_ready
+from tests.support.scoring import scores_of
 
 TOKEN = 7
 VOCAB = 2048  # as the demo model has

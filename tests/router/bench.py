@@ -27,7 +27,7 @@ from router.placement.worker_pool import WorkerPool
 from router.text.detokenizer import TextStream
 from router.text.prompt_log import PromptLog
 from router.text.stop_strings import StopAutomaton, StopMatcher
-from tests.messages import kv_path, worker_ready
+from tests.support.messages import kv_path, worker_ready
 
 NET = NetSection(worker_timeout_s=3.0, step_timeout_s=100.0)
 VOCAB = 1000

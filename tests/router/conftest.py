@@ -21,7 +21,7 @@ from common.wire.values.sampling_params import SamplingParams
 from router.api.app import start_server
 from router.api.http_request import SERVICE
 from router.service import Service
-from tests.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker, free_endpoint
+from tests.support.fakes import FakeDecode, FakeModel, FakePrefill, FakeWorker, free_endpoint
 
 EOS = 0
 MAX_MODEL_LEN = 600

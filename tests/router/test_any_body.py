@@ -16,7 +16,7 @@ from router.reading.packed_requests import unpack
 from router.reading.reading import parse_body, read, tokenized
 from router.requests.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS
 from router.text.tokenizer import Tokenizer
-from tests.messages import prefill_request
+from tests.support.messages import prefill_request
 
 LIMIT = 100
 NUMBERS = [0, 1, -1, 2, 2**31 - 1, 2**31, 2**63 - 1, 2**63, -(2**63), 10**400, 1.0, 0.5, 2.5, 1e308, -0.0]
@@ -72,6 +72,7 @@ def agree(ours: Tokenizer, body: Any) -> None:
         assert decode(encode(message)) == message, "a worker would drop it"
 
 
+@pytest.mark.medium
 @settings(max_examples=1000)
 @given(
     fields=st.one_of(values, likely, st.builds(lambda a, b: a | b, likely, st.dictionaries(names, values, max_size=2)))
@@ -80,6 +81,7 @@ def test_a_body_is_a_request_or_an_error_that_names_what_is_wrong(ours: Tokenize
     agree(ours, {"seed": 1} | fields if isinstance(fields, dict) and fields.get("seed") is None else fields)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [*COMPLETION_FIELDS.fields, "unknown"])
 def test_so_it_is_with_any_value_of_each_field(ours: Tokenizer, name: str) -> None:
     for value in [*NUMBERS, *TEXTS, True, False, [], {}, [[]], [{}], [None], ["a"], [0], [-1], [10**400], {"a": 0}]:

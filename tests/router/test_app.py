@@ -226,6 +226,7 @@ async def test_too_many_requests(start_cluster: StartCluster) -> None:
         await cluster.until(lambda: cluster.service.dispatcher.num_active == 0, "the queue is empty")
 
 
+@pytest.mark.medium
 async def test_many_streams_at_once(client: Client) -> None:
     prompts = [[i + 1, i + 2] for i in range(64)]
     results = await asyncio.gather(
@@ -235,6 +236,7 @@ async def test_many_streams_at_once(client: Client) -> None:
         assert texts == {0: client.expected(prompt, max_tokens=50)}
 
 
+@pytest.mark.medium
 def test_importing_the_router_imports_no_worker_room() -> None:
     code = "import sys, json, router.api.app, router.__main__; print(json.dumps(sorted(sys.modules)))"
     modules = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

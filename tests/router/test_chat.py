@@ -73,6 +73,7 @@ async def post(cluster: Cluster, **fields: Any) -> tuple[int, Any]:
         return response.status, await response.json()
 
 
+@pytest.mark.medium
 async def test_an_answer_is_what_follows_the_prompt_that_the_template_writes(client: Client) -> None:
     whole = await ask(client)
     assert whole.choices[0].message.content == client.expected(PROMPT, max_tokens=12)
@@ -128,6 +129,7 @@ async def test_fields_that_change_nothing_are_taken(client: Client) -> None:
     assert whole.choices[0].message.content == client.expected(PROMPT, max_tokens=12)
 
 
+@pytest.mark.medium
 async def test_without_a_limit_an_answer_may_fill_the_context(client: Client) -> None:
     whole = await ask(client, max_tokens=None, ignore_eos=True)
     assert whole.usage.total_tokens == MAX_MODEL_LEN
@@ -263,6 +265,7 @@ async def test_a_model_without_a_template_says_so(start_cluster: StartCluster, m
     assert "has no chat template; use /v1/completions" in body["error"]["message"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("source", ["{{ 10 ** (10 ** 10) }}", "{{ 'x' * 10 ** 12 }}"], ids=["time", "memory"])
 async def test_what_nothing_can_interrupt_costs_the_chat_and_nobody_else(
     cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch, source: str
@@ -281,6 +284,7 @@ async def test_what_nothing_can_interrupt_costs_the_chat_and_nobody_else(
     assert (await post(cluster))[0] == 200
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("content", ["say {special} twice", "ends with <", "the fox", "the fox jumps over lazy dogs"])
 async def test_a_short_chat_has_the_tokens_of_a_long_one(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, content: str
@@ -317,6 +321,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(fields=st.dictionaries(st.sampled_from([*CHAT_FIELDS.fields]), VALUES, max_size=5), talks=st.booleans())
 def test_whatever_is_sent_is_a_request_or_an_error_and_packed_it_is_the_same(

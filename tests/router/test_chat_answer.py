@@ -149,6 +149,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.medium
 @settings(max_examples=500)
 @given(
     parts=st.lists(st.sampled_from(PARTS), max_size=12),

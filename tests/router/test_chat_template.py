@@ -78,6 +78,7 @@ def test_it_writes_what_transformers_writes_of_tools(options: dict[str, Any], to
     assert ChatTemplate(LLAMA_LIKE, {}).render(MESSAGES, options, 1000, tools) == texts[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("source", "reason"),
     [

@@ -138,6 +138,7 @@ async def test_headers_count_together_however_they_come(start_cluster: StartClus
 UPGRADE = LIVE[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 
 
+@pytest.mark.medium
 async def test_headers_behind_an_upgrade_that_is_declined_end_too(
     start_cluster: StartCluster, connect: Connect
 ) -> None:
@@ -147,6 +148,7 @@ async def test_headers_behind_an_upgrade_that_is_declined_end_too(
     assert b" 408 " in answer
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("has_asked", [False, True])
 async def test_headers_that_never_end_are_told_so(
     start_cluster: StartCluster, connect: Connect, has_asked: bool
@@ -194,6 +196,7 @@ async def test_who_asks_for_nothing_is_let_go(start_cluster: StartCluster, conne
     assert answered.endswith(b'{"status": "ok"}')
 
 
+@pytest.mark.medium
 async def test_who_waits_for_an_answer_is_not(start_cluster: StartCluster, connect: Connect) -> None:
     cluster = await start_cluster(header_timeout_s=0.5, keepalive_s=0.5, body_timeout_s=0.5)
     socket = await connect(cluster)
@@ -243,6 +246,7 @@ async def test_who_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch, high_w
         await server.shutdown(1.0)
 
 
+@pytest.mark.medium
 async def test_who_reads_slowly_gets_all_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "WRITE_S", 0.5)
     num_bytes, num_read = 1 << 25, 0

@@ -180,6 +180,7 @@ PIECES = ["<", "<|", "|>", "im_", "start", "end|>", "\n", " ", "user", "é", "<|
 PIECES += ["<|start_header_id|>", "<|begin_of_text|>", "<think>", "</think>", "a", "<|end"]
 
 
+@pytest.mark.medium
 @FAMILIES
 @settings(max_examples=150)
 @given(

@@ -45,6 +45,7 @@ def matcher(*stops: str, include: bool = False) -> StopMatcher:
     return StopMatcher(StopAutomaton(stops), include=include)
 
 
+@pytest.mark.medium
 @PROPERTY
 @given(ids=token_ids)
 def test_chunks_of_any_ids_join_to_the_text_decoded_at_once(tokenizer: tokenizers.Tokenizer, ids: list[int]) -> None:
@@ -72,6 +73,7 @@ def test_the_window_stays_short_through_endless_invisible_tokens(tokenizer: toke
     assert "".join(chunks) == decode(ids)
 
 
+@pytest.mark.medium
 @PROPERTY
 @given(
     chunks=st.lists(st.text("abc", max_size=6), max_size=8),
@@ -94,6 +96,7 @@ def test_stop_strings_cut_the_same_text_however_it_is_chunked(
     assert cutter.found == stop
 
 
+@pytest.mark.medium
 @PROPERTY
 @given(text=texts, stops=st.lists(st.sampled_from(["ö", "a", "好🎉", "the", " k", "\ufffd"]), max_size=3))
 def test_stream_is_the_text_before_the_first_stop(tokenizer: tokenizers.Tokenizer, text: str, stops: list[str]) -> None:

@@ -16,8 +16,8 @@ from router.placement.choice import choose
 from router.placement.member import Member
 from router.placement.route import Demand, Route
 from router.placement.worker_pool import WorkerPool
-from tests.messages import worker_ready
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
+from tests.support.messages import worker_ready
 
 
 def test_a_request_goes_through_both_workers() -> None:

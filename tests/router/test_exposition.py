@@ -15,8 +15,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.base.exposition import exposition
-from tests.fakes import FakeWorker
 from tests.router.conftest import Client, Cluster
+from tests.support.fakes import FakeWorker
 
 ABBREVIATED = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "m", "h", "d"}
 OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "kilobytes", "megabytes", "gigabytes", "percent"}
@@ -44,6 +44,7 @@ async def scraped(cluster: Cluster) -> str:
 labelled = st.lists(st.tuples(st.text(max_size=5), st.floats(allow_nan=False)), max_size=5)
 
 
+@pytest.mark.medium
 @given(labelled, st.text('\\\n"x ', max_size=9))
 def test_whatever_stands_in_a_label_is_read_again(samples: list[tuple[str, float]], help_text: str) -> None:
     told = GaugeMetricFamily("baton_told", help_text, labels=["worker"])
@@ -163,6 +164,7 @@ async def test_nothing_that_a_client_says_is_a_label(client: Client, cluster: Cl
     assert MADE_UP not in await scraped(cluster)
 
 
+@pytest.mark.medium
 async def test_status_pages_answer_head_without_a_body(cluster: Cluster) -> None:
     async with aiohttp.ClientSession(cluster.url) as session:
         for path in ("/metrics", "/health", "/ping", "/live", "/load", "/version", "/v1/models", "/openapi.json"):

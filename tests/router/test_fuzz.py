@@ -17,8 +17,8 @@ from common.wire.values.sampling_params import SamplingParams
 from router.dispatch.request_state import Completion, Mailbox, State
 from router.service import Service
 from router.text.detokenizer import TextStream
-from tests.fakes import FakeModel, free_endpoint
-from tests.messages import kv_path, worker_ready
+from tests.support.fakes import FakeModel, free_endpoint
+from tests.support.messages import kv_path, worker_ready
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("d", 1), ("e", 2)]
@@ -79,6 +79,7 @@ def rig(model_dir: Path, model: FakeModel) -> Iterator[Rig]:
     asyncio.run(rig.service.close())
 
 
+@pytest.mark.medium
 @given(
     st.lists(
         st.tuples(aimed_messages(("d", 1), PEERS, KINDS), st.sampled_from(PEERS), st.booleans()),

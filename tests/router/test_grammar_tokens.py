@@ -13,8 +13,8 @@ from common.grammar.grammars import Grammars, model_tokens
 from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import GrammarSource
 from router.grammar.tokens import lean_tokens, tree_of, vocabulary_of
-from tests.guided import DEMO_MODEL, TextFollower, random_root
 from tests.router.made_tokenizers import KINDS, made
+from tests.support.guided import DEMO_MODEL, TextFollower, random_root
 
 ENDS = [0, 1]
 REGEXES = (
@@ -58,6 +58,7 @@ def sources() -> list[GrammarSource]:
     ]
 
 
+@pytest.mark.medium
 def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int]) -> None:
     whole = model_tokens(*model, ENDS)
     lean = tree_of(vocabulary_of(whole))

@@ -81,6 +81,7 @@ def statuses(answer: bytes) -> list[int]:
     return found
 
 
+@pytest.mark.medium
 async def test_broken_http_gets_whole_answers_and_is_let_go(
     start_cluster: StartCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,12 +8,13 @@ from common.settings.config import NetSection
 from common.wire.messages.worker import Heartbeat, Message, Reregister
 from common.wire.transport.sockets import MAX_RECEIVED_AT_ONCE, Spoke
 from router.workers.hub import MAX_TURN_S, MAX_WORKER_FRAME_BYTES, AsyncHub, Undelivered
-from tests.fakes import free_endpoint
-from tests.messages import heartbeat
+from tests.support.fakes import free_endpoint
+from tests.support.messages import heartbeat
 
 NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("answering", [False, True])
 async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogCaptureFixture, answering: bool) -> None:
     """More than one receive takes, one of them fatal to its handler, with or without sends on the way."""

@@ -72,6 +72,7 @@ def outcome(read: Any, *args: Any) -> Any:
         return vars(error)
 
 
+@pytest.mark.medium
 @settings(max_examples=1000)
 @given(data=bodies())
 def test_a_text_means_what_json_says(data: bytes) -> None:
@@ -88,6 +89,7 @@ def plain(data: bytes) -> Any:
         return parse_body(data, INFO)
 
 
+@pytest.mark.medium
 @settings(max_examples=300)
 @given(data=bodies(), rest=st.sampled_from(RESTS))
 def test_a_request_is_the_same_request_or_the_same_error(data: bytes, rest: str) -> None:

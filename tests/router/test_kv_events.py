@@ -19,8 +19,8 @@ from router.workers import kv_events
 from router.workers.kv_events import ASK_S, BAN_S, KVEventReader
 from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
-from tests.layouts import window
-from tests.messages import LAYOUT, worker_ready
+from tests.support.layouts import window
+from tests.support.messages import LAYOUT, worker_ready
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0)
 NUM_BLOCKS = 20

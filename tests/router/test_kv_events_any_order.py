@@ -6,6 +6,7 @@ from enum import Enum
 from itertools import count
 from unittest.mock import patch
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -21,10 +22,10 @@ from common.wire.values.block_key import unpack_short_keys
 from common.wire.values.fields import SHORT_KEY_BYTES
 from router.placement.prefix_map import MOMENT_S, Prediction
 from router.workers.kv_events import ASK_S
-from tests.layouts import one_group
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
 from tests.router.test_kv_events import NET, NUM_BLOCKS, THERE, Rig
+from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", 1, 1, 1, 64, "float16")  # two blocks are worth a restore
 NUM_SLOTS, BLOCK_US = 8, 2000
@@ -263,5 +264,5 @@ class Machine(RuleBasedStateMachine):
             assert known == (one in self.there), "what was predicted and did not come is forgotten"
 
 
-TestMachine = Machine.TestCase
+TestMachine = pytest.mark.medium(Machine.TestCase)
 TestMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

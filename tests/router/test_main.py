@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from common.settings.config import NetSection
-from tests.fakes import FakeDecode, FakeModel, free_endpoint
+from tests.support.fakes import FakeDecode, FakeModel, free_endpoint
 
 DEADLINE_S = 60.0
 
@@ -66,6 +66,7 @@ async def router(model_dir: Path, open_files: int = 4096) -> AsyncIterator[Proce
         print(f"exit status {has_ended}\n{said.decode()}")  # shown if the test fails
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_signals", [1, 2])
 async def test_the_first_signal_drains_and_the_second_stops(
     model_dir: Path, model: FakeModel, num_signals: int
@@ -98,6 +99,7 @@ async def test_the_first_signal_drains_and_the_second_stops(
             await asyncio.to_thread(worker.kill)
 
 
+@pytest.mark.medium
 def test_a_wrong_setting_is_explained_and_exits_with_2(tmp_path: Path, model_dir: Path) -> None:
     def said(*flags: str) -> str:
         run = subprocess.run([sys.executable, "-m", "router", *flags], capture_output=True, timeout=DEADLINE_S)
@@ -119,6 +121,7 @@ def test_a_wrong_setting_is_explained_and_exits_with_2(tmp_path: Path, model_dir
     assert (run.returncode, "100 open files are allowed: at least 256" in run.stderr) == (2, True)
 
 
+@pytest.mark.medium
 async def test_more_clients_than_descriptors_are_told_so(model_dir: Path, model: FakeModel) -> None:
     async with router(model_dir, open_files=256) as process:
         endpoint = await process.line_with(r"workers dial (\S+)")
@@ -160,6 +163,7 @@ async def test_more_clients_than_descriptors_are_told_so(model_dir: Path, model:
             await asyncio.to_thread(worker.kill)
 
 
+@pytest.mark.medium
 async def test_silent_connections_make_room_for_who_asks(model_dir: Path) -> None:
     async with router(model_dir, open_files=256) as process:
         url = await process.line_with(r"serving (http://\S+)")

@@ -21,12 +21,13 @@ from common.wire.messages.worker import (
 )
 from common.wire.messages.worker_id import connection_of
 from router.placement.capacity import most_tokens
-from tests.fakes import FakeDecode
 from tests.router.conftest import Client, Cluster, StartCluster
+from tests.support.fakes import FakeDecode
 
 PROMPT = "the quick brown fox"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", ["kill", "silent", "stuck"])
 async def test_a_decode_worker_lost_mid_stream_changes_no_text(client: Client, cluster: Cluster, how: str) -> None:
     first = cluster.workers[1]

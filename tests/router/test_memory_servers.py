@@ -18,9 +18,9 @@ from common.wire.messages.worker import Knock, PeerGone, PrefillRequest, WorkerG
 from router.workers import memory_servers
 from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
-from tests.announcing import announcer
-from tests.fakes import FakeDecode, FakeWorker
 from tests.router.conftest import NET, Client, Cluster, StartCluster
+from tests.support.announcing import announcer
+from tests.support.fakes import FakeDecode, FakeWorker
 
 PROMPT = "the quick brown fox"
 GB = 1 << 30

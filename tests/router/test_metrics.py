@@ -10,8 +10,8 @@ from router.dispatch.journey import Phase
 from router.dispatch.metrics import ITL_BOUNDS_S, PHASE_BOUNDS_S, TTFT_BOUNDS_S, Metrics
 from router.dispatch.request_state import Completion, State
 from router.observe.fleet_metrics import BEAT_GAUGES
-from tests.messages import heartbeat
 from tests.router.bench import LENGTH, Bench
+from tests.support.messages import heartbeat
 
 NAME = "baton_inter_token_latency_seconds"
 gaps = st.lists(st.one_of(st.floats(0, 5), st.sampled_from(ITL_BOUNDS_S)), max_size=40)

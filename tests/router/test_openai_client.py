@@ -242,6 +242,7 @@ async def test_explicit_nulls_and_values_that_change_nothing_are_taken(client: C
     assert (caught.value.param, caught.value.code) == ("max_token", "unknown_field")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("most_urgent", "refused"), [(0, -1), (-5, -6)])
 async def test_nobody_is_more_urgent_than_the_server_lets_clients_be(
     start_cluster: StartCluster, most_urgent: int, refused: int

@@ -101,6 +101,7 @@ async def test_keys_are_part_of_the_document(start_cluster: StartCluster, tmp_pa
     assert "security" not in paths["/health"]["get"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 async def test_requests_made_of_the_document_get_what_it_promises(cluster: Cluster, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_dict(await described(cluster))
@@ -128,6 +129,7 @@ def tool(**fields: Any) -> dict[str, Any]:
     return {"name": "f"} | fields
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("path", "fields", "is_taken"),
     [

@@ -14,7 +14,7 @@ from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import ASK_AGAIN_S, Operators
 from router.workers.role_changes import RoleChanges
-from tests.messages import worker_ready
+from tests.support.messages import worker_ready
 
 
 @pytest.mark.parametrize("name", ["memory-0", "decode-0"])

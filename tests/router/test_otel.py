@@ -16,8 +16,8 @@ from common.base.errors import ConfigError
 from common.settings.config import Config, RouterSection
 from common.settings.options import from_tables
 from router.api.telemetry import TELEMETRY, make_telemetry
-from tests.fakes import FakeDecode
 from tests.router.conftest import Cluster, StartCluster
+from tests.support.fakes import FakeDecode
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -170,6 +170,7 @@ async def test_a_request_is_a_span_of_its_callers_trace_with_one_for_each_phase(
         assert secret.encode() not in collector.bodies
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "headers",
     [
@@ -247,6 +248,7 @@ async def test_a_replay_and_a_client_that_leaves_are_told(start_cluster: StartCl
     assert decoded == [(0, "decode-0"), (1, other.worker_id)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("hangs", [False, True], ids=["refuses", "hangs"])
 async def test_a_collector_that_does_not_answer_costs_nobody_anything(
     hangs: bool, start_cluster: StartCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -15,8 +15,8 @@ from router.placement.member import NO_TRANSPORT, Member
 from router.placement.pairing import Order, Pairing
 from router.placement.route import Demand
 from router.placement.worker_pool import WorkerPool
-from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
 from tests.router.test_prefix_map import keys_of
+from tests.support.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
 TEXT = keys_of(list(range(6 * BLOCK)))
@@ -127,6 +127,7 @@ class Exhaustive:
         return max((each.num_there * BLOCK for each in found), default=0) if prefill.ready.takes_replies else 0
 
 
+@pytest.mark.slow
 @given(
     prefills=WORKERS,
     decodes=WORKERS,

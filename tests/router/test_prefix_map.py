@@ -22,7 +22,7 @@ from router.placement.prefix_map import MOMENT_S, PoolContents, PrefixMap
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
-from tests.messages import LAYOUT, kv_path, worker_ready
+from tests.support.messages import LAYOUT, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
 SLOW = Speeds(block_us=1_000_000)

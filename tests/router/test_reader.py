@@ -49,6 +49,7 @@ def is_being_told(reader: ReaderProcess) -> bool:
     return process.stdin.transport.get_write_buffer_size() > 0
 
 
+@pytest.mark.medium
 async def test_a_long_body_is_answered_as_a_short_one_is(cluster: Cluster) -> None:
     cases: list[dict[str, Any]] = [
         {},
@@ -64,6 +65,7 @@ async def test_a_long_body_is_answered_as_a_short_one_is(cluster: Cluster) -> No
             assert await answer(session, long_body(**fields)) == short
 
 
+@pytest.mark.medium
 async def test_a_body_that_ends_its_process_costs_only_its_own_request(cluster: Cluster) -> None:
     reader, pid = await child_of(cluster)
     async with aiohttp.ClientSession(cluster.url) as session:
@@ -82,6 +84,7 @@ async def test_a_body_that_ends_its_process_costs_only_its_own_request(cluster: 
     assert cluster.service.bodies.num_counted == 0
 
 
+@pytest.mark.medium
 async def test_ids_do_not_wait_for_long_bodies(cluster: Cluster) -> None:
     _, pid = await child_of(cluster)
     os.kill(pid, signal.SIGSTOP)
@@ -95,6 +98,7 @@ async def test_ids_do_not_wait_for_long_bodies(cluster: Cluster) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.medium
 async def test_values_that_take_too_much_memory_are_refused_and_the_process_lives(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(max_body_bytes=4_000_000)
     _, pid = await child_of(cluster)
@@ -104,6 +108,7 @@ async def test_values_that_take_too_much_memory_are_refused_and_the_process_live
     assert (await child_of(cluster))[1] == pid
 
 
+@pytest.mark.medium
 async def test_clients_that_leave_do_not_shift_the_answers_of_others(cluster: Cluster) -> None:
     reader, pid = await child_of(cluster)
     pieces = [[long_body(prompt=[number])] for number in (1, 2, 3)]
@@ -116,6 +121,7 @@ async def test_clients_that_leave_do_not_shift_the_answers_of_others(cluster: Cl
     assert [list(prompt) for prompt in (await reads[2]).prompts] == [[3]]
 
 
+@pytest.mark.medium
 async def test_long_bodies_keep_out_one_another_and_no_short_one(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(max_body_bytes=160_000, max_bodies_bytes=160_000)
     cluster.decode(transport="none")
@@ -137,6 +143,7 @@ async def test_long_bodies_keep_out_one_another_and_no_short_one(start_cluster: 
         assert (await answer(session, long_body()))[0] == 200
 
 
+@pytest.mark.medium
 async def test_bodies_too_large_or_compressed(start_cluster: StartCluster) -> None:
     cluster = await start_cluster(max_body_bytes=100_000)
 

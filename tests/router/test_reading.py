@@ -44,6 +44,7 @@ def test_a_packed_request_is_the_request(ours: Tokenizer, fields: dict[str, Any]
     assert unpack(read(bytearray(data), ours, LIMIT)) == tokenized(request, ours, LIMIT)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("data", [*(body(fields) for fields in WRONG), *BROKEN])
 def test_a_packed_error_is_the_error(ours: Tokenizer, data: bytes) -> None:
     with pytest.raises(RequestError) as here:
@@ -53,6 +54,7 @@ def test_a_packed_error_is_the_error(ours: Tokenizer, data: bytes) -> None:
     assert vars(here.value) == vars(there.value)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -112,6 +114,7 @@ def test_ids_that_are_too_many_are_refused_where_they_are_read(ours: Tokenizer) 
         ours.encode([array("i", [1]) * LIMIT], LIMIT)
 
 
+@pytest.mark.medium
 @settings(max_examples=100)
 @given(text=st.text(st.sampled_from("the quick brown fox jumps\n  köln你好🎉"), min_size=1, max_size=400))
 def test_what_fits_is_encoded_as_the_library_does(model_dir: Path, text: str) -> None:
@@ -184,6 +187,7 @@ def test_what_repeats_very_much_of_prompts_is_refused_before_it_is_made(ours: To
             assert caught.value.param == name
 
 
+@pytest.mark.medium
 async def test_the_loop_turns_while_a_thread_encodes(ours: Tokenizer) -> None:
     text = "".join(f"the quick brown fox {number}; " for number in range(50_000))
     encoding = asyncio.create_task(asyncio.to_thread(ours.encode, [text], len(text)))

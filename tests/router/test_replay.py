@@ -14,8 +14,8 @@ from router.dispatch.request_state import Completion, State
 from router.dispatch.retry_policy import MAX_RETURNS
 from router.placement.member import Member
 from router.text.logprobs import TokenStrings
-from tests.messages import kv_path
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
+from tests.support.messages import kv_path
 
 
 def test_a_prefill_worker_lost_before_the_first_token() -> None:
@@ -290,6 +290,7 @@ def test_an_invalid_token_is_a_failure_of_the_worker_not_of_the_router() -> None
     assert completion.outputs == []
 
 
+@pytest.mark.medium
 def test_any_history_ends_exactly_once() -> None:
     """Random tokens, losses, joins, failures, aborts and time: no assertion, no leftover, one end each."""
     for seed in range(150):

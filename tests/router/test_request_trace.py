@@ -11,7 +11,7 @@ from common.base.trace_events import flow_id
 from common.base.trace_file import TraceFile
 from router.dispatch.journey import Arrival, End, Journey, Phase
 from router.observe.request_trace import RequestTrace
-from tests.traces import assert_nested
+from tests.support.traces import assert_nested
 
 Event = dict[str, Any]
 

@@ -67,6 +67,7 @@ async def post(cluster: Cluster, path: str = "/v1/responses", **fields: Any) -> 
         return response.status, await response.json()
 
 
+@pytest.mark.medium
 async def test_an_answer_is_that_of_a_chat_which_says_the_same(client: Client) -> None:
     whole = await ask(client)
     assert whole.output_text == client.expected(PROMPT, max_tokens=12)
@@ -92,6 +93,7 @@ async def test_an_answer_is_that_of_a_chat_which_says_the_same(client: Client) -
     assert full.usage.total_tokens == MAX_MODEL_LEN
 
 
+@pytest.mark.medium
 async def test_a_response_repeats_its_request_and_takes_what_concerns_only_openai(client: Client) -> None:
     fields: dict[str, Any] = {
         "instructions": "Be brief.", "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s", "top_p": 0.5,
@@ -111,6 +113,7 @@ async def test_a_response_repeats_its_request_and_takes_what_concerns_only_opena
     assert (told["store"], told["service_tier"], told["tool_choice"]) == (False, "default", "none")
 
 
+@pytest.mark.medium
 async def test_log_probabilities_are_told_where_they_are_included(client: Client) -> None:
     include = ["message.output_text.logprobs"]
     [part] = (await ask(client, include=include, top_logprobs=2)).output[0].content
@@ -120,6 +123,7 @@ async def test_log_probabilities_are_told_where_they_are_included(client: Client
     assert (await ask(client, top_logprobs=2)).output[0].content[0].logprobs == []
 
 
+@pytest.mark.medium
 async def test_the_way_of_a_request_is_told_in_its_response(client: Client) -> None:
     create: Any = client.openai.responses.create
     fields = {"model": "tiny", "input": SAID, "max_output_tokens": 3, "extra_headers": {"X-Baton-Timing": "1"}}
@@ -129,6 +133,7 @@ async def test_the_way_of_a_request_is_told_in_its_response(client: Client) -> N
         assert response.timing[0]["attempts"] == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("param", "code", "fields"),
     [
@@ -176,6 +181,7 @@ async def test_what_cannot_be_done_is_refused_by_name(
     assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, code), body
 
 
+@pytest.mark.medium
 async def test_a_long_conversation_is_read_as_a_short_one(cluster: Cluster) -> None:
     said = [{"role": "user", "content": " " * NUM_FREE_BYTES + SAID}]  # the template leaves out the space
     answers = [await post(cluster, input=each, max_output_tokens=8) for each in (said, SAID)]
@@ -304,6 +310,7 @@ def test_a_form_that_stands_where_none_may_is_named_as_it_was_sent(ours: Tokeniz
         unpack(read(bytearray(json.dumps(body).encode()), ours, 400, Kind.RESPONSE))
 
 
+@pytest.mark.medium
 async def test_the_client_that_blocks(cluster: Cluster) -> None:
     def talk() -> tuple[str, str]:
         with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, timeout=100.0) as blocking:

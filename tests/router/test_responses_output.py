@@ -114,6 +114,7 @@ def put_together(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(kinds[index], "".join(texts[index])) for index in texts]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("text", "finish_reason", "expected"),
     [
@@ -152,6 +153,7 @@ def test_items_of_an_answer_whole_and_streamed(text: str, finish_reason: str, ex
         assert put_together(events) == [(kind, said.removeprefix("f(").removesuffix(")")) for kind, said, _ in expected]
 
 
+@pytest.mark.medium
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", CALL, "{", "\n", " ", "ü"]), max_size=8).map("".join),
     st.integers(1, 9),

@@ -19,9 +19,9 @@ from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
 from router.requests.tool_choice import ToolChoice, form_of
 from router.text.tool_calls import ToolFormat
-from tests.guided import DEMO_MODEL, is_valid
 from tests.router.conftest import Cluster
 from tests.router.test_structured import random_text
+from tests.support.guided import DEMO_MODEL, is_valid
 
 NUM_TEXTS = 6
 MAX_CHARS = 2000
@@ -177,6 +177,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("schema", HELD.values(), ids=HELD)
 def test_texts_are_valid_by_a_schema_of_which_nothing_is_dropped(
     grammars: Grammars, demo_tokenizer: Tokenizer, schema: Any
@@ -201,6 +202,7 @@ def test_what_cannot_be_held_is_dropped_and_told_or_refused_where_it_is_strict(
     assert "strict = false" in strict.problem
 
 
+@pytest.mark.medium
 def test_unions_are_held_as_far_as_they_can_be(grammars: Grammars, demo_tokenizer: Tokenizer) -> None:
     found_kinds = set()
     for seed in range(20):
@@ -215,6 +217,7 @@ def test_what_is_no_schema_is_told_with_its_place(grammars: Grammars, schema: An
     assert fitted(grammars, schema, strict=strict).problem.startswith(reason)
 
 
+@pytest.mark.medium
 def test_large_unions_and_long_chains_are_fitted_in_no_time(grammars: Grammars) -> None:
     chain: dict[str, Any] = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(1500)} | {"a1500": SMALL}
     for schema in (
@@ -254,6 +257,7 @@ def asking(*, strict: bool) -> dict[str, Any]:
     return {"prompt": "the fox", "max_tokens": 5, "response_format": {"type": "json_schema", "json_schema": form}}
 
 
+@pytest.mark.medium
 async def test_a_response_says_what_was_dropped(cluster: Cluster) -> None:
     async with aiohttp.ClientSession(cluster.url) as session:
         async with session.post("/v1/completions", json=asking(strict=False)) as response:
@@ -271,6 +275,7 @@ async def test_a_response_says_what_was_dropped(cluster: Cluster) -> None:
             assert "warnings" not in await response.json()
 
 
+@pytest.mark.medium
 async def test_openais_client_keeps_what_was_dropped(cluster: Cluster) -> None:
     extra = asking(strict=False)
     form: dict[str, Any] = {"response_format": extra["response_format"]}

@@ -18,10 +18,10 @@ from router.placement.member import Member
 from router.placement.route import LEAST, Demand
 from router.placement.worker_pool import WorkerPool
 from router.workers.role_changes import RoleChanges
-from tests.fakes import FakeDecode
-from tests.messages import heartbeat, kv_path
 from tests.router.conftest import Client, Cluster, StartCluster
 from tests.router.test_worker_pool import NET, ready
+from tests.support.fakes import FakeDecode
+from tests.support.messages import heartbeat, kv_path
 
 STANDBYS = {"s0": 1, "s1": 1, "s2": 2}
 """Of each for how many others: the last keeps two serving, the second is there for the death of the first."""
@@ -127,6 +127,7 @@ def test_what_a_standby_has_it_finishes_when_it_is_in_reserve_again() -> None:
 WORKERS = st.sampled_from([*ORDINARY, *STANDBYS])
 
 
+@pytest.mark.medium
 @given(
     events=st.lists(st.tuples(st.sampled_from(["start or kill", "drain", "silence"]), WORKERS)),
     prefill=st.booleans(),

@@ -21,9 +21,9 @@ from router.observe.status_report import KEPT_S, MAX_PATHS, StatusReporter
 from router.text.model_info import ModelInfo
 from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
-from tests.messages import heartbeat, kv_path
 from tests.router.bench import LENGTH, Bench
 from tests.router.conftest import Client, Cluster
+from tests.support.messages import heartbeat, kv_path
 
 SECRET = "nobody else is to read this"
 LEAST_CONTRAST = 4.5

@@ -29,9 +29,9 @@ from common.wire.transport.sockets import Spoke
 from common.wire.values.packing import pack_ids
 from router.placement.member import Member
 from router.workers import membership
-from tests.fakes import FakeDecode
-from tests.messages import heartbeat, kv_path, worker_ready
 from tests.router.conftest import Client, Cluster, StartCluster
+from tests.support.fakes import FakeDecode
+from tests.support.messages import heartbeat, kv_path, worker_ready
 
 PROMPT = "the quick brown fox"
 ZERO = pack_ids([0])

@@ -24,8 +24,9 @@ from router.requests.structured_fields import MAX_CHOICES
 from router.requests.tool_choice import ToolChoice, form_of
 from router.text.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
 from router.text.tool_calls import CALL, ToolFormat
-from tests.guided import DEMO_MODEL, TextFollower, is_valid
 from tests.router.conftest import Cluster
+from tests.support.guided import DEMO_MODEL, TextFollower, is_valid
+from tests.support.marks import first_then
 
 PERSON = {
     "type": "object",
@@ -149,6 +150,7 @@ async def test_workers_get_a_grammar_with_each_request_that_asks_for_a_form(clus
     assert sent[3] == sent[4], "with `json_schema` around it or without"
 
 
+@pytest.mark.medium
 async def test_what_is_no_grammar_is_named_with_its_reason_and_the_next_is_taken(cluster: Cluster) -> None:
     async with aiohttp.ClientSession(cluster.url) as session:
         answers = await asyncio.gather(*(found_in_the_end(session, fields) for fields in HOSTILE))
@@ -185,6 +187,7 @@ def test_a_wrong_grammar_is_told_with_its_whole_reason(grammars: Grammars, sourc
     assert not grammar and reason in problem and len(problem) < 200
 
 
+@pytest.mark.medium
 def test_as_many_choices_as_are_taken_can_be_followed(grammars: Grammars, demo_tokenizer: Tokenizer) -> None:
     choices = [f'{i}. Akt\n"你好"/\\' for i in range(MAX_CHOICES)]
     grammar, problem, _ = found(GrammarSource("choice", json.dumps(choices)), grammars, dialect_of(grammars))
@@ -192,6 +195,7 @@ def test_as_many_choices_as_are_taken_can_be_followed(grammars: Grammars, demo_t
     assert {random_text(grammar, grammars, demo_tokenizer, seed) for seed in range(9)} <= set(choices)
 
 
+@pytest.mark.medium
 async def test_requests_without_a_form_do_not_wait_for_grammars(cluster: Cluster) -> None:
     slow = [{"guided_json": {"type": "integer", "multipleOf": 1_000_003 + 2 * i}} for i in range(4)]
     async with aiohttp.ClientSession(cluster.url) as session:
@@ -205,6 +209,7 @@ async def test_requests_without_a_form_do_not_wait_for_grammars(cluster: Cluster
         assert {status for status, _ in await asyncio.gather(*waiting)} == {400}
 
 
+@pytest.mark.medium
 async def test_a_process_that_dies_is_started_again(cluster: Cluster) -> None:
     async with aiohttp.ClientSession(cluster.url) as session:
         assert (await ask(session, {"guided_regex": "a"}))[0] == 200
@@ -243,6 +248,7 @@ async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("thoughts", "begin"),
     [
@@ -270,6 +276,7 @@ def test_a_form_begins_behind_what_a_model_thinks(
         assert part.content or not begin
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("asked", [ANYTHING, GrammarSource("json", json.dumps(PERSON), "guided_json", "")])
 @pytest.mark.parametrize("most", [0, 3])
 @pytest.mark.parametrize("thoughts", ["may come", "have begun"])
@@ -333,6 +340,7 @@ def check_calls(part: Part) -> set[str]:
     return {call.name for call in part.calls}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
 @pytest.mark.parametrize("choice", ["required", *named("grüße"), allowed("required", "grüße")])
 @pytest.mark.parametrize("several", [True, False])
@@ -347,7 +355,8 @@ def test_calls_that_are_forced_are_calls_with_valid_arguments(
     assert (max(len(part.calls) for part in parts) > 1) == has_several
 
 
-@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
+@pytest.mark.medium
+@pytest.mark.parametrize("tool_format", first_then(pytest.mark.slow, [ToolFormat.HERMES, ToolFormat.LLAMA]))
 def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_too(
     grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat
 ) -> None:
@@ -363,7 +372,8 @@ def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_t
     assert free == NO_GRAMMAR, "nothing is asked of calls"
 
 
-@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
+@pytest.mark.medium
+@pytest.mark.parametrize("tool_format", first_then(pytest.mark.slow, [ToolFormat.HERMES, ToolFormat.LLAMA]))
 def test_tools_that_are_not_allowed_are_not_called(
     grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat
 ) -> None:

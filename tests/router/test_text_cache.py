@@ -94,6 +94,7 @@ def test_what_two_encode_at_once_is_there_once() -> None:
     assert cache.num_bytes == 2 * num_bytes
 
 
+@pytest.mark.medium
 def test_threads_may_share_it() -> None:
     texts = [[piece((start + number) % 40) for number in range(20)] for start in range(40)] * 20
     cache = TextCache(SIZE // 16)
@@ -117,6 +118,7 @@ def both(request: Any, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
     return Tokenizer(ModelSection(path=str(path)), SIZE), library
 
 
+@pytest.mark.medium
 @settings(max_examples=30)
 @given(data=st.data(), special=st.booleans(), salt=st.sampled_from(["", "a"]))
 def test_texts_that_begin_alike_have_the_library_s_tokens(
@@ -141,6 +143,7 @@ def test_a_text_that_goes_on_is_found(both: tuple[Tokenizer, Any]) -> None:
     assert 0.9 * len(ids) < num_found < len(ids)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("keep_end", [True, False])
 @pytest.mark.parametrize("special", [True, False])
 def test_an_end_of_a_text_is_that_of_the_library_s_tokens(
@@ -161,6 +164,7 @@ def test_an_end_of_a_text_is_that_of_the_library_s_tokens(
         assert ids.tolist() == expected
 
 
+@pytest.mark.medium
 async def test_every_way_to_read_a_text_finds_what_it_has_read(start_cluster: StartCluster) -> None:
     cluster = await start_cluster()
     cluster.decode(transport="none")

@@ -38,6 +38,7 @@ def pieces_of(tokenizer: Tokenizer, text: str, least_chars: int = 1) -> list[str
     return pieces
 
 
+@pytest.mark.medium
 @EVERY_KIND
 def test_words_of_all_short_texts_are_those_of_their_pieces(kind: str) -> None:
     tokenizer, num_cuts = tokenizer_of(kind), 0
@@ -52,6 +53,7 @@ def test_words_of_all_short_texts_are_those_of_their_pieces(kind: str) -> None:
     assert num_cuts > 5000
 
 
+@pytest.mark.medium
 @EVERY_KIND
 def test_any_character_may_stand_beside_a_cut(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
@@ -71,6 +73,7 @@ def test_letters_are_letters(kind: str) -> None:
     assert unicodedata.normalize("NFC", letters) == letters
 
 
+@pytest.mark.medium
 @EVERY_KIND
 @settings(max_examples=500)
 @given(

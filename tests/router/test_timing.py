@@ -36,6 +36,7 @@ async def test_a_response_tells_its_timing_if_it_is_asked_to(client: Client) -> 
     assert nothing.model_extra is not None and nothing.model_extra["timing"] == [], "no worker had to do with it"
 
 
+@pytest.mark.medium
 async def test_a_chat_tells_it_too(client: Client) -> None:
     messages: Any = [{"role": "user", "content": "fox"}]
     told = await client.openai.chat.completions.create(

@@ -33,6 +33,7 @@ async def ask(session: aiohttp.ClientSession, path: str, body: Any, num_padding:
 LENGTHS = pytest.mark.parametrize("num_padding", [0, 2 * NUM_FREE_BYTES], ids=["short", "long"])
 
 
+@pytest.mark.medium
 @LENGTHS
 async def test_a_text_goes_there_and_back(
     session: aiohttp.ClientSession, tokenizer: tokenizers.Tokenizer, num_padding: int
@@ -68,6 +69,7 @@ WRONG: list[tuple[str, Any, str | None, str]] = [
 ]
 
 
+@pytest.mark.medium
 @LENGTHS
 async def test_what_is_wrong_is_named(session: aiohttp.ClientSession, num_padding: int) -> None:
     for path, body, param, code in WRONG:
@@ -75,6 +77,7 @@ async def test_what_is_wrong_is_named(session: aiohttp.ClientSession, num_paddin
         assert (status // 100, answer["error"]["param"], answer["error"]["code"]) == (4, param, code), (path, body)
 
 
+@pytest.mark.medium
 @LENGTHS
 async def test_of_a_conversation_they_are_those_that_an_answer_follows(
     session: aiohttp.ClientSession, tokenizer: tokenizers.Tokenizer, num_padding: int

@@ -141,6 +141,7 @@ def _num_kept(since: int) -> int:
     return len([each for each in gc.get_objects() if type(each) is Completion]) - since
 
 
+@pytest.mark.slow
 async def test_of_texts_that_are_over_nothing_is_kept_but_unread_bytes(start_cluster: StartCluster, ask: Ask) -> None:
     cluster = await start_cluster(max_requests=NUM_TEXTS)
     cluster.prefill()
@@ -154,6 +155,7 @@ async def test_of_texts_that_are_over_nothing_is_kept_but_unread_bytes(start_clu
     assert cluster.service.unread.num_bytes > MIB
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("reason", Reason)
 async def test_a_stream_that_nobody_reads_ends(
     start_cluster: StartCluster, ask: Ask, reason: Reason, monkeypatch: pytest.MonkeyPatch

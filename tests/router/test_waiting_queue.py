@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def test_many_clients_of_one_prompt_each_are_served_as_they_came() -> None:
     assert expected == [str(number) for number in range(100)]
 
 
+@pytest.mark.medium
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 500)), min_size=30, max_size=80))
 def test_clients_that_all_have_something_queued_get_as_many_tokens(asked: list[tuple[str, int]]) -> None:
     bench = Bench()

@@ -16,8 +16,8 @@ from router.placement.member import NO_TRANSPORT, Member
 from router.placement.readiness import MAX_TOLD, SETTLING_S, Kind, Readiness
 from router.placement.route import LEAST, Demand
 from router.placement.worker_pool import WorkerPool, forgive_silence
-from tests.layouts import state, window
-from tests.messages import LAYOUT, heartbeat, kv_path, worker_ready
+from tests.support.layouts import state, window
+from tests.support.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 NET = NetSection(heartbeat_s=0.5, worker_timeout_s=3.0, step_timeout_s=100.0)
 

@@ -19,8 +19,8 @@ from decode_worker.sequences.row_queue import RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.layouts import pool_of
-from tests.messages import kv_offer
+from tests.support.layouts import pool_of
+from tests.support.messages import kv_offer
 
 BLOCK_SIZE, STEP_S = 4, 0.01
 REPLAY_S = 0.1

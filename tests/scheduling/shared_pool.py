@@ -24,10 +24,10 @@ from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import PoolShape
 from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
-from tests.layouts import no_prefixes, tiny
 from tests.memory.parties import Bytes
-from tests.messages import prefill_request
 from tests.scheduling.simulation import BLOCK_SIZE, SECTION, STEP_S, TOKEN_S
+from tests.support.layouts import no_prefixes, tiny
+from tests.support.messages import prefill_request
 
 TURN_S = 0.001
 DECODER = 100

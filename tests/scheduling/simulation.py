@@ -23,8 +23,8 @@ from router.dispatch.metrics import Metrics
 from router.dispatch.request_state import Completion, Mailbox
 from router.placement.worker_pool import WorkerPool
 from router.text.detokenizer import TextStream
-from tests.layouts import allocator_of, no_prefixes
-from tests.messages import kv_path, worker_ready
+from tests.support.layouts import allocator_of, no_prefixes
+from tests.support.messages import kv_path, worker_ready
 
 MESSAGE_S = 0.0005
 STEP_S = 0.0015

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from tests.scheduling.simulation import FULL_STEP_S, STEP_S, TOKEN_S, Asked, Outcome, Simulation, percentile, poisson
+from tests.support.marks import first_then
 
 LONG_RATE = 1 / (STEP_S + 8192 * TOKEN_S)
 """Prompts of 8,192 tokens a second that a worker computes if it does nothing else."""
@@ -29,7 +30,8 @@ def mixed(shorts_a_second: float, duration_s: float = 100.0) -> list[Asked]:
     return by_arrival(list(longs), list(poisson(shorts_a_second, 128, duration_s, seed=2)))
 
 
-@pytest.mark.parametrize("shorts_a_second", [2, 20, 80])
+@pytest.mark.medium
+@pytest.mark.parametrize("shorts_a_second", first_then(pytest.mark.slow, [2, 20, 80]))
 def test_short_prompts_beside_long_ones_wait_three_steps_at_most(shorts_a_second: float) -> None:
     load = mixed(shorts_a_second)
     first_come, ours = Simulation(first_come=True), Simulation()
@@ -43,14 +45,18 @@ def test_a_short_prompt_behind_a_hundred_and_fifty_long_ones_is_next() -> None:
     assert outcomes[-1].ttft_s <= 3 * FULL_STEP_S
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "load",
-    [
-        by_arrival([Asked(0.0, 1900)] * 150, list(poisson(100, 128, 8.0, seed=3))),
-        by_arrival([Asked(0.0, 8192)] * 20, list(poisson(600, 128, 6.0, seed=4))),
-        by_arrival([Asked(0.0, 128_000)] * 2, list(poisson(50, 128, 6.0, 5)), list(poisson(0.5, 30_000, 6.0, 6))),
-        [Asked(0.0, Random(number).choice([100, 300, 1000, 4000, 16_000, 60_000])) for number in range(200)],
-    ],
+    first_then(
+        pytest.mark.slow,
+        [
+            by_arrival([Asked(0.0, 1900)] * 150, list(poisson(100, 128, 8.0, seed=3))),
+            by_arrival([Asked(0.0, 8192)] * 20, list(poisson(600, 128, 6.0, seed=4))),
+            by_arrival([Asked(0.0, 128_000)] * 2, list(poisson(50, 128, 6.0, 5)), list(poisson(0.5, 30_000, 6.0, 6))),
+            [Asked(0.0, Random(number).choice([100, 300, 1000, 4000, 16_000, 60_000])) for number in range(200)],
+        ],
+    ),
     ids=["short beside many", "flooded by short", "two very long", "all lengths at once"],
 )
 @pytest.mark.parametrize("num_blocks", [60_000, 8_200], ids=["roomy", "tight"])
@@ -62,6 +68,7 @@ def test_no_prompt_waits_longer_than_one_and_a_half_times_its_turn(load: list[As
     assert ours.now_s <= 1.02 * first_come.now_s
 
 
+@pytest.mark.medium
 def test_short_prompts_pass_wherever_they_can_be_computed() -> None:
     longs = list(poisson(2 * 0.7 * LONG_RATE, 8192, 60.0, seed=1))
     outcomes = Simulation(num_workers=2).run(by_arrival(longs, list(poisson(100, 128, 60.0, seed=2))))
@@ -76,6 +83,7 @@ def test_a_client_is_served_in_its_turn_while_another_floods() -> None:
     assert max(ttfts(Simulation(first_come=True).run(by_arrival(flood, few)), client="b")) > 60 * FULL_STEP_S
 
 
+@pytest.mark.medium
 def test_a_flood_of_short_prompts_takes_no_more_than_its_share_from_another_client() -> None:
     """Both want 40 steps: each gets half of all, so the first to end has waited 80, and half as long again at most."""
     flood = [Asked(0.0, 128, "a") for _ in range(64 * 60)]

@@ -8,6 +8,7 @@ from decode_worker.admission import PATIENCE_S
 from tests.scheduling.decode_rows import STEP_S, RowsSimulation, Stream
 
 
+@pytest.mark.medium
 def test_a_stream_is_silent_for_no_longer_than_the_patience_beside_the_flood_of_another_client() -> None:
     simulation = RowsSimulation(num_rows=16, num_blocks=4000)
     flood = [Stream(0.0, 400, client=1) for _ in range(80)]
@@ -57,6 +58,7 @@ def test_worse_priority_gives_up_its_blocks_when_there_are_no_others() -> None:
     assert all(len(stream.token_times_s) == 40 for stream in low)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_comes_every_stream_ends_and_no_client_waits_beside_one_with_more_rows(seed: int) -> None:
     rng = random.Random(seed)

@@ -23,6 +23,7 @@ def ttfts() -> tuple[list[list[float]], float]:
     return short, seconds[LOAD.index(LONG)]
 
 
+@pytest.mark.medium
 def test_short_prompts_pass_a_long_one_that_waits_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long_s = ttfts()
     monkeypatch.setattr(Pool, "may_pass", lambda pool, waiting, wanted: False)

@@ -33,6 +33,7 @@ def test_each_takes_the_gpu_with_the_fewest_of_its_role_and_of_those_the_idlest(
     assert [each.number for each in leases] == [1, 1, 1, 1, 2, 2]
 
 
+@pytest.mark.medium
 def test_a_place_is_free_when_its_process_is_over(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TAKER, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -110,6 +110,7 @@ def test_steps_keep_their_limits_and_everything_is_computed(
     assert num_computed == sum(lengths)
 
 
+@pytest.mark.medium
 @given(st.data(), lengths, st.integers(16, 200))
 def test_no_prompt_is_put_off_beyond_half_of_what_is_before_it(
     data: st.DataObject, lengths: list[int], max_tokens: int

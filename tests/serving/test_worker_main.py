@@ -152,6 +152,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
+@pytest.mark.medium
 def test_a_worker_that_still_starts_ends_with_the_first_signal(tmp_path: Path) -> None:
     """Here it waits a minute for a memory server."""
     command = [sys.executable, "-m", "prefill_worker", "--model-path", "deploy/demo_model", "--worker-device", "cpu",

@@ -11,7 +11,7 @@ from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests, digests, p
 from common.wire.values.fields import KEY_BYTES
 from common.wire.values.kv_layout import CacheKind
 from common.wire.values.packing import pack_ids
-from tests.layouts import one_group
+from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", 2, 1, 4, 4, "bfloat16")
 

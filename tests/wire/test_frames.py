@@ -27,8 +27,8 @@ from common.wire.messages.worker import (
 from common.wire.values.kv_layout import MAX_GROUPS
 from common.wire.values.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.values.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
-from tests.layouts import one_group, state, window
-from tests.messages import LAYOUT, kv_offer, pool_export, prefill_request, worker_ready
+from tests.support.layouts import one_group, state, window
+from tests.support.messages import LAYOUT, kv_offer, pool_export, prefill_request, worker_ready
 from tests.wire.values import messages, wild_values
 
 
@@ -43,6 +43,7 @@ def test_noise_is_refused(frame: bytes) -> None:
         decode(frame)
 
 
+@pytest.mark.medium
 @given(messages().filter(lambda message: bool(message.__dataclass_fields__)), st.data())
 def test_a_field_with_any_other_value_is_refused_or_makes_a_message_that_may_be_sent(
     message: Message, data: st.DataObject

@@ -6,7 +6,7 @@ import pytest
 
 from common.wire.values.kv_layout import ALIGNMENT_BYTES, KVLayout
 from common.wire.values.pool_shape import PoolShape
-from tests.layouts import full, latent, one_group, state, window
+from tests.support.layouts import full, latent, one_group, state, window
 
 LAYOUTS = [
     KVLayout("model", groups)

@@ -24,7 +24,7 @@ from common.wire.messages.worker import (
 from common.wire.messages.worker_id import connection_of
 from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import Hub
-from tests.messages import worker_ready
+from tests.support.messages import worker_ready
 
 READY = worker_ready("d", Role.DECODE)
 
@@ -36,6 +36,7 @@ def test_a_name_that_the_router_would_not_read_is_a_wrong_setting() -> None:
     context.term()
 
 
+@pytest.mark.medium
 def test_after_an_outage_of_the_router_a_worker_registers_when_asked_and_says_only_the_last_of_its_beats(
     tmp_path: Path,
 ) -> None:

@@ -22,7 +22,7 @@ from common.wire.transport import endpoints, whereabouts
 from common.wire.transport.endpoints import require_protected
 from common.wire.transport.secret import MAX_BYTES, read_secret
 from common.wire.transport.sockets import Hub, Spoke
-from tests.fakes import free_endpoint
+from tests.support.fakes import free_endpoint
 
 ROOT = Path(__file__).parents[2]
 Item = TypeVar("Item")
@@ -315,7 +315,7 @@ import sys, time, zmq
 from common.settings.config import NetSection
 from common.wire.messages.worker import Abort
 from common.wire.transport.sockets import Hub, Spoke
-from tests.fakes import free_endpoint
+from tests.support.fakes import free_endpoint
 
 net = NetSection(heartbeat_s=0.05, worker_timeout_s=0.2, max_queued_messages=10)
 context = zmq.Context()
@@ -331,6 +331,7 @@ time.sleep(0.5)
 """
 
 
+@pytest.mark.medium
 def test_a_connection_that_closes_while_nobody_reads_it_leaves_the_process_alive(tmp_path: Path) -> None:
     """Be it that its identity went to another connection, or that its queue is full: libzmq must not abort."""
     ran = subprocess.run(

@@ -2,6 +2,7 @@
 
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def sent(rows: list[TokenRow]) -> bytes:
     return encode(columns.batch("d", 1))
 
 
+@pytest.mark.medium
 @given(ROWS)
 def test_rows_survive_the_wire(rows: list[TokenRow]) -> None:
     message = decode(sent(rows))

@@ -13,8 +13,8 @@ from common.kernels.attention.fused_decode_attention import fused_decode_attenti
 from common.kernels.base.operands import AttentionWeights, SharedDivision, SharedParts
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.attention_weights import attention_weights
 from tests.kernels.conftest import MakePaged
+from tests.support.attention_weights import attention_weights
 
 MakeStep = Callable[[list[int], "Shape"], "Step"]
 RunLayer = Callable[["Step", Tensor, int], Tensor]

@@ -14,7 +14,7 @@ from deploy.processes.console import Console
 from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import Kind, ProcessSpec
 from deploy.processes.supervisor import Supervisor
-from tests.ports import ReservedPort
+from tests.support.ports import ReservedPort
 
 DEADLINE_S = 60.0
 

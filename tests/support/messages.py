@@ -9,7 +9,7 @@ from common.wire.messages.worker import Heartbeat, KVPathReport, PrefillRequest,
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from common.wire.values.step_counts import PullMeter, StepMeter
-from tests.layouts import one_group
+from tests.support.layouts import one_group
 
 LAYOUT = one_group("fake", num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
 

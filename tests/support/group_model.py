@@ -7,7 +7,7 @@ read one token early or late, or after another sequence's, it is not the one tha
 from collections.abc import Sequence
 
 from common.wire.values.kv_layout import KVGroup, KVLayout
-from tests.layouts import full, latent, state, window
+from tests.support.layouts import full, latent, state, window
 
 WINDOWED = KVLayout("model", (full(1, 1, 1, 4, "float32"), window(2, 7)))
 HYBRID = KVLayout("model", (full(1, 1, 1, 4, "float32"), window(2, 7), state(3)))

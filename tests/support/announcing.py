@@ -5,7 +5,7 @@ import itertools
 from common.memory.server.announcer import Announcer
 from common.settings.config import NetSection
 from common.wire.messages.memory_reports import MemoryReady
-from tests.fakes import free_endpoint
+from tests.support.fakes import free_endpoint
 
 _epochs = itertools.count(1)
 

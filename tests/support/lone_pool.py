@@ -9,7 +9,7 @@ from typing import cast
 from common.memory.client.shared_pool import OfPrompt, SharedPool
 from common.wire.messages.memory import KVOffer
 from common.wire.values.packing import pack_ids
-from tests.allocator import BlockAllocator
+from tests.support.allocator import BlockAllocator
 
 
 class LonePool:

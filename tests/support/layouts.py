@@ -10,7 +10,7 @@ from common.serving.prompts.prefixes import PromptPrefixes
 from common.settings.memory_sections import KVSection
 from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.values.pool_shape import PoolShape
-from tests.allocator import BlockAllocator
+from tests.support.allocator import BlockAllocator
 
 
 def full(num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: str) -> KVGroup:

@@ -16,7 +16,7 @@ from common.grammar.grammars import Grammars
 from common.grammar.records import Kind, Masks, mask_bytes_of
 from common.grammar.text_matcher import TextMatcher
 
-DEMO_MODEL = Path(__file__).parents[1] / "deploy" / "demo_model"
+DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
 LETTERS = string.ascii_letters + 'äßé你好привет🎉"\\/\n\t\u0007 '
 
 

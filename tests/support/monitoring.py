@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-MONITORING = Path(__file__).parents[1] / "deploy" / "monitoring"
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 CHART = MONITORING.parent / "helm" / "baton"
 ALERTS = MONITORING / "alerts.yaml"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "baton.json"

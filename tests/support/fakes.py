@@ -48,7 +48,7 @@ from common.wire.values.output_token import Logprobs, OutputToken
 from common.wire.values.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.values.sampling_params import SamplingParams
 from common.wire.values.step_counts import StepMeter
-from tests.messages import heartbeat, pool_export, worker_ready
+from tests.support.messages import heartbeat, pool_export, worker_ready
 
 POLL_MS = 2
 _epochs = itertools.count(1)
