@@ -3,7 +3,6 @@
 import time
 from bisect import insort
 from collections.abc import Coroutine
-from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -65,7 +64,7 @@ def progress_on(console: Console) -> Progress:
     )
 
 
-def exit_code(work: Coroutine[Any, Any, None], console: Console, *, late: str) -> int:
+def exit_code(work: Coroutine[object, object, None], console: Console, *, late: str) -> int:
     """Do it; 1 when it failed, after saying why, or that it was `late`."""
     try:
         uvloop.run(work)

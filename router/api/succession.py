@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from common.base.errors import ConfigError
 from common.settings.config import RouterSection
@@ -144,14 +144,6 @@ class Succession:
 
 
 SUCCESSION = web.AppKey("succession", Succession)
-
-
-async def close_when_leaving(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection after a response of a leaving router; a hook of `on_response_prepare`."""
-    succession = request.app.get(SUCCESSION)
-    if succession is not None and succession.is_leaving:
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
 
 
 def port_path(port: int) -> Path:

@@ -1,8 +1,9 @@
 """Where a completion was and when, told as it happens to those who watch; without any there is no journey."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from common.base.json_file import Json
 from router.dispatch.phases import Phase
 from router.placement.route import Route
 
@@ -32,7 +33,7 @@ class End(NamedTuple):
 
     now_s: float
     last_token_s: float  # 0 if there was none
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Json]
 
 
 class Watcher(Protocol):

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from common.base.json_file import Json, JsonObject
 from router.grammar.schema_fit import Refusal, fit
 from router.text.chat_answer import THINK, THINK_END, Thoughts
 from router.text.tool_calls import CALL, CALL_END
@@ -50,7 +51,7 @@ class Calls:
     behind: str
     end: str  # only at the end of each call
     separator: str  # between calls; "": a single call
-    tools: tuple[tuple[str, Any, bool], ...]  # name, JSON schema of the arguments, strictness
+    tools: tuple[tuple[str, Json, bool], ...]  # name, JSON schema of the arguments, strictness
     has_text: bool = False  # plain text is allowed beside or instead of calls
     form: tuple[Kind, str, bool] = ("", "", False)  # form of a text instead of calls: kind, text, strict
 
@@ -112,7 +113,7 @@ class _Schemas:
         self._refusal = refusal
         self.dropped: list[str] = []
 
-    def fitted(self, schema: Any, source: GrammarSource, name: str = "") -> Any:
+    def fitted(self, schema: Json, source: GrammarSource, name: str = "") -> Json:
         """Fit a schema, of a tool if `name` is given; raises ValueError."""
         whose = f"{json.dumps(name, ensure_ascii=False)}: " if name else ""
         try:
@@ -135,20 +136,20 @@ def grammar_of(source: GrammarSource, dialect: Dialect, refusal: Refusal | None 
     return Grammar(json.dumps({"grammars": grammars}, ensure_ascii=False), tuple(schemas.dropped))
 
 
-def _json(source: GrammarSource, _: Dialect, schemas: _Schemas) -> list[dict[str, Any]]:
+def _json(source: GrammarSource, _: Dialect, schemas: _Schemas) -> list[JsonObject]:
     return [{"json_schema": schemas.fitted(json.loads(source.text), source)}]
 
 
-def _regex(source: GrammarSource, _: Dialect, __: _Schemas) -> list[dict[str, Any]]:
+def _regex(source: GrammarSource, _: Dialect, __: _Schemas) -> list[JsonObject]:
     return [{"lark_grammar": f"start: /{_escaped(source.text)}/"}]
 
 
-def _choice(source: GrammarSource, _: Dialect, __: _Schemas) -> list[dict[str, Any]]:
+def _choice(source: GrammarSource, _: Dialect, __: _Schemas) -> list[JsonObject]:
     """Make a single terminal of all choices, because rules would fill the parser's rows of at most 2,000 items."""
     return [{"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(source.text)))}]
 
 
-def _grammar(source: GrammarSource, dialect: Dialect, _: _Schemas) -> list[dict[str, Any]]:
+def _grammar(source: GrammarSource, dialect: Dialect, _: _Schemas) -> list[JsonObject]:
     try:
         return [{"lark_grammar": dialect.to_lark(source.text)}]
     except RecursionError:
@@ -158,7 +159,7 @@ def _grammar(source: GrammarSource, dialect: Dialect, _: _Schemas) -> list[dict[
         raise ValueError(f"read as GBNF, because it has no rule `start:` as Lark has: {found}") from error
 
 
-def _calls(source: GrammarSource, dialect: Dialect, schemas: _Schemas) -> list[dict[str, Any]]:
+def _calls(source: GrammarSource, dialect: Dialect, schemas: _Schemas) -> list[JsonObject]:
     calls = Calls(**json.loads(source.text))
     kind, text, strict = calls.form
     form = replace(source, kind=kind, text=text, strict=strict)
@@ -188,12 +189,12 @@ def _start(calls: Calls) -> str:
     return some + (" | TEXT" if calls.has_text else " | @form" if calls.form[0] else "")
 
 
-_GRAMMARS: dict[str, Callable[[GrammarSource, Dialect, _Schemas], list[dict[str, Any]]]] = {
+_GRAMMARS: dict[str, Callable[[GrammarSource, Dialect, _Schemas], list[JsonObject]]] = {
     "json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar, "calls": _calls
 }  # fmt: skip
 
 
-def _with_whitespace(schema: Any, whitespace: str) -> Any:
+def _with_whitespace(schema: Json, whitespace: str) -> Json:
     """Add the allowed white space to the schema."""
     if schema is True:
         schema = {}
@@ -220,9 +221,9 @@ def calls_source(calls: Calls, whitespace: str = WHITESPACE) -> GrammarSource:
     return GrammarSource("calls", json.dumps(parts, ensure_ascii=False), "tools", whitespace)
 
 
-def nesting(value: Any, most: int) -> int:
+def nesting(value: Json, most: int) -> int:
     """Return the depth of nested lists and objects, at most `most` + 1."""
-    level: Sequence[Any] = [value]
+    level: Sequence[Json] = [value]
     for depth in range(most + 1):
         level = [
             each

@@ -14,7 +14,7 @@ import socket
 import time
 from typing import NamedTuple
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from common.base.errors import ConfigError
 from common.serving.worker.settle import raise_open_files
@@ -63,18 +63,12 @@ def open_places() -> Places:
 
 def refuse_surplus(request: web.Request) -> None:
     """Raise RequestError (429) for a request on a surplus connection."""
-    if _is_surplus(request):
+    if is_surplus(request):
         raise busy(f"all {request.app[PLACES].num_shared} connections are taken")
 
 
-async def close_surplus(request: web.Request, response: web.StreamResponse) -> None:
-    """Close a surplus connection after a response; a hook of `on_response_prepare`."""
-    if _is_surplus(request):
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
-
-
-def _is_surplus(request: web.Request) -> bool:
+def is_surplus(request: web.Request) -> bool:
+    """Tell whether the request's connection must close after an answer."""
     connection = request.get_extra_info("socket")
     return connection is not None and connection.fileno() >= request.app[PLACES].num_shared
 

@@ -7,8 +7,8 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
+from common.base.json_file import JsonObject
 from common.base.version import VERSION
 from common.wire.messages.worker import SHARED_POOL, Role
 from router.base.shapes import StatusReport
@@ -100,12 +100,12 @@ class StatusReporter:
             ],
         }
 
-    def _devices(self, seen: Snapshot, now_s: float) -> list[dict[str, Any]]:
+    def _devices(self, seen: Snapshot, now_s: float) -> list[JsonObject]:
         """Return the devices, each with memory servers and workers.
 
         Members on the same GPU share a device, because device names end with the GPU's UUID.
         """
-        devices: dict[str, dict[str, Any]] = {}
+        devices: dict[str, JsonObject] = {}
         workers = list(self._pool)
         names = [each.ready.device for each in (*self._memory_servers, *workers)]
         for name in sorted(names):
@@ -118,7 +118,7 @@ class StatusReporter:
             devices[worker.gpu]["workers"].append(self._worker(worker, seen.work[worker], now_s))
         return list(devices.values())
 
-    def _worker(self, worker: Member, work: Work, now_s: float) -> dict[str, Any]:
+    def _worker(self, worker: Member, work: Work, now_s: float) -> JsonObject:
         ready, beat, pace = worker.ready, worker.beat, self.history.pace(worker.connection)
         return {
             "id": worker.id,
@@ -138,7 +138,7 @@ class StatusReporter:
         }
 
 
-def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) -> dict[str, Any]:
+def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) -> JsonObject:
     beat = server.beat
     return {
         "id": server.id,

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from common.base.errors import ConfigError
-from common.base.json_file import read_json
+from common.base.json_file import JsonObject, read_json
 from common.base.malloc import trim_memory
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
@@ -227,14 +226,14 @@ class Tokenizer:
         return False
 
 
-def _max_model_len(section: ModelSection, config: dict[str, Any], path: Path) -> int:
+def _max_model_len(section: ModelSection, config: JsonObject, path: Path) -> int:
     limit = _count(config, "max_position_embeddings", path)
     if section.max_len > limit:
         raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
     return section.max_len or limit
 
 
-def _count(config: dict[str, Any], key: str, path: Path) -> int:
+def _count(config: JsonObject, key: str, path: Path) -> int:
     value = config.get(key)
     if type(value) is not int or not 1 <= value <= MAX_TOKENS:
         raise ConfigError(f"{path / 'config.json'}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")

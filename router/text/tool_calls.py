@@ -7,7 +7,9 @@ written. A call with another beginning is recognized only when complete.
 import json
 import re
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from common.base.json_file import Json
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 
@@ -84,7 +86,7 @@ def whole_calls(text: str, max_calls: int) -> list[tuple[str, str]]:
     return calls
 
 
-def _call(value: Any) -> tuple[str, str] | None:
+def _call(value: Json) -> tuple[str, str] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
