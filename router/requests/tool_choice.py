@@ -127,7 +127,7 @@ def form_of(
     if asked.kind and not shape.trigger:  # calls and the form may begin with the same bracket
         raise wrong(asked.field.split(".")[0], "a form", "no tools beside it with this model, or tool_choice = none")
     calls = Calls(
-        **shape._asdict() | {"separator": "" if one_only or choice.is_one else shape.separator},
+        shape._replace(separator="") if one_only or choice.is_one else shape,
         tools=_schemas(tools, choice.is_forced),
         has_text=not choice.is_forced and not asked.kind,
         form=(asked.kind, asked.text, asked.strict),

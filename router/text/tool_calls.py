@@ -25,12 +25,12 @@ class ToolFormat(StrEnum):
 class CallShape(NamedTuple):
     """Text around the parts of a call, forced by a grammar."""
 
-    trigger: str
+    trigger: str  # only before each call; "": plain text begins unlike a call
     before: str  # between trigger and name
     between: str  # between name and arguments
     behind: str
-    end: str
-    separator: str  # between calls
+    end: str  # only at the end of each call
+    separator: str  # between calls; "": a single call
 
     def opening(self, name: str) -> str:
         """Return all text before the arguments of a call."""
