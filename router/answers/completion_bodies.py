@@ -10,6 +10,7 @@ from json.encoder import encode_basestring_ascii
 
 from common.base.json_file import Json, JsonObject
 from router.answers.prompt_logprobs import NOTHING, PromptParts
+from router.base.shapes import Usage
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.logprobs import LogprobLog
@@ -39,7 +40,7 @@ def prompt_body(completion: Completion, options: ResponseOptions) -> JsonObject:
     return {"prompt_token_ids": list(completion.prompt_ids)} if options.token_ids else {}
 
 
-def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> JsonObject:
+def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
     """Return token counts; each prompt counts once, whatever its number of choices.
 
     `num_cached_tokens` are prompt tokens found in a cache, not computed.
@@ -149,6 +150,6 @@ def _behind(echoed: Mapping[str, str], part: Mapping[str, Json]) -> str:
     return "{" + ", ".join(lists) + "}"
 
 
-def event(body: JsonObject) -> bytes:
+def event(body: Mapping[str, object]) -> bytes:
     """Return a server-sent event with a JSON body."""
     return f"data: {json.dumps(body)}\n\n".encode("ascii")

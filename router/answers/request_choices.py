@@ -9,7 +9,7 @@ from common.base.json_file import JsonObject
 from common.wire.messages.worker import FinishReason
 from router.answers.completion_bodies import usage_of
 from router.answers.prompt_logprobs import PromptShaper
-from router.base.shapes import ChoiceTiming
+from router.base.shapes import ChoiceTiming, Usage
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.journey import UNNOTED, Arrival, Watch, no_watch
 from router.dispatch.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
@@ -36,7 +36,7 @@ class Job:
     shaper: PromptShaper
 
     @property
-    def usage(self) -> JsonObject:
+    def usage(self) -> Usage:
         num_outputs = sum(len(completion.outputs) for completion in self.completions)
         num_cached = sum(completion.num_cached for completion in self.completions[:: self.num_choices])
         return usage_of(self.num_prompt_tokens, num_outputs, num_cached)

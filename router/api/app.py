@@ -22,8 +22,9 @@ from router.api.succession import SUCCESSION, Succession
 from router.api.telemetry import TELEMETRY, make_telemetry, with_span
 from router.http.api_keys import API_KEYS, ApiKeys, guarded
 from router.http.connection import SERVER
-from router.http.connection_limit import PLACES, Door, bound_sockets, is_surplus, open_places
+from router.http.connection_limit import PLACES, is_surplus, open_places
 from router.http.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
+from router.http.door import Door, bound_sockets
 from router.http.error_bodies import error_response
 from router.http.errors import from_http
 from router.service import Service

@@ -5,13 +5,13 @@ import json
 from aiohttp import web
 
 from common.base.errors import RequestError
-from common.base.json_file import JsonObject
+from router.base.shapes import ErrorBody
 
 JSON = "application/json"
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def error_body(error: RequestError) -> JsonObject:
+def error_body(error: RequestError) -> ErrorBody:
     """Return an error in OpenAI's shape."""
     default = "server_error" if error.status >= 500 else "invalid_request_error"
     kind = ERROR_TYPES.get(error.status, default)

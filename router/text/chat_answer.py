@@ -218,7 +218,7 @@ class AnswerParser:
         for opener, section in self._openers.items():
             if text.startswith(opener):
                 self._held.text = self._held.text if opener == "{" else text[len(opener) :]
-                self._enter(section)
+                self._section, self._held.follows_tag = section, True
                 return True
         if not is_last and self._openers and (not text or any(each.startswith(text) for each in self._openers)):
             return False
@@ -230,7 +230,7 @@ class AnswerParser:
         part.thought += text if self._tells_thoughts else ""
         if is_over:
             self._openers.pop(THINK, None)
-            self._enter(Section.START)
+            self._section, self._held.follows_tag = Section.START, True
         return is_over
 
     def _content(self, part: Part, is_last: bool) -> bool:
@@ -286,7 +286,7 @@ class AnswerParser:
                 return False
             rest = behind if tag else before[: len(before) - num_begun(before, CALL_END)]
         self._held.text = rest
-        self._enter(Section.CONTENT)
+        self._section, self._held.follows_tag = Section.CONTENT, True
         return True
 
     def _whole_call(self, part: Part, is_last: bool) -> bool:
@@ -303,9 +303,5 @@ class AnswerParser:
         if not is_call:
             part.content += CALL + whole
         self._end_tag = EndTag()
-        self._enter(Section.CONTENT)
+        self._section, self._held.follows_tag = Section.CONTENT, True
         return True
-
-    def _enter(self, section: Section) -> None:
-        self._section = section
-        self._held.follows_tag = True
