@@ -1,4 +1,4 @@
-"""What is measured, and how: the load generator, kernel and handoff benchmarks, results as rows.
+"""Measurements: load generators, benchmarks of kernels and handoffs, and results as rows.
 
-Nothing imports `benchmarks`, and nothing here imports a server's internals except to measure them.
+Nothing imports `benchmarks`, and nothing here imports a server's internals except for a measurement.
 """

@@ -1,4 +1,4 @@
-"""Contexts of a decode batch that differ: said as `64x1024+1x32768`, or drawn from a heavy-tailed distribution."""
+"""Decode batches with different contexts, written as `64x1024+1x32768` or drawn from a heavy-tailed distribution."""
 
 import random
 import re
@@ -13,7 +13,7 @@ DRAWN = re.compile(r"(\d+)~(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ContextMix:
-    """Sequences of one decode batch by the lengths of their contexts, in tokens."""
+    """Sequences of a decode batch by context length, in tokens."""
 
     name: str
     contexts: tuple[int, ...]
@@ -23,7 +23,7 @@ class ContextMix:
         return sum(self.contexts)
 
     def evened(self) -> "ContextMix":
-        """As many sequences of one length, with as many keys in all."""
+        """Return a mix of equally many sequences of a single length, with equally many keys in all."""
         num_rows = len(self.contexts)
         return uniform(num_rows, self.num_tokens // num_rows)
 
@@ -33,7 +33,7 @@ def uniform(num_rows: int, context: int) -> ContextMix:
 
 
 def parse_mix(text: str, longest: int = 131_072) -> ContextMix:
-    """Terms `COUNTxTOKENS` joined by `+`, or `COUNT~MEAN`, drawn log-normally and none above `longest`.
+    """Parse terms `COUNTxTOKENS` joined by `+`, or `COUNT~MEAN`, drawn log-normally and none above `longest`.
 
     Raises ValueError for anything else.
     """

@@ -1,12 +1,12 @@
-"""The pause that streams notice when a worker is killed, and how long it takes until another is in its place.
+"""The pause of streams after a worker is killed, and the time until another worker takes the place.
 
-    baton serve MODEL --decode 2 &          # or --standby decode
+    baton serve MODEL --decode 2 &          # Or --standby decode.
     python -m benchmarks.deaths --url http://127.0.0.1:8000 --role decode [--streams 16] [--kills 5]
 
-A worker of that role is killed (SIGKILL, by the process id in `/health`: the server has to run on this machine and
-start workers again) while streams run, once each has begun. A stream's pause is its longest gap from there on.
-Each death has streams of its own; the next one waits until all workers are there again, and standbys in reserve, of
-which none is killed.
+A worker of the role is killed (SIGKILL) once every stream has begun. The process id comes from `/health`, so the server
+must run on this machine and start workers again. A stream's pause is the longest gap after the kill. Each death has new
+streams. The next death waits until as many workers serve as before, and as many standbys are in reserve. A standby in
+reserve is never killed.
 """
 
 import argparse
@@ -38,13 +38,13 @@ ROLES = ("decode", "prefill")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The process ids of workers by their roles: of those that serve, and of standbys in reserve."""
+    """Process ids by role: serving workers, and standbys in reserve."""
 
     serving: dict[str, list[int]]
     reserve: dict[str, list[int]]
 
     def is_replaced(self, victim: int, now: "Fleet") -> bool:
-        """Whether `now` there are as many again, without it."""
+        """Tell whether `now` has as many workers and standbys as before, without `victim`."""
         sides = [(self.serving, now.serving), (self.reserve, now.reserve)]
         there = all(len(after[role]) >= len(before[role]) for before, after in sides for role in ROLES)
         return there and all(victim not in after[role] for _, after in sides for role in ROLES)
@@ -52,20 +52,20 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What came of one kill, in seconds."""
+    """Effects of a kill, in seconds."""
 
     pauses_s: list[float]  # of each stream
-    replaced_s: float  # from the kill until as many workers were there as before
+    replaced_s: float  # from the kill until as many workers as before
 
 
 def pause_s(stream: RequestRecord, begin_s: float) -> float:
-    """The longest gap of a stream that ended after `begin_s`; 0 if none did."""
+    """Return the longest gap of a stream, among gaps that ended after `begin_s`; 0 without any."""
     gaps = [after - before for before, after in pairwise(stream.chunk_times_s) if after > begin_s]
     return max(gaps, default=0.0)
 
 
 async def fleet_now(session: aiohttp.ClientSession, url: str) -> Fleet:
-    """As the router knows it."""
+    """Return the workers in the router's `/health`."""
     async with session.get(f"{url}/health") as response:
         workers = (await response.json())["workers"]
 
@@ -80,7 +80,7 @@ def _in_reserve(worker: dict[str, Any]) -> bool:
 
 
 async def one_death(args: argparse.Namespace, target: Target, session: aiohttp.ClientSession, number: int) -> Death:
-    """Kill the worker whose turn it is, under streams of their own."""
+    """Kill the next worker by turn, under new streams."""
     before = await fleet_now(session, args.url)
     serving = before.serving[args.role]
     victim = serving[number % len(serving)]
@@ -109,7 +109,7 @@ def figures_of(deaths: Sequence[Death]) -> list[Figure]:
 
 
 async def run(args: argparse.Namespace, console: Console) -> None:
-    """All deaths; shows and keeps the figures at the end."""
+    """Kill all workers by turn; show the figures and append the rows."""
     async with open_session() as session:
         model = await served_model(session, args.url, args.deadline_s)
         target = Target(session, args.url, model, args.deadline_s)
@@ -150,7 +150,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 1 when a stream ended early or nobody took the place of the dead."""
+    """Run the benchmark; return 1 when a stream ended early or a dead worker was not replaced."""
     args, console = parse_args(argv), Console()
     return exit_code(run(args, console), console, late=f"not over within {args.deadline_s:g} s")
 

@@ -1,7 +1,7 @@
 """The operations of a decode step of Qwen3-4B, as a worker runs them.
 
-They go through `CudaOps`: kernel and tiles are those that the plan for this GPU names, launched with
-programmatic dependence, and what is fused is timed fused.
+Operations go through `CudaOps`. Kernel and tiles follow the plan for this GPU, launched with programmatic dependence.
+Fused operations are timed fused.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ CONTEXTS = ((1, 1024), (8, 1024), (64, 1024), (1, 8192), (64, 4096))  # sequence
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product with a weight matrix: `n` outputs from `k` inputs."""
+    """A product with a weight matrix: `n` outputs from `k` inputs."""
 
     name: str
     fusion: Fusion
@@ -50,11 +50,11 @@ class Product:
 
     @property
     def rows(self) -> int:
-        """Of the matrix."""
+        """Rows of the matrix; gate and up are stacked."""
         return 2 * self.n if self.fusion is Fusion.GATE else self.n
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Matrix and inputs read, outputs written; the residual is read and written."""
+        """Return bytes moved: matrix and inputs read, outputs written; a residual is counted as 4 bytes."""
         out_bytes = {Fusion.LOGITS: 4, Fusion.ADD: 4}.get(self.fusion, 2)
         return self.rows * self.k * 2 + num_tokens * (self.k * 2 + self.n * out_bytes)
 
@@ -70,7 +70,7 @@ PRODUCTS = (
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Of one product; matrices rotate, the rest stays."""
+    """Operands of a product; matrices rotate between launches, the rest stays."""
 
     x: Tensor  # [num_tokens, k]
     norm: Tensor  # [k]
@@ -89,13 +89,13 @@ class Operands:
                 return ops.logits(Residual(self.x), self.norm, EPS, weight)
 
     def in_fp32(self) -> "Operands":
-        """The same at first, for the reference; one matrix."""
+        """Return float32 copies for the reference, with a single matrix and a zero residual."""
         weights, residual = [self.weights[0].float()], torch.zeros_like(self.residual, dtype=torch.float32)
         return replace(self, x=self.x.float(), norm=self.norm.float(), weights=weights, residual=residual)
 
 
 def _whole(x: Residual) -> Tensor:
-    """The rows with their parts; in a step, the norm that follows adds them."""
+    """Return the rows with split-K parts added; in a step, the next norm adds the parts."""
     return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=gpu_of(x.rows.device).has_dependent_launch)
 
 
@@ -123,10 +123,10 @@ def product_case(num_tokens: int, which: Product) -> Case:
 
 
 def attention_case(num_seqs: int, seq_len: int) -> Case:
-    """Query/key norm, RoPE, the write of K and V, and attention: all that lies between two products.
+    """Make a case of query/key norm, RoPE, the write of K and V, and attention: all work between two products.
 
-    Where one kernel does it all (`fused`) these are the bytes that it moves: keys and values read but for the
-    new ones, which are written, QKV read and the output written. Split attention moves a little more.
+    `num_bytes` is the traffic of a single fused kernel: old keys and values read, new ones written, QKV read, the
+    output written. Split attention moves a little more.
     """
     num_bytes = num_seqs * (seq_len * TOKEN_BYTES + (QKV + NUM_Q * HEAD_DIM) * 2)
     num_layers = variants_for(num_bytes)
@@ -146,7 +146,7 @@ def attention_case(num_seqs: int, seq_len: int) -> Case:
 
 
 def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:
-    """A pool and one last token of each of its sequences."""
+    """Make a pool, and a batch of the last token of each of its sequences."""
     pool, batch = paged_batch(1, seq_len, num_seqs, num_layers)
     positions = batch.seq_lens - 1
     slots = batch.block_tables[0][:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
@@ -158,6 +158,6 @@ def decode_ops(pool: Tensor, num_seqs: int) -> CudaOps:
 
 
 def decode_cases() -> Iterator[Case]:
-    """Made one after another, so that their buffers are not held at once."""
+    """Yield cases lazily, because the buffers of all cases would not fit at once."""
     yield from starmap(product_case, product(TOKENS, PRODUCTS))
     yield from starmap(attention_case, CONTEXTS)

@@ -1,15 +1,15 @@
-"""How long a decode step takes on the GPU, by batch and context, without a server around it.
+"""Time of a decode step on the GPU, by batch and context, without a server.
 
     python -m benchmarks.decode_step MODEL_DIR [--batches 1,8,64] [--contexts 1024] [--profile]
     python -m benchmarks.decode_step MODEL_DIR --mixes 64x1024+1x32768,256~2048
 
-Without more flags: every batch of 1 to 256 at every context of 128 to 32,768 tokens that fits in the pool.
-A mix, of contexts that differ, is measured beside as many sequences of one length with as many keys in all.
-Uses the decode worker's own engine, batch and captured graphs. The floor is what a step must read,
-weights once and the KV of every sequence, at the read bandwidth that this GPU reaches today.
-`--profile` lists the kernels of a step by time, `--asks` has every row ask for more than a token; `--sms` leaves
-a step as many multiprocessors as it has beside a prompt. With `--shared` all contexts begin with the same blocks,
-and a step that reads these once is measured beside one that reads them for each row.
+Uses the decode worker's own engine, batch and captured graphs. Without more flags: every batch of 1 to 256 at every
+context of 128 to 32,768 tokens that fits in the pool. A mix has contexts of different lengths. Each mix is measured
+beside a batch of equal contexts, with equally many sequences and keys. The floor is the time to read the weights once
+and the KV of every sequence, at this GPU's read bandwidth of today. `--profile` lists the kernels of a step by time.
+`--asks` adds penalties, log-probabilities or grammars to every row. `--sms` limits a step to the multiprocessors left
+beside a prompt. With `--shared` all contexts begin with the same blocks. A step that reads shared blocks once is then
+measured beside a step that reads the blocks for each row.
 """
 
 import argparse
@@ -56,7 +56,7 @@ ASKS = {
 
 
 class StepBench:
-    """A decode worker's engine with made-up sequences in it; `args` as by `add_engine_flags`."""
+    """A decode worker's engine filled with made-up sequences; `args` as by `add_engine_flags`."""
 
     def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str) -> None:
         self.max_rows = max(args.batches)
@@ -76,11 +76,11 @@ class StepBench:
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()
         self.sampling = ASKS["nothing"]  # of every row
-        self.prefix = UNSHARED  # with which all contexts begin
+        self.prefix = UNSHARED  # start of all contexts
         self.reads_once = False
 
     def fill(self, contexts: Sequence[int]) -> bool:
-        """Give every row a context of scattered blocks; False when one is too long or the pool too small."""
+        """Give every row a context of scattered blocks; False if a context is too long or the pool too small."""
         lengths = [context + STEPS + WARM_UP_STEPS + 1 for context in contexts]
         if not self.fits(lengths):
             return False
@@ -101,21 +101,21 @@ class StepBench:
         return True
 
     def fits(self, lengths: Sequence[int]) -> bool:
-        """Whether the pool holds sequences of those lengths, and the model allows them."""
+        """Tell whether the pool holds sequences of such lengths, and the model allows them."""
         num_blocks = sum(map(self.group.num_places, lengths))
         return max(lengths) <= self.engine.max_len and num_blocks <= sum(self.engine.allocator.capacity)
 
     def launch(self, num_rows: int) -> PendingOutput:
-        """A step, with what its rows ask for."""
+        """Launch a step with the present sampling."""
         has_logprobs = self.sampling.num_logprobs > 0
         return self.runner.launch(num_rows, has_logprobs=has_logprobs, spared_bytes=CAPTURE_BYTES * self.reads_once)
 
     def find_masks(self) -> None:
-        """Grammars have worked out what the next step wants, if the last one is over."""
+        """Advance the grammars' positions, as if the masks of the next step were ready."""
         self.batch.grammars.positions_cpu.add_(1)
 
     def median_ms(self, num_rows: int) -> float:
-        """Time of one step, from events on the stream."""
+        """Return the median time of a step, by events on the stream."""
         times = []
         for i in range(STEPS + WARM_UP_STEPS):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -129,14 +129,14 @@ class StepBench:
         return float(statistics.median(times))
 
     def floor_ms(self, num_tokens: int, bytes_per_s: float) -> float:
-        """What reading the weights once and `num_tokens` keys and values takes."""
+        """Return the time to read the weights once and `num_tokens` keys and values."""
         model = self.engine.model
         weights = sum(w.numel() for layer in model.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
         weight_bytes = (weights + model.lm_head.numel()) * model.lm_head.element_size()
         return (weight_bytes + num_tokens * self.engine.pool.layout.token_bytes) / bytes_per_s * 1e3
 
     def profile(self, num_rows: int) -> str:
-        """Kernels of one step by time; a profiler sees graph nodes as kernels."""
+        """Return a table of a step's kernels by time; a profiler shows graph nodes as kernels."""
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profiler:
             for _ in range(5):
@@ -148,7 +148,7 @@ class StepBench:
 
 @contextmanager
 def confined(num_sms: int) -> Iterator[None]:
-    """Whatever runs or is captured inside has so many multiprocessors; 0 is all."""
+    """Limit all work and captures inside to `num_sms` multiprocessors; 0 is all."""
     if num_sms == 0:
         yield
         return
@@ -166,7 +166,7 @@ def mixes(text: str) -> list[ContextMix]:
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:
-    """What `StepBench` and the rows of its results are made from; `batches` is the default."""
+    """Add the flags behind `StepBench` and its result rows; `batches` is the default of `--batches`."""
     parser.add_argument("model_dir")
     shown = ",".join(map(str, batches))
     parser.add_argument(
@@ -212,7 +212,7 @@ def main() -> int:
 
 
 def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> list[Row]:
-    """Time and show what is asked for; what there is to be kept of it."""
+    """Time and print every mix, and return the result rows."""
     bench.sampling = ASKS[args.asks]
     if args.shared:
         bench.prefix, bench.reads_once = SharedPrefix(0, args.shared // bench.block_size * bench.block_size), True
@@ -242,7 +242,7 @@ def _workload(args: argparse.Namespace, mix: ContextMix) -> str:
 
 
 def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | None:
-    """Time of a step over such a batch, or None if it does not fit."""
+    """Return the time of a step over the batch, or None if the batch does not fit."""
     if not bench.fill(mix.contexts):
         return None
     step_ms = bench.median_ms(len(mix.contexts))

@@ -1,11 +1,12 @@
-"""What clients see of a load whose mix flips: long prompts with short replies, then the other way round, and again.
+"""Latency and throughput under a load whose mix flips: long prompts with short replies, then the reverse, and again.
 
-    baton serve MODEL --prefill 1 --decode 2 --gpus 0,1 --autoscale &      # and the same without --autoscale
+    baton serve MODEL --prefill 1 --decode 2 --gpus 0,1 --autoscale &      # Repeat without --autoscale.
     python -m benchmarks.flip --url http://127.0.0.1:8000 --system 'baton --autoscale' --phases 64x8000/32,256x128/512
 
-Each phase keeps so many streams running for `--phase-s`; the next begins while the last ones of it end. Figures are of
-each kind of phase (a, b, ...) over all rounds, and of its second half by itself (`settled`): a server that follows the
-load has done so by then. Throughput counts what came in that time, latencies are of requests that were sent in it.
+Each phase keeps a number of streams running for `--phase-s`. The next phase begins while the last streams of a phase
+end. Figures are given for each kind of phase (a, b, ...) over all rounds, and apart for the second half (`settled`). A
+server that follows the load has adapted by the second half. Throughput counts tokens received within a span. Latencies
+are of requests sent within a span.
 """
 
 import argparse
@@ -38,7 +39,7 @@ CHANGES = re.compile(r'^baton_role_changes_total\{.*stage="done".*\} (\S+)$', re
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """So many streams of these lengths."""
+    """A number of streams with fixed lengths."""
 
     num_streams: int
     num_inputs: int
@@ -46,7 +47,7 @@ class Phase:
 
     @staticmethod
     def parse(text: str) -> "Phase":
-        """From `64x8000/32`; raises ValueError for anything else."""
+        """Parse `64x8000/32`; raises ValueError for anything else."""
         match = FORM.fullmatch(text)
         numbers = [int(part) for part in match.groups()] if match else [0]
         if min(numbers) < 1:
@@ -58,19 +59,19 @@ class Phase:
 
 
 def parse_phases(text: str) -> list[Phase]:
-    """A list with commas; raises ValueError."""
+    """Parse a comma-separated list of phases; raises ValueError."""
     return [Phase.parse(part) for part in text.split(",")]
 
 
 @dataclass(slots=True)
 class Seen:
-    """Requests of one kind of phase, and the spans of time in which it was on."""
+    """Requests of a kind of phase, and the spans of time of the phase."""
 
     records: list[RequestRecord] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
 
     def figures(self, name: str) -> list[Figure]:
-        """Of all of it, and of the second halves."""
+        """Return figures of the whole spans, and of the second halves."""
         halves = [((begin_s + end_s) / 2, end_s) for begin_s, end_s in self.spans]
         errors = Figure(f"{name}_errors", sum(bool(record.error) for record in self.records), "")
         return [*self._within(self.spans, name), *self._within(halves, f"{name}_settled"), errors]
@@ -103,7 +104,7 @@ def _latencies(name: str, values_s: Iterable[float]) -> list[Figure]:
 async def stream(
     target: Target, phase: Phase, vocabulary: Sequence[int], seed: str, end_s: float
 ) -> list[RequestRecord]:
-    """One request after the other until `end_s`; the last one is followed to its end."""
+    """Send requests back to back until `end_s`; the last request is followed to its end."""
     records: list[RequestRecord] = []
     lengths = Lengths.fixed(phase.num_inputs, phase.num_outputs)
     while time.perf_counter() < end_s:
@@ -114,7 +115,7 @@ async def stream(
 
 
 async def flip(args: argparse.Namespace, target: Target) -> list[Seen]:
-    """All rounds of all phases."""
+    """Run all rounds of all phases."""
     seen = [Seen() for _ in args.phases]
     running: list[tuple[Seen, asyncio.Task[list[RequestRecord]]]] = []
     for number in range(args.rounds):
@@ -133,14 +134,14 @@ async def flip(args: argparse.Namespace, target: Target) -> list[Seen]:
 
 
 async def num_changes(session: aiohttp.ClientSession, url: str) -> float:
-    """Role changes since the start of the router; NaN of a server that tells of none."""
+    """Return role changes since the router's start; NaN for a server without the metric."""
     async with session.get(f"{url}/metrics") as response:
         found = CHANGES.findall(await response.text())
     return sum(map(float, found)) if found else math.nan
 
 
 async def run(args: argparse.Namespace, console: Console) -> bool:
-    """Shows and keeps the figures; whether all requests succeeded."""
+    """Run the load, show the figures and append the rows; return True if all requests succeeded."""
     async with open_session() as session:
         model = await served_model(session, args.url, args.deadline_s)
         target = Target(session, args.url, model, args.deadline_s)
@@ -197,7 +198,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 1 when a request failed, or nobody answers."""
+    """Run the benchmark; return 1 when a request failed or no server answered."""
     args, console = parse_args(argv), Console()
     try:
         return 0 if uvloop.run(run(args, console)) else 1

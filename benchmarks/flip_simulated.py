@@ -1,9 +1,9 @@
-"""What a change of roles could win on the phases of `flip`, by the simulator of `baton plan`.
+"""Gains by role changes on the phases of `flip`, by the simulator of `baton plan`.
 
     python -m benchmarks.flip_simulated --layouts 2P2D,3P1D,1P3D,4P4D --gpus 4 --phases 64x8000/32,600x128/512
 
-A server that keeps its roles has one of these rows in all phases; one that follows the load has, once it has changed,
-in each phase that of the roles it has then. The way from one to the next, and who decides when, is not simulated.
+A server with fixed roles keeps to the row of its layout in all phases. A server that follows the load moves to the row
+of each phase's layout. Neither the time of a change nor the decision about a change is simulated.
 """
 
 import argparse
@@ -26,13 +26,13 @@ SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
 
 
 def played(layout: Layout, costs: Costs, phase: Phase) -> Figures:
-    """Streams of one phase on workers that keep their roles."""
+    """Simulate the streams of a phase on workers with fixed roles."""
     lengths = [(phase.num_inputs, phase.num_outputs)] * (phase.num_streams * REQUESTS_A_STREAM)
     return Figures(simulate(layout, costs, streams(phase.num_streams, lengths)))
 
 
 def table(layouts: list[Layout], costs: Costs, phases: list[Phase]) -> Table:
-    """A row for each phase and each choice of roles."""
+    """Make a row for each phase and each choice of roles."""
     shown = Table("phase", "roles", "requests/s", "output tokens/s", *(f"{name}, ms" for name in SHOWN))
     for phase in phases:
         for layout in layouts:

@@ -1,9 +1,9 @@
-"""How long the handoff of a prompt's KV blocks takes, by prompt length, without a server around it.
+"""Time of a handoff of a prompt's KV blocks, by prompt length, without a server.
 
     python -m benchmarks.handoff [--source cuda:0 --target cuda:1] [--lengths 1024,8192]
 
-Uses the workers' own transports, pools and layout; a process of its own (`handoff_exporter`) owns the
-source, as a prefill worker does. Every byte is compared once for each length before anything is timed.
+Uses the workers' own transports, pools and layout. Another process (`handoff_exporter`) owns the source, as a prefill
+worker does. Every byte is compared once for each length before the timing.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from deploy.bench.results import ROOT, Row, append_rows, hardware, row_of
 
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 MIN_POOL_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
-"""More than a GPU caches, so that pulls of short prompts do not find the last one's blocks in its cache."""
+"""More than a GPU's cache, so that pulls of short prompts find no cached blocks."""
 EXPORT_DEADLINE_S = 120.0
 END_DEADLINE_S = 10.0
 
 
 @contextmanager
 def exporter(device: str, num_blocks: int, layout: KVLayout) -> Iterator[KVPoolExport]:
-    """A process that owns a filled pool; raises TransferFailed when it does not come up."""
+    """Start a process with a filled pool and yield the pool's export; raises TransferFailed after a timeout."""
     wanted = encode(PoolWanted(layout, (num_blocks,)))
     command = [sys.executable, "-m", "benchmarks.handoff_exporter", device, wanted.hex()]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -60,7 +60,7 @@ def exporter(device: str, num_blocks: int, layout: KVLayout) -> Iterator[KVPoolE
 
 
 def layout_of(preset: str, num_layers: int | None, block_size: int, dtype: str) -> KVLayout:
-    """The KV layout of a known model."""
+    """Return the KV layout of a known model."""
     model = PRESETS[preset]
     head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
     layers = num_layers or model["num_hidden_layers"]
@@ -133,7 +133,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, console: Console) -> list[Timing]:
-    """Verify and time every length; raises BatonError when that is not possible or other bytes arrive."""
+    """Verify and time every length; raises BatonError if no pull is possible or wrong bytes arrive."""
     device = torch.device(args.target)
     layout = layout_of(args.preset, args.num_layers, args.block_size, args.dtype)
     [group] = layout.groups
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace, console: Console) -> list[Timing]:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 1 when nothing could be pulled, or other bytes arrived than left."""
+    """Run the benchmark; return 1 if no pull was possible or wrong bytes arrived."""
     args = parse_args(argv)
     console = Console()
     try:

@@ -1,8 +1,8 @@
-"""The other process of `benchmarks.handoff`: fills the pool that is pulled from, as a prefill worker does.
+"""The source process of `benchmarks.handoff`: owns and fills the pool, as a prefill worker does.
 
     python -m benchmarks.handoff_exporter DEVICE HEX_OF_POOL_WANTED
 
-Prints the hex of its `KVPoolExport` and ends when its stdin does, so it never outlives the benchmark.
+Prints the hex of the `KVPoolExport`. Ends when stdin is closed, so the process never outlives the benchmark.
 """
 
 import sys
@@ -19,12 +19,12 @@ from common.wire.messages.handoff import KVPoolExport
 from common.wire.messages.memory import PoolWanted
 
 BLOCKS_AT_ONCE = 32
-"""Blocks written or compared together, which bounds the memory it takes beside the pool."""
-_ODD = 0x5851F42D  # odd, so that different places get different words; below 2^31, so that int64 suffices
+"""Blocks written or compared at once, a bound on memory beside the pool."""
+_ODD = 0x5851F42D  # odd, so different places get different words; below 2^31, so int64 suffices
 
 
 def words_of(block_ids: Tensor, block_bytes: int) -> Tensor:
-    """What the exporter keeps in blocks `block_ids [num_ids]`: `[num_ids, block_bytes // 4]` int32, no two alike."""
+    """Return the content of blocks `block_ids [num_ids]`: `[num_ids, block_bytes // 4]` int32, no two words alike."""
     num_words = block_bytes // 4
     place = block_ids.long()[:, None] * num_words + torch.arange(num_words, device=block_ids.device)
     return (place * _ODD & 0x7FFFFFFF).to(torch.int32)

@@ -1,10 +1,10 @@
-"""What a memory server's host tier does by itself, without a model: GB/s to host memory and back, and who notices it.
+"""Speed of a memory server's host tier without a model: GB/s to host memory and back, and delays of other workers.
 
     python -m benchmarks.host_tier --device cuda:0 --tier-gb 40
 
-One worker seals blocks of Qwen3-4B's size, waits until they are in host memory, takes the whole pool for a moment, and
-asks for them again. Another one only knocks: how long its answers take while nothing is copied, while host memory is
-pinned, and while blocks go and come, is what all workers notice of the server.
+A worker seals blocks of Qwen3-4B's size and waits until copies are in host memory. The worker then takes the whole pool
+for a moment, and asks for the blocks again. Another worker only knocks. Its answer times are taken while nothing is
+copied, while host memory is pinned, and while blocks go and come. Any worker would notice the same delays.
 """
 
 import argparse
@@ -53,13 +53,13 @@ from deploy.planning.simulation.percentiles import percentile
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 36, 8, 128, 16, 0, "bfloat16"),))
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
 SLOW_US = 1_000_000
-"""That computing a block takes: whatever is there is restored."""
+"""Claimed time to compute a block, so long that every block is restored."""
 PAUSE_S = 0.001
 DEADLINE_S = 120.0
 
 
 class Phase(IntEnum):
-    """What goes on meanwhile."""
+    """The server's activity during a knock."""
 
     PINNED = 0
     IDLE = 1
@@ -69,14 +69,14 @@ class Phase(IntEnum):
 
 
 Told: TypeAlias = "SynchronizedArray[int]"
-"""By the server, blocks that are in host memory and whether all of that is there; by the worker, the phase."""
+"""By the server: blocks copied to host memory, and whether the tier is complete; by the worker: the phase."""
 Times = dict[tuple[str, int], list[float]]
-"""In seconds, by what was done with how many blocks; of answers, by phase and 0."""
+"""Seconds by activity and number of blocks; for knocks, by phase and 0."""
 Answer = TypeVar("Answer", BlocksLeased, PromptBlocks, MemoryKnock)
 
 
 class Worker:
-    """Writes nothing, and says that it has."""
+    """A worker that seals blocks without writing any data."""
 
     def __init__(self, path: Path, num_blocks: int, told: Told) -> None:
         self.client, self.num_blocks, self.told = MemoryClient(path, "worker", 1, is_decoding=True), num_blocks, told
@@ -85,7 +85,7 @@ class Worker:
             os.close(claim.descriptor)
 
     def run(self, sizes: list[int], num_rounds: int) -> Times:
-        """Each size so many times, after once that does not count."""
+        """Time each size `num_rounds` times, after an uncounted turn."""
         times: Times = defaultdict(list)
         self.turn(sizes[0])
         self.told[2] = Phase.PINNED
@@ -101,7 +101,7 @@ class Worker:
         return times
 
     def turn(self, size: int) -> tuple[float, float]:
-        """Seconds until blocks are in host memory, and until they are back."""
+        """Return the seconds until blocks are in host memory, and until restored."""
         keys = new_keys(size)
         leased, num_before = self._lease(size), self.told[0]
         self.told[2] = Phase.OUT
@@ -135,14 +135,14 @@ class Worker:
 def run_worker(
     path: Path, num_blocks: int, sizes: list[int], num_rounds: int, told: Told, results: "Queue[Times]"
 ) -> None:
-    """A process."""
+    """Run the sealing worker: the target of a process."""
     worker = Worker(path, num_blocks, told)
     results.put(worker.run(sizes, num_rounds))
     worker.client.close()
 
 
 def run_knocker(path: Path, told: Told, results: "Queue[Times]") -> None:
-    """Another one: how long answers take in each phase."""
+    """Run the knocking worker: the target of a process that times answers by phase."""
     times: Times = defaultdict(list)
     with closing(MemoryClient(path, "knocker", 1, is_decoding=False)) as client:
         while (phase := Phase(told[2])) is not Phase.OVER:
@@ -173,10 +173,10 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 class Rig:
-    """A server in this process, and the others' processes.
+    """A server in this process, and two worker processes.
 
     Args:
-        section: of the server.
+        section: settings of the server.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Rig:
         path, device = directory / "memory.sock", section.device
         backing = HostBacking() if device == "cpu" else CudaBacking(int(device.partition(":")[2]))
         ready = MemoryReady("memory", 1, os.getpid(), VERSION, backing.device)
-        self.announcer = Announcer(NetSection(router_endpoint=f"ipc://{directory}/router"), ready)  # nobody's
+        self.announcer = Announcer(NetSection(router_endpoint=f"ipc://{directory}/router"), ready)  # without a router
         self.server = MemoryServer(path, backing, self.announcer, section)
         self.processes = [
             spawn.Process(target=run_worker, args=(path, num_blocks, sizes, num_rounds, self.told, self.results)),
@@ -199,7 +199,7 @@ class Rig:
         self.begun_s = self.made_s = 0.0  # the first piece of host memory, and the last
 
     def run(self) -> None:
-        """Until both processes have told what they saw; raises SystemExit if one cannot."""
+        """Serve until both processes have sent their times; raises SystemExit if a process fails."""
         for process in self.processes:
             process.start()
         self.server.run(self._look)
@@ -228,7 +228,7 @@ class Rig:
 
 
 def tables(rig: Rig) -> list[Table]:
-    """What it measured."""
+    """Return the measurements as tables."""
     copies = Table("what", "blocks", "p50", "GB/s", title="one text")
     answers = Table("meanwhile", "p50", "p99", "longest", title="an answer to another worker")
     for (what, size), times_s in rig.times.items():
@@ -245,7 +245,7 @@ def tables(rig: Rig) -> list[Table]:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host_tier", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default: %(default)s)")
     parser.add_argument("--tier-gb", type=float, default=8.0, help="of host memory (default: %(default)g)")

@@ -1,4 +1,4 @@
-"""Kernels at Qwen3-4B's shapes, alone: what `benchmarks.kernels` times and checks, and what decode cases share."""
+"""Cases of `benchmarks.kernels`: kernels alone at Qwen3-4B's shapes, and helpers of the decode cases."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,18 +30,18 @@ EPS = 1e-6
 SCALE = HEAD_DIM**-0.5
 TOKEN_BYTES = 2 * NUM_KV * HEAD_DIM * 2  # K and V of one layer, bf16
 ROTATED_BYTES = 256 << 20  # several times the L2 cache
-MAX_STEP_TOKENS = 256  # above, a case stands for a prompt step, which is not launched with PDL
+MAX_STEP_TOKENS = 256  # above, a case stands for a prompt step, launched without PDL
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel or operation at one shape; `run(i)` launches it on the i-th of `num_variants` sets of buffers."""
+    """A kernel or operation at a fixed shape; `run(i)` launches it on the i-th of `num_variants` sets of buffers."""
 
     name: str
     run: Callable[[int], Tensor]
-    expected: Callable[[], Tensor]  # what the first run(0) gives, by the reference
+    expected: Callable[[], Tensor]  # result of the first run(0), by the reference
     num_variants: int
-    num_bytes: float  # read and written by one launch
+    num_bytes: float  # read and written by a launch
     num_flops: float = 0.0
 
 
@@ -77,7 +77,7 @@ def gate_case(num_tokens: int) -> Case:
 
 
 def attention_weights(max_positions: int) -> AttentionWeights:
-    """Random query and key norms and a rope table."""
+    """Make random query and key norms and a rope table."""
     angles = torch.rand(max_positions, HEAD_DIM // 2, device="cuda")
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
     return AttentionWeights(
@@ -92,7 +92,7 @@ def attention_weights(max_positions: int) -> AttentionWeights:
 
 
 def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:
-    """Gate and up of an MLP: as one kernel, and as a product of cuBLAS and a kernel that applies the gate."""
+    """Yield the gate and up products of an MLP: fused in a kernel, and as a cuBLAS product followed by the gate."""
     x, weights = random(num_tokens, HIDDEN), random(4, 2 * INNER, HIDDEN) * HIDDEN**-0.5
     num_bytes = 2 * (num_tokens * (HIDDEN + INNER) + 2 * INNER * HIDDEN)
     flops = 4 * num_tokens * INNER * HIDDEN
@@ -126,7 +126,7 @@ def rope_case(num_tokens: int) -> Case:
 
 
 def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:
-    """A pool of scattered blocks and sequences of equal length in it."""
+    """Make a pool of scattered blocks, and a batch of sequences of equal length."""
     num_blocks = num_seqs * (seq_len // BLOCK_SIZE)
     pool = random(num_blocks, num_layers, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
     none = torch.zeros(0, dtype=torch.int64, device="cuda")
@@ -187,7 +187,12 @@ SAMPLED = (*((how, "normal") for how in FILTERS), *product(("top", "nucleus", "m
 
 
 def make_logits(shape: str, *size: int) -> Tensor:
-    """Normal; peaked, as a model's mostly are: few tokens far above the others; flat: more in question than fit."""
+    """Make random logits of a shape.
+
+    - normal: a normal distribution.
+    - peaked: few tokens far above the rest, as with most models.
+    - flat: more candidates than the sampler's fast path holds.
+    """
     match shape:
         case "normal":
             return torch.randn(size, device="cuda") * 3
@@ -253,7 +258,7 @@ def logprobs_case(num_rows: int, num_top: int) -> Case:
 
 
 def kernel_cases() -> Iterator[Case]:
-    """Made one after another, so that their buffers are not held at once."""
+    """Yield cases lazily, because the buffers of all cases would not fit at once."""
     yield from map(embedding_case, (1, 64))
     yield from map(norm_case, (1, 4, 16, 64, 8192))
     yield from map(gate_case, (64, 8192))

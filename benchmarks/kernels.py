@@ -1,12 +1,12 @@
-"""How fast each kernel is at Qwen3-4B's shapes, beside the read bandwidth that this GPU reaches today.
+"""Speed of each kernel at Qwen3-4B's shapes, beside this GPU's read bandwidth of today.
 
     python -m benchmarks.kernels [--only decode] [--results FILE]
 
-Every case is first checked against the reference. Times are medians over replays of a CUDA graph of
-launches that rotate over more memory than the L2 cache holds: what a step finds, not a hot cache.
-`decode ...` are whole operations of a decode step, as planned and fused for this GPU; the number is
-that of tokens, and for attention sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt
-step of 8 sequences of 1,040 tokens, of which all but the last 16 were seen before.
+Every case is first checked against the reference. Times are medians over replays of a CUDA graph. The launches of a
+graph rotate over more memory than the L2 cache holds, because a step finds a cold cache. `decode ...` are whole
+operations of a decode step, as planned and fused for this GPU. The number is the number of tokens; for attention,
+sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt step of 8 sequences of 1,040 tokens. All but the
+last 16 tokens of each sequence are in the KV pool already.
 """
 
 import argparse
@@ -30,19 +30,19 @@ from deploy.bench.stats import Figure
 
 READ_BYTES = 2 << 30
 REPLAYS = 15
-GRAPH_MS = 8.0  # aimed at, for the work of one replay
+GRAPH_MS = 8.0  # target for the work of a replay
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _read_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Grid: (num_words / BLOCK,). One program reads BLOCK int32 and writes one."""
+    """Grid: (num_words / BLOCK,). A program reads BLOCK int32 and writes a single int32."""
     program = tl.program_id(0)
     x = tl.load(x_ptr + program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
     tl.store(out_ptr + program, tl.sum(x, axis=0))
 
 
 def read_ceiling() -> float:
-    """Bytes a second of a kernel that only reads."""
+    """Return the bytes a second of a kernel that only reads."""
     words = torch.randint(0, 9, (READ_BYTES // 4,), dtype=torch.int32, device="cuda")
     sums = torch.empty(words.numel() // 8192, dtype=torch.int32, device="cuda")
 
@@ -54,7 +54,7 @@ def read_ceiling() -> float:
 
 
 def median_us(run: Callable[[int], Tensor], num_variants: int) -> float:
-    """Microseconds of one launch among many in a graph."""
+    """Return the microseconds of a launch among many in a graph."""
     for i in range(num_variants):
         run(i)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -79,7 +79,7 @@ def median_us(run: Callable[[int], Tensor], num_variants: int) -> float:
 
 
 def is_right(out: Tensor, expected: Tensor) -> bool:
-    """Floats to rounding; token ids but for a draw at the edge of rounding; bytes exactly."""
+    """Compare a result: floats to rounding, token ids except draws at the edge of rounding, bytes exactly."""
     if out.dtype == torch.uint8:
         return torch.equal(out, expected)
     if not out.is_floating_point():

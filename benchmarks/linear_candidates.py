@@ -1,4 +1,4 @@
-"""Which ways of multiplying a few tokens by a model's matrices are worth timing, and whether each is right."""
+"""Candidate plans for multiplying a few tokens by a model's matrices, and a check of each plan's result."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from common.ops.base import Residual
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
 
-SHARED_SPARE_BYTES = 12_000  # what a program has beside its tiles
+SHARED_SPARE_BYTES = 12_000  # used by a program beside its tiles
 EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One product of a model: `n` outputs from `k` inputs."""
+    """A product of a model: `n` outputs from `k` inputs."""
 
     fusion: Fusion
     n: int
@@ -62,7 +62,10 @@ def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
 
 
 def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
-    """Programs of one warp do best, of four where rows are long; a thread holds all that is loaded ahead."""
+    """Yield GEMV plans within the registers of a thread, because a thread holds all loads ahead.
+
+    Programs of a single warp are fastest, programs of four warps for long rows.
+    """
     sides = 2 if shape.fusion is Fusion.GATE else 1
     for rows, (warps, unroll), stages in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
         tiles = -(-shape.k // (256 * warps * unroll))
@@ -87,7 +90,7 @@ def _skinny_candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
 
 
 def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
-    """Rings that leave room for one of the next kernel on a multiprocessor, and larger ones that do not."""
+    """Yield rings small enough for a program of the next kernel on the same multiprocessor, and larger rings."""
     sides = 2 if shape.fusion is Fusion.GATE else 1
     splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1,)
     plans = []
@@ -101,7 +104,7 @@ def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
 
 
 class Operands:
-    """Random operands of one shape, to compile a plan for it and to see that it is right."""
+    """Random operands of a shape, to compile a plan and check its result."""
 
     def __init__(self, shape: Shape, tokens: int) -> None:
         self.shape = shape
@@ -124,7 +127,7 @@ class Operands:
                 return self.linear.norm_linear(plan, Residual(x), self.norm, EPS, self.weight, torch.float32, pdl)
 
     def is_right(self, plan: Plan) -> bool:
-        """Whether the plan can be run and agrees with cuBLAS."""
+        """Tell whether the plan can run and agrees with cuBLAS."""
         expected = self.run(Plan(Kind.CUBLAS), pdl=False).float()
         pdl = gpu_of(self.x.device).has_dependent_launch
         try:

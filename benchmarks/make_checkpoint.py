@@ -1,9 +1,9 @@
-"""Writes a Hugging Face checkpoint of a known model's shapes with random weights, to measure with.
+"""Writes a Hugging Face checkpoint of a known model's shapes with random weights, for benchmarks.
 
     python -m benchmarks.make_checkpoint qwen3-4b OUT_DIR --tokenizer DIR
 
-Speed does not depend on what the weights say, only on their shapes and on their not being zero
-(GEMMs on zeros draw less power and run faster). Matrices are normal with deviation 0.02, norms one.
+Speed depends on the shapes of weights, and not on values, if weights are not zero. GEMMs on zeros draw less power and
+run faster. Matrices are normal with deviation 0.02, norms are 1.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 MAX_SHARD_BYTES = 5_000_000_000
-SHARDS_AT_ONCE = 4  # each is in memory until it is written
+SHARDS_AT_ONCE = 4  # each shard is in memory until written
 BF16_BYTES = 2
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 
@@ -118,7 +118,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def weight_shapes(config: dict[str, Any]) -> Shapes:
-    """Name and shape of every tensor of the checkpoint, in file order."""
+    """Return name and shape of every tensor of the checkpoint, in file order."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
     for layer in range(config["num_hidden_layers"]):
@@ -151,7 +151,7 @@ def _layer_shapes(config: dict[str, Any]) -> Shapes:
 
 
 def split_shards(shapes: Shapes, max_bytes: int = MAX_SHARD_BYTES) -> Iterator[Shapes]:
-    """Consecutive tensors of at most `max_bytes` together; a larger tensor gets a shard of its own."""
+    """Yield shards of consecutive tensors of at most `max_bytes`; a larger tensor gets a shard alone."""
     shard: Shapes = {}
     shard_bytes = 0
     for name, shape in shapes.items():
@@ -165,7 +165,7 @@ def split_shards(shapes: Shapes, max_bytes: int = MAX_SHARD_BYTES) -> Iterator[S
 
 
 def write_weights(shapes: Shapes, out_dir: Path, seed: int, max_bytes: int = MAX_SHARD_BYTES) -> int:
-    """Write all shards, and the index if there is more than one; returns the bytes of all tensors."""
+    """Write all shards, and an index for several shards; return the bytes of all tensors."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shards = list(split_shards(shapes, max_bytes))
     weight_map: dict[str, str] = {}
@@ -190,7 +190,7 @@ def write_weights(shapes: Shapes, out_dir: Path, seed: int, max_bytes: int = MAX
 
 
 def _random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """bfloat16 on the CPU, drawn where the generator lives."""
+    """Make a bfloat16 tensor on the CPU, drawn on the generator's device."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     weight = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
@@ -198,7 +198,7 @@ def _random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.
 
 
 def copy_tokenizer(source: Path, out_dir: Path) -> None:
-    """Copy what tokenizer files there are; raises SystemExit without a tokenizer.json."""
+    """Copy the tokenizer files found in `source`; raises SystemExit without a tokenizer.json."""
     if not (source / "tokenizer.json").is_file():
         raise SystemExit(f"{source} has no tokenizer.json")
     for name in TOKENIZER_FILES:

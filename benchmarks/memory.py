@@ -1,12 +1,12 @@
-"""What a memory server takes of a core, and how long a worker waits for blocks, by itself: no model, no torch, no GPU.
+"""A memory server's share of a core, and workers' waits for blocks: without a model, torch or a GPU.
 
     python -m benchmarks.memory --requests-per-s 1000 --blocks 64 --steps-per-s 100 --pairs 4
 
-Pairs of a prefill and a decode worker do in a shared pool what real ones do: in each step the prefill worker leases
-blocks for its prompts and offers them when they are there; the decode worker accepts them, and some time later frees
-them. Each pair is a process. A lease is timed from the wish to the blocks, of which there are always enough: so that is
-the server's time, the wire's, and that of a process that has other things to do. After the pairs, one worker alone
-matches prefixes and seals blocks, turn by turn (`memory_cases`).
+Pairs of prefill and decode workers use a shared pool like real workers. In each step the prefill worker leases blocks
+for its prompts, and offers the blocks once leased. The decode worker accepts the blocks, and frees them later. Each
+pair is a process. A lease is timed from the request to the blocks. Blocks are always plentiful, so a lease takes the
+time of the server, of the wire and of a process with other work. After the pairs, a single worker matches prefixes and
+seals blocks by turns (`memory_cases`).
 """
 
 import argparse
@@ -46,9 +46,9 @@ from deploy.planning.simulation.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 1, 1, 1, 16, 0, "float16"),))
 NUM_BLOCKS = 50_000
-"""As an H200 holds of Qwen3-4B."""
+"""Blocks of Qwen3-4B in an H200."""
 HELD_S = 0.2
-"""From a prompt's being accepted to its blocks' being freed."""
+"""Seconds between a prompt's acceptance and the release of its blocks."""
 SETTLE_S = 1.0
 START_DEADLINE_S = 30.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -56,7 +56,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of one pair."""
+    """Load of a pair."""
 
     requests_per_s: float
     steps_per_s: float
@@ -65,18 +65,20 @@ class Load:
 
 
 class Pair:
-    """A prefill worker and a decode worker, turn by turn in one thread."""
+    """A prefill worker and a decode worker, by turns in a thread."""
 
     def __init__(self, path: Path, number: int, load: Load) -> None:
         self.load, self.worker = load, (f"decode-{number}", 1)
         self.prefill = MemoryClient(path, f"prefill-{number}", 1, is_decoding=False)
         self.decode = MemoryClient(path, *self.worker, is_decoding=True)
         for client in (self.prefill, self.decode):
-            os.close(client.claim_pool(LAYOUT, (NUM_BLOCKS,)).descriptor or 0)
+            descriptor = client.claim_pool(LAYOUT, (NUM_BLOCKS,)).descriptor
+            assert descriptor is not None, "a pool in host memory"
+            os.close(descriptor)
         self.num_begun, self.num_late = 0, 0
-        self.wanted_s = 0.0  # since when blocks are wanted; 0 while none are
+        self.wanted_s = 0.0  # time of the request for blocks; 0 without a request
         self.leased: list[tuple[int, int]] = []  # blocks with their generations
-        self.held: deque[tuple[float, KVOffer]] = deque()  # until when
+        self.held: deque[tuple[float, KVOffer]] = deque()  # with the time of release
         self.waits_s: list[float] = []
 
     def run(self) -> None:
@@ -91,9 +93,9 @@ class Pair:
             self.receive()
 
     def step(self, now_s: float, num_due: int) -> None:
-        """What a step of both workers says; `num_due` requests are to have begun by it."""
+        """Send the messages of a step of both workers; `num_due` requests are to have begun by now."""
         if self.wanted_s:
-            self.num_late += 1  # the last step's blocks are not there yet
+            self.num_late += 1  # the last step's blocks are not here yet
         elif num_due > self.num_begun:
             self.wanted_s = time.monotonic()
             self.prefill.send(BlocksWanted(((num_due - self.num_begun) * self.load.num_blocks,)))
@@ -120,7 +122,7 @@ class Pair:
                 self.held.append((time.monotonic() + HELD_S, message))
 
     def offer(self) -> None:
-        """All prompts of the step, whose blocks have come."""
+        """Offer all prompts of the step with the leased blocks."""
         while self.leased:
             blocks, self.leased = self.leased[: self.load.num_blocks], self.leased[self.load.num_blocks :]
             ids, generations = (pack_ids(part) for part in zip(*blocks, strict=True))
@@ -133,7 +135,7 @@ class Pair:
 
 
 def run_pair(path: Path, number: int, load: Load, results: "Queue[tuple[list[float], int, int]]") -> None:
-    """A process."""
+    """Run a pair: the target of a process."""
     with closing(Pair(path, number, load)) as pair:
         pair.run()
         results.put((pair.waits_s, pair.num_begun, pair.num_late))
@@ -141,7 +143,7 @@ def run_pair(path: Path, number: int, load: Load, results: "Queue[tuple[list[flo
 
 @contextmanager
 def server(directory: Path) -> Iterator[tuple[int, Path]]:
-    """A memory server of this host: its process and its socket."""
+    """Run a memory server on the CPU; yield its process id and socket."""
     path = directory / "memory.sock"
     command = [sys.executable, "-m", "common.memory", "--memory-device", "cpu", "--memory-socket", str(path),
                "--net-router-endpoint", f"ipc://{directory}/router", "--log-level", "WARNING"]  # fmt: skip
@@ -158,13 +160,13 @@ def server(directory: Path) -> Iterator[tuple[int, Path]]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has used."""
+    """Return the processor time used by a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def measure(args: argparse.Namespace) -> list[Table]:
-    """One run, as tables."""
+    """Run the pairs and the cases, and return tables."""
     load = Load(args.requests_per_s / args.pairs, args.steps_per_s, args.blocks, args.duration_s + 2 * SETTLE_S)
     spawn = multiprocessing.get_context("spawn")
     results: Queue[tuple[list[float], int, int]] = spawn.Queue()
@@ -192,7 +194,7 @@ def measure(args: argparse.Namespace) -> list[Table]:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests-per-s", type=float, default=1000.0, help="of all (default: %(default)g)")
     parser.add_argument("--blocks", type=int, default=64, help="of a request (default: %(default)s)")

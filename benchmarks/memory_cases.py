@@ -1,4 +1,4 @@
-"""What a memory server does for a prefix cache, asked by one worker: matches, and seals until they are found."""
+"""Prefix-cache requests to a memory server by a single worker: matches, and seals until found."""
 
 import os
 import select
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer", BlocksLeased, PromptBlocks)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Turns of one kind: how long what is timed of each took, what was said in all, and the server's time for it."""
+    """Turns of a kind: seconds of each, messages in all, and the server's processor time."""
 
     name: str
     times_s: list[float]
@@ -50,15 +50,17 @@ class Case:
 
 
 class Reader:
-    """A worker that does nothing but find and seal blocks."""
+    """A worker that only finds and seals blocks."""
 
     def __init__(self, path: Path, layout: KVLayout, num_blocks: int) -> None:
         self._client = MemoryClient(path, "reader", 1, is_decoding=True)
-        os.close(self._client.claim_pool(layout, (num_blocks,)).descriptor or 0)
+        descriptor = self._client.claim_pool(layout, (num_blocks,)).descriptor
+        assert descriptor is not None, "a pool in host memory"
+        os.close(descriptor)
         self.num_messages = 0  # both ways
 
     def match(self, keys: bytes, num_there: int) -> float:
-        """Find a text's blocks, so many of which are there, and give them back; seconds from question to answer."""
+        """Find a text's blocks, expecting `num_there`, and give the blocks back; return the seconds of the find."""
         self._catch_up()
         asked_s = time.perf_counter()
         found = self._find(keys)
@@ -69,7 +71,7 @@ class Reader:
         return took_s
 
     def seal(self, keys: bytes) -> float:
-        """Lease blocks, seal them under these keys, and give them back; seconds from sealing until they are found."""
+        """Seal new blocks under `keys`, and give the blocks back; return the seconds until the seal is visible."""
         self._send(BlocksWanted((len(keys) // KEY_BYTES,)))
         leased = self._next(BlocksLeased)
         self._catch_up()
@@ -87,7 +89,7 @@ class Reader:
         self._client.close()
 
     def _catch_up(self) -> None:
-        """Wait until the server is through with what was said before, so that no time of it counts."""
+        """Wait until the server has handled all earlier messages, to keep earlier work out of the timing."""
         found = self._find(new_keys(1))
         self._send(BlocksFreed(found.block_ids, found.generations))
 
@@ -111,7 +113,7 @@ class Reader:
 
 
 def run_cases(reader: Reader, duration_s: float, server_cpu_s: Callable[[], float]) -> list[Case]:
-    """Each for so many seconds; `server_cpu_s` tells the processor time of the server."""
+    """Run each case for `duration_s`; `server_cpu_s` returns the server's processor time."""
     short, long = new_keys(64), new_keys(1000)
     for keys in (short, long):
         reader.seal(keys)
@@ -136,14 +138,14 @@ def _case(
 
 
 def new_keys(count: int) -> bytes:
-    """Of blocks that nobody has sealed, packed."""
+    """Make packed random keys, so no block has such a key."""
     return os.urandom(count * KEY_BYTES)
 
 
 def measure_cases(
     path: Path, layout: KVLayout, num_blocks: int, duration_s: float, server_cpu_s: Callable[[], float]
 ) -> Table:
-    """All cases at one server with a pool of that layout, as a table; `duration_s` is of each."""
+    """Run all cases against a server with a pool of `layout`, each for `duration_s`, and return a table."""
     table = Table("of blocks", "p50", "p99", "messages/s", "server a turn", title="one worker, nobody else")
     with closing(Reader(path, layout, num_blocks)) as reader:
         for case in run_cases(reader, duration_s, server_cpu_s):

@@ -1,10 +1,10 @@
-"""What streams of short contexts notice of one long request: while its prompt is computed, and while it decodes.
+"""Effects of a long request on streams of short contexts: while the prompt is computed, and while tokens are decoded.
 
     python -m benchmarks.one_long --url http://127.0.0.1:8000 [--streams 8,32,64] [--input-len 1000] [--long-len 32000]
 
-For each number of streams: gaps between chunks while they are alone, from the long request's sending to its first
-token, and from there to its end. Beside them stands its own TTFT, and what that is with nobody else there.
-With `--vs` a second server gets the same in the same run, turn by turn.
+Gaps between chunks are taken for each number of streams, in three spans. The first span is without the long request,
+the second until the long request's first token, the third from there to its end. The long request's TTFT is shown too,
+beside the TTFT on an idle server. With `--vs` a second server gets the same load in the same run, turn by turn.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from deploy.planning.simulation.percentiles import percentile
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in which gaps are looked at, in seconds on the clock of `RequestRecord`."""
+    """A span of time for gaps, in seconds on the clock of `RequestRecord`."""
 
     name: str
     begin_s: float
     end_s: float
 
     def figures(self, streams: Sequence[RequestRecord]) -> list[Figure]:
-        """ITL p50 and p99 of the gaps that lie in it."""
+        """Return ITL p50 and p99 of the gaps within the span."""
         gaps = sorted(gap for stream in streams for gap in self._gaps(stream.chunk_times_s))
         return [Figure(f"itl_{self.name}_p{point}", percentile(gaps, point) * 1e3, "ms") for point in (50, 99)]
 
@@ -46,7 +46,7 @@ class Span:
 
 
 async def measure(args: argparse.Namespace, target: Target, num_streams: int) -> list[Figure]:
-    """One load on one server."""
+    """Run a load on a server, and return the figures."""
     prompts = _prompts(args, num_streams, args.input_len, args.max_tokens, f"{num_streams} streams")
     long_prompts = _prompts(args, 2, args.long_len, args.long_output_len, f"one long beside {num_streams}")
     alone, beside = zip(long_prompts, target.prepare(long_prompts), strict=True)
@@ -85,7 +85,7 @@ def workload_name(args: argparse.Namespace, num_streams: int) -> str:
 
 
 async def run(args: argparse.Namespace, console: Console) -> None:
-    """Every load on every server; shows and keeps the figures of each load at its end."""
+    """Run every load on every server; show the figures and append the rows of each load at its end."""
     urls = {args.system: args.url.rstrip("/")} | ({args.vs_system: args.vs.rstrip("/")} if args.vs else {})
     async with open_session() as session:
         models = {label: await served_model(session, url, args.deadline_s) for label, url in urls.items()}
@@ -145,7 +145,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 1 when a request failed or a stream ended early."""
+    """Run the benchmark; return 1 when a request failed or a stream ended early."""
     args, console = parse_args(argv), Console()
     return exit_code(run(args, console), console, late=f"no stream began within {args.deadline_s:g} s")
 

@@ -1,4 +1,4 @@
-"""A memory server for one process alone, as an engine without a fleet around it needs one."""
+"""A memory server for a single process, because an engine without a fleet also needs a server."""
 
 import select
 import sys
@@ -19,12 +19,12 @@ from common.settings.config import Config, NetSection
 from common.settings.memory_sections import MemorySection
 
 LINGER_S = 10.0
-"""Should its worker be killed."""
+"""Time until the server ends after its worker was killed."""
 END_S = 30.0
 
 
 def require_gpu(device: str = "cuda") -> None:
-    """Exit with status 2 where there is none of that name's kind."""
+    """Exit with status 2 if `device` names a GPU and there is none."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         print("this benchmark needs a CUDA GPU", file=sys.stderr)
         raise SystemExit(2)
@@ -32,10 +32,10 @@ def require_gpu(device: str = "cuda") -> None:
 
 @contextmanager
 def own_memory(device: str) -> Iterator[MemoryClient]:
-    """A connection to a server of a device, named as in `worker.device`; both end with the context."""
+    """Start a memory server for `device` (as in `worker.device`) and yield a client; both end with the context."""
     with tempfile.TemporaryDirectory(prefix="baton-") as directory:
         path = Path(directory) / "memory.sock"
-        net = NetSection(router_endpoint=f"ipc://{directory}/router")  # nobody's
+        net = NetSection(router_endpoint=f"ipc://{directory}/router")  # without a router
         starter = Starter(path, Config(net=net, memory=MemorySection(linger_s=LINGER_S)), str(resolve_device(device)))
         client = MemoryClient(path, "alone", 1, is_decoding=True, summon=starter)
         try:
@@ -48,7 +48,7 @@ def own_memory(device: str) -> Iterator[MemoryClient]:
 
 
 def take_all(shared: SharedPool) -> None:
-    """Have every block of a pool at hand that nobody else uses."""
+    """Lease every block of a pool that no other client uses."""
     magazine, end_s = shared.magazine, time.monotonic() + END_S
     while not magazine.fetch(magazine.capacity):
         if time.monotonic() > end_s:

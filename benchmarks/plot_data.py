@@ -1,4 +1,4 @@
-"""Which rows of results.csv a plot shows. Pure: rows in, numbers out; nothing is drawn here."""
+"""Rows of results.csv for each plot. Pure: rows in, numbers out; `plots` does the drawing."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ ALL_AT_ONCE = "at once"
 
 
 class MissingRows(Exception):
-    """There is nothing to draw; says which rows would be needed and what makes them."""
+    """Rows for a plot are missing; the message names the rows and the program that makes such rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StepTimes:
 
 
 def step_times(rows: Sequence[Row]) -> StepTimes:
-    """Decode steps alone."""
+    """Return the times of decode steps alone; raises MissingRows."""
     found = {}
     subject = ""
     for row in rows:
@@ -61,7 +61,7 @@ class MpsCaps:
 
 
 def mps_caps(rows: Sequence[Row]) -> MpsCaps:
-    """Loads of a fixed rate that were measured at two caps or more."""
+    """Return loads of a fixed rate measured at two caps or more; raises MissingRows."""
     titles = {"ttft_p50": "TTFT p50", "itl_p99": "ITL p99"}
     found: dict[str, dict[str, dict[int, float]]] = {figure: {} for figure in titles}
     subject = ""
@@ -94,7 +94,7 @@ class Scaling:
 
 
 def scaling(rows: Sequence[Row]) -> Scaling:
-    """The load that most numbers of workers were measured under, all requests at once."""
+    """Return the all-at-once load measured with the most numbers of workers; raises MissingRows."""
     by_workload: dict[str, dict[tuple[int, int], float]] = {}
     model = ""
     for row in rows:
@@ -112,7 +112,7 @@ def scaling(rows: Sequence[Row]) -> Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A figure of a row, how it is called on the page, and which way is better."""
+    """A figure of a row, its title on the page, and the better direction."""
 
     figure: str
     title: str
@@ -144,7 +144,10 @@ class Beside:
 
 
 def beside(rows: Sequence[Row]) -> Beside:
-    """Loads that both Baton and vLLM ran on one GPU; figures of one and the same run win over figures of two."""
+    """Return loads run by both Baton and vLLM on the same hardware; raises MissingRows.
+
+    Figures of a common run win over figures of separate runs.
+    """
     paired = [row for row in rows if row.system == "baton" and row.compared_with.startswith("vllm")]
     if not paired:
         raise MissingRows("no rows of system `baton` compared with vllm; `python -m benchmarks.serve --vs` makes them")
@@ -163,7 +166,7 @@ def beside(rows: Sequence[Row]) -> Beside:
 
 
 def _figures_of(row: Row) -> Iterator[tuple[tuple[str, str, str], float]]:
-    """A row's figure and the one that it was compared with."""
+    """Yield a row's figure, and the figure compared with, if any."""
     load, _, _ = row.workload.rpartition(", ")  # without the number of requests
     meaningless = any(load.startswith(start) and row.figure == figure for start, figure in MEANINGLESS)
     if meaningless or row.figure not in {panel.figure for panel in BESIDE_PANELS}:

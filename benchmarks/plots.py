@@ -2,8 +2,8 @@
 
     python -m benchmarks.plots [--results benchmarks/results.csv] [--out benchmarks/plots]
 
-A plot whose rows are missing is skipped with a message. Where a figure was measured more than once
-the last row counts. The same rows give the same bytes, so that a change of a file is a change of figures.
+A plot with missing rows is skipped with a message. Of several rows for a figure the last counts. Equal rows give equal
+bytes, so a changed file means changed figures.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from deploy.bench.results import ROOT, Row, read_rows
 
 
 def draw_steps(rows: Sequence[Row]) -> Figure:
-    """Decode step against batch, a line a context, with what must be read beneath it."""
+    """Draw decode step against batch: a line for each context, and the read floor below."""
     data = step_times(rows)
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.add_subplot()
@@ -47,7 +47,7 @@ def draw_steps(rows: Sequence[Row]) -> Figure:
 
 
 def draw_mps(rows: Sequence[Row]) -> Figure:
-    """TTFT and ITL against the share of a GPU that prefill may use, a line a load."""
+    """Draw TTFT and ITL against prefill's share of the GPU: a line for each load."""
     data = mps_caps(rows)
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True)
@@ -64,7 +64,7 @@ def draw_mps(rows: Sequence[Row]) -> Figure:
 
 
 def draw_scaling(rows: Sequence[Row]) -> Figure:
-    """Output tokens a second by number of workers."""
+    """Draw output tokens a second by number of workers."""
     data: Scaling = scaling(rows)
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.add_subplot()
@@ -81,7 +81,7 @@ def draw_scaling(rows: Sequence[Row]) -> Figure:
 
 
 def draw_beside(rows: Sequence[Row]) -> Figure:
-    """Two systems under the same loads, a panel a figure."""
+    """Draw two systems under equal loads: a panel for each figure."""
     data: Beside = beside(rows)
     figure = Figure(figsize=(11, 1.2 + 0.55 * len(data.workloads)), layout="constrained")
     panels = figure.subplots(1, len(BESIDE_PANELS), sharey=True)
@@ -120,13 +120,13 @@ def _title(figure: Figure, idea: str, subject: str) -> None:
 
 
 def _load_name(load: str) -> str:
-    """`concurrency 8, 1024/128` is `8 streams, 1024/128` on the page."""
+    """Name a load on the page: `concurrency 8, 1024/128` becomes `8 streams, 1024/128`."""
     load = re.sub(r"^concurrency (\d+)", r"\1 streams", load)
     return re.sub(r"^1 streams", "1 stream", load).replace("at once", "all at once")
 
 
 def _label(figure: Figure, axes: Axes, text: str, point: tuple[float, float], colour: str) -> None:
-    """A line's name at its end, instead of a legend."""
+    """Write a line's name at its end, instead of a legend."""
     shifted = offset_copy(axes.transData, figure, x=8, units="points")
     axes.text(
         *point, text, transform=shifted, va="center", color=colour, fontsize=9,

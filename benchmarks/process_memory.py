@@ -1,8 +1,8 @@
-"""What a process and those that it started have in memory, by the kernel's word.
+"""Memory of a process and its descendants, by the kernel's counters.
 
-RSS counts every page that a process maps. A page that several of them map, as those of a shared library, counts once
-in each: the sum over processes is more than they occupy. PSS counts each page by how many have it, so its sum is what
-would be free if they all ended, but for pages that others have, too.
+RSS counts every page mapped by a process. A page of a shared library counts once for each process, so the sum of RSS
+exceeds the memory in use. PSS divides each page by the number of its processes. So the sum of PSS is the memory freed
+by ending all processes, except for pages shared with others.
 """
 
 import os
@@ -16,25 +16,25 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Of one process."""
+    """Name and memory of a process."""
 
-    name: str  # of its module, without the package; of what a fork server forked, what `ps -e` shows
+    name: str  # module without its package; for a fork server's children, the name in `ps -e`
     rss_bytes: int
     pss_bytes: int
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it, parents first."""
+    """Return the process ids of a process and all descendants, parents first."""
     tasks = Path(f"/proc/{pid}/task")
     try:
         children = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
     except OSError:
-        return []  # it has ended
+        return []  # the process has ended
     return [pid, *(each for child in children for each in family(child))]
 
 
 def resident_bytes(pid: int) -> int:
-    """RSS of one process, told in microseconds; 0 when it has ended."""
+    """Return the RSS of a process, within microseconds; 0 after its end."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except (OSError, IndexError):
@@ -42,7 +42,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def weigh(pid: int) -> list[Weight]:
-    """A process and all below it, each told in milliseconds, in which it maps nothing."""
+    """Weigh a process and all descendants; takes milliseconds each, during which a process cannot map memory."""
     return [weight for each in family(pid) if (weight := _weight(each)) is not None]
 
 
@@ -52,7 +52,7 @@ def _weight(pid: int) -> Weight | None:
         words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").split()
         comm = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except OSError:
-        return None  # it has ended
+        return None  # the process has ended
     module = words[words.index("-m") + 1] if "-m" in words else words[0]
     name = module.split(".")[-1] if comm.startswith("python") else comm
     found = {name: int(kib) * KIB for name, kib in re.findall(r"^(\w+): +(\d+) kB$", rollup, re.MULTILINE)}

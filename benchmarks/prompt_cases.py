@@ -1,4 +1,4 @@
-"""Attention of prompt steps at Qwen3-4B's shapes: each kernel at the prompts that it is for, and beside another one."""
+"""Attention of prompt steps at Qwen3-4B's shapes: each kernel at its own prompts, and beside another kernel."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,9 +29,9 @@ from common.ops.base import ForwardBatch
 SHORT_BATCHES = ((1, 16), (1, 128), (8, 16))  # prompts, tokens of each
 BATCHES = ((1, 512), (1, 1024), (8, 128), (16, 64), (64, 16))
 LONG_BATCHES = ((1, 2048), (1, 8192), (1, 16_000))
-FEW_QUERIES = 16  # of a prompt that was seen before but for these
-NUM_SEEN = (1024, 8192, 16_384, 32_768)  # tokens of that
-TAIL = 256  # queries that the reference is asked for of a single prompt
+FEW_QUERIES = 16  # new tokens of a prompt otherwise cached
+NUM_SEEN = (1024, 8192, 16_384, 32_768)  # cached tokens of such a prompt
+TAIL = 256  # last queries of a single prompt, checked by the reference
 
 PromptAttention = Callable[[Tensor, Tensor, Tensor, ForwardBatch], Tensor]
 
@@ -46,7 +46,7 @@ def gathered_attention(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> 
 
 
 def make_divided_attention() -> PromptAttention:
-    """Attention of few queries, over a workspace for all cases."""
+    """Return attention for few queries, with a workspace for all cases."""
     device = torch.device("cuda")
     gpu = gpu_of(device)
     workspace = make_query_parts(NUM_KV, HEAD_DIM, gpu, device)
@@ -59,7 +59,10 @@ def make_divided_attention() -> PromptAttention:
 
 
 def whole_case(name: str, attend: PromptAttention, num_seqs: int, seq_len: int) -> Case:
-    """Whole prompts; of a single one the reference is asked for the last queries only, which see everything."""
+    """Make a case of whole prompts.
+
+    For a single prompt the reference checks only the last queries, because the last queries see all keys.
+    """
     num_tokens = num_seqs * seq_len
     pool, batch = paged_batch(seq_len, seq_len, num_seqs, variants_for(num_tokens * TOKEN_BYTES))
     q = random(num_tokens, NUM_Q, HEAD_DIM)
@@ -82,13 +85,13 @@ def whole_case(name: str, attend: PromptAttention, num_seqs: int, seq_len: int) 
 
 
 def tail_of(batch: ForwardBatch) -> ForwardBatch:
-    """The batch's one sequence with its last queries only."""
+    """Return the batch's only sequence with its last queries."""
     bounds = torch.tensor([0, TAIL], dtype=torch.int32, device="cuda")
     return replace(batch, cu_seqlens=bounds, max_query_len=TAIL)
 
 
 def seen_case(name: str, attend: PromptAttention, num_seqs: int, num_seen: int) -> Case:
-    """The last tokens of prompts of which all others were seen before."""
+    """Make a case of the last tokens of prompts; all earlier tokens are in the pool."""
     seq_len, num_tokens = num_seen + FEW_QUERIES, num_seqs * FEW_QUERIES
     read_bytes = num_seqs * seq_len * TOKEN_BYTES
     pool, batch = paged_batch(FEW_QUERIES, seq_len, num_seqs, variants_for(read_bytes))
@@ -109,7 +112,7 @@ def seen_case(name: str, attend: PromptAttention, num_seqs: int, num_seen: int) 
 
 
 def prompt_cases() -> Iterator[Case]:
-    """Made one after another, so that their buffers are not held at once."""
+    """Yield cases lazily, because the buffers of all cases would not fit at once."""
     paged, divided = ("prefill_attention", paged_attention), ("few_query_attention", make_divided_attention())
     for num_seqs, num_seen in product((1, 8), NUM_SEEN):
         yield from (seen_case(*kernel, num_seqs, num_seen) for kernel in (divided, paged))

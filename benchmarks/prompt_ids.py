@@ -1,10 +1,10 @@
-"""What a prompt given as token ids costs before it is computed, stage by stage: in the router, then in a worker.
+"""Cost of a prompt given as token ids before any computation, stage by stage: in the router, then in a worker.
 
     python -m benchmarks.prompt_ids /tmp/Qwen3-4B
 
-The least of many repetitions is told, as what is beyond that is other programs'. `keys` of blocks a worker makes, and
-the router where there are several pools. Beside two stages stands what they would cost otherwise: a body read as any
-JSON, here or by way of another process, and keys of a text never seen.
+Each time is the least of many repetitions, because other programs cause any excess. A worker makes `keys` of blocks,
+and so does the router with several pools. Three rows show costlier alternatives. A body is read as any JSON, here or in
+another process. Keys are made for a text never seen before.
 """
 
 import argparse
@@ -43,7 +43,7 @@ Stage = Callable[[], object]
 
 
 async def stages(reader: Reader, reading: Stage, body: bytes, max_model_len: int) -> dict[str, float]:
-    """Seconds by stage, for a body."""
+    """Return seconds by stage, for a body."""
 
     async def read() -> CompletionRequest:
         return await reader.read([body], max_model_len)
@@ -95,7 +95,7 @@ async def _least_awaited(stage: Callable[[], Awaitable[object]]) -> float:
 
 
 async def measured(model: str, counts: list[int]) -> dict[int, list[Figure]]:
-    """By number of ids."""
+    """Return figures by number of ids."""
     section = ModelSection(path=model)
     tokenizer = load_tokenizer(section, 0)
     reader, info, rng = Reader(Config(model=section), tokenizer), tokenizer.info, random.Random(0)

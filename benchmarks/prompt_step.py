@@ -1,11 +1,11 @@
-"""How long a prompt takes in its worker, by length and share of the GPU, without a server around it.
+"""Time of a prompt in a worker, by length and share of the GPU, without a server.
 
     python -m benchmarks.prompt_step MODEL_DIR [--lengths 1024,8192] [--shares 100,80]
         [--together 32x256+4096] [--profile]
 
-Uses the prefill worker's own engine, chunks, graphs and share (`prefill.sm_share`). A time is from the launch
-of the first chunk to the first token on the host. `--together` adds steps of several prompts which all begin with the
-same tokens, that are there. `--profile` lists the kernels of a prompt by time.
+Uses the prefill worker's own engine, chunks, graphs and share (`prefill.sm_share`). Each time runs from the launch of
+the first chunk to the first token on the host. `--together` adds steps of several prompts with a cached prefix in
+common. `--profile` lists the kernels of a prompt by time.
 """
 
 import argparse
@@ -42,7 +42,7 @@ NUM_SEQS = 8
 
 
 class Together(NamedTuple):
-    """One step of several prompts: so many tokens of each, behind so many that are there, the same of all."""
+    """A step of several prompts: new tokens of each, after a cached prefix shared by all."""
 
     num_prompts: int
     num_tokens: int
@@ -50,7 +50,7 @@ class Together(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> list["Together"]:
-        """From `32x256+4096`, or several with commas; raises ValueError for anything else."""
+        """Parse `32x256+4096`, or several with commas; raises ValueError for anything else."""
         return [Together(*map(int, re.split("[x+]", each))) for each in text.split(",")]
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Together(NamedTuple):
 
 
 class PromptBench:
-    """A prefill worker's engine, and a runner for each share of the GPU; steps of so many prompts at most."""
+    """A prefill worker's engine, and a runner for each share of the GPU; a step has at most `num_seqs` prompts."""
 
     def __init__(
         self, model_dir: str, chunk_tokens: int, memory: MemoryClient, device: str, num_seqs: int = NUM_SEQS
@@ -72,7 +72,7 @@ class PromptBench:
         self.engine: Engine = build_engine(config, memory, step_tokens=chunk_tokens, logit_rows=num_seqs)
 
     def runner(self, percent: int) -> PromptRunner:
-        """Ready as a worker with `prefill.sm_share` = percent."""
+        """Return a warm runner, like a worker's with `prefill.sm_share` = percent."""
         share = make_share(percent, self.engine.device)
         runner = PromptRunner(self.engine, self.chunk_tokens, self.num_seqs, share)
         if self.engine.device.type == "cuda":
@@ -81,11 +81,11 @@ class PromptBench:
         return runner
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether the pool and the model take a prompt of that length."""
+        """Tell whether the model takes a prompt of `num_tokens`."""
         return num_tokens <= self.engine.max_len
 
     def chunks(self, num_tokens: int) -> list[PromptChunk]:
-        """One prompt, in the pieces that a worker computes; its blocks are nobody else's."""
+        """Return a prompt in the chunks of a worker, with blocks of its own."""
         [group], budget = self.engine.pool.layout.groups, self.chunk_tokens
         generator = torch.Generator().manual_seed(num_tokens)
         ids = torch.randint(self.engine.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
@@ -97,7 +97,7 @@ class PromptBench:
         ]
 
     def together(self, step: Together) -> list[PromptChunk]:
-        """The prompts of one step; raises ValueError for more than it or the pool has room for."""
+        """Return the prompts of a step; raises ValueError if the step or the pool is too small."""
         [group], shape = self.engine.pool.layout.groups, self.engine.pool.shape
         num_shared = group.num_places(step.num_before)
         num_own = group.num_places(step.num_before + step.num_tokens) - num_shared
@@ -120,7 +120,7 @@ class PromptBench:
         return _median_ms(lambda: runner.run(chunks, whole_gpu=whole_gpu))
 
     def profile(self, runner: PromptRunner, num_tokens: int, *, whole_gpu: bool) -> str:
-        """Kernels of one prompt by time."""
+        """Return a table of a prompt's kernels by time."""
         chunks = self.chunks(num_tokens)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             run(runner, chunks, whole_gpu=whole_gpu)
@@ -137,7 +137,7 @@ def _median_ms(act: Callable[[], object]) -> float:
 
 
 def run(runner: PromptRunner, chunks: list[PromptChunk], *, whole_gpu: bool) -> None:
-    """Launch ahead as a worker does, two steps at most, and wait for the last."""
+    """Launch two steps ahead, as a worker does, and wait for the last."""
     pending = [runner.launch([chunk], whole_gpu=whole_gpu) for chunk in chunks[:2]]
     for i in range(len(chunks)):
         pending[i].tokens()
@@ -181,7 +181,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(args: argparse.Namespace, bench: PromptBench) -> list[Row]:
-    """Time and show what is asked for; what there is to be kept of it."""
+    """Time and print every length and step, and return the result rows."""
     table, rows = Table("share, %", "tokens", "ms", "tokens/s", title="one prompt in its worker"), []
     for percent in args.shares:
         runner, whole_gpu = bench.runner(percent), percent == 100

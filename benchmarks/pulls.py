@@ -1,6 +1,6 @@
 """Pulls of KV blocks out of a peer's pool, verified and timed; the measuring half of `benchmarks.handoff`.
 
-Block ids are scattered on both sides and new for every pull, so that no cache holds them.
+Block ids are scattered on both sides and new for every pull, so no cache holds the blocks.
 """
 
 import statistics
@@ -28,7 +28,7 @@ POISON = 0xAB
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Pulls of one length; host times are observed by the caller, `device_s` is None where nothing is asynchronous."""
+    """Times of pulls of equal length; host times as seen by the caller, `device_s` None without a stream."""
 
     num_tokens: int
     num_bytes: int
@@ -37,7 +37,7 @@ class Timing:
     device_s: float | None  # median time on the stream
 
     def figures(self) -> list[Figure]:
-        """Named as in the results; GB are 10^9 bytes and count each byte that arrives once."""
+        """Return figures named as in the results; GB are 10^9 bytes, each arriving byte counted once."""
         pull_s = percentile(self.pull_s, 50)
         figures = [
             Figure("pull_p50", pull_s * 1e3, "ms"),
@@ -52,7 +52,7 @@ class Timing:
 
 
 class HandoffBench:
-    """A pool of ours and a peer's, and pulls between random blocks of them."""
+    """A pool here and a peer's pool, with pulls between random blocks."""
 
     def __init__(self, export: KVPoolExport, device: torch.device) -> None:
         layout, transport = export.layout, make_transport("auto", device)
@@ -85,7 +85,7 @@ class HandoffBench:
                 raise TransferFailed(f"block {int(ids[wrong][0])} holds other bytes than it should; the pull is broken")
 
     def measure(self, num_tokens: int, repeats: int) -> Timing:
-        """Time `repeats` pulls, one after the other, and then as many on the stream alone."""
+        """Time `repeats` pulls in sequence, and then as many on the stream alone."""
         num_blocks = self.group.num_places(num_tokens)
         for _ in range(WARM_UP_PULLS):
             self._timed_pull(num_blocks)
@@ -96,11 +96,11 @@ class HandoffBench:
 
     @property
     def _stream(self) -> "torch.cuda.Stream | None":
-        """The stream that pulls run on; only a transport that copies by a GPU has one."""
+        """The stream of the pulls; None for a transport without a GPU."""
         return getattr(self.peer, "stream", None)
 
     def _timed_pull(self, num_blocks: int) -> tuple[float, float]:
-        """Seconds until the pull was done, and the part of them within pull()."""
+        """Return the seconds until a pull was done, and the part within pull()."""
         source_ids, target_ids = self._scattered(num_blocks), self._scattered(num_blocks)
         begin_s = time.perf_counter()
         pull = self.peer.pull(source_ids, self.pool, target_ids)
@@ -109,9 +109,10 @@ class HandoffBench:
         return time.perf_counter() - begin_s, called_s - begin_s
 
     def _device_s(self, num_blocks: int) -> float:
-        """Seconds of one pull on the stream, which larger pulls keep busy until it is fully enqueued.
+        """Return the seconds of a pull on the stream.
 
-        Otherwise the events would also see the time that the host takes to launch it.
+        Larger pulls keep the stream busy until the pull is fully enqueued. Otherwise the events would include the
+        host's time for the launch.
         """
         stream = self._stream
         assert stream is not None
@@ -140,7 +141,7 @@ class HandoffBench:
 
 
 def answered(guest: Guest) -> PoolClaim:
-    """Where the pool is that it visits."""
+    """Wait for the guest's claim on the visited pool; raises TransferFailed."""
     deadline_s = time.monotonic() + PULL_DEADLINE_S
     while guest.claim is None:
         guest.look()
@@ -150,7 +151,7 @@ def answered(guest: Guest) -> PoolClaim:
 
 
 def wait(pull: Pull) -> None:
-    """Poll without a pause, as a decode worker between two steps would see it soonest."""
+    """Poll without a pause, because a decode worker between two steps would poll at once."""
     deadline_s = time.monotonic() + PULL_DEADLINE_S
     while not pull.done():
         if time.monotonic() > deadline_s:

@@ -1,27 +1,26 @@
-"""Writes the speed of workers that `baton plan` knows, a JSON file for each GPU and model, from rows of results.csv.
+"""Writes the workers' speed for `baton plan` from rows of results.csv: a JSON file for each GPU and model.
 
-    python -m benchmarks.rates            # write them
-    python -m benchmarks.rates --check    # exit 1 if a file says something else
+    python -m benchmarks.rates            # Write the files.
+    python -m benchmarks.rates --check    # Exit with status 1 if a file is out of date.
 
-Measured by themselves are prompts (`benchmarks.prompt_step`), decode steps (`benchmarks.decode_step`), copies
-(`benchmarks.handoff`), and what prompts and decode steps that share a GPU do to each other (`benchmarks.one_long`).
-The others are what is left of a load's figure when those are taken off:
+Three rates are measured alone: prompts (`benchmarks.prompt_step`), decode steps (`benchmarks.decode_step`) and copies
+(`benchmarks.handoff`). `benchmarks.one_long` measures the mutual slowdown of prompts and decode steps on a shared GPU.
+Each other rate is the rest of a load's figure after known steps and copies.
 
-- of a lone stream's first token and of the gap behind it (128/256 tokens), what is neither step nor copy
-  (`request_ms`, `handoff_ms`);
-- of a first token on one GPU at 16 requests/s, mostly beside streams, what is no prompt step beside them by the factor
-  of a long one (`beside_prompt_ms`);
-- of a step of many prompts behind a long prefix, what is no product of its tokens, as a multiple of what attention
-  takes of one long prompt (`scattered`);
-- of decode steps whose rows share a prefix, and which read that once, what is no step of as many tokens as are read, on
-  a line through all of them (`prefix_kernel_ms`, `prefix_kernel_ms_per_1000`); and of those that read it for each row,
-  on average, the part that they take of what as many tokens would add that nobody shares (`reread`);
-- of the first tokens of prompts of which all but 16 tokens are there, what 16,000 take longer than 1,024
-  (`found_ms_per_1000`);
-- of the gaps of 512 requests at once on one GPU while prompts have all of it (their 90th percentile), what is no
-  decode step, in parts of the prompt step (`whole_wait`).
+- `request_ms`, `handoff_ms`: a lone stream's first token, and the gap after it (128/256 tokens), minus step and copy.
+- `beside_prompt_ms`: a first token on a single GPU at 16 requests/s, mostly beside streams, minus `request_ms` and the
+  prompt step. The step counts with the slowdown of a long prompt.
+- `scattered`: attention in a step of many prompts after a long prefix, as a multiple of a long prompt's attention.
+  Attention is the step's time minus the matrix products of its tokens.
+- `prefix_kernel_ms`, `prefix_kernel_ms_per_1000`: decode steps that read a shared prefix once, minus a step of equally
+  many read tokens. A line is fitted, by thousands of tokens not read.
+- `reread`: time added by reading a shared prefix for each row. The unit is the time added by equally many unshared
+  tokens; the value is a mean.
+- `found_ms_per_1000`: first tokens of prompts with all but 16 tokens cached; the increase from 1,024 to 16,000 tokens.
+- `whole_wait`: gaps (90th percentile) of 512 requests at once on a GPU, while prompts have the whole GPU. The rate is a
+  gap minus a decode step, in parts of the prompt step.
 
-So of these loads the simulator says nothing of its own in those figures.
+So for such figures of such loads, the simulator reproduces measurements and predicts nothing.
 """
 
 import argparse
@@ -52,7 +51,7 @@ QWEN3_4B = ModelShape(
     tie_word_embeddings=True,
 )
 SHARE = 80
-"""Percent of a GPU for prompts beside streams in the rows of `one_long`: what `baton serve` asks for."""
+"""Percent of a GPU for prompts beside streams in the rows of `one_long`, the default of `baton serve`."""
 STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
 AT_ONCE, LONE, STEADY = "at once, 1024/128, 512 requests", "concurrency 1, 128/256,", "16 req/s, 1024/128,"
 SHORT_CACHED, LONG_CACHED = 1008, 15_984
@@ -61,13 +60,13 @@ LONE_TOKENS, STEP_PROMPTS, PROMPT_TOKENS, MEAN_CONTEXT = 128, 8, 1024, 1088
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows of results.csv, and which of them were used."""
+    """Rows of results.csv, with a list of rows in use."""
 
     rows: Sequence[Row]
     used: list[Row] = field(default_factory=list)
 
     def figure(self, hardware: str, system: str, load: str, figure: str, beside: str = "") -> float:
-        """The newest; raises ValueError if there is none."""
+        """Return the newest value; raises ValueError if there is none."""
         cell = newest(self.rows, hardware, system, load, figure, beside=beside)
         if cell is None:
             raise ValueError(f"no row of {hardware}, {system}, {load!r}, {figure}")
@@ -75,13 +74,15 @@ class _Rows:
         return cell.value
 
     def all(self, figure: str) -> list[float]:
-        """Of every load on this model."""
+        """Return the values of every load on `MODEL`."""
         return [float(row.value) for row in self.rows
                 if row.figure == figure and row.model == MODEL and row.system.startswith("baton")]  # fmt: skip
 
     def points(self, point_of: Callable[[Row], tuple[float, ...] | None]) -> Points:
-        """The newest row of each place; a point begins with its place, which is all but the last number it `point_of`
-        was given and those behind it."""
+        """Return sorted points of the newest row of each workload.
+
+        A point begins with the numbers of its workload; measured values follow.
+        """
         found: dict[str, tuple[Row, tuple[float, ...]]] = {}
         for row in self.rows:
             if (point := point_of(row)) is not None:
@@ -90,12 +91,12 @@ class _Rows:
         return tuple(sorted(point for _, point in found.values()))
 
     def origin(self) -> tuple[str, ...]:
-        """Days and commits of what was used, oldest first."""
+        """Return days and commits of the rows in use, oldest first."""
         return tuple(f"{date} {commit}" for date, commit in sorted({(row.date, row.commit) for row in self.used}))
 
 
 def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
-    """All that is known of one H200, and of two on a host; raises ValueError if rows are missing."""
+    """Return all rates of an H200, and of two on a host; raises ValueError if rows are missing."""
     of = _Rows(rows)
     prompts, steps, copies = of.points(_prompt), of.points(_step), of.points(_copy)
     beside_steps, beside_ms = _beside(of)
@@ -128,7 +129,7 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
 
 
 def _filled(rates: Rates, of: _Rows, beside_ms: float) -> Rates:
-    """The same with what is left of loads when steps and copies are taken off."""
+    """Add rates left over from loads after steps and copies."""
     whole, part, steps = PromptCosts(rates, 100), PromptCosts(rates, SHARE), StepCosts(rates)
     prompt_ms, step_ms = whole.prompt_ms(LONE_TOKENS), steps.ms(1, LONE_TOKENS)
     (copy_ms,) = (ms for tokens, ms in rates.copies if tokens == LONE_TOKENS)
@@ -158,7 +159,7 @@ def _filled(rates: Rates, of: _Rows, beside_ms: float) -> Rates:
 
 
 def _prefixes(rates: Rates, of: _Rows) -> Rates:
-    """The same with what decode steps take whose rows share a prefix."""
+    """Add rates of decode steps whose rows share a prefix."""
     steps, spared, added_ms, parts = StepCosts(rates), [], [], []
     for rows, context, prefix, shared_ms, each_ms in of.points(_shared):
         num_spared = (rows - 1) * prefix
@@ -172,7 +173,7 @@ def _prefixes(rates: Rates, of: _Rows) -> Rates:
 
 
 def _together(rates: Rates, of: _Rows) -> Rates:
-    """The same with what attention takes of more keys than are gathered, on average."""
+    """Add the mean factor of attention with more keys than are gathered."""
     costs = {percent: PromptCosts(rates, percent) for percent in (100, SHARE)}
     factors = [
         costs[int(percent)].scattered(int(count), int(tokens), int(before), step_ms)
@@ -183,7 +184,7 @@ def _together(rates: Rates, of: _Rows) -> Rates:
 
 
 def _beside(of: _Rows) -> tuple[Points, float]:
-    """By streams, how much longer their gaps are beside a long prompt; and how long that takes, on average."""
+    """Return the gaps' slowdown beside a long prompt by number of streams, and the prompt's mean time."""
     gaps, prompts = [], []
     for count in STREAMS:
         load = f"{count} streams of {STREAM_TOKENS} tokens and one of {LONG_TOKENS}"
@@ -244,7 +245,7 @@ FILES: dict[str, Callable[[Sequence[Row]], Rates]] = {"h200-qwen3-4b": h200_qwen
 
 
 def outdated(rows: Sequence[Row], directory: Path) -> Iterable[tuple[Path, str]]:
-    """Files that are to be written, with what they are to say."""
+    """Yield files to be written, with the new content."""
     for name, make in FILES.items():
         path, text = directory / f"{name}.json", as_json(make(rows))
         if not path.exists() or path.read_text(encoding="utf-8") != text:

@@ -1,10 +1,10 @@
-"""What one client's requests do to other clients' streams, in a router without a model behind it.
+"""Effects of other clients' requests on streams, in a router without a model.
 
     python -m benchmarks.router deploy/demo_model
 
-Streams run through the router at a steady pace while other clients send a load, one after the other. Watched are the
-longest gap of a stream, the slowest answer of `/live`, memory of the router with its child processes, and how
-many requests of the load were answered a second.
+Streams run through the router at a steady pace, while other clients send a load after another. Measured are the longest
+gap of a stream, the slowest answer of `/live`, and memory of the router with its child processes. Also measured are the
+load's answers a second.
 """
 
 import argparse
@@ -33,7 +33,7 @@ SETTLE_S = 1.0
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen under one load; times in seconds."""
+    """Measurements under a load; times in seconds."""
 
     load: str
     gaps_s: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Seen:
 
 
 async def watch(rig: Rig, args: argparse.Namespace, load: str) -> Seen:
-    """Streams and probes before, during and after one load; noted is what happens during it."""
+    """Run streams and probes before, during and after a load, and record the time of the load."""
     seen = Seen(load)
     async with open_session() as session:
         watchers = [asyncio.create_task(_follow(session, rig.url, seen)) for _ in range(args.streams)]
@@ -77,7 +77,7 @@ async def watch(rig: Rig, args: argparse.Namespace, load: str) -> Seen:
         seen.after_bytes = rig.memory_bytes()
         for watcher in watchers:
             if watcher.done():
-                watcher.result()  # a stream that broke is an error of the run
+                watcher.result()  # a broken stream is an error of the run
             watcher.cancel()
     return seen
 
@@ -139,7 +139,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 1 when a watched stream broke."""
+    """Run the benchmark; return 1 when a watched stream broke."""
     args = parse_args(argv)
     console = Console(width=170 if not sys.stdout.isatty() else None)
     results = []

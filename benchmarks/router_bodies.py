@@ -1,4 +1,4 @@
-"""Request bodies that are hard on a router: long, deep, many-valued, or simply many."""
+"""Request bodies hard on a router: long, deep, many-valued, or many."""
 
 import json
 import random
@@ -15,26 +15,27 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Clients that send the same few bodies again and again, each the next when the last was answered."""
+    """Clients that repeat a few bodies, each sending the next after an answer."""
 
     num_clients: int
     make: Callable[[tokenizers.Tokenizer], list[bytes]]
 
 
 def prose(num_chars: int) -> str:
-    """The project's own pages, again and again: English, code and tables."""
-    pages = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "ARCHITECTURE.md"))
-    return "".join(islice(cycle(pages), num_chars))
+    """Return the project's own pages, repeated: English, code and tables."""
+    pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    return "".join(islice(cycle(text), num_chars))
 
 
 def text_of(tokenizer: tokenizers.Tokenizer, num_tokens: int) -> str:
-    """A text of so many tokens."""
+    """Return a text of `num_tokens` tokens."""
     text = prose(8 * num_tokens)
     return text[: tokenizer.encode(text, add_special_tokens=False).offsets[num_tokens - 1][1]]
 
 
 def new_texts(tokenizer: tokenizers.Tokenizer, num_tokens: int, num_texts: int) -> Iterator[str]:
-    """Texts of about so many tokens that have no longer part in common: the same lines in other orders."""
+    """Yield texts of about `num_tokens` tokens without long common parts: equal lines in different orders."""
     lines = text_of(tokenizer, num_tokens).splitlines(keepends=True)
     order = random.Random(0)
     for _ in range(num_texts):
@@ -85,7 +86,7 @@ LOADS = {
 
 
 def names(text: str) -> Sequence[str]:
-    """Loads by name, separated by semicolons; raises ValueError for an unknown one."""
+    """Return load names from a text separated by semicolons; raises ValueError for an unknown name."""
     chosen = [name.strip() for name in text.split(";")]
     unknown = [name for name in chosen if name not in LOADS]
     if unknown:

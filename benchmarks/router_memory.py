@@ -1,9 +1,9 @@
-"""What the router and the processes beside it have in memory, idle and at most beside each load, process by process.
+"""Memory of the router and its processes, idle and at the peak of each load, process by process.
 
     python -m benchmarks.router_memory /tmp/Qwen3-4B
 
-The same loads as of `benchmarks.router`; what streams notice is not watched, so the processor may be busy otherwise.
-Each process is looked at a hundred times a second, and weighed when all together have about as much as ever.
+Loads are shared with `benchmarks.router`. Streams are not watched, so the processor may be busy otherwise. Each process
+is looked at a hundred times a second, and weighed when the sum is near the peak.
 """
 
 import argparse
@@ -24,19 +24,19 @@ from deploy.bench.stats import Figure
 
 LOOK_S = 0.01
 NOTABLE = 0.9
-"""From so much of the largest sum on processes are weighed: what was largest may be less when that is done."""
+"""Share of the peak above which processes are weighed: the peak may be over after the weighing."""
 START_S, SETTLE_S = 15.0, 2.0
 IDLE, AFTER = "nothing, before all loads", "nothing, after all loads"
 
 
 @dataclass(slots=True)
 class Most:
-    """What was seen beside one load."""
+    """Peaks of memory during a load."""
 
     load: str
-    rss_bytes: int = 0  # of all together
+    rss_bytes: int = 0  # of all processes together
     pss_bytes: int = 0
-    weights: list[Weight] = field(default_factory=list)  # when they had most of PSS
+    weights: list[Weight] = field(default_factory=list)  # at the peak of PSS
     answers: Answers = field(default_factory=Answers)
 
     def look(self, pid: int) -> None:
@@ -48,7 +48,7 @@ class Most:
                 self.pss_bytes, self.weights = pss_bytes, weights
 
     def figures(self) -> list[Figure]:
-        """In all, and of each process; children of one name together."""
+        """Return figures of all processes together, and by name of process."""
         figures = [Figure("rss", self.rss_bytes / 1e6, "MB"), Figure("pss", self.pss_bytes / 1e6, "MB")]
         for name in dict.fromkeys(each.name for each in self.weights):
             same = [each for each in self.weights if each.name == name]
@@ -58,7 +58,7 @@ class Most:
 
 
 def watch(rig: Rig, model: str, load: str, seconds: float) -> Most:
-    """The most that was there while clients sent a load."""
+    """Return the peaks while clients send a load."""
     most, clients = Most(load), Clients(load, rig.url, model)
     while not clients.started():
         time.sleep(LOOK_S)

@@ -1,6 +1,6 @@
-"""A router process, and beside it two workers without a model and clients that load it, in processes of their own.
+"""A router process, with two workers without a model and loading clients in processes of their own.
 
-The workers are those of the router's tests: they speak the real wire and make up tokens at a given pace.
+The workers are the fakes of the router's tests. Fakes speak the real wire and make up tokens at a given pace.
 """
 
 import asyncio
@@ -34,29 +34,32 @@ START_DEADLINE_S = 60.0
 REQUEST_DEADLINE_S = 120.0
 RETRY_AFTER_S = 1.0
 CLIENT_NICENESS = 10
-"""Loading clients stand for other machines: the processor is the router's first."""
+"""Niceness of loading clients, which stand for other machines: the router gets the processor first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """A router that serves."""
+    """A serving router."""
 
     url: str
     pid: int
 
     def memory_bytes(self) -> int:
-        """RSS now, summed over the router and all processes that it started."""
+        """Return the present RSS, summed over the router and all its descendants."""
         return sum(map(resident_bytes, family(self.pid)))
 
     def cpu_s(self) -> float:
-        """Processor time of the router itself since it started."""
+        """Return the processor time of the router itself since the start."""
         ticks = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def running_router(model: str, step_s: float) -> Iterator[Rig]:
-    """A router for `model`, a prefill and a decode worker that makes tokens every `step_s`; all end with the block."""
+    """Start a router for `model`, and a prefill and a decode worker; all end with the context.
+
+    The decode worker makes tokens every `step_s`.
+    """
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
         endpoint, port = f"ipc://{directory}/router", _free_port()
         flags = ["--model-path", model, "--net-router-endpoint", endpoint, "--router-port", str(port)]
@@ -77,7 +80,7 @@ def running_router(model: str, step_s: float) -> Iterator[Rig]:
 
 @dataclass(slots=True)
 class Answers:
-    """What the loading clients got: requests by HTTP status (0: the connection broke)."""
+    """Requests of the loading clients by HTTP status (0: the connection broke)."""
 
     by_status: dict[int, int] = field(default_factory=dict)
 
@@ -89,7 +92,7 @@ class Answers:
 
 
 class Clients:
-    """One load, sent from another process so that it does not disturb the watching one."""
+    """A load, sent from another process to leave the watching process undisturbed."""
 
     def __init__(self, name: str, url: str, model: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -99,11 +102,11 @@ class Clients:
         self._process.start()
 
     def started(self) -> bool:
-        """All bodies are made and the first are on their way."""
+        """Tell whether all bodies are made and the first are on the way."""
         return self._ready.is_set()
 
     def stop(self) -> tuple[Answers, float]:
-        """What was answered, and in how many seconds."""
+        """Stop the load; return the answers and the seconds taken."""
         self._stop.set()
         by_status, duration_s = self._answers.get(timeout=REQUEST_DEADLINE_S)
         self._process.join(REQUEST_DEADLINE_S)

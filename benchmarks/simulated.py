@@ -1,9 +1,9 @@
-"""The simulator of `baton plan` beside what was measured: every load that it can play, with the error of each figure.
+"""Errors of `baton plan`'s simulator: every load within its reach, simulated beside the measured figures.
 
     python -m benchmarks.simulated
 
-Loads are those of the rows' own commands, with the same arrivals. Rates come from deploy/planning/step_times/measured;
-those of other models than Qwen3-4B are scaled by their shapes, and nothing of these was measured by itself.
+Each load comes from the command in its row, with equal arrivals. Rates come from deploy/planning/step_times/measured.
+Rates of other models than Qwen3-4B are scaled by shape, without any measurement of such a model alone.
 """
 
 import shlex
@@ -39,21 +39,21 @@ from deploy.planning.step_times.shape import ModelShape
 RATES = "h200-qwen3-4b"
 FIGURES = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99", "first_gap_p50", "itl_p99")
 CLOSE = 0.2
-"""An error up to which a figure counts as met."""
+"""Error up to which a figure counts as met."""
 KNOWN_SHAPES = {
     "qwen3-8b": ModelShape(36, 4096, 12288, 32, 8, 128, 151_936),
     "llama3.1-8b": ModelShape(32, 4096, 14336, 32, 8, 128, 128_256),
     "qwen3-32b": ModelShape(64, 5120, 25600, 64, 8, 128, 151_936),
 }
 FRACTIONS = {(SMALL_GPU, "qwen3-8b"): 0.17, (ONE_GPU, "qwen3-32b"): 0.6}
-"""Shares of a GPU's memory that systems had, where they were not the usual one (README.md, *Other models*)."""
+"""Systems' share of a GPU's memory, where not the default (README.md, *Other models*)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A load on a system: what rows say of it, and who its workers are."""
+    """A load on a system: the keys of its rows, and its workers."""
 
-    workload: str  # how it begins
+    workload: str  # prefix of the row's workload
     hardware: str
     system: str
     layout: str
@@ -96,7 +96,7 @@ CASES = tuple(_cases())
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of a case."""
+    """A figure of a case."""
 
     case: Case
     row: Row
@@ -114,7 +114,7 @@ class Comparison:
 
 
 def compare(case: Case, rows: Sequence[Row]) -> list[Comparison]:
-    """Every figure of the newest run of that load; empty if there is none."""
+    """Compare every figure of the newest run of the case's load; empty without a run."""
     cells = {name: newest(rows, case.hardware, case.system, case.workload, name, model=case.model) for name in FIGURES}
     rows_of = {name: cell for name, cell in cells.items() if cell is not None and cell.value > 0}
     if not rows_of:
@@ -131,7 +131,7 @@ def compare(case: Case, rows: Sequence[Row]) -> list[Comparison]:
 
 
 def table(rows: Sequence[Row]) -> TableData:
-    """A line a case; each figure with the simulated one beside it."""
+    """Make a line for each case, with each figure beside the simulated figure."""
     titles = {"ttft_p50": "TTFT p50, ms", "tpot_p50": "TPOT p50, ms", "output_throughput": "output tokens/s",
               "ttft_p99": "TTFT p99, ms", "first_gap_p50": "first gap p50, ms", "itl_p99": "ITL p99, ms"}  # fmt: skip
     lines: list[Line] = []
@@ -145,7 +145,7 @@ def table(rows: Sequence[Row]) -> TableData:
 
 
 def load_of(command: str) -> Load:
-    """What a `benchmarks.serve` command sends in its first round."""
+    """Return the load sent by a `benchmarks.serve` command in its first round."""
     args = parse_args(shlex.split(command)[3:], "")
     sent = SentLoad(args)
     known = [Prefix(k, args.prefixes.num_tokens) for k in range(args.prefixes.count)] if args.prefixes else []

@@ -1,10 +1,10 @@
-"""What lies between two decode steps: idle time of the device, and what the host does a step.
+"""Time between two decode steps: idle time of the device, and the host's work for each step.
 
     python -m benchmarks.step_trace MODEL_DIR [--batches 1,8,64] [--context 1024] [--out DIR]
 
-Runs the decode worker's scheduler, batch and captured graphs as its loop does, the next step launched
-before the last one's tokens are read, but without sockets. Block tables grow as they do when serving.
-The gap is the device's idle time between a step and one that was launched before it had ended.
+Runs the decode worker's scheduler, batch and captured graphs like the worker's loop, without sockets. Each step is
+launched before the last step's tokens are read. Block tables grow as in service. The gap is the device's idle time
+before a step launched ahead of the last step's end.
 """
 
 import argparse
@@ -39,7 +39,7 @@ HOST_PHASES = ("apply", "launch", "collect")
 
 
 class LaunchAhead:
-    """The turns of the decode worker's loop, over sequences that do not end meanwhile."""
+    """Turns of the decode worker's loop, over sequences without an end."""
 
     def __init__(self, bench: StepBench) -> None:
         self.bench = bench
@@ -48,7 +48,10 @@ class LaunchAhead:
         self.in_flight: tuple[PendingOutput, list[DecodeSequence]] | None = None
 
     def enter(self, num_rows: int, context: int, num_steps: int) -> bool:
-        """Fill the batch; False when it does not fit. Contexts differ, so that not all rows grow at once."""
+        """Fill the batch; return False if the batch does not fit.
+
+        Contexts differ, so that not all rows grow at once.
+        """
         max_tokens = num_steps + 2
         if not self.bench.fits([context + self.bench.block_size + max_tokens] * num_rows):
             return False
@@ -62,7 +65,7 @@ class LaunchAhead:
         return True
 
     def run(self, num_steps: int, trace: Trace) -> None:
-        """Launch `num_steps` steps and collect them."""
+        """Launch `num_steps` steps and collect their tokens."""
         self.trace = self.bench.runner.trace = trace
         for _ in range(num_steps):
             with trace.turn():
@@ -85,7 +88,7 @@ class LaunchAhead:
             return self.bench.runner.launch(len(self.scheduler.rows)), self.scheduler.launched()
 
     def _exchange(self, launched: tuple[PendingOutput, list[DecodeSequence]] | None) -> None:
-        """Collect the step in flight; the one launched takes its place."""
+        """Collect the step in flight; the launched step takes its place."""
         collected, self.in_flight = self.in_flight, launched
         if collected is None:
             return
@@ -101,7 +104,7 @@ class LaunchAhead:
 
 
 def figures(summary: Summary) -> Iterator[Figure]:
-    """What a traced run says; nothing of the device where there is none."""
+    """Yield figures of a traced run; without a device only the host's."""
     if summary.intervals_us:
         gaps_us = sorted(summary.gaps_us)
         yield Figure("step", statistics.median(summary.intervals_us) / 1e3, "ms")
@@ -114,7 +117,7 @@ def figures(summary: Summary) -> Iterator[Figure]:
 
 
 def measure(bench: StepBench, num_rows: int, args: argparse.Namespace) -> list[Figure]:
-    """Figures of one batch, empty when it does not fit; with `--out`, a part of a trace as well."""
+    """Return figures of a batch, empty if the batch does not fit; with `--out`, write a trace as well."""
     loop = LaunchAhead(bench)
     if not loop.enter(num_rows, args.context, WARM_UP_STEPS + args.steps):
         return []
@@ -127,7 +130,7 @@ def measure(bench: StepBench, num_rows: int, args: argparse.Namespace) -> list[F
 
 
 def _trace(directory: Path | None, process: Process, device: torch.device) -> StepTrace:
-    """One that is written there, or sums up only."""
+    """Make a trace with a file in `directory`, or only with sums."""
     if directory is None:
         return StepTrace(Tracer(lambda line: None), device_timer(device))
     file = TraceFile(directory, process, MAX_BYTES)

@@ -1,4 +1,4 @@
-"""What tables are made of: a cell is a row of results.csv, and perhaps one of another system beside it."""
+"""Cells and lines of tables: a cell is a row of results.csv, perhaps beside another system's row."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,10 @@ MODEL = "qwen3-4b"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A row's figure, and the one that it was compared with, if that is to be shown: which is better, or, where a
-    bound is given for an estimate, how far off that may be."""
+    """A row's figure, and perhaps a figure to compare with.
+
+    Without `close` the better figure is bold. With `close`, `other` is an estimate, in bold if off by more.
+    """
 
     row: Row
     value: float
@@ -27,7 +29,7 @@ Line = tuple[str, list[Cell | None]]
 
 @dataclass(frozen=True, slots=True)
 class TableData:
-    """What a table says; `subject` is what all of it was measured on."""
+    """Content of a table; `subject` is the common setup of all measurements."""
 
     subject: str
     corner: str
@@ -38,7 +40,7 @@ class TableData:
 def newest(
     rows: Sequence[Row], hardware: str, system: str, load: str, figure: str, *, model: str = MODEL, beside: str = ""
 ) -> Cell | None:
-    """The last row of a load; with `beside`, the last whose run had a system of that name as well."""
+    """Return the last row of a load; with `beside`, the last row compared with a system of such a name."""
     for row in reversed(rows):
         same = (row.hardware, row.system, row.model, row.figure) == (hardware, system, model, figure)
         in_company = row.compared_with.startswith(beside) if beside else not row.compared_with
@@ -48,5 +50,5 @@ def newest(
 
 
 def present(lines: Iterable[Line]) -> list[Line]:
-    """Those that have been measured at all."""
+    """Return the lines with some measured cell."""
     return [(label, cells) for label, cells in lines if any(cells)]

@@ -1,4 +1,4 @@
-"""Which rows of results.csv each table shows. Pure: rows in, cells out; `tables` lays them out."""
+"""Rows of results.csv for each table. Pure: rows in, cells out; `tables` does the layout."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ LOADS = {
     "32 requests/s, 1024/128": "32 req/s, 1024/128,",
     "512 at once, 1024/128": "at once, 1024/128,",
 }
-"""Label of a load (input/output tokens) and how its workloads begin."""
+"""Label of a load (input/output tokens), and the prefix of its workloads."""
 
 REUSE = {
     "16 new of 1,024": "concurrency 1, primed 1x1008+16/2,",
@@ -46,7 +46,7 @@ REUSE = {
     "512 at once, 8 prefixes of 4,096 + 256/128": "at once, 8x4096+256/128,",
     "24 requests/s, 400 prefixes of 4,096 (Zipf 1) + 256/128": "24 req/s, 400x4096 (Zipf 1)+256/128,",
 }
-"""The same of loads whose prompts were partly seen before."""
+"""Loads whose prompts were partly seen before, as in `LOADS`."""
 
 SERVING = {
     "TTFT p50, ms": "ttft_p50",
@@ -57,7 +57,7 @@ SERVING = {
     "ITL p99, ms": "itl_p99",
     "output tokens/s": "output_throughput",
 }
-"""What a client sees of a load: the same columns with and without company, those that we lose among them."""
+"""Columns of a load, equal with and without another system; includes columns where Baton loses."""
 
 REUSING = {
     "TTFT p50, ms": "ttft_p50",
@@ -67,13 +67,13 @@ REUSING = {
     "output tokens/s": "output_throughput",
     "hit rate, %": "hit_rate",
 }
-"""What it sees of loads that can be answered from a prefix cache."""
+"""Columns of loads that a prefix cache can serve."""
 
 
 def by_load(
     loads: Mapping[str, str], figures: Iterable[str], rows: Sequence[Row], hardware: str, system: str, beside: str = ""
 ) -> list[Line]:
-    """The loads that were measured, a cell a figure."""
+    """Return a line for each measured load, with a cell for each figure."""
     return present(
         (label, [newest(rows, hardware, system, load, figure, beside=beside) for figure in figures])
         for label, load in loads.items()
@@ -81,19 +81,19 @@ def by_load(
 
 
 def serving(hardware: str, system: str, subject: str, rows: Sequence[Row]) -> TableData:
-    """Every load that was measured, by what a client sees."""
+    """Make a table of every measured load, in a client's figures."""
     lines = by_load(LOADS, SERVING.values(), rows, hardware, system)
     return TableData(subject, "load (input/output tokens)", list(SERVING), lines)
 
 
 def reuse(hardware: str, system: str, beside: str, subject: str, rows: Sequence[Row]) -> TableData:
-    """Every load whose prompts were partly seen before."""
+    """Make a table of every load whose prompts were partly seen before."""
     lines = by_load(REUSE, REUSING.values(), rows, hardware, system, beside)
     return TableData(subject, "load (input/output tokens)", list(REUSING), lines)
 
 
 def moved(rows: Sequence[Row]) -> TableData:
-    """The second turn of a conversation whose reply is on the other GPU."""
+    """Make a table of the second turn of a conversation, with the first reply on the other GPU."""
     columns = {
         "TTFT p50, ms": "later_turns_ttft_p50",
         "TTFT p99, ms": "later_turns_ttft_p99",
@@ -109,7 +109,7 @@ def moved(rows: Sequence[Row]) -> TableData:
 
 
 def host_tier(rows: Sequence[Row]) -> TableData:
-    """A pool too small for a load, with host memory behind it and without."""
+    """Make a table of loads too large for the pool, with host memory and without."""
     loads = {
         "16 new of 16,000, which others drove out": "concurrency 1, crowded out, primed 8x16000+16/2,",
         "8 streams, 1024/128": "concurrency 8, 1024/128,",
@@ -125,7 +125,7 @@ def host_tier(rows: Sequence[Row]) -> TableData:
 
 
 def beside_vllm(rows: Sequence[Row]) -> TableData:
-    """Loads of runs that had both systems, and their starts."""
+    """Make a table of loads in runs of both systems, and of cold starts."""
     lines = by_load(LOADS, SERVING.values(), rows, ONE_GPU, "baton", VLLM)
     start = newest(rows, ONE_GPU, "baton", "start,", "ready", beside=VLLM)
     lines += present([("ready from a cold start", [start, *[None] * (len(SERVING) - 1)])])
@@ -133,7 +133,7 @@ def beside_vllm(rows: Sequence[Row]) -> TableData:
 
 
 def one_long(rows: Sequence[Row]) -> TableData:
-    """What short streams notice of a long request, and it of them."""
+    """Make a table of the mutual effects of short streams and a long request."""
     columns = {
         "alone: ITL p50, ms": "itl_alone_p50",
         "it is computed: p50": "itl_prefill_p50",
@@ -156,7 +156,7 @@ def one_long(rows: Sequence[Row]) -> TableData:
 
 
 def other_models(rows: Sequence[Row]) -> TableData:
-    """One H200 with models of 8 billion parameters."""
+    """Make a table of an H200 with models of 8 billion parameters."""
     loads = {label: load for label, load in LOADS.items() if label in ("one stream, 1024/128", "8 streams, 1024/128")}
     lines = present(
         (f"{name}, {label}", [newest(rows, ONE_GPU, "baton", load, figure, model=model) for figure in SERVING.values()])
@@ -167,7 +167,7 @@ def other_models(rows: Sequence[Row]) -> TableData:
 
 
 def by_turns(rows: Sequence[Row]) -> TableData:
-    """Models of which one at a time has room: each system alone, one after the other, on a machine of one kind."""
+    """Make a table of models with room for a single system at a time: each system alone, on equal hardware."""
     loads = {"one stream, 1024/128": "concurrency 1, 1024/128,"} | {
         f"{count} streams, 1024/128": f"concurrency {count}, 1024/128," for count in (8, 16, 32)
     }
@@ -187,13 +187,13 @@ def by_turns(rows: Sequence[Row]) -> TableData:
 def _pair(
     rows: Sequence[Row], hardware: str, load: str, figure: str, model: str, systems: tuple[str, str]
 ) -> Cell | None:
-    """What two systems had, each in a run of its own."""
+    """Return a cell of two systems' figures, from separate runs."""
     ours, theirs = (newest(rows, hardware, system, load, figure, model=model) for system in systems)
     return Cell(ours.row, ours.value, theirs.value) if ours and theirs else None
 
 
 def workers(rows: Sequence[Row]) -> TableData:
-    """Numbers of workers on four GPUs, everything sent at once."""
+    """Make a table of numbers of workers on four GPUs, everything sent at once."""
     columns = {
         "output tokens/s": "output_throughput",
         "last first token (TTFT p99), ms": "ttft_p99",
@@ -209,7 +209,7 @@ def workers(rows: Sequence[Row]) -> TableData:
 
 
 def sharing(rows: Sequence[Row]) -> TableData:
-    """Loads by the share of the GPU that prompts may use."""
+    """Make a table of loads by the share of the GPU for prompts."""
     columns = {
         "16 req/s: TTFT p50, ms": ("16 requests/s, 1024/128", "ttft_p50"),
         "16 req/s: ITL p99, ms": ("16 requests/s, 1024/128", "itl_p99"),

@@ -1,4 +1,4 @@
-"""Tables of the router alone: what streams notice, what it has in memory, what prompts of token ids cost."""
+"""Tables of the router alone: delays of streams, memory, and the cost of prompts of token ids."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ STAGES = {
 
 
 def router(hardware: str, cores: str, rows: Sequence[Row]) -> TableData:
-    """What streams notice of other clients' requests, and what these cost the router."""
+    """Make a table of streams' delays by other clients' requests, and of the router's throughput."""
     columns = {
         "longest gap, ms": "gap_max",
         "slowest /live, ms": "live_max",
@@ -35,7 +35,7 @@ def router(hardware: str, cores: str, rows: Sequence[Row]) -> TableData:
 
 
 def router_memory(rows: Sequence[Row]) -> TableData:
-    """What each of the router's processes has when all have most."""
+    """Make a table of the memory of the router's processes, at the peak of the sum."""
     columns = {
         "all, RSS": "rss",
         "all, PSS": "pss",
@@ -50,7 +50,7 @@ def router_memory(rows: Sequence[Row]) -> TableData:
 
 
 def prompt_ids(rows: Sequence[Row]) -> TableData:
-    """Stage by stage."""
+    """Make a table of the stages of reading a prompt of token ids."""
     found = _beside(IDS, TWO_CORES, rows)
     lines: list[Line] = [
         (stage, [cells.get(figure) for cells in found.values()]) for stage, figure in STAGES.items() if found
@@ -60,7 +60,7 @@ def prompt_ids(rows: Sequence[Row]) -> TableData:
 
 
 def _beside(workload: re.Pattern[str], hardware: str, rows: Sequence[Row]) -> dict[str, dict[str, Cell]]:
-    """Cells by load and figure, of the newest rows."""
+    """Return cells by load and figure, of the newest rows."""
     found: dict[str, dict[str, Cell]] = {}
     for row in rows:
         if (match := workload.fullmatch(row.workload)) and row.hardware == hardware:

@@ -1,4 +1,4 @@
-"""Tables of what is measured without a server: steps, kernels, handoffs."""
+"""Tables of measurements without a server: steps, kernels, handoffs."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 
 def beside(against: str, label: str, rows: Sequence[Row]) -> TableData:
-    """Decode steps beside others that differ from them in what is `against` them alone."""
+    """Make a table of decode steps, each beside a step that differs only as `against` says."""
     found: dict[str, Row] = {}
     for row in rows:
         if row.workload.startswith(ALONE) and row.compared_with == against and row.hardware == ONE_GPU:
@@ -32,7 +32,7 @@ def beside(against: str, label: str, rows: Sequence[Row]) -> TableData:
 def grid(
     pattern: re.Pattern[str], figure: str, subject: str, corner: str, column: str, line: str, rows: Sequence[Row]
 ) -> TableData:
-    """Figures by the two numbers in their workloads: the first goes down the page, the second across."""
+    """Make a table by the two numbers in workloads: the first goes down the page, the second across."""
     found = {
         (int(match[1]), int(match[2])): Cell(row, float(row.value))
         for row in rows
@@ -45,7 +45,7 @@ def grid(
 
 
 def decode_kernels(rows: Sequence[Row]) -> TableData:
-    """Operations of a decode step beside the read ceiling, each as it was planned when last measured."""
+    """Make a table of a decode step's operations beside the read ceiling, each by its latest plan."""
     found = [(match, row) for row in rows if (match := KERNEL.fullmatch(row.workload)) and row.hardware == ONE_GPU]
     newest = {match[2]: (match[1], row) for match, row in found}
     lines: list[Line] = [
@@ -57,7 +57,7 @@ def decode_kernels(rows: Sequence[Row]) -> TableData:
 
 
 def asks(rows: Sequence[Row]) -> TableData:
-    """Decode steps whose rows ask for more than a token."""
+    """Make a table of decode steps whose rows ask for more than a token."""
     names = {
         "": "nothing more",
         "penalties": "penalties",
@@ -74,14 +74,14 @@ def asks(rows: Sequence[Row]) -> TableData:
 
 
 def sampler(rows: Sequence[Row]) -> TableData:
-    """The choice of a token by what limits it."""
+    """Make a table of sampling times by the sampler's limits."""
     found, batches = by_batch(SAMPLER, rows), (1, 8, 64)
     lines: list[Line] = [(name, [cells.get(batch) for batch in batches]) for name, cells in found.items()]
     return TableData("µs; one H200, 151,936 logits a row", "rows", [str(batch) for batch in batches], lines)
 
 
 def by_batch(pattern: re.Pattern[str], rows: Sequence[Row]) -> dict[str, dict[int, Cell]]:
-    """The last rows of one H200 by the `what` and the `batch` of their workloads."""
+    """Return the last rows of a single H200 by `what` and `batch` of the workload."""
     found: dict[str, dict[int, Cell]] = {}
     for row in rows:
         if (match := pattern.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
@@ -90,7 +90,7 @@ def by_batch(pattern: re.Pattern[str], rows: Sequence[Row]) -> dict[str, dict[in
 
 
 def pulls(rows: Sequence[Row]) -> TableData:
-    """Pulls of KV blocks within a GPU and between two, by length."""
+    """Make a table of pulls of KV blocks within a GPU and between two, by length."""
     places = {"within one": "cuda:0 to cuda:0", "between two": "cuda:0 to cuda:1"}
     figures = {"pull p50, ms": "pull_p50", "GB/s": "rate"}
     columns = [(place, figure) for place in places.values() for figure in figures.values()]

@@ -1,17 +1,18 @@
-"""Writes the tables of README.md and benchmarks/README.md from results.csv, each between its two markers.
+"""Write the tables of README.md and benchmarks/README.md from results.csv, each between two markers.
 
-    python -m benchmarks.tables            # write them
-    python -m benchmarks.tables --check    # exit 1 if a page says something else
+    python -m benchmarks.tables            # write all tables
+    python -m benchmarks.tables --check    # exit 1 if a page is out of date.
 
-A cell is the newest row of its hardware, system and load; under a table stand the day and the commit of its rows.
-What is measured is said in `table_data`; this file only lays it out.
+A cell is the newest row of a hardware, system and load. The line under a table names days and commits of the rows.
+`table_data` chooses the rows; this module lays tables out.
 """
 
 import argparse
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.table_cells import Cell, TableData
@@ -20,10 +21,24 @@ from deploy.bench.results import ROOT, Row, read_rows
 
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+FIRST_PAGE_LOADS = (
+    "one stream, 1024/128", "one stream, 16000/32", "8 streams, 1024/128", "32 requests/s, 1024/128",
+    "512 at once, 1024/128",
+)  # fmt: skip
+"""Loads of the README's table; among them is one for each column that vLLM wins somewhere."""
+
+
+def first_page(rows: Sequence[Row]) -> TableData:
+    """Select the README's loads from the table beside vLLM."""
+    data = TABLES["beside-vllm"](rows)
+    return replace(data, lines=[line for line in data.lines if line[0] in FIRST_PAGE_LOADS])
+
+
+SHOWN: dict[str, Callable[[Sequence[Row]], TableData]] = {**TABLES, "first-page": first_page}
 
 
 def render(data: TableData) -> str:
-    """Markdown of a table and the line under it."""
+    """Return Markdown of a table and the line below."""
     if not data.lines:
         return f"Not measured yet ({data.subject}).\n"
     lines = [_line([data.corner, *data.columns]), "|" + "---|" * (1 + len(data.columns))]
@@ -32,13 +47,13 @@ def render(data: TableData) -> str:
 
 
 def written(page: str, rows: Sequence[Row]) -> str:
-    """The page with every table as the rows have it; raises ValueError for a table that is nowhere defined."""
+    """Return the page with every table made from the rows; raises ValueError for an unknown table."""
 
     def replaced(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
-        if name not in TABLES:
-            raise ValueError(f"table {name!r}: one of {', '.join(TABLES)}")
-        return f"{begin}\n{render(TABLES[name](rows))}\n{end}"
+        if name not in SHOWN:
+            raise ValueError(f"table {name!r}: one of {', '.join(SHOWN)}")
+        return f"{begin}\n{render(SHOWN[name](rows))}\n{end}"
 
     return TABLE.sub(replaced, page)
 
@@ -48,7 +63,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _shown(cell: Cell | None) -> str:
-    """One figure, or two of which the better is bold, or an estimate that is too far off."""
+    """Return a figure, or two with the better in bold; an estimate is bold if too far off."""
     if cell is None:
         return ""
     own = _number(cell.value, cell.row.unit)
@@ -65,7 +80,7 @@ def _shown(cell: Cell | None) -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    """Three digits that count, or all before the point, or a dash; milliseconds are in the titles of columns."""
+    """Return three significant digits, or all before the point, or a dash; titles of columns name milliseconds."""
     if math.isnan(value):
         return "-"
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
@@ -73,7 +88,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def _origin(data: TableData) -> str:
-    """Days and commits of the rows, newest last."""
+    """Return days and commits of the rows, newest last."""
     runs = sorted({(cell.row.date, cell.row.commit) for _, cells in data.lines for cell in cells if cell})
     days: dict[str, list[str]] = {}
     for date, commit in runs:

@@ -1,10 +1,9 @@
-"""What tracing takes of the host: of a turn of a decode worker's loop, and of a request in the router.
+"""Cost of tracing on the host: for a turn of a decode worker's loop, and for a request in the router.
 
     python -m benchmarks.trace_cost [--device cuda] [--turns 20000] [--results FILE --hardware NAME]
 
-A turn has the phases of a real one and nothing in them; on a GPU its step is two CUDA events, which are looked at in
-later turns. A request is in each phase once; untraced there is nothing to be told. Both are traced to files, as when
-serving.
+A turn has the phases of a real turn, all empty. On a GPU the turn's step is two CUDA events, looked at in later turns.
+A request is in each phase once; an untraced request costs nothing. Both are traced to files, as in service.
 """
 
 import argparse
@@ -28,19 +27,18 @@ from common.device.steps.step_trace import make_trace
 from common.settings.config import TraceSection
 from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
-from router.dispatch.journey import Arrival, End, Journey
-from router.dispatch.phases import Phase
+from router.dispatch.journey import Arrival, End, Journey, Phase
 from router.observe.request_trace import RequestTrace, make_request_trace
 from router.placement.route import Route
 
 PHASES_BEFORE, PHASES_AFTER = ("receive", WAIT, "apply"), (WAIT, "collect", "emit", "local prompt")
 REST_TURNS, REST_S = 200, 2e-3
-"""After so many turns the thread that writes gets its turn, as it does while a loop waits for its device."""
+"""Turns between two rests; a rest lets the writing thread run, as a wait for the device does."""
 UNTRACED = Trace()
 
 
 def turn(trace: Trace) -> None:
-    """One turn, in which a step is launched."""
+    """Run a turn that launches a step."""
     with trace.turn():
         for name in PHASES_BEFORE:
             with trace.phase(name):
@@ -53,7 +51,7 @@ def turn(trace: Trace) -> None:
 
 
 def request(journey: Journey) -> None:
-    """One completion's way, as the dispatcher tells it."""
+    """Report a completion's phases, as the dispatcher does."""
     worker = SimpleNamespace(id="worker-0")
     route, now_s = cast(Route, SimpleNamespace(prefill=worker, decode=worker)), time.monotonic()
     for phase in Phase:
@@ -62,7 +60,7 @@ def request(journey: Journey) -> None:
 
 
 def median_us(act: Callable[[], None], num_times: int) -> float:
-    """Of so many times."""
+    """Return the median time of `num_times` calls."""
     took_us = []
     for number in range(num_times):
         begin_s = time.perf_counter()
@@ -74,7 +72,7 @@ def median_us(act: Callable[[], None], num_times: int) -> float:
 
 
 def figures(directory: Path, device: torch.device, num_turns: int) -> Iterator[Figure]:
-    """Of a turn, off and on, and of a request."""
+    """Yield figures of a turn, off and on, and of a request."""
     section = TraceSection(dir=str(directory))
     yield Figure("turn_untraced", median_us(lambda: turn(UNTRACED), num_turns), "us")
     traced = make_trace(section, Process("decode", "decode-0", 1), device)

@@ -1,12 +1,11 @@
-"""Times every way of multiplying a few tokens by a model's weight matrices, and keeps the best as data.
+"""Times every plan for multiplying a few tokens by a model's weight matrices, and keeps the best as data.
 
     python -m benchmarks.tune_linear [--models qwen3-4b,qwen3-8b,llama3.1-8b] [--tokens 1,4,8,16,32,64]
 
-A kernel is only as fast as its neighbours let it be: with dependent launches it begins while the one
-before ends. So a product is timed where it runs, in a captured decode step of a few layers with
-attention over a context of its own, and its plan is chosen with the other products' plans in place;
-a second round begins with what the first one chose. Results go to `common/ops/plans/<gpu>.json`;
-shapes that were not measured this time keep what they had.
+A kernel's speed depends on its neighbours, because with dependent launches a kernel begins while the last ends. So a
+product is timed in a captured decode step of a few layers, with attention over a context. A plan is chosen with the
+other products' plans in place. A second round begins with the first round's choices. Results go to
+`common/ops/plans/<gpu>.json`; shapes not measured in a run keep their plans.
 """
 
 import argparse
@@ -41,7 +40,7 @@ Row = dict[str, object]
 
 
 class ChosenPlans:
-    """What `LinearPlans` is to `CudaOps`, with plans that change while they are being chosen."""
+    """A stand-in for `LinearPlans` in `CudaOps`, with plans that change during the choice."""
 
     def __init__(self, shapes: list[Shape], tokens: int) -> None:
         gpu = _gpu()
@@ -73,7 +72,7 @@ class Step:
         self.batch = _decode_batch(tokens, num_blocks)
 
     def median_us(self) -> float:
-        """Time of one layer, with its share of the logits."""
+        """Return the time of a layer, with its share of the logits."""
         with torch.inference_mode():
             self.model.forward(self.batch, self.ops)
             torch.cuda.synchronize()
@@ -91,7 +90,7 @@ class Step:
         return float(statistics.median(times_ms[3:])) * 1e3 / LAYERS
 
     def choose(self, shape: Shape, plans: list[Plan]) -> Row:
-        """Keep the fastest of the plans for one product; returns it with what a layer takes, and takes with cuBLAS."""
+        """Keep the fastest plan for a product; return the plan with a layer's time, and the time with cuBLAS."""
         times_us = {}
         for plan in plans:
             self.chosen.plans[shape] = plan
@@ -105,7 +104,7 @@ class Step:
 
 
 def tune(preset: str, tokens: int) -> list[Row]:
-    """The best plans of a model's products, as rows of the table."""
+    """Return the best plans of a model's products, as rows of the table."""
     right = {}
     for shape in shapes_of(preset):
         operands = Operands(shape, tokens)
@@ -132,7 +131,7 @@ def _decoder_config(preset: str) -> DecoderConfig:
 
 
 def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
-    """One token of each of `tokens` sequences of CONTEXT tokens, whose blocks lie scattered."""
+    """Make a batch of the last token of each of `tokens` sequences of CONTEXT tokens, in scattered blocks."""
     last = torch.full((tokens,), CONTEXT - 1, dtype=torch.int32, device="cuda")
     tables = torch.randperm(num_blocks, device="cuda").int().view(tokens, -1)
     return ForwardBatch(
@@ -149,7 +148,7 @@ def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
 
 
 def compile_part(presets: list[str], tokens_of: list[int], part: int) -> None:
-    """Fill the disk cache with one part of the candidates, so that the timing process finds them."""
+    """Fill the disk cache with a part of the candidates, so that the timing process compiles nothing."""
     gpu = _gpu()
     shapes = dict.fromkeys(shape for preset in presets for shape in shapes_of(preset))
     work = [(shape, tokens) for shape in shapes for tokens in tokens_of]
@@ -183,12 +182,12 @@ def main() -> int:
     measured: list[Row] = []
     for preset, tokens in product(presets, tokens_of):
         measured += tune(preset, tokens)
-        write(args.out or plan_file(torch.cuda.get_device_name()), measured)  # as it takes minutes: no end loses all
+        write(args.out or plan_file(torch.cuda.get_device_name()), measured)  # a run takes minutes and may be cut short
     return 0
 
 
 def write(path: Path, measured: list[Row]) -> None:
-    """Replace the rows of the measured shapes; of a shape that two models share, the first stays."""
+    """Replace the rows of the measured shapes; for a shape of two models, the first model's row stays."""
     known = json.loads(path.read_text(encoding="utf-8"))["plans"] if path.exists() else []
     keys = {(row["fusion"], row["n"], row["k"], row["max_tokens"]) for row in measured}
     kept = [row for row in known if (row["fusion"], row["n"], row["k"], row["max_tokens"]) not in keys]

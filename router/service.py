@@ -1,4 +1,4 @@
-"""The router without HTTP: everything that lives as long as the process, put together and kept going."""
+"""The router without HTTP: all parts with the lifetime of the process, put together and kept going."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ DRAIN_POLL_S = 0.05
 
 
 class Service:
-    """Owns the sockets and the clockwork; the HTTP handlers use its parts."""
+    """Owns the sockets and the periodic work; the HTTP handlers use its parts."""
 
     def __init__(self, config: Config) -> None:
         """Load the tokenizer and bind the endpoint; raises ConfigError with the remedy."""
@@ -116,11 +116,11 @@ class Service:
 
     @property
     def max_model_len(self) -> int:
-        """Prompt plus output that every worker can take, tokens."""
+        """Most tokens, prompt plus outputs, that every worker can take."""
         return self.pool.max_model_len(self.tokenizer.info.max_model_len)
 
     def journey(self, request_id: str, arrival: Arrival, watcher: Watcher | None) -> Journey | None:
-        """Of a completion, if somebody watches: `watcher`, or a trace."""
+        """Make the journey of a completion, if there is a `watcher` or a trace; else return None."""
         watchers = [] if watcher is None else [watcher]
         if self._trace is not None:
             watchers.append(self._trace.watch(request_id, arrival))
@@ -137,7 +137,7 @@ class Service:
             logger.info("it is not known where this tokenizer's texts may be cut: each is encoded from its beginning")
 
     async def drain(self, timeout_s: float, *, refuses: bool = True) -> bool:
-        """Wait for what runs, and take nothing new if it `refuses`; False when some still ran after `timeout_s`."""
+        """Wait for running completions, and refuse new ones if `refuses`; return False after a timeout."""
         self.dispatcher.draining, self.dispatcher.refusing = True, refuses
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self.dispatcher.num_active and asyncio.get_running_loop().time() < deadline_s:
@@ -169,7 +169,7 @@ class Service:
                 self._inquiries.ask(self.dispatcher.active)
                 self.dispatcher.tick()
                 self.status.history.tick()
-            except Exception:  # without the clockwork no deadline would hold any more
+            except Exception:  # without periodic work no deadline would hold any more
                 logger.exception("a bug in the clockwork; going on")
 
     def _on_unreachable(self, undelivered: Undelivered) -> None:
@@ -222,7 +222,7 @@ class Service:
                 assert_never(message)
 
     def _heed_of_completions(self, message: TokenBatch | PromptLogprobs | PromptCached | RequestFailed) -> None:
-        """What a worker says of completions; raises ValueError for columns that do not fit together."""
+        """Pass a worker's report to the dispatcher; raises ValueError for malformed columns."""
         match message:
             case TokenBatch():
                 self.dispatcher.on_tokens(message)

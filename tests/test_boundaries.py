@@ -52,6 +52,12 @@ PARTS_BELOW = {
 }
 GROUND = {"base", "settings"}
 MAX_FILES = 16
+PAGES = [
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "benchmarks/*.md", "tests/*/README.md")
+    for path in sorted(ROOT.glob(pattern))
+]
+NAMING_FILES = [page for page in PAGES if page.parts[0] in ("README.md", "ARCHITECTURE.md", "benchmarks", "docs")]
 
 FORBIDDEN = {
     "router.__main__": {
@@ -220,7 +226,30 @@ def test_files_stay_small_and_say_why_they_exist(path: Path) -> None:
         assert "os.environ" not in text and "getenv" not in text, "settings come from common.settings.config"
 
 
-def test_the_readme_names_only_files_that_exist() -> None:
-    for page in ("README.md", "ARCHITECTURE.md", "benchmarks/README.md"):
-        for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml|csv|yaml|txt))`", (ROOT / page).read_text()):
-            assert (ROOT / name).exists(), f"{page} names {name}"
+@pytest.mark.parametrize("page", NAMING_FILES, ids=str)
+def test_pages_name_only_files_that_exist(page: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml|csv|yaml|txt|html|js|service))`", text):
+        assert (ROOT / name).exists(), f"{page} names {name}"
+    for module in re.findall(rf"python -m ((?:{'|'.join(ROOMS)})[\w.]*)", text):
+        path = ROOT.joinpath(*module.strip(".").split("."))
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page} runs {module}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = ROOT / page.parent / path if path else ROOT / page
+        if not link.startswith("http"):
+            assert target.exists(), f"{page} links to {link}"
+            assert not anchor or anchor in _anchors(target.resolve()), f"{page} links to {link}"
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that a renderer makes of a page's headings."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

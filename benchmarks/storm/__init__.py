@@ -1,1 +1,1 @@
-"""Workers are killed, drained, stopped and replaced under load, and no client may notice."""
+"""A test that kills, drains, stops and replaces workers under load, without clients noticing."""

@@ -3,12 +3,12 @@
     python -m benchmarks.storm --minutes 5 --seed 1
     python -m benchmarks.storm --minutes 1 --device cuda:0
 
-First every request of the mix is answered once, by the system at rest. In the storm each answer has to be the same,
-whatever dies meanwhile; after it, nothing may be left: no request, no block, no file, no memory. The last line sums it
-up; the exit status is 0 if nothing was lost, wrong, crashed or left over. Flags after `--` go to the workers.
+First the idle system answers every request of the mix once. In the storm each answer must be the same, whatever dies
+meanwhile. After the storm nothing may be left: no request, no block, no file, no memory. The last line is a summary.
+The exit status is 0 if nothing was lost, wrong, crashed or left over. Flags after `--` go to the workers.
 
-Workers and memory servers are hit. Among the clients are some that leave, flood the system as one user, send hostile
-grammars, or do not read their answers.
+Workers and memory servers are hit. Some clients leave early, flood the system as a single user, send hostile grammars,
+or do not read answers.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 
 FLAGS = ("--model-dtype", "float32", "--prefill-max-batch-tokens", "256", "--decode-max-num-seqs", "24")
-"""Float32, so that texts are the same in any batch; small steps and batches, so that prompts come in pieces."""
+"""Float32 for equal texts in any batch; small steps and batches, so prompts come in pieces."""
 ROUTER_FLAGS = ("--router-max-attempts", "100", "--router-min-priority", "-1", "--router-worker-wait-s", "300")
-"""To the router, who has bad luck looks like a request that kills workers; here no request does. Some are urgent.
+"""Attempts are many because an unlucky request looks like a killer of workers; no request here is.
 
-All workers may be gone at once, and on a slow machine take a while to start.
+Some requests are urgent. All workers may be gone at once, and may start slowly on a slow machine.
 """
 SETTLE_DEADLINE_S = 60.0
 ROLES = ("prefill", "decode")
@@ -55,12 +55,12 @@ IDLE_GAUGES = (
 
 
 async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
-    """Run one; the summary line, and what went wrong."""
+    """Run a storm; return the summary line and the verdicts."""
     verdicts, tag = Verdicts(), f"storm{os.getpid()}"
     workers = workers_of(args, tag)
     flags = [*FLAGS, "--kv-pool-bytes", str(args.pool_mb << 20), *args.flags]
     net = NetSection()
-    with SlowSystem(  # so that blocks come back from host memory, whatever a device takes to compute them
+    with SlowSystem(  # computing seems slow to prefill workers, so blocks are restored from host memory
         args.model,
         *flags,
         device=args.device,
@@ -84,7 +84,7 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
 
 
 def workers_of(args: argparse.Namespace, tag: str) -> dict[str, int]:
-    """Names of all workers, of each for how many others it stands by."""
+    """Return names of all workers, each with the number of workers for which the worker stands by."""
     workers: dict[str, int] = {}
     for role in ROLES:
         num_workers = getattr(args, role)
@@ -97,7 +97,7 @@ def workers_of(args: argparse.Namespace, tag: str) -> dict[str, int]:
 async def _undergo(
     system: System, fleet: Fleet, workers: Mapping[str, int], args: argparse.Namespace, verdicts: Verdicts
 ) -> None:
-    """Rest, storm, and rest again."""
+    """Check the system at rest, storm, and check again."""
     of_role = {role: [name for name in workers if name.startswith(role)] for role in ROLES}
     await _all_in_place(system, workers)
     async with open_session() as session:
@@ -123,7 +123,7 @@ async def _undergo(
 async def _answers_at_rest(
     session: aiohttp.ClientSession, system: System, args: argparse.Namespace, verdicts: Verdicts
 ) -> dict[Case, Answer]:
-    """What each case gets from a system that does nothing else."""
+    """Return each case's answer from an otherwise idle system."""
     async with asyncio.timeout(args.deadline_s), session.get(f"{system.url}/v1/models") as response:
         max_model_len = (await response.json())["data"][0]["max_model_len"]
     clients = Clients(session, system.url, args.deadline_s, {}, verdicts)
@@ -132,7 +132,7 @@ async def _answers_at_rest(
 
 
 async def _all_in_place(system: System, workers: Mapping[str, int]) -> None:
-    """Until all workers are there and have met, and the standbys in reserve; raises AssertionError."""
+    """Wait until all workers have joined and met, and standbys are in reserve; raises AssertionError."""
     prefill, decode = (sum(name.startswith(role) for name in workers) for role in ROLES)
     standbys = {name for name, num_others in workers.items() if num_others}
     await asyncio.to_thread(system.wait_ready, prefill, decode)
@@ -140,7 +140,7 @@ async def _all_in_place(system: System, workers: Mapping[str, int]) -> None:
 
 
 async def _at_rest(system: System, workers: Mapping[str, int]) -> None:
-    """Until all are in place, and nothing is held for any request; raises AssertionError."""
+    """Wait until all workers are in place without any requests; raises AssertionError."""
     await _all_in_place(system, workers)
     await asyncio.to_thread(system.until, system.all_blocks_free, SETTLE_DEADLINE_S)
     deadline_s = time.monotonic() + SETTLE_DEADLINE_S
@@ -152,7 +152,7 @@ async def _at_rest(system: System, workers: Mapping[str, int]) -> None:
 
 
 async def _sum(system: System, name: str) -> float:
-    """A metric's samples, added up."""
+    """Return the sum of a metric's samples."""
     async with open_session() as session, session.get(f"{system.url}/metrics") as response:
         families = text_string_to_metric_families(await response.text())
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
@@ -210,7 +210,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Entry point; 0 if nothing went wrong, else 1."""
+    """Run a storm; return 0 if nothing went wrong, else 1."""
     summary, verdicts = asyncio.run(storm(parse_args(argv)))
     for fault in verdicts.faults:
         print(fault)

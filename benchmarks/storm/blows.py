@@ -1,4 +1,4 @@
-"""What hits workers, and when: drawn from a seed before the storm begins."""
+"""Blows against workers and their times, drawn from a seed before the storm begins."""
 
 import enum
 import random
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 
 class Kind(enum.StrEnum):
-    """What is done to a worker, or to the owner of their memory."""
+    """A blow against a worker, or against the memory server."""
 
-    KILL = enum.auto()  # SIGKILL, started again after the pause
-    DRAIN = enum.auto()  # SIGTERM, started again when it has ended and the pause is over
+    KILL = enum.auto()  # SIGKILL, start after the pause
+    DRAIN = enum.auto()  # SIGTERM, start after both the end and the pause
     STOP = enum.auto()  # SIGSTOP, SIGCONT after the pause
-    REPLACE = enum.auto()  # another of its id joins; after the pause SIGTERM for the first, if it has not ended
-    OUST = enum.auto()  # the same, with SIGKILL
-    FREEZE = (
-        enum.auto()
-    )  # SIGSTOP for the memory server, SIGCONT after 3 to 12 s; workers that left meanwhile are started
-    FORGET = enum.auto()  # SIGKILL for the memory server, started again at once; all workers leave, and are, too
+    REPLACE = enum.auto()  # start another worker of equal id; after the pause SIGTERM for the first
+    OUST = enum.auto()  # like REPLACE, with SIGKILL
+    FREEZE = enum.auto()  # SIGSTOP for the memory server, SIGCONT after 3 to 12 s; workers gone by then are started
+    FORGET = enum.auto()  # SIGKILL for the memory server, start at once; all workers leave and start again
 
 
 WEIGHTS = {
@@ -31,19 +29,19 @@ WEIGHTS = {
 }
 OF_MEMORY = (Kind.FREEZE, Kind.FORGET)
 MEMORY = "memory"
-"""The process that owns what all workers have their weights in."""
+"""The memory server, owner of all workers' memory."""
 SHORT_PAUSE_S = 1.0
 LONG_PAUSE_S = 6.0
-"""Twice `net.worker_timeout_s`: of workers stopped, some are taken for dead."""
+"""Twice `net.worker_timeout_s`, so that some stopped workers are taken for dead."""
 FREEZE_S = (3.0, 12.0)
-"""From what a worker waits out to longer than it waits for a silent memory server."""
+"""Seconds of silence: from tolerable for a worker to more than a worker waits."""
 ALL_OF_A_KIND = 0.12
 ALL = 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """One thing done to one or several processes, `at_s` after the start."""
+    """A blow against processes, `at_s` seconds after the start."""
 
     at_s: float
     kind: Kind
@@ -54,7 +52,7 @@ class Blow:
 def plan(
     seed: int, duration_s: float, interval_s: float, prefills: Sequence[str], decodes: Sequence[str]
 ) -> list[Blow]:
-    """The blows of a storm, `interval_s` apart on average; the first of them are one of each kind."""
+    """Draw the blows of a storm, `interval_s` apart on average; the first blows are of each kind once."""
     rng = random.Random(seed)
     firsts = list(Kind)
     rng.shuffle(firsts)

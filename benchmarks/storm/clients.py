@@ -29,7 +29,7 @@ LEAVES_WITHIN_S, HOSTILE_LEAVES_WITHIN_S, FLOOD_LEAVES_WITHIN_S = 1.0, 5.0, 8.0
 NUM_AT_ONCE = 16
 """Requests of a burst, whose clients all leave soon."""
 NUM_OF_FLOOD = 96
-"""Requests of one user at once: four times the rows of a batch."""
+"""Requests of a user at once: four times the rows of a batch."""
 UNREAD_S = (2.0, 15.0)
 UNREAD_BUFFER = 4096
 """Receive buffer of a client that does not read, in bytes."""
@@ -37,7 +37,7 @@ MAX_SHOWN = 20
 
 
 class Verdicts:
-    """What became of requests, and the first of what went wrong, in words."""
+    """Counts of requests by outcome, and the first faults in words."""
 
     def __init__(self) -> None:
         self.num = Counter[str]()  # by answered, left, unread, refused, lost, wrong
@@ -47,18 +47,18 @@ class Verdicts:
         self.faults: list[str] = []
 
     def fault(self, kind: str, what: str) -> None:
-        """Count what must not happen."""
+        """Count a fault and keep its text."""
         self.num[kind] += 1
         if len(self.faults) < MAX_SHOWN:
             self.faults.append(f"{time.strftime('%H:%M:%S')} {kind}: {what}")
 
 
 class Clients:
-    """Asks one server.
+    """Clients of a server.
 
     Args:
-        deadline_s: by when each request must have ended.
-        answers: what each case must get; empty while that is being found out.
+        deadline_s: limit for each request.
+        answers: right answer of each case; empty while the answers are collected.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Clients:
         self._verdicts = verdicts
 
     async def ask(self, case: Case, *, stream: bool) -> Answer:
-        """One request to its end; raises ValueError or an aiohttp error for anything but a whole answer."""
+        """Send a request and return the whole answer; raises ValueError or an aiohttp error for anything else."""
         body, headers = case.body(stream=stream), {"Content-Type": JSON_TYPE}
         async with self._session.post(f"{self._url}/v1/completions", data=body, headers=headers) as response:
             if response.status != 200:
@@ -84,7 +84,7 @@ class Clients:
             return await (self._streamed(response) if stream else _whole(response))
 
     async def keep_asking(self, seed: int, until_s: float) -> None:
-        """One client after the other, of every kind, until the clock (`time.monotonic`) says stop."""
+        """Run a client of any kind after another, until the clock (`time.monotonic`) reaches `until_s`."""
         rng = random.Random(seed)
         cases = list(self._answers)
         kinds: list[Callable[[], Awaitable[None]]] = [
@@ -104,13 +104,13 @@ class Clients:
             await asyncio.sleep(rng.expovariate(20.0))
 
     async def keep_looking(self, until_s: float, deadline_s: float) -> None:
-        """`/live` answers always."""
+        """Check again and again that `/live` answers."""
         while time.monotonic() < until_s:
             await self.look(deadline_s)
             await asyncio.sleep(LIVE_INTERVAL_S)
 
     async def look(self, deadline_s: float) -> None:
-        """One look at `/live`."""
+        """Check once that `/live` answers."""
         sent_s = time.monotonic()
         try:
             async with asyncio.timeout(deadline_s), self._session.get(f"{self._url}/live") as response:
@@ -120,7 +120,7 @@ class Clients:
         self._verdicts.slowest_live_s = max(self._verdicts.slowest_live_s, time.monotonic() - sent_s)
 
     async def check(self, case: Case, *, stream: bool) -> None:
-        """One request, whose answer has to be the known one, in time."""
+        """Send a request; the answer must be the known answer, in time."""
         sent_s = time.monotonic()
         what = f"{case.name}, {'streamed' if stream else 'whole'}"
         try:
@@ -136,7 +136,7 @@ class Clients:
             self._verdicts.fault("wrong", f"{what}: {answer} instead of {self._answers[case]}")
 
     async def _leave(self, case: Case, after_s: float) -> None:
-        """Close the connection in the middle; what came until then need only be no error but that of its grammar."""
+        """Close the connection in the middle of a stream; any error before, except a grammar's dead end, is a fault."""
         try:
             async with asyncio.timeout(after_s):
                 await self.ask(case, stream=True)
@@ -152,7 +152,7 @@ class Clients:
         await asyncio.gather(*(self._leave(case, after_s) for case in cases))
 
     async def leave_unread(self, case: Case, after_s: float) -> None:
-        """Send a request, read nothing of its answer, and close the connection."""
+        """Send a request, read nothing of the answer, and close the connection."""
         url, body = URL(self._url), case.body(stream=True)
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: storm\r\nContent-Type: {JSON_TYPE}\r\nContent-Length: {len(body)}"
@@ -171,7 +171,7 @@ class Clients:
         self._verdicts.num["unread"] += 1
 
     async def be_refused(self, wrong: Refusable) -> None:
-        """One request that is wrong, and has to be told so."""
+        """Send a wrong request; the server must refuse."""
         headers = {"Content-Type": wrong.content_type}
         try:
             async with (
@@ -188,7 +188,7 @@ class Clients:
             self._verdicts.fault("wrong", f"{wrong.body[:80]!r}: HTTP {status} instead of {wrong.status}: {text[:300]}")
 
     async def _streamed(self, response: aiohttp.ClientResponse) -> Answer:
-        """Follows a stream to its end; raises ValueError unless `[DONE]` ends it, once."""
+        """Follow a stream to the end; raises ValueError unless a single `[DONE]` is last."""
         answer, done, last_s = Answer(), False, 0.0
         async for line in response.content:
             data = line.decode().removeprefix("data: ").strip()
@@ -224,5 +224,5 @@ async def _whole(response: aiohttp.ClientResponse) -> Answer:
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens of prompt and text; how many were cached differs from time to time."""
+    """Return tokens of prompt and text, without cached tokens, because caching varies."""
     return {name: count for name, count in usage.items() if name != "prompt_tokens_details"}

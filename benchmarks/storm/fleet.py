@@ -1,4 +1,4 @@
-"""The workers of a storm and the owner of their memory: hit as planned, started again, and watched for other ends."""
+"""The workers of a storm and their memory server: hit as planned, started again, and watched for other ends."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,18 @@ END_DEADLINE_S = 90.0
 POLL_S = 0.1
 REGISTERED = "registered with the router"
 LEFT = "taking nothing new"
-"""A worker logs so when its memory server was silent for too long."""
+"""Log text of a worker whose memory server was silent for too long."""
 NOTICED_S = 1.0
-"""By when a worker has seen that its memory server speaks again."""
+"""Time until a worker has noticed the end of its memory server's silence."""
 OUSTED = 2
-"""Exit status of a worker whose id another has taken: it says which setting is wrong."""
+"""Exit status of a worker whose id was taken by another worker."""
 
 
 class Fleet:
-    """Workers of one system, by name, with for how many others each stands by; a blow for a worker that has not
-    recovered from another is left out."""
+    """Workers of a system by name, each with the number of workers for which the worker stands by.
+
+    A blow is left out for a worker still recovering from an earlier blow.
+    """
 
     def __init__(self, system: System, workers: Mapping[str, int], verdicts: Verdicts) -> None:
         self.num = Counter[Kind]()
@@ -38,7 +40,7 @@ class Fleet:
         self._num_starts = Counter[str]()
 
     def start(self, name: str) -> None:
-        """Start a process under its name, whether or not another has it; what the earlier one logged is kept."""
+        """Start a process, even if its name is in use; the earlier process's log is kept."""
         log = Path(self._system.directory.name) / f"{name}.log"
         if log.exists():
             self._num_starts[name] += 1
@@ -50,7 +52,7 @@ class Fleet:
             self._system.start_worker(name, "--worker-standby", str(self._workers[name]), *flags)
 
     async def weather(self, blows: Sequence[Blow]) -> None:
-        """All blows at their times; returns when all is over and every worker has been started again."""
+        """Deliver all blows at their times; return after the last, when every worker has been started again."""
         start_s = time.monotonic()
         watch = asyncio.create_task(self._watch())
         tasks = []
@@ -61,7 +63,7 @@ class Fleet:
         watch.cancel()
 
     async def end_all(self) -> None:
-        """SIGTERM to workers, then to the router, then to the memory server: all end with status 0."""
+        """Send SIGTERM to workers, then to the router, then to the memory server; all must end with status 0."""
         last = ("router", MEMORY)
         workers = [process for name, process in self._system.processes.items() if name not in last]
         for processes in (workers, *([self._system.processes[name]] for name in last)):
@@ -98,7 +100,7 @@ class Fleet:
             await self._joined(name)
 
     async def _forget(self, blow: Blow) -> None:
-        """The memory server dies. Workers finish what they have, and start again with the next."""
+        """Kill the memory server; workers finish their requests, and start again with the next server."""
         async with contextlib.AsyncExitStack() as stack:
             for lock in self._locks.values():
                 await stack.enter_async_context(lock)
@@ -112,7 +114,7 @@ class Fleet:
                 await self._joined(name)
 
     async def _freeze(self, blow: Blow) -> None:
-        """Let the memory server stand still, then start the workers that left because of its silence."""
+        """Stop the memory server for a while, then start the workers that left because of the silence."""
         async with contextlib.AsyncExitStack() as stack:
             for lock in self._locks.values():
                 await stack.enter_async_context(lock)
@@ -137,14 +139,14 @@ class Fleet:
         await self._ended(process, (-number,) if number == signal.SIGKILL else (0,), f"{number.name} to {name}")
 
     async def _replace(self, blow: Blow, name: str) -> None:
-        """Two of one id; the later one stays, the earlier one leaves by itself unless it is ended before that."""
+        """Start a second worker of equal id; the second stays, the first leaves unless ended earlier."""
         number = signal.SIGTERM if blow.kind is Kind.REPLACE else signal.SIGKILL
         earlier = self._system.processes.pop(name)
         self.start(name)
         await self._joined(name)
         await asyncio.sleep(blow.pause_s)
         earlier.send_signal(number)
-        # A signal that comes while it ends anyway may end it, too.
+        # a signal during the worker's own end may be the cause of death
         await self._ended(earlier, (0, OUSTED, -number), f"{number.name} to the earlier {name}")
 
     async def _joined(self, name: str) -> None:
@@ -168,14 +170,17 @@ class Fleet:
             self._verdicts.fault("crashed", f"{why}: pid {process.pid} ended with {status}, not {statuses}")
 
     async def _watch(self) -> None:
-        """Nobody ends unless told to; who does is started again, as a supervisor would."""
+        """Report a worker that ends unbidden and start another in its place, as a supervisor would.
+
+        Raises RuntimeError if the router or the memory server ends.
+        """
         while True:
             for name, lock in self._locks.items():
                 if not lock.locked() and (status := self._system.processes[name].poll()) is not None:
                     self._verdicts.fault("crashed", f"{name} ended by itself with {status}")
                     self.start(name)
             for name in ("router", MEMORY):
-                process = self._system.processes.get(name)  # none at all while it is being replaced
+                process = self._system.processes.get(name)  # None during a replacement
                 if process is not None and (status := process.poll()) is not None:
                     raise RuntimeError(f"{name} ended with {status}\n{self._system.log(name)[-5000:]}")
             await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""What processes hold: file descriptors and memory; and what a storm has left of them."""
+"""Files and memory held by processes, and the excess after a storm."""
 
 import os
 import re
@@ -9,24 +9,24 @@ from tests.e2e.system import System
 
 MORE_FILES = 16
 MORE_BYTES = 96 << 20
-"""How much more a process may hold after a storm than one of its kind did at rest: caches fill, allocators round up."""
+"""Tolerated growth of a process over its kind at rest: caches fill, allocators round up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one process and its children hold."""
+    """File descriptors and private memory of a process and its children."""
 
     num_files: int
     private_bytes: int
 
 
 def holdings(system: System) -> dict[str, Holding]:
-    """By name of the process."""
+    """Return holdings by name of the process."""
     return {name: _holding(process.pid) for name, process in system.processes.items()}
 
 
 def excess(before: dict[str, Holding], after: dict[str, Holding]) -> list[str]:
-    """In words, what processes hold after a storm beyond what the greediest of their kind held before."""
+    """Describe holdings after a storm above the largest of an equal kind before, plus the tolerated growth."""
     found = []
     for name, now in after.items():
         kind = [holding for other, holding in before.items() if other.split("-")[0] == name.split("-")[0]]
@@ -40,7 +40,7 @@ def excess(before: dict[str, Holding], after: dict[str, Holding]) -> list[str]:
 
 
 def errors(system: System) -> list[str]:
-    """Lines that no log may hold, but for a worker's that was told that its id is taken."""
+    """Return log lines that are errors, except of a worker whose id was taken."""
     found = []
     for path in sorted(Path(system.directory.name).glob("*.log")):
         for line in path.read_text(errors="replace").splitlines():
@@ -56,6 +56,6 @@ def _holding(pid: int) -> Holding:
 
 
 def _private_bytes(pid: str) -> int:
-    """Resident memory that no other process shares."""
+    """Return the anonymous resident memory of a process."""
     match = re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0

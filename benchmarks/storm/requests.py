@@ -1,4 +1,4 @@
-"""What clients ask during a storm, and what each must get: the answer that the same system gave at rest."""
+"""Requests of a storm's clients; the right answer is the answer of the same system at rest."""
 
 import json
 import random
@@ -26,14 +26,14 @@ JSON_TYPE = "application/json"
 
 @dataclass(slots=True)
 class Answer:
-    """What a client got, by choice."""
+    """A client's reply, by choice."""
 
     texts: dict[int, str] = field(default_factory=dict)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     usage: dict[str, int] = field(default_factory=dict)
 
     def add(self, choice: dict[str, Any]) -> None:
-        """One chunk of a stream, or a whole text; raises ValueError for what comes after its end."""
+        """Add a chunk of a stream, or a whole text; raises ValueError for a choice that has ended."""
         index = choice["index"]
         if index in self.finish_reasons:
             raise ValueError(f"choice {index} goes on after it has ended")
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One request; the fields of its body but for `stream`."""
+    """A request: the fields of its body except `stream`."""
 
     name: str
     fields: dict[str, Any]
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Refusable:
-    """A request that is wrong, and the status that says so."""
+    """A wrong request, and the status of its refusal."""
 
     body: bytes
     status: int
@@ -81,24 +81,24 @@ DEAD_END = "grammar_dead_end"
 
 
 def make_hostile(seed: int) -> Case:
-    """A request that is ended for what its grammar takes, or whose client leaves before."""
+    """Return a request ended by the cost of a hostile grammar, or earlier by the client."""
     fields = {"temperature": 1, "seed": seed, "n": 4, "max_tokens": 200, "ignore_eos": True}
     return Case("hostile", {"prompt": "x", "structured_outputs": {"grammar": HOSTILE}, **fields})
 
 
 def make_unread(seed: int) -> Case:
-    """Return a request for megabytes of answer, which its client does not read."""
+    """Return a request for megabytes of answer, left unread by the client."""
     fields = {"temperature": 1, "seed": seed, "n": 8, "max_tokens": 500, "ignore_eos": True, "logprobs": 5}
     return Case("unread", {"prompt": VERSE, "user": "unread", **fields})
 
 
 def make_flood(case: Case) -> Case:
-    """Return the same request, asked by the user who floods the system."""
+    """Return an equal request, by the user who floods the system."""
     return Case("flood", {**case.fields, "user": "flood"})
 
 
 def make_cases(seed: int, max_model_len: int) -> list[Case]:
-    """A mix of lengths and kinds; all are greedy but for the seeded ones, so each has one right answer."""
+    """Make a mix of lengths and kinds; all are greedy or seeded, so each has a single right answer."""
     rng = random.Random(seed)
     longest = max_model_len // 2
 

@@ -1,1 +1,1 @@
-"""`baton bench`: loads a server over HTTP as clients do, and shows figures while it runs."""
+"""`baton bench`: loads a server over HTTP as clients do, and shows figures during the run."""

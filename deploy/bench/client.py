@@ -1,8 +1,7 @@
-"""Streams completions and notes when chunks arrive, doing as little else as it can.
+"""A load generator that streams completions and notes when chunks arrive, with little work per chunk.
 
-At hundreds of streams the client must not become what is measured: request bodies are made
-beforehand, but for those of conversations, a chunk costs one timestamp and one search, and JSON is parsed only at a
-stream's end.
+At hundreds of streams the client must not become the bottleneck. So request bodies are made beforehand, except in
+conversations. A chunk costs a timestamp and a search; JSON is parsed only at a stream's end.
 """
 
 import asyncio
@@ -22,14 +21,14 @@ from deploy.bench.workload import Prompt
 HEADERS = {"Content-Type": "application/json"}
 LOOK_S = 0.02
 MODELS_S, MAX_MODELS_BYTES = 10.0, 1 << 20
-"""For a server to say what it serves."""
+"""Limits of a server's list of models."""
 
 OnEnd = Callable[[RequestRecord], None]
-"""Hears of each request as it ends."""
+"""Receives the record of each request at its end."""
 
 
 class Target:
-    """One OpenAI-compatible server; `deadline_s` bounds each request, `api_key` is shown with it unless it is empty."""
+    """An OpenAI-compatible server; `deadline_s` bounds each request, and a non-empty `api_key` is sent along."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, model: str, deadline_s: float, api_key: str = ""
@@ -44,9 +43,9 @@ class Target:
         return [prompt.body(self._model) for prompt in prompts]
 
     async def complete(self, prompt: Prompt, body: bytes, record: RequestRecord | None = None) -> RequestRecord:
-        """Send one request and follow its stream to the end; whatever goes wrong is in the record.
+        """Send a request and follow the stream to the end; any failure is in the record.
 
-        A `record` that is given can be looked at before.
+        A caller with its own `record` can watch the stream's progress.
         """
         record = record or RequestRecord(sent_s=time.perf_counter())
         record.num_prompt_tokens, record.is_structured = prompt.num_tokens or 0, prompt.is_structured
@@ -72,10 +71,10 @@ class Target:
 
 
 async def _note_chunks(response: aiohttp.ClientResponse, record: RequestRecord, kept: list[bytes] | None) -> bytes:
-    """Timestamp every event that carries a choice, and keep it if wanted; return the last event before `[DONE]`.
+    """Timestamp every event with a choice, and return the last event before `[DONE]`.
 
-    Events that arrive in one read share its timestamp. Leaves an error in the record for an error
-    event or a stream without `[DONE]`.
+    Events are appended to `kept`, if given. Events of a single read share a timestamp. An error event, or a stream
+    without `[DONE]`, leaves an error in the record.
     """
     rest = last_event = b""
     async for data in response.content.iter_any():
@@ -100,7 +99,7 @@ async def _note_chunks(response: aiohttp.ClientResponse, record: RequestRecord, 
 
 
 def _settle(prompt: Prompt, last_event: bytes, kept: Sequence[bytes] | None, record: RequestRecord) -> str:
-    """Fill in the token counts from the usage record; what is wrong with the reply, or an empty string."""
+    """Fill in token counts from the usage record; return the reply's fault, or an empty string."""
     usage = json.loads(last_event or b"{}").get("usage")
     if not usage:
         return "no usage record: tokens cannot be counted"
@@ -124,7 +123,7 @@ def _settle(prompt: Prompt, last_event: bytes, kept: Sequence[bytes] | None, rec
 async def run_at(
     target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float], on_end: OnEnd
 ) -> list[RequestRecord]:
-    """Send each prompt at its time after the start, however many are still running."""
+    """Send each prompt at its time after the start, however many requests are running."""
     bodies = target.prepare(prompts)
     start_s = time.perf_counter()
 
@@ -155,7 +154,7 @@ async def run_concurrent(
 
 
 async def run_conversations(target: Target, talks: Sequence[Conversation], on_end: OnEnd) -> list[RequestRecord]:
-    """All users at once, each turn behind all that was said before; after a failure its user says nothing more."""
+    """Run all users at once, each turn following all earlier turns; a user stops after a failure."""
     records: list[RequestRecord] = []
 
     async def talk(conversation: Conversation) -> None:
@@ -178,7 +177,10 @@ async def run_conversations(target: Target, talks: Sequence[Conversation], on_en
 
 @asynccontextmanager
 async def streaming(target: Target, prompts: Sequence[Prompt], deadline_s: float) -> AsyncIterator[list[RequestRecord]]:
-    """Streams that have all begun and go on until the end of the block; raises RuntimeError if one ends before."""
+    """Yield records of streams that have all begun and run until the block's end.
+
+    Raises RuntimeError if a stream ends early, and TimeoutError if some stream has not begun after `deadline_s`.
+    """
     records = [RequestRecord(sent_s=time.perf_counter()) for _ in prompts]
     bodies = target.prepare(prompts)
     tasks = [asyncio.create_task(target.complete(*each)) for each in zip(prompts, bodies, records, strict=True)]
@@ -204,7 +206,7 @@ def _check_running(tasks: Sequence[asyncio.Task[RequestRecord]]) -> None:
 
 @asynccontextmanager
 async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session without limits of its own: deadlines are each request's."""
+    """Yield a session without limits: each request has its own deadline."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
@@ -212,16 +214,16 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 class NoServer(RuntimeError):
-    """What is at a URL is none that speaks OpenAI's API."""
+    """No server with OpenAI's API at the URL."""
 
 
 def shown(api_key: str) -> dict[str, str]:
-    """The header that shows a key, if there is one."""
+    """Make the header with an API key; empty without a key."""
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 async def served_model(session: aiohttp.ClientSession, url: str, deadline_s: float, api_key: str = "") -> str:
-    """The first model that the server lists; raises NoServer, after MODELS_S at most."""
+    """Return the first model in the server's list; raises NoServer, after MODELS_S at most."""
     body = b""
     try:
         async with (

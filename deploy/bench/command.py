@@ -2,11 +2,11 @@
 
     python -m benchmarks.serve --url http://127.0.0.1:8000 --concurrency 8 --input-len 1024 --output-len 128
 
-With `--prefixes` prompts begin alike, with `--users` each is a turn of a conversation: what a prefix cache is for. With
-`--structured` a share of the replies is held to a JSON schema. With `--beside` a second stream of requests runs at the
-same time, whose figures are kept apart: short prompts beside long ones, for example. With `--vs` a second server gets
-the same prompts in the same run, turn by turn. Prompts are random token ids or words, so their lengths are exact; a
-reply of another length than asked for counts as an error.
+`--prefixes` and `--users` exercise a prefix cache. With `--prefixes` prompts share beginnings; with `--users` each
+prompt is a turn of a conversation. With `--structured` a share of the replies must follow a JSON schema. With
+`--beside` a second stream of requests runs at the same time, with figures apart: short prompts beside long ones, for
+example. With `--vs` a second server gets the same prompts in the same run, turn by turn. Prompts are random token ids
+or words, so the lengths are exact. A reply of a wrong length counts as an error.
 """
 
 import argparse
@@ -40,17 +40,17 @@ from deploy.bench.results import Row, append_rows, hardware, row_of
 from deploy.bench.stats import Figure, RequestRecord, summarize
 
 Sent = tuple[list[RequestRecord], list[RequestRecord]]
-"""A round's requests, and those beside it."""
+"""Records of a round's requests, and of the requests beside."""
 AT_FIRST = 8
-"""Requests running at any time while nothing is counted yet."""
+"""Concurrent requests outside the counted rounds."""
 INSTALL_PLOTS = 'matplotlib is not installed: pip install -c constraints.txt -e ".[bench]" where the sources are'
 BUSY_CLIENT = 0.9
-"""Share of a core above which the client itself may be what is measured."""
+"""Share of a core above which the client itself may be the bottleneck."""
 
 
 @dataclass(slots=True)
 class System:
-    """One server under load and what was seen of it."""
+    """A server under load, and its measurements."""
 
     label: str
     url: str
@@ -63,7 +63,10 @@ class System:
     moved: Moved = field(default_factory=Moved)
 
     def figures(self, slo_ms: dict[str, float]) -> list[Figure]:
-        """Of all requests; of those that are held to a schema apart, where others are not, and of later turns."""
+        """Return figures of all requests, then apart for structured replies, later turns and `beside`.
+
+        With both structured and free replies, the overall figures cover the free replies only.
+        """
         held = [record for record in self.records if record.is_structured]
         free = [record for record in self.records if not record.is_structured]
         later = [record for record in self.records if record.turn]
@@ -77,7 +80,7 @@ class System:
 
 
 async def measure(args: argparse.Namespace, load: Load, systems: list[System], console: Console) -> None:
-    """Run every round on every system; fills in `systems`."""
+    """Run every round on every system, and fill in the measurements of `systems`."""
     async with open_session() as session:
         with progress_on(console) as progress:
             targets = []
@@ -108,7 +111,7 @@ async def _note_round(system: System, sent: Awaitable[Sent]) -> None:
 
 
 def _round(args: argparse.Namespace, load: Load, number: int) -> Callable[[Target, OnEnd], Awaitable[Sent]]:
-    """Sends the same to every system, made before it begins."""
+    """Make the load of a round beforehand; the returned function sends an equal load to each system."""
     if args.users:
         talks = load.conversations(number)
         return lambda target, on_end: _alone(run_conversations(target, talks, on_end))
@@ -126,15 +129,15 @@ def _round(args: argparse.Namespace, load: Load, number: int) -> Callable[[Targe
 
 
 async def _alone(sent: Awaitable[list[RequestRecord]]) -> Sent:
-    """Nothing beside."""
+    """Return the records, with none beside."""
     return await sent, []
 
 
-# --- what is shown and kept ---------------------------------------------------------------------
+# --- display and results ------------------------------------------------------------------------
 
 
 def measured(systems: list[System], slo_ms: dict[str, float]) -> list[tuple[Figure, ...]]:
-    """Every figure, of each system in order; not those of which none has any."""
+    """Return each figure of all systems in order, unless no system has a value."""
     same = zip(*(system.figures(slo_ms) for system in systems), strict=True)
     return [figures for figures in same if not all(math.isnan(figure.value) for figure in figures)]
 
@@ -165,7 +168,7 @@ def show(console: Console, systems: list[System], title: str, slo_ms: dict[str, 
 
 
 def rows(name: str, workload: str, systems: list[System], slo_ms: dict[str, float]) -> list[Row]:
-    """The first system's figures on that hardware, each beside the other's if there is one."""
+    """Make rows of the first system's figures on `name` hardware, each beside the second system's figure, if any."""
     return [
         row_of(
             name,
@@ -180,7 +183,7 @@ def rows(name: str, workload: str, systems: list[System], slo_ms: dict[str, floa
 
 
 def main(argv: list[str], prog: str = "python -m benchmarks.serve", defaults: Defaults = USUAL) -> int:
-    """Exit code 1 when a request failed and that was not allowed."""
+    """Run the benchmark; return 1 when a request failed without `--allow-errors`."""
     args, console = parse_args(argv, (__doc__ or "").splitlines()[0], prog, defaults), Console()
     if args.plot and find_spec("matplotlib") is None:
         console.print(f"--plot: {INSTALL_PLOTS}", style="red", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a load has shown so far, in a line that is drawn anew while it runs; and in the end what went wrong."""
+"""Live progress of a load in a line of the terminal, and the exit code of a run."""
 
 import time
 from bisect import insort
@@ -12,11 +12,11 @@ from deploy.bench.stats import RequestRecord
 from deploy.planning.simulation.percentiles import percentile
 
 SAY_S = 0.2
-"""Between two lines: to draw one costs more than to note a request."""
+"""Seconds between two updates, because drawing costs more than noting a request."""
 
 
 class Live:
-    """A bar and the figures so far of one round of one server."""
+    """A progress bar with the figures so far, for a round on a server."""
 
     def __init__(self, progress: Progress, label: str, num_requests: int) -> None:
         self._progress, self._task = progress, self._begun(progress, label, num_requests)
@@ -30,7 +30,7 @@ class Live:
         return progress.add_task(label, total=num_requests, figures="")
 
     def note(self, record: RequestRecord) -> None:
-        """One more has ended."""
+        """Count an ended request."""
         if record.error:
             self._num_errors += 1
         else:
@@ -44,7 +44,7 @@ class Live:
             self._progress.update(self._task, figures=self.text(now_s - self._begin_s))
 
     def text(self, elapsed_s: float) -> str:
-        """After so long."""
+        """Return the figures after `elapsed_s`."""
         if not self._ttfts_s:
             return f"{self._num_errors} errors" if self._num_errors else ""
         p50, p99 = (1e3 * percentile(self._ttfts_s, percent) for percent in (50, 99))
@@ -53,7 +53,7 @@ class Live:
 
 
 def progress_on(console: Console) -> Progress:
-    """Lines for `Live`; nothing but the last state of each where there is no terminal."""
+    """Make the display for `Live`; without a terminal only the last state of each bar is printed."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -65,7 +65,7 @@ def progress_on(console: Console) -> Progress:
 
 
 def exit_code(work: Coroutine[object, object, None], console: Console, *, late: str) -> int:
-    """Do it; 1 when it failed, after saying why, or that it was `late`."""
+    """Run `work`; return 1 after printing a RuntimeError's reason, or `late` for a timeout."""
     try:
         uvloop.run(work)
     except (RuntimeError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""What a round of `serve` sends, and what that is called: the meaning of its flags."""
+"""The requests of each round of `serve`, and the workload's name, by the flags."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from deploy.bench.words import Words
 from deploy.bench.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts, structured
 
 CROWD_TOKENS = 4096
-"""Of a prompt that is there to take room, if a prefix has as many: what is longer a model might not take."""
+"""Length of a crowding prompt at most; a model might refuse longer prompts."""
 
 
 class Load:
-    """Everything follows from the flags and the number of the round; raises ValueError for an unusable tokenizer."""
+    """The load given by the flags and the round's number; raises ValueError for an unusable tokenizer."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -21,21 +21,21 @@ class Load:
         self.name = args.workload or _name(args)
 
     def prompts(self, number: int) -> list[Prompt]:
-        """Of a round without conversations."""
+        """Return the prompts of a round without conversations."""
         return self._prompts(self._args.num_prompts, self._round(number))
 
     def warm_up(self) -> list[Prompt]:
-        """What is sent before all rounds."""
+        """Return the prompts sent before all rounds."""
         return self._prompts(self._args.warmup, self._seed("warm-up"))
 
     def primers(self, number: int) -> list[Prompt]:
-        """The prefixes of a round by themselves."""
+        """Return the prefixes of a round as prompts."""
         if not self._args.primed:
             return []
         return self._as_sent(self._args.prefixes.drawn(self._vocabulary, self._round(number)))
 
     def crowd(self, number: int) -> list[Prompt]:
-        """Others, for whom a server needs the room of those prefixes."""
+        """Return prompts that push the round's prefixes out of a server's cache."""
         if not self._args.crowd_out:
             return []
         num_tokens = min(CROWD_TOKENS, self._args.prefixes.num_tokens)
@@ -43,25 +43,25 @@ class Load:
         return self._as_sent(random_prompts(num_prompts, lengths, self._vocabulary, f"{self._round(number)}, crowd"))
 
     def conversations(self, number: int) -> list[Conversation]:
-        """Of a round of `--users`."""
+        """Return the conversations of a round of `--users`."""
         args, seed = self._args, self._round(number)
         openings = self._prompts(args.users, seed)
         later = random_prompts(args.users * (args.turns - 1), _lengths(args), self._vocabulary, f"{seed}, later turns")
         return conversations(openings, later, args.think_s, seed)
 
     def arrivals_s(self, number: int, num_prompts: int) -> list[float]:
-        """When each prompt is sent, in seconds after the round began."""
+        """Return each prompt's time, in seconds after the round's start."""
         if not self._args.rate:
             return [0.0] * num_prompts
         return poisson_arrivals(num_prompts, self._args.rate, self._seed(f"arrivals of round {number}"))
 
     def prefixes(self, number: int, num_prompts: int) -> list[int]:
-        """Which of its prefixes each prompt of a round begins with; of a load that has some."""
+        """Return the index of each prompt's prefix in a round; the load must have prefixes."""
         order: list[int] = self._args.prefixes.order(num_prompts, self._round(number))
         return order
 
     def beside(self, number: int, last_s: float) -> tuple[list[Prompt], list[float]]:
-        """The second stream: prompts, and arrivals up to the last of the first."""
+        """Return the second stream: prompts, and arrivals up to the last of the first stream."""
         stream, seed = self._args.beside, self._seed(f"beside in round {number}")
         if stream is None:
             return [], []
@@ -85,12 +85,12 @@ class Load:
         return self._seed(f"round {number}")
 
     def _seed(self, part: str) -> str:
-        """Every workload has prompts of its own, so that no server finds them in its prefix cache after another one."""
+        """Make a seed by workload, so that no server's prefix cache knows prompts of another workload."""
         return f"{self._args.seed}, {self.name}, {part}"
 
 
 def _name(args: argparse.Namespace) -> str:
-    """Mode, lengths and number of requests in words."""
+    """Make a workload's name from mode, lengths and number of requests."""
     name = f"{_mode(args)}, {_source(args)}/{_lengths(args).outputs}, {args.num_prompts * args.rounds} requests"
     name += f", {args.structured:.0%} held to a schema" if args.structured else ""
     return f"{name}, beside {args.beside}" if args.beside else name
@@ -104,7 +104,7 @@ def _mode(args: argparse.Namespace) -> str:
 
 
 def _source(args: argparse.Namespace) -> str:
-    """What prompts are made of."""
+    """Name the source and length of prompts."""
     if args.prompt_file:
         return str(args.prompt_file.name)
     primed = f"{'crowded out, ' if args.crowd_out else ''}primed " if args.primed else ""

@@ -1,4 +1,4 @@
-"""Bytes of KV that workers have pulled from one another's pools, by what the server's own metrics tell."""
+"""Bytes of KV pulled by workers from other workers' pools, by the server's own metrics."""
 
 import asyncio
 import re
@@ -10,36 +10,36 @@ from deploy.bench.stats import Figure
 
 METRIC = re.compile(r'^baton_worker_pulled_bytes_total\{(?=[^}]*role="(\w+)")[^}]*\} (\S+)$', re.MULTILINE)
 SETTLE_S = 1.5
-"""For heartbeats to tell of what is over: three of them."""
+"""Time for heartbeats to report a round's end: three heartbeats."""
 DEADLINE_S = 10.0
 NAMES = {"decode": "moved_prompts", "prefill": "moved_replies"}
 
 
 class Moved:
-    """Between `begin` and `end`, in all rounds together; nothing of a server that does not tell."""
+    """Bytes pulled between `begin` and `end`, in all rounds together; empty for a server without the metric."""
 
     def __init__(self) -> None:
-        self._bytes: Counter[str] = Counter()  # by role of who pulled them
+        self._bytes: Counter[str] = Counter()  # by role of the pulling worker
         self._before: dict[str, float] = {}
 
     async def begin(self, session: aiohttp.ClientSession, url: str) -> None:
-        """A round is to begin."""
+        """Read the counters before a round."""
         self._before = await _settled(session, url)
 
     async def end(self, session: aiohttp.ClientSession, url: str) -> None:
-        """A round is over."""
+        """Add the bytes of a round."""
         if self._before:
             after = await _settled(session, url)
             self._bytes.update({role: int(after.get(role, 0) - count) for role, count in self._before.items()})
 
     def figures(self) -> list[Figure]:
-        """NaN where nothing is told."""
+        """Return megabytes by direction; NaN without the metric."""
         nothing = float("nan")
         return [Figure(name, self._bytes.get(role, nothing) / 1e6, "MB") for role, name in NAMES.items()]
 
 
 async def _settled(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """By role, when it has been told of; empty for a server that has no such metric."""
+    """Return bytes by role after the last heartbeats; empty for a server without the metric."""
     if not await _told(session, url):
         return {}
     await asyncio.sleep(SETTLE_S)

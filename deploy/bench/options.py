@@ -20,9 +20,9 @@ MODES = "--rate R | --concurrency N | --all-at-once | --users N"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Of flags whose defaults depend on who asks."""
+    """Defaults of flags that differ between `baton bench` and `benchmarks.serve`."""
 
-    concurrency: int | None = None  # where no mode is asked for; None: one has to be
+    concurrency: int | None = None  # if no mode is given; None makes a mode mandatory
     vocab_size: int = 151_000
 
 
@@ -32,7 +32,7 @@ USUAL = Defaults()
 def parse_args(
     argv: list[str], description: str, prog: str = "python -m benchmarks.serve", defaults: Defaults = USUAL
 ) -> argparse.Namespace:
-    """Exits with a message for flags that mean nothing together."""
+    """Parse the flags; exit with a message for flags that exclude each other."""
     mode = f"[{MODES}]" if defaults.concurrency else f"({MODES})"
     parser = ArgumentParser(prog=prog, usage=f"{prog} {mode} [option ...]", description=description)
     _add_system_flags(parser)
@@ -52,7 +52,7 @@ def parse_args(
 
 
 def _problem(args: argparse.Namespace) -> str:
-    """What is wrong with the flags, or an empty string."""
+    """Name the first mistake in the flags, or return an empty string."""
     counts = (args.num_prompts, args.rounds, args.input_len, args.output_len, args.vocab_size, args.turns)
     problems = {
         "--rate, --concurrency and --users: above 0": any(
@@ -176,7 +176,7 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _type(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
-    """As argparse wants it, which else would not tell what a ValueError says."""
+    """Wrap `parse` for argparse, which otherwise hides the message of a ValueError."""
 
     def parsed(text: str) -> Parsed:
         try:

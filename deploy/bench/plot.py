@@ -1,4 +1,4 @@
-"""Draws one run: what each request saw, over time, and how gaps are spread."""
+"""A plot of a run: each request's times, and the distribution of gaps."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from deploy.bench.plot_style import COLOURS, STYLE, save
 from deploy.bench.stats import RequestRecord
 
 FEW = 8
-"""Points of which a line would say more than there is to say."""
+"""Points below which the rate has markers, because a bare line would show too little."""
 
 
 class Seen(NamedTuple):
-    """Of one server."""
+    """A server's label and records."""
 
     label: str
     records: Sequence[RequestRecord]
 
 
 def plot(path: Path, title: str, systems: Sequence[Seen]) -> None:
-    """Write a picture in the format that the suffix of `path` says."""
+    """Write a picture in the format of the suffix of `path`."""
     with matplotlib.rc_context(STYLE):
         save(draw(title, systems), path)
 
 
 def draw(title: str, systems: Sequence[Seen]) -> Figure:
-    """Four panels, a colour a server."""
+    """Draw four panels, with a colour for each server."""
     figure = Figure(figsize=(9, 6.4), layout="constrained")
     panels = figure.subplots(2, 2)
     for colour, (label, records) in zip(COLOURS, systems, strict=False):
@@ -43,7 +43,7 @@ def draw(title: str, systems: Sequence[Seen]) -> Figure:
         axes.set(title=name, xlabel=x, ylabel=y)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.02)
-    panels[1][0].set_xlim(left=0)  # after all is drawn: a limit ends the search for the others
+    panels[1][0].set_xlim(left=0)  # after all is drawn, because a limit ends autoscaling
     if panels[0][0].has_data():
         panels[0][0].legend(loc="upper left")
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)

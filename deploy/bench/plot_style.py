@@ -1,11 +1,11 @@
-"""Style of all plots, and their way to a file."""
+"""Style of all plots, and the way to a file."""
 
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by everyone, the faint ones left out.
+# Colours by Okabe and Ito, distinguishable with any colour vision, without the faint ones.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 GREY = "#8C8C8C"
 STYLE: dict[Any, Any] = {
@@ -32,6 +32,6 @@ STYLE: dict[Any, Any] = {
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write an SVG (or what the suffix says) that says nothing of when or with what it was made."""
+    """Write an SVG (or the suffix's format) without date and creator, so that equal plots are equal files."""
     metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else None
     figure.savefig(path, facecolor="white", metadata=metadata)

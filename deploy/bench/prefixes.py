@@ -1,4 +1,4 @@
-"""Prompts whose beginnings other prompts have, too: shared prefixes, and conversations that grow turn by turn."""
+"""Prompts with beginnings in common: shared prefixes, and conversations that grow turn by turn."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,10 @@ from deploy.bench.workload import Lengths, Prompt, random_prompts
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """So many of so many tokens: dealt out in turn or, by Zipf's law, the k-th drawn as often as 1 / k ** zipf says."""
+    """Prefixes of equal length, dealt out in turn or drawn by Zipf's law.
+
+    With `zipf` the k-th prefix is drawn in proportion to 1 / k ** zipf.
+    """
 
     count: int
     num_tokens: int
@@ -17,24 +20,24 @@ class Prefixes:
 
     @staticmethod
     def parse(text: str) -> "Prefixes":
-        """From `8x4096`, eight of 4,096 tokens; raises ValueError for anything else."""
+        """Parse `8x4096`: eight prefixes of 4,096 tokens; raises ValueError for anything else."""
         count, _, num_tokens = text.partition("x")
         if not (count.isdecimal() and num_tokens.isdecimal() and min(int(count), int(num_tokens)) > 0):
             raise ValueError(f"{text!r}: COUNTxTOKENS, for example 8x4096")
         return Prefixes(int(count), int(num_tokens))
 
     def drawn(self, vocabulary: Sequence[int], seed: str) -> list[Prompt]:
-        """Each of them as a prompt for one token."""
+        """Return each prefix as a prompt for a single token."""
         lengths = Lengths.fixed(self.num_tokens, 1)
         return random_prompts(self.count, lengths, vocabulary, f"{seed}, prefixes")
 
     def before(self, prompts: Sequence[Prompt], vocabulary: Sequence[int], seed: str) -> list[Prompt]:
-        """These prompts of token ids, each behind one of the prefixes."""
+        """Put a prefix before each of the prompts, which must be token ids."""
         prefixes, order = self.drawn(vocabulary, seed), self.order(len(prompts), seed)
         return [prompt.after(prefixes[k].token_ids) for k, prompt in zip(order, prompts, strict=True)]
 
     def order(self, num_prompts: int, seed: str) -> list[int]:
-        """Which prefix each prompt has."""
+        """Return the index of each prompt's prefix."""
         if self.zipf is None:
             return [number % self.count for number in range(num_prompts)]
         weights = [1 / k**self.zipf for k in range(1, self.count + 1)]
@@ -46,14 +49,14 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What one user says: the new tokens of each turn, and for how many seconds he thinks before."""
+    """A user's side of a conversation: the new tokens of each turn, and the seconds of thinking before."""
 
     turns: list[Prompt]
     thinks_s: list[float]
 
 
 def conversations(openings: Sequence[Prompt], later: Sequence[Prompt], think_s: float, seed: str) -> list[Conversation]:
-    """Of as many users as there are openings, whose later turns are dealt out evenly; `think_s` is a mean."""
+    """Make a conversation for each opening, dealing out the later turns evenly; `think_s` is a mean."""
     rng = random.Random(f"{seed}, thinking")
     talks = []
     for user, opening in enumerate(openings):

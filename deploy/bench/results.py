@@ -1,4 +1,4 @@
-"""Results as rows of one CSV file; the columns are documented in README.md beside this file."""
+"""Results as rows of a CSV file; benchmarks/README.md documents the columns."""
 
 import csv
 import platform
@@ -20,7 +20,7 @@ COMMAND_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one run; `compared_with` names another system and `compared_value` is its figure."""
+    """A figure of a run; `compared_with` names another system, and `compared_value` is its figure."""
 
     date: str
     commit: str
@@ -41,7 +41,7 @@ def row_of(
     hardware: str, model: str, workload: str, figure: Figure, *,
     system: str = "baton", beside: tuple[str, float] | None = None,
 ) -> Row:  # fmt: skip
-    """A figure of this run, with its day, commit and command; `beside` is another system and its figure."""
+    """Make a row of a figure with day, commit and command of the run; `beside` is another system and its figure."""
     return Row(
         date=today(),
         commit=commit(),
@@ -60,7 +60,7 @@ def row_of(
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows, with a header if the file is new; raises ValueError if its header is another."""
+    """Add rows, with a header if the file is new; raises ValueError if the file has another header."""
     header = [each.name for each in fields(Row)]
     is_new = not path.exists() or path.stat().st_size == 0
     if not is_new:
@@ -76,7 +76,7 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows in the file's order; raises ValueError if its columns are others."""
+    """Return all rows in the file's order; raises ValueError if the file has other columns."""
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         expected = [each.name for each in fields(Row)]
@@ -90,12 +90,12 @@ def today() -> str:
 
 
 def commit() -> str:
-    """Short commit of the source, with `-dirty` for uncommitted changes; `unknown` outside a repository."""
+    """Return the short commit of the source, with `-dirty` for uncommitted changes; `unknown` outside a repository."""
     return _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]) or "unknown"
 
 
 def hardware() -> str:
-    """The GPUs' name, or the CPU's where there is none."""
+    """Return the GPUs' name, or the CPU's without a GPU."""
     names = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
     if names:
         return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
@@ -103,7 +103,7 @@ def hardware() -> str:
 
 
 def stack() -> str:
-    """The libraries that decide how fast kernels are, by what is installed here; `system` may stand on others."""
+    """Return versions of the libraries that decide the kernels' speed, as installed here; `system` may use others."""
     versions = []
     for name in ("torch", "triton"):
         with suppress(PackageNotFoundError):
@@ -112,9 +112,11 @@ def stack() -> str:
 
 
 def command_line() -> str:
-    """How this program was called, as one can type it from the repository root."""
-    module = Path(sys.argv[0]).stem
-    return shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+    """Return the command to repeat the run from the repository root."""
+    program, arguments = Path(sys.argv[0]).stem, sys.argv[1:]
+    if arguments[:1] == ["bench"]:  # `baton bench`
+        program, arguments = "serve", arguments[1:]
+    return shlex.join(["python", "-m", f"benchmarks.{program}", *arguments])
 
 
 def _cpu_name() -> str:

@@ -1,10 +1,14 @@
-"""From what a client saw of each request to the figures of a run. Pure: no clock, no network.
+"""Figures of a run from a client's view of its requests. Pure: no clock, no network.
 
-Definitions, all as the client sees them. TTFT: request sent to first chunk. TPOT: (last chunk -
-first chunk) / (output tokens - 1), one value a request. ITL: every gap between two chunks of one
-request. First gap: first chunk to second, which is where a handoff between workers hides; later gaps: all
-others. E2E: request sent to end of stream. Hit rate: prompt tokens that were not computed again, as the server tells.
-Failed requests enter no latency figure; they are counted.
+Definitions:
+- TTFT: request sent to first chunk.
+- TPOT: (last chunk - first chunk) / (output tokens - 1), a value for each request.
+- ITL: every gap between two chunks of a request.
+- First gap: first chunk to second, where a handoff between workers hides. Later gaps: all others.
+- E2E: request sent to end of stream.
+- Hit rate: prompt tokens not computed again, by the server's usage record.
+
+Failed requests are counted, and enter no latency figure.
 """
 
 import math
@@ -20,18 +24,18 @@ SLO_KEYS = ("ttft", "tpot", "e2e")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request; times in seconds on one monotonic clock. `error` is empty when it succeeded."""
+    """Times and tokens of a request, in seconds of a monotonic clock. `error` is empty after success."""
 
     sent_s: float
     ended_s: float = 0.0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    num_cached_tokens: int | None = None  # of the prompt; None where the server says nothing
-    output_ids: list[int] = field(default_factory=list)  # where they were asked for
+    num_cached_tokens: int | None = None  # of the prompt; None if the server says nothing
+    output_ids: list[int] = field(default_factory=list)  # if asked for
     chunk_times_s: list[float] = field(default_factory=list)
     error: str = ""
     is_structured: bool = False
-    turn: int = 0  # of its conversation; the first is 0
+    turn: int = 0  # of the conversation; the first is 0
 
     @property
     def ttft_s(self) -> float:
@@ -39,7 +43,7 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """None for a single token, which has no next one."""
+        """Seconds per output token after the first; None for a single token."""
         if self.num_output_tokens < 2:
             return None
         return (self.chunk_times_s[-1] - self.chunk_times_s[0]) / (self.num_output_tokens - 1)
@@ -55,7 +59,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number."""
+    """A measured number."""
 
     name: str
     value: float
@@ -63,7 +67,7 @@ class Figure:
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Limits in ms from `ttft=200,tpot=20,e2e=5000`; raises ValueError for anything else."""
+    """Parse limits in ms from `ttft=200,tpot=20,e2e=5000`; raises ValueError for anything else."""
     limits = {}
     for part in text.split(","):
         key, _, value = part.partition("=")
@@ -74,7 +78,7 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 def meets(record: RequestRecord, slo_ms: Mapping[str, float]) -> bool:
-    """Whether a request succeeded within every limit."""
+    """Tell whether a request succeeded within every limit."""
     if record.error:
         return False
     seen_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2e": record.e2e_s}
@@ -82,7 +86,7 @@ def meets(record: RequestRecord, slo_ms: Mapping[str, float]) -> bool:
 
 
 def summarize(records: Sequence[RequestRecord], duration_s: float, slo_ms: Mapping[str, float]) -> list[Figure]:
-    """Every figure of a run of `duration_s` seconds; those of which nothing is known are NaN."""
+    """Return every figure of a run of `duration_s` seconds; NaN marks unknown figures."""
     good = [record for record in records if not record.error]
     num_output_tokens = sum(record.num_output_tokens for record in good)
     num_tokens = num_output_tokens + sum(record.num_prompt_tokens for record in good)
@@ -107,7 +111,10 @@ def summarize(records: Sequence[RequestRecord], duration_s: float, slo_ms: Mappi
 
 
 def _hit_rate(records: Sequence[RequestRecord]) -> float:
-    """In percent; NaN if no request was told, as some servers tell nothing of those that hit nothing."""
+    """Return the hit rate in percent; NaN if no server counted.
+
+    A request without a count counts as 0, because some servers omit the count after a miss.
+    """
     if all(record.num_cached_tokens is None for record in records):
         return math.nan
     num_cached = sum(record.num_cached_tokens or 0 for record in records)

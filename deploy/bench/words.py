@@ -1,4 +1,4 @@
-"""Texts of known length: words that are a token each wherever they stand, so that all servers count the same."""
+"""Texts of known length, made of words with a token each at any place, so all servers count equally."""
 
 import re
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from deploy.bench.workload import Prompt
 
 WORD = re.compile(r"[Ġ▁][a-z]+")
-"""A space and letters, as byte-level and SentencePiece vocabularies write it: one piece to any pre-tokenizer."""
+"""A space and letters, in byte-level and SentencePiece spelling: a single piece for any pre-tokenizer."""
 
 
 class Words:
-    """Of one tokenizer; raises ValueError for a directory without a tokenizer.json, or one that has no words."""
+    """Words of a tokenizer; raises ValueError for a directory without a tokenizer.json, or without words."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / "tokenizer.json"
@@ -27,11 +27,11 @@ class Words:
             raise ValueError(f"{path} has no token that is a word")
 
     def written(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """These prompts of words' ids as texts."""
+        """Convert prompts of word ids to texts."""
         return [self._written(prompt) for prompt in prompts]
 
     def _words(self) -> dict[int, str]:
-        """By id, those that are one token to the tokenizer as well."""
+        """Return by id the words that the tokenizer encodes as a single token."""
         tokens = {id_: f" {token[1:]}" for token, id_ in self._tokenizer.get_vocab().items() if WORD.fullmatch(token)}
         encodings = self._tokenizer.encode_batch(list(tokens.values()), add_special_tokens=False)
         found = zip(tokens.items(), encodings, strict=True)

@@ -1,4 +1,4 @@
-"""What is sent and when: prompts of exact lengths and arrival times, all from one seed."""
+"""Prompts of exact lengths and arrival times, all from a seed."""
 
 import json
 import math
@@ -24,23 +24,23 @@ PERSON = {
 ENDLESS = {"type": "array", "items": PERSON, "minItems": 1_000_000}
 """A JSON schema whose texts are as long as wanted."""
 SIGMA = 1.5
-"""Of the logarithm of heavy-tailed lengths: one in a hundred is ten times the mean, half are below a third of it."""
+"""Standard deviation of log(length): 1 % exceed ten times the mean, half are below a third."""
 
 
 def numbers(text: str) -> list[int]:
-    """Of a list with commas, as an option."""
+    """Parse a comma-separated option."""
     return [int(part) for part in text.split(",")]
 
 
 class Draw(Protocol):
-    """How a length in tokens is drawn; as text it says so."""
+    """A distribution of lengths in tokens; `str()` describes the distribution."""
 
     def draw(self, rng: random.Random) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """Any of an inclusive range alike."""
+    """A uniform distribution over an inclusive range."""
 
     low: int
     high: int
@@ -69,7 +69,7 @@ class HeavyTailed:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of prompts and outputs."""
+    """Distributions of prompt and output lengths."""
 
     inputs: Draw
     outputs: Draw
@@ -88,7 +88,7 @@ class Stream:
 
     @staticmethod
     def parse(text: str) -> "Stream":
-        """From `20:128/8`, 20 a second of 128 prompt and 8 output tokens; raises ValueError for anything else."""
+        """Parse `20:128/8`: 20 a second of 128 prompt and 8 output tokens; raises ValueError for anything else."""
         try:
             rate, _, lengths = text.partition(":")
             num_inputs, num_outputs = map(int, lengths.split("/"))
@@ -105,7 +105,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request to come. `content` is token ids, or a text."""
+    """A request to come. `content` is token ids, or a text."""
 
     content: list[int] | str
     max_tokens: int
@@ -119,17 +119,20 @@ class Prompt:
 
     @property
     def token_ids(self) -> list[int]:
-        """Raises TypeError for a text."""
+        """The prompt's token ids; raises TypeError for a text."""
         if isinstance(self.content, str):
             raise TypeError("a text has no token ids of its own")
         return self.content
 
     def after(self, token_ids: list[int]) -> "Prompt":
-        """The same behind what comes before; raises TypeError for a text, as tokens of two could straddle."""
+        """Return the prompt with `token_ids` in front.
+
+        Raises TypeError for a text, because a token could straddle the seam.
+        """
         return replace(self, content=token_ids + self.token_ids)
 
     def body(self, model: str) -> bytes:
-        """The request as JSON, made before the clock starts."""
+        """Return the request as JSON, made before the clock starts."""
         request: JsonObject = {
             "model": model,
             "prompt": self.content,
@@ -148,7 +151,7 @@ class Prompt:
 
 
 def random_prompts(num_prompts: int, lengths: Lengths, vocabulary: Sequence[int], seed: str) -> list[Prompt]:
-    """Random token ids: no two prompts share a prefix that a cache could serve."""
+    """Return prompts of random token ids: no two share a prefix that a cache could serve."""
     rng = random.Random(seed)
     return [
         Prompt(rng.choices(vocabulary, k=lengths.inputs.draw(rng)), lengths.outputs.draw(rng))
@@ -157,7 +160,7 @@ def random_prompts(num_prompts: int, lengths: Lengths, vocabulary: Sequence[int]
 
 
 def structured(prompts: Sequence[Prompt], share: float) -> list[Prompt]:
-    """The same, of which this share, spread evenly, is to be answered in JSON."""
+    """Return the prompts, with an evenly spread `share` to be answered in JSON."""
     return [
         replace(prompt, is_structured=int((number + 1) * share) > int(number * share))
         for number, prompt in enumerate(prompts)
@@ -165,7 +168,10 @@ def structured(prompts: Sequence[Prompt], share: float) -> list[Prompt]:
 
 
 def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: str) -> list[Prompt]:
-    """Texts from a file, one a line, or JSON objects with `prompt` and perhaps `max_tokens`; repeated if too few."""
+    """Read prompts from a file, repeating lines if too few.
+
+    A line is a text, or a JSON object with `prompt` and perhaps `max_tokens`. Raises ValueError for an empty file.
+    """
     rng = random.Random(seed)
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not lines:
@@ -180,6 +186,6 @@ def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: str) -> l
 
 
 def poisson_arrivals(num_prompts: int, rate: float, seed: str) -> list[float]:
-    """Seconds from the start at which each request is sent, `rate` a second on average."""
+    """Return each request's time in seconds from the start, `rate` a second on average."""
     rng = random.Random(seed)
     return list(accumulate(rng.expovariate(rate) for _ in range(num_prompts)))

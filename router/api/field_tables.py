@@ -1,6 +1,6 @@
-"""Writes the lists of fields and errors into README.md, of the tables that requests are checked with.
+"""Write the tables of fields and errors into docs/api.md, from the tables by which requests are checked.
 
-python -m router.api.field_tables README.md
+python -m router.api.field_tables docs/api.md
 """
 
 import json
@@ -25,7 +25,7 @@ WIDTH = 125
 
 
 def written(page: str) -> str:
-    """The page with each list as it is now."""
+    """Return the page with each table as the code has it now."""
     lists = {
         "fields": rendered(COMPLETION_FIELDS),
         "chat fields": rendered(OF_CHATS),
@@ -41,22 +41,22 @@ def written(page: str) -> str:
 
 
 def as_in_chats() -> str:
-    """Markdown: fields of responses that chats have, too."""
-    return _filled(f"As in chats: {', '.join(f'`{field.name}`' for field in AS_IN_CHATS)}.")
+    """Return Markdown that names the fields of responses shared with chats."""
+    return _filled(f"The same as in chats: {', '.join(f'`{field.name}`' for field in AS_IN_CHATS)}.")
 
 
 def errors() -> str:
-    """Markdown: what each status means."""
+    """Return Markdown with the meaning of each status."""
     rows = [f"| {status} | {reason} |" for status, reason in REASONS.items()]
-    return "\n".join(["| status | |", "|---|---|", *rows]) + "\n"
+    return "\n".join(["| status | meaning |", "|---|---|", *rows]) + "\n"
 
 
 def rendered(table: Table) -> str:
-    """Markdown: a line for each field that is implemented, and one for all others."""
-    lines = ["| field | values | without it | |", "|---|---|---|---|", *_lines(table, "")]
+    """Return Markdown: a row for each implemented field, and a sentence that lists all others."""
+    lines = ["| field | values | default | meaning |", "|---|---|---|---|", *_lines(table, "")]
     others = [field for field in table.fields.values() if not field.is_implemented]
     neutral = ", ".join(f"`{field.name}`{_neutral(field.rule)}" for field in others)
-    known = f"Known, and refused unless it changes nothing: {neutral}."
+    known = f"Refused with 400 unless null, or the value in parentheses: {neutral}."
     return "\n".join(lines) + f"\n\n{_filled(known)}"
 
 

@@ -1,1 +1,1 @@
-"""The owner of every request's state: queue, attempts, deadlines, replays, end."""
+"""The owner of every request's state: queue, attempts, deadlines, replays and end."""

@@ -1,6 +1,6 @@
-"""What a completion has at its workers: sent, counted in the pool, cancelled and given back, each once.
+"""Bookkeeping of completions at workers: sent, counted in the pool, cancelled and given back, each once.
 
-Whether it is to begin or to end, the dispatcher decides.
+The dispatcher decides about a completion's begin and end.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +17,9 @@ from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
 
 Send = Callable[[str, Message], None]
-"""Queue a message for a worker, by worker id."""
+"""Queues a message for a worker, by worker id."""
 MAX_BLOCKS_AT_ONCE = 8 * STRETCH_BLOCKS
-"""Of which keys are made in one turn of the event loop: a quarter of a millisecond."""
+"""Blocks whose keys are made in a turn of the event loop: a quarter of a millisecond."""
 
 
 class Assignments:
@@ -31,9 +31,9 @@ class Assignments:
         self._digests: dict[int, TextDigests] = {}  # by block size
 
     def find_out(self, completions: Iterable[Completion]) -> Iterator[None]:
-        """Make the keys of their prompts, if it makes a difference what lies where; after each step others have a turn.
+        """Make the block keys of prompts if placement depends on keys; yield after each piece of work.
 
-        Call before they are queued.
+        Call before the completions are queued. Each yield is a chance to give other tasks a turn of the event loop.
         """
         layouts, num_tokens = self._pool.layouts(), 0
         for _, choices in groupby(completions, key=lambda completion: id(completion.prompt_ids)):
@@ -55,7 +55,10 @@ class Assignments:
         return self._digests.setdefault(text.block_size, TextDigests(text.block_size))
 
     def begin(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
-        """Send its prompt; with a backlog that may take the whole GPU, although others decode there."""
+        """Send the prompt to the workers of `route`.
+
+        With a backlog the prompt may take the whole GPU, although other sequences decode there.
+        """
         completion.attempt.route, completion.avoided = route, None
         completion.attempt.transport = self._pool.transport(route)
         completion.attempt.sent_tokens = completion.num_tokens
@@ -70,7 +73,7 @@ class Assignments:
         self._send(route.prefill.id, request)
 
     def lighten(self, completion: Completion, num_cached: int) -> int:
-        """Of what it was sent so much is there already; returns how much less that leaves to its prefill worker."""
+        """Note `num_cached` prompt tokens found in the pool; return the tokens saved at the prefill worker."""
         if completion.attempt.route is None or not num_cached < completion.num_tokens:
             return 0
         if not completion.outputs:
@@ -83,19 +86,19 @@ class Assignments:
         return num_before - num_left
 
     def prompt_is_over(self, completion: Completion) -> None:
-        """Its first token is here, or it is given up: the prefill worker has that much less to compute."""
+        """Release the prompt tokens counted at the prefill worker: the first token is here, or the attempt ended."""
         if completion.attempt.route is not None and completion.attempt.sent_tokens:
             self._pool.release_prompt(completion.attempt.route, completion.attempt.sent_tokens)
             completion.attempt.sent_tokens = 0
 
     def prove(self, completion: Completion) -> None:
-        """It got on, or its attempt is over: nobody has to be kept from its workers any more."""
+        """Mark an attempt that progressed or ended as proven: the workers may take other requests again."""
         if completion.attempt.route is not None and completion.attempt.is_unproven:
             completion.attempt.is_unproven = False
             self._pool.prove(completion.attempt.route)
 
     def cancel(self, completion: Completion) -> None:
-        """Tell those of its workers that are alive to let go."""
+        """Send an abort to the attempt's workers, unless an incarnation is gone."""
         if completion.attempt.route is not None:
             abort = Abort(completion.request_id, completion.attempt.number)
             for worker in completion.attempt.route.workers:
@@ -103,7 +106,7 @@ class Assignments:
                     self._send(worker.id, abort)
 
     def withdraw(self, completion: Completion) -> None:
-        """Tell its decode worker, which has not begun, that the prompt will not be handed over."""
+        """Cancel the handoff at the decode worker, unless a decode step has already made a token."""
         if (
             completion.may_be_handed_over
             and not completion.attempt.decode_has_spoken(len(completion.outputs))
@@ -112,7 +115,11 @@ class Assignments:
             self._send(completion.attempt.route.decode.id, Abort(completion.request_id, completion.attempt.number))
 
     def release(self, completion: Completion) -> None:
-        """Give back what was counted at its workers; of blocks of its outputs their pool tells, or this does."""
+        """Give back everything counted at the workers of the attempt.
+
+        Blocks of the outputs are added to the prefix map, unless the decode worker's memory server reports its
+        contents.
+        """
         self.prompt_is_over(completion)
         if (route := completion.attempt.route) is not None:
             if completion.texts and not self._pool.prefixes.is_told(route.decode.pool):
@@ -125,7 +132,7 @@ class Assignments:
             completion.attempt.route, completion.attempt.predictions = None, []
 
     def _predict(self, route: Route, texts: Iterable[TextKeys]) -> list[Prediction]:
-        """What will be in the pools of its workers: what one computes is there, and so is what the other pulls."""
+        """Predict the prompt's blocks in the pools of both workers: computed in the first, pulled into the second."""
         layouts = {worker.pool: worker.ready.kv_layout for worker in (route.prefill, route.decode)}
         keys_in = {text.layout: text.keys for text in texts}
         known = [(pool, keys_in[layout]) for pool, layout in layouts.items() if layout in keys_in]

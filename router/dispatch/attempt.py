@@ -1,4 +1,4 @@
-"""One attempt at a completion: where it was sent, and what its workers have said of it."""
+"""An attempt at a completion: the route, and the reports of workers."""
 
 from dataclasses import dataclass, field
 
@@ -7,25 +7,25 @@ from router.placement.prefix_map import Prediction
 from router.placement.route import Route
 
 PROVING_TOKENS = 8
-"""Tokens of an attempt after which the request has got on: the first from a prompt, the others from decode steps."""
+"""Outputs of an attempt that prove progress: the first from a prompt, the others from decode steps."""
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """Facts of this attempt alone; a replay is a new attempt. Times are seconds of the dispatcher's clock."""
+    """Facts of a single attempt; a replay is a new attempt. Times are seconds of the dispatcher's clock."""
 
     number: int = 0  # grows with every replay
     first_index: int = 0  # outputs before this attempt
     route: Route | None = None  # None while the completion is queued, and after its end
     transport: str = ""  # of KV blocks along the route
     sent_tokens: int = 0  # outstanding at the prefill worker until the first token
-    predictions: list[Prediction] = field(default_factory=list)  # blocks that the attempt leaves in pools
-    is_unproven: bool = False  # sent, and has not got on
+    predictions: list[Prediction] = field(default_factory=list)  # blocks expected in pools because of this attempt
+    is_unproven: bool = False  # sent, without progress so far
     is_past_prefill: bool = False  # the prefill worker has let go
     is_lost: bool = False  # no worker has the attempt
-    started_s: float = 0.0  # sent to its workers
-    asked_s: float = 0.0  # a worker was asked for it
-    found_s: float = 0.0  # a worker said that it has it
+    started_s: float = 0.0  # time of the send
+    asked_s: float = 0.0  # last inquiry to a worker
+    found_s: float = 0.0  # last reply by which a worker has the attempt
     gap_since_s: float = 0.0
     _early: dict[int, tuple[OutputToken, int]] = field(default_factory=dict)  # by output index
 
@@ -40,32 +40,32 @@ class Attempt:
         return self.route is not None and not self.route.is_local
 
     def gets_on(self, num_outputs: int) -> bool:
-        """Tell whether just now the attempt passed what ended the attempt before; true once."""
+        """Tell whether output `num_outputs` is the proof of progress; true once an attempt."""
         return num_outputs == self.first_index + PROVING_TOKENS
 
     def decode_has_spoken(self, num_outputs: int) -> bool:
-        """Tell whether a decode step made a token of this attempt, and no token before is missing."""
+        """Tell whether a decode step made a token of this attempt, and no earlier token is missing."""
         return num_outputs > self.first_index + self.is_split
 
     def hold(self, output_index: int, token: OutputToken, finish_reason: int, now_s: float) -> None:
-        """Keep a token that came before its predecessors."""
+        """Keep a token received before earlier tokens."""
         if not self._early:
             self.gap_since_s = now_s
         self._early.setdefault(output_index, (token, finish_reason))
 
     def pop(self, output_index: int) -> tuple[OutputToken, int] | None:
-        """Return token and finish reason of a held output, once its predecessors are here."""
+        """Return token and finish reason of a held output, once all earlier tokens are here."""
         return self._early.pop(output_index, None) if self._early else None
 
 
 @dataclass(slots=True)
 class Failures:
-    """Attempts that failed since the completion last got on, and what the next attempt avoids."""
+    """Failed attempts since the last progress of the completion."""
 
     num_counted: int = 0  # at most router.max_attempts
-    num_crashes: int = 0  # of these, by the death of a worker
+    num_crashes: int = 0  # counted failures by the death of a worker
     num_returns: int = 0  # by no fault of the completion
 
     def forget(self) -> None:
-        """Start anew: the completion got on, so earlier failures were not its fault, or are over."""
+        """Start anew: after progress, earlier failures were not the completion's fault or are over."""
         self.num_counted = self.num_crashes = self.num_returns = 0

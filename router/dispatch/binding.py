@@ -1,8 +1,8 @@
-"""Which completion goes to which workers next: late binding, by turn, and what is short ahead of its turn.
+"""Late binding of completions to workers: by turn, and short prompts ahead of turn.
 
-Where there are several pools of KV blocks and those that have the beginning of whose turn it is are busy, others pass
-whose beginning is where there is room: nothing is computed twice for want of a place. Nobody is passed by more than so
-many tokens.
+With several pools of KV blocks, the pools holding the first completion's prefix may be busy. Other completions then
+pass, if their prefix is in a pool with room. So no prefix is computed twice for want of a place. A completion is passed
+by at most MOST_PASSING_TOKENS computed tokens.
 """
 
 from collections.abc import Iterator
@@ -18,21 +18,23 @@ from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
 
 MAX_TRIED = 8
-"""Short prompts that are tried ahead of their turn when the shortest finds no worker."""
+"""Short prompts tried ahead of turn when the shortest finds no worker."""
 MAX_LOOKED_AT, MOST_LOOKED_AT = 16, 32_768
-"""Prompts in the queue, and their tokens, for who may pass: as long as that takes streams wait."""
+"""Prompts, and tokens of prompts, searched for a passing completion: the search delays all streams."""
 WASTED_TOKENS = 512
-"""That are computed again where there is room, so that others are looked for; and that these find there."""
+"""Tokens computed again, above which others may pass; also the least prefix of a passing completion."""
 MOST_PASSING_TOKENS = 32_768
-"""Computed of those that pass one prompt: four full steps."""
+"""Computed tokens of all completions passing a prompt: four full steps."""
 
 
 def starts(queue: WaitingQueue, pool: WorkerPool) -> Iterator[tuple[Completion, Route]]:
-    """What some pair of workers has room for; each is to be taken from the queue and assigned before the next is asked.
+    """Yield completions for pairs of workers with room.
 
-    What no pair with room takes, being too long for it, lets others pass, and so does what would be computed again
-    there (see `_passing`). For a trial all wait, so that some pair comes to have nothing that has not got on; then only
-    what could use that one waits.
+    The caller takes each completion from the queue and assigns the route before asking for the next.
+
+    Others may go ahead of a completion too long for every pair with room. Others also pass a completion whose prefix
+    would be computed again (see `_passing`). A trial holds back every start until some pair has no unproven attempt.
+    During a trial, only completions needing the tried pair wait.
     """
     refused: list[Demand] = []
     for completion in queue.by_turn():
@@ -57,9 +59,9 @@ def starts(queue: WaitingQueue, pool: WorkerPool) -> Iterator[tuple[Completion, 
 
 
 def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:
-    """Who passes one whose turn it is: behind it in its order, and nowhere is more of it than where there is room.
+    """Return a completion of equal priority to pass `first`, and a route where no cached prefix goes to waste.
 
-    None where `first` itself finds enough there, or has let enough pass.
+    Return None if `first` itself finds enough of the prefix on `route`, or has let enough tokens pass.
     """
     is_patient = first.num_passing < MOST_PASSING_TOKENS and not first.is_suspect
     if not is_patient or route.num_wasted <= WASTED_TOKENS:
@@ -88,7 +90,10 @@ def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | 
 
 
 def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> PrefillRequest:
-    """What its prefill worker is sent: what it has put out so far is part of the prompt, what is known is not asked."""
+    """Make the message for the prefill worker.
+
+    Outputs so far become part of the prompt. Log-probabilities already known are not asked for again.
+    """
     log = completion.prompt_log
     return PrefillRequest(
         request_id=completion.request_id,
@@ -112,7 +117,7 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
 
 
 def decode_request(request: PrefillRequest) -> DecodeRequest:
-    """Return what the decode worker is sent ahead of a prompt that a prefill worker computes."""
+    """Make the message for the decode worker, sent ahead of a prompt computed by a prefill worker."""
     return DecodeRequest(
         request_id=request.request_id,
         attempt=request.attempt,
@@ -125,5 +130,5 @@ def decode_request(request: PrefillRequest) -> DecodeRequest:
 
 
 def client_id(client: str) -> int:
-    """Return the number by which workers know a client; 0 for clients that do not say who they are."""
+    """Return the number by which workers know a client; 0 for anonymous clients."""
     return int.from_bytes(blake2b(client.encode(), digest_size=8).digest()) >> 1 if client else 0

@@ -1,17 +1,22 @@
-"""What the way of a completion was, told when it is over: in the log, and to a client that asks for it."""
+"""Summary of an ended completion: written to the log, and sent to clients on request."""
 
 import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from heapq import heappush, heapreplace, nlargest
+from typing import NamedTuple
 
+from common.base.json_file import JsonObject
 from router.base.shapes import ChoiceTiming
-from router.dispatch.journey import End
-from router.dispatch.phases import Phase
+from router.dispatch.journey import End, Phase
 from router.dispatch.request_state import Completion, State
 
 logger = logging.getLogger(__name__)
 
 
 def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None:
-    """Write one down that has just ended, while its workers are known; sizes and times, never text."""
+    """Log a completion just after the end, while the route is known: sizes and times, never text."""
     timing = completion.timing = timing_of(completion, now_s)
     told = {
         "request_id": completion.request_id,
@@ -30,7 +35,7 @@ def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None
 
 
 def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:
-    """Tell where the time of a completion went, until now if it is under way."""
+    """Tell where the time of a completion went, until now if the completion is running."""
     seconds, route = completion.phases.until(now_s), completion.attempt.route
     ttft_s = completion.first_token_s - completion.submitted_s if completion.first_token_s else None
     return {
@@ -74,3 +79,67 @@ def _num_expected(completion: Completion) -> int:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
+
+
+PERIOD_S = 30.0
+NUM_PERIODS = 10
+NUM_TOLD = 8
+
+
+class _Ended(NamedTuple):
+    took_s: float
+    number: int  # breaks ties
+    told: JsonObject
+
+
+class Slowest:
+    """The slowest completions of the last five minutes, kept by period."""
+
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._periods: deque[tuple[float, list[_Ended]]] = deque(maxlen=NUM_PERIODS)
+        self._number = 0
+
+    def note(self, completion: Completion, now_s: float) -> None:
+        """Record an ended completion, if among the slowest of the period."""
+        if not self._periods or now_s - self._periods[-1][0] >= PERIOD_S:
+            self._periods.append((now_s, []))
+        heap = self._periods[-1][1]
+        took_s = now_s - completion.submitted_s
+        if len(heap) == NUM_TOLD and took_s <= heap[0].took_s:
+            return
+        self._number += 1
+        ended = _Ended(took_s, self._number, told_of(completion, now_s) | {"ended_s": round(self._wall_clock(), 1)})
+        if len(heap) < NUM_TOLD:
+            heappush(heap, ended)
+        else:
+            heapreplace(heap, ended)
+
+    def report(self, now_s: float) -> list[JsonObject]:
+        """Return the slowest completions, longest first."""
+        since_s = now_s - NUM_PERIODS * PERIOD_S
+        recent = [ended for begun_s, heap in self._periods if begun_s >= since_s for ended in heap]
+        return [ended.told for ended in nlargest(NUM_TOLD, recent)]
+
+
+def told_of(completion: Completion, now_s: float) -> JsonObject:
+    """Return sizes, times and workers of a completion, running or ended."""
+    timing, phase = completion.timing or timing_of(completion, now_s), completion.phases.current
+    return {
+        "id": completion.request_id,
+        "phase": phase.value if phase else None,
+        "outcome": completion.finish_reason or (completion.state.value if completion.is_terminal else None),
+        "prompt_tokens": len(completion.prompt_ids),
+        "output_tokens": len(completion.outputs),
+        "most_tokens": completion.sampling.max_tokens,
+        "attempts": timing["attempts"],
+        "queued_ms": timing["queued_ms"],
+        "prefill_ms": timing["prefill_ms"],
+        "handoff_ms": timing["handoff_ms"],
+        "decode_ms": timing["decode_ms"],
+        "ttft_ms": timing["ttft_ms"],
+        "e2e_ms": timing["e2e_ms"],
+        "cached_tokens": timing["cached_tokens"],
+        "prefill_worker": timing["prefill_worker"],
+        "decode_worker": timing["decode_worker"],
+    }

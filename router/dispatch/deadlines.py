@@ -1,4 +1,4 @@
-"""When waiting has lasted too long: pure functions of one completion and the time.
+"""Limits of waiting, as pure functions of a completion and the time.
 
 Nothing hangs: a completion is queued, at workers with a deadline, or stalled, and each has a limit.
 """
@@ -11,7 +11,7 @@ from router.dispatch.request_state import Completion, State
 
 
 def overdue(completion: Completion, now_s: float, limits: RouterSection) -> RequestError | None:
-    """The error of a completion that has taken longer than a request may."""
+    """Return the error of a completion older than `request_timeout_s`, or None."""
     if now_s - completion.submitted_s <= limits.request_timeout_s:
         return None
     return RequestError(
@@ -25,10 +25,10 @@ def overdue(completion: Completion, now_s: float, limits: RouterSection) -> Requ
 def unserved(
     completion: Completion, now_s: float, limits: RouterSection, longest: int, missing: Sequence[str]
 ) -> RequestError | None:
-    """The error of a completion queued for too long while no worker takes it.
+    """Return the error of a completion queued for too long without a worker to take it, or None.
 
     Args:
-        longest: tokens of the longest that some worker takes; 0 when no pair of workers is usable.
+        longest: most tokens of a completion for some worker; 0 when no pair of workers is usable.
     """
     waited_s = now_s - max(completion.queued_s, completion.untakable_since_s)
     if waited_s < limits.worker_wait_s:
@@ -50,9 +50,9 @@ def unserved(
 
 
 def stall(completion: Completion, now_s: float, net: NetSection) -> str:
-    """Why a completion at healthy workers will get nowhere: a message was lost; empty when it moves.
+    """Tell why a completion at healthy workers is stuck, because a message was lost; empty when all is well.
 
-    Prompts may wait for long, as long as some worker says that it has them (see `inquiries`).
+    A prompt may wait as long as some worker confirms that the prompt is there (see `inquiries`).
     """
     gap_s = now_s - completion.attempt.gap_since_s
     if completion.attempt.has_gap and gap_s > net.worker_timeout_s:

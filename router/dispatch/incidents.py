@@ -1,6 +1,6 @@
-"""What went wrong lately, for whoever looks: bounded, and without a word of any prompt.
+"""Recent failures and changes for operators: bounded, and without a word of any prompt.
 
-What happens to hundreds at once is one entry with a number.
+An event at hundreds of completions is a single entry with a count.
 """
 
 import time
@@ -11,31 +11,31 @@ from enum import Enum
 
 NUM_KEPT = 60
 NUM_ALIKE = 8
-"""Of the latest, among which one that says the same is looked for."""
+"""Latest entries searched for an equal text."""
 MAX_CHARS = 300
 
 
 class Kind(Enum):
     REPLAY = "replay"  # a completion is started again
     FAILED = "failed"  # a completion's client got an error
-    LOST = "lost"  # a worker or memory server, or the way between two
+    LOST = "lost"  # a worker, a memory server, or the KV path between two
     LEFT = "left"  # a worker or memory server, in order
     JOINED = "joined"
-    CHANGED = "changed"  # a worker gives way to one of the other role
+    CHANGED = "changed"  # a worker gives way to a worker of the other role
 
 
 @dataclass(slots=True)
 class Incident:
-    """So many of a kind that say the same."""
+    """Incidents with equal kind and text."""
 
     kind: Kind
     text: str
-    at_s: float  # wall clock, of the last one
+    at_s: float  # wall clock of the latest
     num: int = 1
 
 
 class Incidents:
-    """The latest, oldest first."""
+    """The latest incidents, oldest first."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class Incidents:
         return iter(self._kept)
 
     def note(self, kind: Kind, text: str) -> None:
-        """Something happened; `text` is ours or a worker's, never a client's."""
+        """Record an incident; `text` comes from the router or a worker, never from a client."""
         text, now_s = text[:MAX_CHARS], self._clock()
         for incident in list(self._kept)[-NUM_ALIKE:]:
             if (incident.kind, incident.text) == (kind, text):

@@ -1,8 +1,8 @@
-"""Asking workers about requests of which nothing was heard: a long queue or prompt is told from a loss.
+"""Inquiries about silent requests: answers distinguish a long queue or prompt from a lost message.
 
-Every attempt is owned by one worker: by the prefill worker until the decode worker has received its offer, then by the
-decode worker. So the prefill worker is asked first, then the decode worker. An answer follows everything that the
-worker said before on the connection. If both answer no, a message was lost.
+Every attempt is owned by a single worker: by the prefill worker until the decode worker has received its offer, then by
+the decode worker. So the prefill worker is asked first, then the decode worker. An answer follows every earlier message
+of the worker on the connection. If both answer no, a message was lost.
 """
 
 import time
@@ -17,21 +17,21 @@ from router.dispatch.request_state import Completion, State
 from router.placement.member import Member
 
 BEATS = 2
-"""Silence after which to ask, in heartbeats: of a dead worker it tells as well, as the question cannot be sent."""
+"""Silence before an inquiry, in heartbeats; an undeliverable inquiry also reveals a dead worker."""
 
 
 Find = Callable[[str], Completion | None]
-"""Returns the completion of a request id, until it has ended."""
+"""Returns the completion of a request id, until the completion has ended."""
 
 
 class Inquiries:
-    """Asks, and notes in each completion whether a worker has it; `deadlines.stall` says what follows."""
+    """Asks, and notes in each completion whether a worker has the attempt; `deadlines.stall` draws the conclusion."""
 
     def __init__(self, net: NetSection, send: Send, find: Find, clock: Callable[[], float] = time.monotonic) -> None:
         self._net, self._send, self._find, self._clock = net, send, find, clock
 
     def ask(self, completions: Iterable[Completion]) -> None:
-        """Ask about those of which nothing was heard for a while; call a few times a second."""
+        """Ask about completions without news for a while; call a few times a second."""
         now_s, quiet = self._clock(), defaultdict[Member, list[Completion]](list)
         for completion in completions:
             heard_s = max(completion.attempt.started_s, completion.last_token_s, completion.attempt.asked_s)
@@ -43,7 +43,7 @@ class Inquiries:
             self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt.number for completion in asked)))
 
     def on_reply(self, reply: InquiryReply) -> None:
-        """Note which attempts a worker has, and which it has not."""
+        """Note which attempts a worker has, and which are missing."""
         attempts = unpack_ids(reply.attempts)
         for request_id, attempt, is_here in zip(reply.request_ids, attempts, reply.are_here, strict=True):
             completion = self._find(request_id)
@@ -61,7 +61,7 @@ class Inquiries:
 
 
 def _owner(completion: Completion) -> Member | None:
-    """The worker that owns the request, as far as the router knows; None while it is queued and when it has ended."""
+    """Return the worker that owns the request, as far as the router knows; None while queued and after the end."""
     if completion.attempt.route is None:
         return None
     is_prefilling = completion.state is State.PREFILLING and not completion.attempt.is_past_prefill

@@ -1,43 +1,75 @@
-"""Where a completion was and when, told as it happens to those who watch; without any there is no journey."""
+"""Reports about the phases of a completion, sent to watchers; a completion without watchers has no journey."""
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from common.base.json_file import Json
-from router.dispatch.phases import Phase
 from router.placement.route import Route
 
 
-class Arrival(NamedTuple):
-    """How an HTTP request came in; seconds of the dispatcher's clock, 0 for what was not noted."""
+class Phase(Enum):
+    QUEUED = "queued"  # no worker has the completion yet
+    PREFILL = "prefill"  # sent to a worker: until the first token of an attempt
+    HANDOFF = "handoff"  # until a decode step has made the next token
+    DECODE = "decode"
 
-    received_s: float = 0.0  # it began to
-    body_s: float = 0.0  # its body was here
-    read_s: float = 0.0  # its prompts were tokens
+
+class PhaseTimes:
+    """Seconds in each phase over all attempts; a replayed completion is queued again and repeats the phases."""
+
+    __slots__ = ("current", "seconds", "since_s")
+
+    def __init__(self) -> None:
+        self.current: Phase | None = None  # None before the first, and after the last
+        self.since_s = 0.0
+        self.seconds: dict[Phase, float] = {}
+
+    def until(self, now_s: float) -> dict[Phase, float]:
+        """Return the seconds in each phase, including the current phase until `now_s`."""
+        if self.current is None:
+            return self.seconds
+        return self.seconds | {self.current: self.seconds.get(self.current, 0.0) + now_s - self.since_s}
+
+    def enter(self, phase: Phase | None, now_s: float) -> float:
+        """Go to the next phase, or to none; return the seconds since the last phase began."""
+        passed_s = now_s - self.since_s
+        if self.current is not None:
+            self.seconds[self.current] = self.seconds.get(self.current, 0.0) + passed_s
+        self.current, self.since_s = phase, now_s
+        return passed_s
+
+
+class Arrival(NamedTuple):
+    """Times at which an HTTP request came in; seconds of the dispatcher's clock, 0 if not noted."""
+
+    received_s: float = 0.0  # first byte
+    body_s: float = 0.0  # whole body
+    read_s: float = 0.0  # prompts as tokens
 
 
 UNNOTED = Arrival()
 
 
 class Leg(NamedTuple):
-    """The stay in one phase of an attempt."""
+    """The stay in a phase of an attempt."""
 
     phase: Phase
     begin_s: float
     attempt: int
-    route: Route | None  # none in the queue
+    route: Route | None  # None in the queue
 
 
 class End(NamedTuple):
-    """How it ended. `facts` are those of the log: sizes, times and names, never text."""
+    """The end of a completion. `facts` are those of the log: sizes, times and names, never text."""
 
     now_s: float
-    last_token_s: float  # 0 if there was none
+    last_token_s: float  # 0 without a token
     facts: Mapping[str, Json]
 
 
 class Watcher(Protocol):
-    """Who is told of one completion."""
+    """A listener to the phases of a completion."""
 
     def left(self, leg: Leg, end_s: float) -> None: ...
 
@@ -45,16 +77,16 @@ class Watcher(Protocol):
 
 
 Watch = Callable[[int], Watcher | None]
-"""Of a choice of an HTTP request, by its index."""
+"""Returns the watcher of a choice of an HTTP request, by index."""
 
 
 def no_watch(index: int) -> Watcher | None:
-    """Nobody."""
+    """Return None: no watcher for any choice."""
     return None
 
 
 class Journey:
-    """Of one completion."""
+    """Reports the phases of a completion to watchers."""
 
     __slots__ = ("_leg", "_watchers")
 
@@ -63,7 +95,7 @@ class Journey:
         self._leg: Leg | None = None
 
     def enter(self, phase: Phase, now_s: float, attempt: int, route: Route | None) -> None:
-        """It goes from one phase to the next."""
+        """Leave the current phase and begin `phase`."""
         self._leave(now_s)
         self._leg = Leg(phase, now_s, attempt, route)
 

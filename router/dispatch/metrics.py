@@ -1,8 +1,8 @@
-"""What the router counts and times, in a registry of its own, and how it is told to Prometheus.
+"""Counters and timings of the router, in a registry apart, and the export to Prometheus.
 
-Counters and histograms are fed as things happen; what is there now is read when somebody scrapes (`fleet_metrics`).
-What every token feeds is plain numbers until then: the library's own take a lock each, and thousands of tokens pass a
-second. No label ever carries text that a client chose.
+Counters and histograms are fed as things happen; the present state is read at each scrape (`fleet_metrics`). Values fed
+by every token are plain numbers until a scrape, because the library's counters take a lock for each update. Thousands
+of tokens pass a second. No label ever carries text chosen by a client.
 """
 
 from bisect import bisect_left
@@ -18,10 +18,10 @@ from prometheus_client.registry import Collector
 from common.base.errors import ErrorCode, RequestError
 from common.base.version import VERSION
 from router.base.exposition import number
+from router.dispatch.completion_summary import Slowest
 from router.dispatch.incidents import Incidents, Kind
-from router.dispatch.phases import Phase
+from router.dispatch.journey import Phase
 from router.dispatch.request_state import Completion, State
-from router.dispatch.slowest import Slowest
 from router.dispatch.vllm_names import aliases
 from router.text.model_info import ModelInfo
 from router.text.text_cache import TextCounts
@@ -38,7 +38,7 @@ PHASE_BOUNDS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
     40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
-"""These three have every bound that vLLM's have, and more below, so that its dashboards read them."""
+"""The three bounds above include all of vLLM's, so vLLM's dashboards read the histograms."""
 HANDOFF_BOUNDS_S = PHASE_BOUNDS_S[:17]
 TOKEN_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 OUTCOMES = ("stop", "length", "failed", "aborted", "rejected")
@@ -47,14 +47,14 @@ HANDOFF_LOST = ErrorCode.HANDOFF_LOST.name.lower()
 
 
 class Metrics:
-    """What happens to completions."""
+    """Counters and histograms of completions."""
 
     def __init__(self, incidents: Incidents | None = None) -> None:
         self.registry = CollectorRegistry()
         self.incidents = incidents or Incidents()
         self.slowest = Slowest()
         self.num_failed = self.num_refused = 0
-        self._counted = WeakSet[RequestError]()  # of completions that failed, while somebody tells their clients
+        self._counted = WeakSet[RequestError]()  # errors of failed completions, until clients are told
         self.tokens, self.num_in = _Tokens(), Tally[Phase]()
         self.registry.register(self.tokens)
         self.registry.register(_Phases(self.num_in))
@@ -116,7 +116,7 @@ class Metrics:
     # --- as things happen -----------------------------------------------------------------------
 
     def entered(self, completion: Completion, phase: Phase, now_s: float) -> None:
-        """It goes from one phase to the next."""
+        """Count the move of a completion to the next phase."""
         before = completion.phases.current
         passed_s = completion.enter(phase, now_s)
         if before is not None:
@@ -124,12 +124,10 @@ class Metrics:
         self.num_in[phase] += 1
         if before is Phase.HANDOFF and phase is Phase.DECODE:
             self.handoff_s.labels(completion.attempt.transport).observe(passed_s)
-            self.handoff_failures.labels(
-                completion.attempt.transport
-            )  # is there from the beginning, to be seen to rise
+            self.handoff_failures.labels(completion.attempt.transport)  # exists from now on, so a rise shows
 
     def token_arrived(self, completion: Completion, now_s: float) -> None:
-        """Time one token, in order, and note when it came."""
+        """Time a token, in order, and note the arrival."""
         self.tokens.num_generated += 1
         if completion.first_token_s:
             self.tokens.note_gap(now_s - completion.last_token_s)
@@ -141,20 +139,20 @@ class Metrics:
             completion.attempt.route.decode.num_outputs += 1
 
     def refused(self, error: RequestError) -> None:
-        """Count an HTTP request whose answer is an error; that of a completion is counted where this failed."""
+        """Count an HTTP request answered with an error; a failed completion's error was counted at the failure."""
         if error not in self._counted:
             self.num_refused += 1
             self.refusals.labels(error.code).inc()
 
     def replayed(self, completion: Completion, kind: str, reason: str) -> None:
-        """Its attempt is given up, and another begins."""
+        """Count an attempt given up for another."""
         self.replays.labels(kind).inc()
         self.incidents.note(Kind.REPLAY, reason)
         if kind == HANDOFF_LOST:
             self.handoff_failures.labels(completion.attempt.transport).inc()
 
     def ended(self, completion: Completion, now_s: float, error: RequestError | None = None) -> None:
-        """Count one completion in a terminal state."""
+        """Count a completion in a terminal state."""
         self.requests.labels(completion.finish_reason or completion.state.value).inc()
         phase = completion.phases.current
         completion.phases.enter(None, now_s)
@@ -166,7 +164,7 @@ class Metrics:
             self._counted.add(error)
             self.num_failed += 1
             self.failures.labels(error.code).inc()
-            is_ours = error.status >= 500  # of others the message may say what a client sent
+            is_ours = error.status >= 500  # below 500 the message may quote the client
             self.incidents.note(Kind.FAILED, f"{error.code}: {error.message}" if is_ours else error.code)
         elif phase is not None:
             self.aborts.labels(phase.value).inc()
@@ -185,26 +183,26 @@ class Metrics:
             if len(completion.outputs) > 1:
                 self.tpot_s.observe(output_s / (len(completion.outputs) - 1))
 
-    # --- as somebody asks -----------------------------------------------------------------------
+    # --- at a scrape ----------------------------------------------------------------------------
 
     def describe(self, info: ModelInfo) -> None:
-        """Add what is served, by which program."""
+        """Register the families about the model and the program's version."""
         self._model_name = info.name
         self.registry.register(_Description(info))
 
     def observe_texts(self, counts: Callable[[], TextCounts]) -> None:
-        """Add what became of texts."""
+        """Register the families about the text cache."""
         self.registry.register(_TextCollector(counts))
 
     def families(self) -> Iterator[Metric]:
-        """All there is to tell, vLLM's names included, each as it is when it is asked for."""
+        """Yield all families with present values, each followed by copies under vLLM's names."""
         for family in self.registry.collect():
             yield family
             yield from aliases(family, self._model_name)
 
 
 class _Tokens(Collector):
-    """What every token feeds; only the event loop does."""
+    """Values fed by every token, from the event loop only."""
 
     def __init__(self) -> None:
         self.num_generated = 0
@@ -212,7 +210,7 @@ class _Tokens(Collector):
         self._sum_s = 0.0
 
     def note_gap(self, gap_s: float) -> None:
-        """Time from one token to the next of its completion."""
+        """Count the time between two tokens of a completion."""
         self.num_gaps[bisect_left(ITL_BOUNDS_S, gap_s)] += 1
         self._sum_s += gap_s
 
@@ -224,7 +222,7 @@ class _Tokens(Collector):
 
 
 def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """What a family of histograms wants, of counts by bucket, the last without a bound."""
+    """Return cumulative buckets for a histogram family; `counts` are by bucket, the last without a bound."""
     names = [*map(number, map(float, bounds)), "+Inf"]
     return list(zip(names, map(float, accumulate(counts)), strict=True))
 

@@ -1,7 +1,7 @@
-"""The state of one completion, and the mailbox in which its HTTP response finds what is ready.
+"""The state of a completion, and the mailbox between the dispatcher and the HTTP response.
 
-Invariant: a completion reaches exactly one terminal state, once. Its token log (prompt and outputs)
-is complete at any moment, so that it can be started again anywhere.
+Invariant: a completion reaches exactly one terminal state, once. The token log (prompt and outputs) is complete at any
+moment, so any worker can start the completion again.
 """
 
 import asyncio
@@ -17,8 +17,7 @@ from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
 from router.base.shapes import ChoiceTiming
 from router.dispatch.attempt import Attempt, Failures
-from router.dispatch.journey import Journey
-from router.dispatch.phases import Phase, PhaseTimes
+from router.dispatch.journey import Journey, Phase, PhaseTimes
 from router.placement.member import Member
 from router.placement.route import Demand
 from router.placement.text_keys import TextKeys
@@ -30,21 +29,21 @@ ID_PREFIX = "cmpl-"
 
 
 def new_response_id() -> str:
-    """Make the id of one HTTP response; its completions add `-<choice>`."""
+    """Make the id of an HTTP response; its completions add `-<choice>`."""
     return f"{ID_PREFIX}{secrets.token_hex(8)}"
 
 
 class State(Enum):
     QUEUED = "queued"
     PREFILLING = "prefilling"  # sent; includes the handoff
-    DECODING = "decoding"  # the decode worker has produced a token: it needs nobody else any more
+    DECODING = "decoding"  # the decode worker has made a token, and needs no other worker
     FINISHED = "finished"
     FAILED = "failed"
     ABORTED = "aborted"
 
 
 CRASHES_BEFORE_TRIAL = 2
-"""Trials of all that a worker had, one after the other, would take longer than replays of all together."""
+"""Deaths before a trial: trying each completion of a dead worker alone would take longer than replays together."""
 
 TERMINAL = frozenset({State.FINISHED, State.FAILED, State.ABORTED})
 NEXT = {
@@ -55,17 +54,17 @@ NEXT = {
 
 
 class Delivery(NamedTuple):
-    """News of one completion for its HTTP response; the last one has a finish reason or an error."""
+    """News of a completion for its HTTP response; the last has a finish reason or an error."""
 
     choice: int
     text: str
-    num_outputs: int = 0  # tokens up to and with this one
+    num_outputs: int = 0  # outputs up to and including this delivery
     finish_reason: str | None = None
     error: RequestError | None = None
 
 
 class Mailbox:
-    """Deliveries of all completions of one HTTP request, in order; one reader."""
+    """Deliveries of all completions of an HTTP request, in order, for a single reader."""
 
     def __init__(self) -> None:
         self._deliveries: list[Delivery] = []
@@ -77,7 +76,7 @@ class Mailbox:
             self._waiting.set_result(None)
 
     async def take(self) -> list[Delivery]:
-        """Everything that has arrived since the last call; waits for the first."""
+        """Return everything that has arrived since the last call; wait for the first delivery."""
         if not self._deliveries:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
@@ -87,7 +86,7 @@ class Mailbox:
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """One choice of one HTTP request: a prompt, its token log and where it stands.
+    """A choice of an HTTP request: a prompt, a token log and a state.
 
     `index` is the choice's index in the response. All times are seconds of the dispatcher's clock.
     """
@@ -98,35 +97,35 @@ class Completion:
     sampling: SamplingParams
     text: TextStream
     mailbox: Mailbox
-    client: str = ""  # between whom the queue is fair; "" is whoever does not say
-    client_request_id: str = ""  # for the log; may be anything, and anybody's
+    client: str = ""  # the queue is fair between clients; "" is every anonymous client
+    client_request_id: str = ""  # for the log; may be anything, and need not be unique
     priority: int = 0  # lower is earlier, before everything else
-    texts: tuple[TextKeys, ...] = ()  # keys of its prompt, where it makes a difference in which pool blocks are
-    salt: bytes = b""  # KV of its prompt is shared with prompts of the same one alone
-    stop_token_ids: tuple[int, ...] = ()  # of those in `sampling` what the client named: the end of the text is not
-    include_stop: bool = False  # what ends the text is part of it
-    turn: int = 0  # its place among completions of one priority
-    number: int = -1  # of all that were ever queued
+    texts: tuple[TextKeys, ...] = ()  # block keys of the tokens, made if placement depends on keys
+    salt: bytes = b""  # KV of the prompt is shared only among prompts of equal salt
+    stop_token_ids: tuple[int, ...] = ()  # the client's own; those in `sampling` include the model's end of text
+    include_stop: bool = False  # the text includes the stop string or stop token
+    turn: int = 0  # place among completions of a priority
+    number: int = -1  # of all ever queued
     state: State = State.QUEUED
     outputs: list[int] = field(default_factory=list)
     logprobs: LogprobLog | None = None  # of the outputs, if asked for
-    prompt_log: PromptLog | None = None  # how likely the prompt's tokens were, if asked for
-    echo: str = ""  # the prompt's text, if it stands before the outputs
-    prompt_only: bool = False  # no output is wanted: the one that ends the prompt's computation is dropped
+    prompt_log: PromptLog | None = None  # log-probabilities of the prompt, if asked for
+    echo: str = ""  # the prompt's text, if the reply begins with the prompt
+    prompt_only: bool = False  # the client wants no output: the token that ends the prompt's computation is dropped
     attempt: Attempt = field(default_factory=Attempt)
     failures: Failures = field(default_factory=Failures)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     avoided: Member | None = None  # gave the last attempt back
-    takes_trip: bool = False  # a decode worker gave it back, as too little of it was there
-    num_passing: int = 0  # tokens computed of those that passed it, as their beginnings were where there was room
-    num_cached: int = 0  # of its prompt, tokens that need not be computed for its first output
+    takes_trip: bool = False  # a decode worker gave the prompt back, because too little was cached there
+    num_passing: int = 0  # computed tokens of passing completions (see `binding`)
+    num_cached: int = 0  # prompt tokens not computed for the first output
     finish_reason: str = ""
-    journey: Journey | None = None  # if somebody watches
-    timing: ChoiceTiming | None = None  # once it is over, if a worker was to compute it
+    journey: Journey | None = None  # None without watchers
+    timing: ChoiceTiming | None = None  # once the completion is over, if a worker was to compute it
     received_s: float = 0.0  # the request began to come in
     submitted_s: float = 0.0
     queued_s: float = 0.0
-    untakable_since_s: float = 0.0  # no worker takes it, busy or not; 0 when one does
+    untakable_since_s: float = 0.0  # no worker takes the completion, busy or not; 0 when some worker does
     first_token_s: float = 0.0
     last_token_s: float = 0.0
 
@@ -141,22 +140,22 @@ class Completion:
 
     @property
     def max_total_tokens(self) -> int:
-        """Prompt and the most outputs it may have."""
+        """Prompt tokens plus the most outputs."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
     @property
     def is_suspect(self) -> bool:
-        """Workers died with it so often that its next attempt must show whose fault it was."""
+        """True after so many deaths of workers that the next attempt must be a trial."""
         return self.failures.num_crashes >= CRASHES_BEFORE_TRIAL
 
     @property
     def may_be_handed_over(self) -> bool:
-        """Whether a prefill worker computes its prompt, and outputs may follow the first of this attempt."""
+        """True if a prefill worker computes the prompt, and outputs may follow the first of this attempt."""
         has_more = self.attempt.first_index + 1 < self.sampling.max_tokens
         return self.attempt.is_split and not self.prompt_only and has_more
 
     def is_handed_over_by(self, worker: Member) -> bool:
-        """Whether that prefill worker has offered the blocks: the memory server has that offer, whoever dies."""
+        """Tell whether `worker` has offered the prompt's blocks; the memory server keeps the offer after any death."""
         route = self.attempt.route
         if route is None or route.is_local or worker is not route.prefill:
             return False
@@ -164,30 +163,30 @@ class Completion:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The client's stop string or stop token that ended it; None if something else did."""
+        """The client's stop string or stop token at the end of the text; None after another end."""
         if self.text.stop:
             return self.text.stop
         ends_it = self.finish_reason == "stop" and bool(self.outputs) and self.outputs[-1] in self.stop_token_ids
         return self.outputs[-1] if ends_it else None
 
     def tokens_from(self, begin: int) -> list[int]:
-        """Prompt and outputs behind the first `begin` of these tokens."""
+        """Return prompt and outputs without the first `begin` tokens."""
         return [*self.prompt_ids[begin:], *self.outputs[max(0, begin - len(self.prompt_ids)) :]]
 
     def demand(self) -> Demand:
-        """What the next attempt asks of workers."""
+        """Return the requirements of the next attempt."""
         looked_up = self.texts if self.prompt_log is None or self.prompt_log.is_complete else ()
         return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, looked_up, self.takes_trip)
 
     def note_takers(self, longest: int, now_s: float) -> None:
-        """Some worker takes `longest` tokens, none takes more."""
+        """Note since when no worker takes the completion; `longest` is the most tokens that a worker takes."""
         if self.max_total_tokens <= longest:
             self.untakable_since_s = 0.0
         elif not self.untakable_since_s:
             self.untakable_since_s = now_s
 
     def takes(self, token: OutputToken, vocab_size: int) -> bool:
-        """Whether it can be the next output: a token of the model, with what was asked about it."""
+        """Tell whether `token` can be the next output: a token of the model, with the log-probabilities asked for."""
         if not 0 <= token.token_id < vocab_size:
             return False
         told = token.logprobs
@@ -196,7 +195,7 @@ class Completion:
         return told.token_ids[0] == token.token_id and max(told.token_ids) < vocab_size
 
     def log(self, token: OutputToken) -> None:
-        """Append to the outputs a token that it takes."""
+        """Append a token for which `takes` is true to the outputs."""
         self.outputs.append(token.token_id)
         if self.logprobs is not None:
             self.logprobs.push(token)
@@ -207,13 +206,13 @@ class Completion:
         self.state = state
 
     def enter(self, phase: Phase, now_s: float) -> float:
-        """Go to the next phase; returns the seconds since the last one began."""
+        """Go to the next phase; return the seconds since the last phase began."""
         if self.journey is not None:
             self.journey.enter(phase, now_s, self.attempt.number, self.attempt.route)
         return self.phases.enter(phase, now_s)
 
     def already_finished(self) -> str:
-        """The finish reason that the token log itself shows, or an empty string."""
+        """Return the finish reason by the token log alone, or an empty string."""
         if self.outputs and self.outputs[-1] in self.sampling.stop_token_ids:
             return FINISH_REASONS[FinishReason.STOP]
         if len(self.outputs) >= self.sampling.max_tokens:

@@ -1,10 +1,10 @@
-"""Whose fault it was when an attempt failed, so that a request that kills workers ends, and no other with it.
+"""Blame for failed attempts: a request that kills workers ends, and no other request with it.
 
-A worker's death does not tell its cause. So all that it had is replayed at once, as most workers die of
-something else; what had not got on there yet is more likely to be at fault. Who is blamed for a second
-death is a suspect, and tried: from its start until it gets on, its workers have nobody else who has not,
-so if one dies, that was the cause. Only a trial can end a request for a death; what gets on has its
-failures forgotten.
+A worker's death does not tell the cause. So all requests at the worker are replayed at once, because most deaths have
+other causes. Requests without progress on the dead worker are more likely to be at fault. A request blamed for a second
+death is a suspect and gets a trial. From the start of a trial until progress, the workers have no other unproven
+request. So a death during a trial shows the cause. Only a trial can end a request for a death. Progress clears a
+request's failures.
 """
 
 from collections.abc import Sequence, Set
@@ -16,15 +16,15 @@ from router.dispatch.request_state import Completion
 from router.placement.member import Member
 
 UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING, ErrorCode.NOT_HERE, ErrorCode.HANDOFF_LOST})
-"""Failures that are nobody's fault: a replay after one is not held against the request."""
+"""Failures by no fault of the request: a replay is not counted against the request."""
 MAX_RETURNS = 32
-"""Such replays in a row, without the request getting on, after which it is given up."""
+"""Uncounted replays in a row, without progress, after which the request is given up."""
 
 
 def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, unsent: Set[str]) -> None:
-    """Count the death of a worker against those of its completions that may have caused it.
+    """Count the death of a worker against completions that may have caused the death.
 
-    That of one that was to leave, or lived when another took its id, is nobody's fault.
+    The end of a draining worker, or of a worker replaced under an equal id, is no completion's fault.
     """
     has_crashed = not (worker.draining or worker.replaced)
     received = [completion for completion in lost if has_crashed and completion.request_id not in unsent]
@@ -39,7 +39,7 @@ def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, uns
 
 
 def final_error(failed: RequestFailed, worker: Member, num_outputs: int) -> RequestError | None:
-    """The error of a completion that would fail anywhere as a worker says it did; `num_outputs`: tokens it has."""
+    """Return the error of a completion that would fail at every worker, or None; `num_outputs`: tokens so far."""
     reason = failed.message[:200]
     match failed.code:
         case ErrorCode.NEVER_FITS:
@@ -54,19 +54,19 @@ def final_error(failed: RequestFailed, worker: Member, num_outputs: int) -> Requ
 
 
 def note_failure(completion: Completion, worker: Member, code: ErrorCode) -> None:
-    """A worker gave an attempt up, for a reason that need not hold elsewhere."""
+    """Note an attempt given up by a worker for a reason that need not hold elsewhere."""
     if code is ErrorCode.NOT_HERE:
         completion.takes_trip = True
     else:
         completion.avoided = worker
     if code in UNCOUNTED:
         completion.failures.num_returns += 1
-    elif code is not ErrorCode.STANDSTILL:  # which ends with the time that a request may take
+    elif code is not ErrorCode.STANDSTILL:  # a standstill has no count: the request's timeout ends it
         completion.failures.num_counted += 1
 
 
 def note_stall(completion: Completion) -> None:
-    """Count an attempt that gets nowhere; that a message was lost is nobody's fault."""
+    """Count a stuck attempt; a lost message is not the request's fault."""
     if completion.attempt.is_lost:
         completion.failures.num_returns += 1
     else:
@@ -74,7 +74,7 @@ def note_stall(completion: Completion) -> None:
 
 
 def verdict(completion: Completion, limits: RouterSection, reason: str) -> RequestError | None:
-    """The error of a completion that has failed too often in a row to be tried again."""
+    """Return the error of a completion with too many failures in a row, or None."""
     if completion.failures.num_counted >= limits.max_attempts:
         message = f"failed {completion.failures.num_counted} times (router.max_attempts), last: {reason}"
         return RequestError(message, code="internal_error", status=500)

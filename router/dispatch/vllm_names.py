@@ -1,7 +1,8 @@
-"""vLLM's names of what the router tells Prometheus, so that dashboards and autoscalers made for vLLM read it.
+"""vLLM's names for the router's metrics, for dashboards and autoscalers made for vLLM.
 
-Beside our own names, with its labels, and values that mean the same: those of a completion from the queue of the
-router to its last token. The whole system is its engine "0"; of steps each worker is an engine of its own.
+Renamed families stand beside Baton's own, with vLLM's labels and values of equal meaning. Values describe a completion
+from the router's queue to the last token. The whole system is vLLM's engine "0"; for metrics of steps each worker is an
+engine.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,21 +16,21 @@ ENGINE = "0"
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """What one of our families is there.
+    """A vLLM family that repeats a family of Baton.
 
     Args:
-        name: without the ending that counters have.
-        only: labels, by whose values samples are chosen, and which they lose.
-        label: ours, theirs, and their values of ours; samples of other values are left out.
+        name: vLLM's name, without a counter's ending.
+        only: label and value of the samples chosen; the label is dropped.
+        label: Baton's label, vLLM's label, and vLLM's values by Baton's; other samples are left out.
     """
 
     name: str
     only: tuple[str, str] | None = None
     label: tuple[str, str, Mapping[str, str]] | None = None
-    engine_label: str = ""  # ours that names the engine
+    engine_label: str = ""  # Baton's label that names the engine
 
     def labels(self, ours: Mapping[str, str]) -> dict[str, str] | None:
-        """Theirs, of a sample of ours; None for one that they do not have."""
+        """Return vLLM's labels of a sample, by Baton's labels; None if vLLM has no such sample."""
         engine = ours[self.engine_label] if self.engine_label else ENGINE
         theirs = {"engine": engine} | ({"le": ours["le"]} if "le" in ours else {})
         if self.only is not None and ours.get(self.only[0]) != self.only[1]:
@@ -65,11 +66,12 @@ ALIASES: dict[str, tuple[Alias, ...]] = {
     "request_generation_tokens": (Alias("request_generation_tokens"), Alias("request_max_num_generation_tokens")),
     "worker_step_tokens": (Alias("iteration_tokens_total", engine_label="worker"),),
 }
-"""By our names; `time_per_output_token_seconds` is what `inter_token_latency_seconds` was called before."""
+"""vLLM's families by Baton's names; `time_per_output_token_seconds` is the old name of `inter_token_latency_seconds`.
+"""
 
 
 def aliases(family: Metric, model_name: str) -> Iterator[Metric]:
-    """The same under each of vLLM's names for it."""
+    """Yield copies of `family` under vLLM's names."""
     for alias in ALIASES.get(family.name.removeprefix("baton_"), ()):
         name = f"vllm:{alias.name}"
         renamed = Metric(name, family.documentation, family.type)

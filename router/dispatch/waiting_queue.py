@@ -1,10 +1,10 @@
-"""Completions that no worker has yet: bounded, and sorted in two ways.
+"""Completions without a worker: a bounded queue, sorted in two ways.
 
-By turn, in which they are sent; and by length, because short ones may overtake (see `common.serving.prompts.order`,
-whose orders these are). Lower `priority` is before everything else in both.
+The order by turn is the order of sending. The order by length exists because short prompts may overtake (see
+`common.serving.prompts.order`, the source of both orders). In both, lower `priority` comes before everything else.
 
-Invariant: `num_tokens` is the sum over what is queued. Anything is found in O(log n), because a client may go
-away at any time.
+Invariant: `num_tokens` is the sum over all queued completions. Any completion is found in O(log n), because a client
+may go away at any time.
 """
 
 from bisect import bisect_left, insort
@@ -20,11 +20,11 @@ RETRY_AFTER_S = 1
 
 Key = tuple[int, ...]
 MAX_CLIENTS = 10_000
-"""Clients whose last turn is remembered; beyond, the client that came least recently starts anew."""
+"""Clients whose last turn is remembered; beyond, the least recent client starts anew."""
 
 
 class WaitingQueue:
-    """The queue and its limits."""
+    """The queue of completions, within limits."""
 
     def __init__(self, limits: RouterSection) -> None:
         self.num_tokens = 0
@@ -39,7 +39,7 @@ class WaitingQueue:
         return len(self._by_turn)
 
     def admit(self, num_completions: int, num_tokens: int, num_active: int) -> None:
-        """Raise RequestError unless that many more fit; 400 when they never will, 429 when not now."""
+        """Raise RequestError unless the request fits: status 400 if too large for ever, 429 if too large now."""
         limits = self._limits
         if num_completions > limits.max_requests:
             message = f"{num_completions} completions in one request: at most {limits.max_requests}; ask for fewer"
@@ -53,20 +53,20 @@ class WaitingQueue:
             raise busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
 
     def enter(self, completion: Completion) -> None:
-        """Take in a new one, which gets its turn."""
+        """Take in a new completion and give it a turn."""
         completion.turn = self._turns.next(completion.client, completion.num_tokens)
         completion.number = next(self._numbers)
         self.reenter(completion)
 
     def reenter(self, completion: Completion) -> None:
-        """Take back what had been started: its turn is what it was."""
+        """Take back a completion from a failed attempt, at its old turn."""
         insort(self._by_turn, (_turn(completion), completion))
         insort(self._by_length, (_length(completion), completion))
         self._num_queued[completion.client] += 1
         self.num_tokens += completion.num_tokens
 
     def by_turn(self) -> Iterator[Completion]:
-        """Whose turn it is first; the one that was given last may be taken out meanwhile."""
+        """Yield completions by turn; the caller may take out the completion yielded last."""
         place = 0
         while place < len(self._by_turn):
             completion = self._by_turn[place][1]
@@ -74,21 +74,21 @@ class WaitingQueue:
             place += place < len(self._by_turn) and self._by_turn[place][1] is completion
 
     def shortest(self, num: int) -> list[Completion]:
-        """The `num` shortest of those with the lowest priority number."""
+        """Return the `num` shortest completions of the lowest priority number."""
         shortest = [completion for _, completion in self._by_length[:num]]
         return [completion for completion in shortest if completion.priority == shortest[0].priority]
 
     def is_backlog(self, num_gpus: int) -> bool:
-        """Whether so much is queued for the GPUs that compute prompts that all are better off if prompts get done."""
+        """Tell whether the prompts queued per prompt GPU are so many that prompts should go before streams."""
         return self.num_tokens >= self._limits.backlog_tokens * num_gpus
 
     def take(self, completion: Completion) -> None:
-        """It leaves for a worker."""
+        """Remove a completion bound for a worker, and advance the time of turns."""
         self._turns.serve(completion.num_tokens, len(self._num_queued), self._by_turn[0][1].turn)
         self.discard(completion)
 
     def discard(self, completion: Completion) -> None:
-        """Take it out, if it is in."""
+        """Remove a completion, if present."""
         if not _remove(self._by_turn, _turn(completion)):
             return
         _remove(self._by_length, _length(completion))
@@ -103,19 +103,19 @@ class WaitingQueue:
 class Turns:
     """Turns of prompts: first come, first served for a client, and fair between clients.
 
-    Start-time fair queueing (Goyal, Vin and Cheng, "Start-Time Fair Queueing", SIGCOMM 1996) over prompt tokens,
-    the cost that Sheng et al. count for a client in "Fairness in Serving Large Language Models" (OSDI 2024). Time
-    is counted in tokens that each client with queued prompts has been served, as if all were served at once. The
-    turn of a prompt is the present time, or the end of its client's earlier prompts if that is later. So a client
-    that sends much waits behind itself, a new client starts with the others, and unused turns are not saved up.
+    Start-time fair queueing (Goyal, Vin and Cheng, "Start-Time Fair Queueing", SIGCOMM 1996) over prompt tokens. Sheng
+    et al. count prompt tokens as a client's cost in "Fairness in Serving Large Language Models" (OSDI 2024). Time is
+    counted in tokens served to each client with queued prompts, as if all were served at once. The turn of a prompt is
+    the present time, or the end of the client's earlier prompts if later. So a client with many prompts waits behind
+    itself, a new client starts with the others, and unused turns are not saved up.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._ends: OrderedDict[str, float] = OrderedDict()  # where each client's prompts end
+        self._ends: OrderedDict[str, float] = OrderedDict()  # end of each client's prompts, in tokens
 
     def next(self, client: str, num_tokens: int) -> int:
-        """The turn of a new prompt."""
+        """Return the turn of a new prompt."""
         turn = max(self._now, self._ends.get(client, 0.0))
         self._ends[client] = turn + num_tokens
         self._ends.move_to_end(client)
@@ -124,11 +124,16 @@ class Turns:
         return int(turn)
 
     def serve(self, num_tokens: int, num_clients: int, first_turn: int) -> None:
-        """A prompt leaves for a worker, `num_clients` having something queued, the first of which has `first_turn`."""
+        """Advance the time by a prompt that leaves for a worker.
+
+        Args:
+            num_clients: clients with queued prompts, the leaving prompt's client included.
+            first_turn: turn of the first queued prompt.
+        """
         self._now = max(self._now, first_turn) + num_tokens / num_clients
 
     def forgive(self) -> None:
-        """Nobody waits: nobody is ahead of others."""
+        """Forget all clients' debts, because the queue is empty."""
         self._ends.clear()
 
 
@@ -141,7 +146,7 @@ def _length(completion: Completion) -> Key:
 
 
 def _remove(entries: list[tuple[Key, Completion]], key: Key) -> bool:
-    """Whether the entry was there; keys end with a number of which there is one."""
+    """Remove the entry of `key` and tell whether it was there; a key ends with a unique number."""
     place = bisect_left(entries, key, key=lambda entry: entry[0])
     if place == len(entries) or entries[place][0] != key:
         return False
@@ -150,7 +155,7 @@ def _remove(entries: list[tuple[Key, Completion]], key: Key) -> bool:
 
 
 def busy(what: str) -> RequestError:
-    """The error for what would be taken at another moment."""
+    """Make the error for a request that would be accepted at another moment."""
     return RequestError(
         f"the server is busy: {what}; retry after {RETRY_AFTER_S} s",
         code="rate_limit_exceeded",

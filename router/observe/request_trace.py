@@ -6,8 +6,7 @@ from common.base.json_file import JsonObject
 from common.base.trace_events import Lanes, Tracer
 from common.base.trace_file import Process, TraceFile
 from common.settings.config import TraceSection
-from router.dispatch.journey import Arrival, End, Leg
-from router.dispatch.phases import Phase
+from router.dispatch.journey import Arrival, End, Leg, Phase
 
 LEAST_S = 1e-6
 """Shortest slice with a flow, because viewers find no slice without length."""

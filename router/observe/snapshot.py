@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from common.base.json_file import JsonObject
-from router.dispatch.phases import Phase
+from router.dispatch.completion_summary import NUM_TOLD, told_of
+from router.dispatch.journey import Phase
 from router.dispatch.request_state import Completion
-from router.dispatch.slowest import NUM_TOLD, told_of
 from router.placement.member import Member
 
 

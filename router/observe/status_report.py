@@ -14,8 +14,8 @@ from common.wire.messages.worker import SHARED_POOL, Role
 from router.base.shapes import StatusReport
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.incidents import Incidents
+from router.dispatch.journey import Phase
 from router.dispatch.metrics import Metrics
-from router.dispatch.phases import Phase
 from router.observe.fleet_metrics import kv_usage
 from router.observe.health import status_of, told
 from router.observe.history import PERIOD_S, History, Sample

@@ -33,7 +33,7 @@ class Stage:
                 self._step(worker)
 
     def _step(self, worker: Member) -> None:
-        completions = list(self.bench.dispatcher._active.values())
+        completions = list(self.bench.dispatcher._lifecycle.active.values())
         batch = [completion for completion in completions if computes(worker, completion)]
         if any(completion in self.poison and is_prompt(completion) is self.as_prompt for completion in batch):
             self.num_deaths += 1

@@ -81,7 +81,7 @@ def test_a_request_whole_gpu_while_nothing_else_is_being_served() -> None:
     assert [request.whole_gpu for _, request in bench.requests()] == [True, False]
     bench.dispatcher.abort(first)
     third = bench.submit(max_tokens=1)
-    for completion in list(bench.dispatcher._active.values()):
+    for completion in list(bench.dispatcher._lifecycle.active.values()):
         bench.token(bench.route(completion).prefill, completion, 0, 1, LENGTH)
     assert third.state is State.FINISHED
     bench.submit()

@@ -9,8 +9,7 @@ import pytest
 
 from common.base.trace_events import flow_id
 from common.base.trace_file import TraceFile
-from router.dispatch.journey import Arrival, End, Journey
-from router.dispatch.phases import Phase
+from router.dispatch.journey import Arrival, End, Journey, Phase
 from router.observe.request_trace import RequestTrace
 from tests.traces import assert_nested
 

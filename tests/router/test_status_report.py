@@ -14,8 +14,8 @@ from common.base.errors import ErrorCode, RequestError
 from common.settings.config import NetSection
 from common.wire.values.step_counts import StepMeter
 from router.api.status_page_files import FILES
+from router.dispatch.completion_summary import NUM_PERIODS, NUM_TOLD
 from router.dispatch.incidents import NUM_KEPT, Incidents, Kind
-from router.dispatch.slowest import NUM_PERIODS, NUM_TOLD
 from router.observe.history import NUM_SAMPLES, PERIOD_S, History, quantile
 from router.observe.status_report import KEPT_S, MAX_PATHS, StatusReporter
 from router.text.model_info import ModelInfo

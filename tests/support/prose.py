@@ -1,7 +1,7 @@
 """Check how docstrings read: `python -m tests.support.prose [PATH ...]`, by default all of the product.
 
-A docstring opens with a verb or with the noun that it defines, its sentences have at most 25 words, and words that name
-no subject are rare. Exit status 1 where that does not hold; each finding is a line.
+A docstring opens with a verb, or with the noun being defined. Sentences have at most 25 words. Words without a subject,
+such as pronouns, are rare. Each finding is a line. Exit status 1 means too many findings.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Messages between the router and others; the first line of each message's docstring is its arrow.
 
-Other messages: `handoff` among workers, `memory` between a worker and a memory server, `memory_reports` from a memory
-server to the router, `operator` between an operator and the router.
+Other messages: `handoff` among workers; `memory` between a worker and a memory server. `memory_reports` go from a
+memory server to the router, `operator` messages between an operator and the router.
 
 On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`). The version follows
 from the definitions of all messages. Tags are never reused. Token ids and block ids travel as int32 bytes (`packing`),

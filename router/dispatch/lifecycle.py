@@ -1,0 +1,123 @@
+"""The life of completions: queued, started, replayed, and ended exactly once.
+
+Invariant: `active` holds every completion between submission and end, and the queue holds those without workers.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from common.base.errors import RequestError
+from common.settings.config import RouterSection
+from router.dispatch.assignments import Assignments
+from router.dispatch.completion_summary import tell_end
+from router.dispatch.journey import Phase
+from router.dispatch.metrics import Metrics
+from router.dispatch.request_state import Completion, Delivery, State
+from router.dispatch.retry_policy import verdict
+from router.dispatch.waiting_queue import WaitingQueue
+from router.placement.member import Member
+from router.placement.route import Route
+
+logger = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Moves completions from state to state, and keeps queue, assignments and metrics in step."""
+
+    def __init__(
+        self, limits: RouterSection, assignments: Assignments, metrics: Metrics, clock: Callable[[], float]
+    ) -> None:
+        self.active: dict[str, Completion] = {}
+        self.queue = WaitingQueue(limits)
+        self.assignments, self.metrics, self.clock = assignments, metrics, clock
+        self._limits = limits
+
+    def enter(self, completions: Sequence[Completion]) -> None:
+        """Queue completions of an HTTP request."""
+        now_s = self.clock()
+        for completion in completions:
+            completion.submitted_s = completion.queued_s = now_s
+            self.metrics.entered(completion, Phase.QUEUED, now_s)
+            self.active[completion.request_id] = completion
+            self.queue.enter(completion)
+
+    def start(self, completion: Completion, route: Route, num_gpus: int) -> None:
+        """Send a completion to the workers of a route.
+
+        Args:
+            num_gpus: GPUs that compute prompts, for the size of a backlog.
+        """
+        self.queue.take(completion)
+        self.metrics.expected_tokens.inc(route.cost.num_expected)
+        completion.move_to(State.PREFILLING)
+        is_backlog, now_s = self.queue.is_backlog(num_gpus), self.clock()
+        self.assignments.begin(completion, route, now_s, is_backlog=is_backlog)
+        self.metrics.entered(completion, Phase.PREFILL, now_s)
+
+    def current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:
+        """Return the completion whose current attempt is on `worker`.
+
+        Once decoding began, only the decode worker has the attempt.
+        """
+        completion = self.active.get(request_id)
+        if completion is None or completion.attempt.number != attempt or (route := completion.attempt.route) is None:
+            return None
+        is_its = worker is route.decode or (worker is route.prefill and completion.state is State.PREFILLING)
+        return completion if is_its else None
+
+    def needing(self, worker: Member) -> list[Completion]:
+        """Return the completions lost without `worker`."""
+        its = (c for c in self.active.values() if self.current(c.request_id, c.attempt.number, worker) is not None)
+        return [completion for completion in its if not completion.is_handed_over_by(worker)]
+
+    def replay(self, completion: Completion, kind: str, reason: str) -> None:
+        """Start again elsewhere with prompt and outputs so far, unless the completion has failed too often."""
+        if finish_reason := completion.already_finished():
+            self.assignments.cancel(completion)
+            self.finish_with_rest(completion, finish_reason, "")
+        elif error := verdict(completion, self._limits, reason):
+            self.fail(completion, error)
+        else:
+            self.metrics.replayed(completion, kind, reason)
+            told = completion.request_id, completion.attempt.number, len(completion.outputs), reason
+            logger.warning("[%s #%d] replayed after %d tokens: %s", *told)
+            self.assignments.cancel(completion)
+            self.assignments.release(completion)
+            completion.move_to(State.QUEUED)
+            completion.begin_attempt()
+            completion.queued_s = self.clock()
+            self.metrics.entered(completion, Phase.QUEUED, completion.queued_s)
+            self.queue.reenter(completion)
+
+    def finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
+        """Finish, showing the text withheld so far; the rest itself may complete a stop string."""
+        text += completion.text.flush()
+        self.finish(completion, "stop" if completion.text.stop else finish_reason, text)
+
+    def finish(self, completion: Completion, finish_reason: str, text: str) -> None:
+        """End a completion with its last text."""
+        completion.finish_reason = finish_reason
+        self._end(completion, State.FINISHED)
+        completion.mailbox.put(Delivery(completion.index, text, len(completion.outputs), finish_reason))
+
+    def fail(self, completion: Completion, error: RequestError) -> None:
+        """End a completion with an error."""
+        self.assignments.cancel(completion)
+        logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt.number, error.message)
+        self._end(completion, State.FAILED, error)
+        completion.mailbox.put(Delivery(completion.index, "", error=error))
+
+    def abort(self, completion: Completion) -> None:
+        """End a completion whose client left."""
+        self.assignments.cancel(completion)
+        self._end(completion, State.ABORTED)
+
+    def _end(self, completion: Completion, state: State, error: RequestError | None = None) -> None:
+        completion.move_to(state)
+        self.queue.discard(completion)
+        del self.active[completion.request_id]
+        now_s = self.clock()
+        self.metrics.ended(completion, now_s, error)
+        tell_end(completion, now_s, error.code if error else "")
+        self.metrics.slowest.note(completion, now_s)
+        self.assignments.release(completion)
