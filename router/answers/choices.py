@@ -59,7 +59,7 @@ class StreamedChoices:
         if self._job.options.num_echoed_logprobs:
             await self._shape_prompts(deliveries)
         if len(deliveries) > len(self._writers):
-            deliveries = _merged(deliveries)
+            deliveries = _merged_texts(deliveries)
         return b"".join(map(self._event, deliveries))
 
     def end(self, *, is_complete: bool) -> bytes:
@@ -87,7 +87,7 @@ class StreamedChoices:
         return f": timing {json.dumps(job.timing)}\n\n".encode("ascii") if timing else b""
 
 
-def _merged(deliveries: list[Delivery]) -> list[Delivery]:
+def _merged_texts(deliveries: list[Delivery]) -> list[Delivery]:
     last: dict[int, Delivery] = {}
     for delivery in deliveries:
         before = last.get(delivery.choice)

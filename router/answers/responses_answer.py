@@ -52,7 +52,7 @@ class StreamedResponse:
             written += [self._about(f"response.{step}", begun) for step in ("created", IN_PROGRESS)]
         error = next((delivery.error for delivery in deliveries if delivery.error is not None), None)
         events = [event for delivery in deliveries if delivery.error is None for event in self._output.take(delivery)]
-        written += [self._event(event.kind, json.dumps(event.fields)[1:-1]) for event in _merged(events)]
+        written += [self._event(event.kind, json.dumps(event.fields)[1:-1]) for event in _merged_deltas(events)]
         if error is not None:
             failed = _snapshot(self._job, FAILED, self._output.items, error=_error(error))
             written.append(self._about(f"response.{FAILED}", failed))
@@ -115,7 +115,7 @@ def _error(error: RequestError) -> dict[str, str]:
     return {"code": code, "message": error.message}
 
 
-def _merged(events: Sequence[Event]) -> list[Event]:
+def _merged_deltas(events: Sequence[Event]) -> list[Event]:
     """Return the events, with consecutive deltas of an item merged into a single delta."""
     merged: list[Event] = []
     for event in events:
