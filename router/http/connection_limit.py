@@ -89,10 +89,13 @@ class Connections:
         self._num_surplus += 1
         self._report()
 
+    @property
     def are_too_many(self) -> bool:
-        """Tell whether all surplus places are taken."""
-        self._surplus = {each for each in self._surplus if not each.is_over}
+        """True while all surplus places are taken."""
         return len(self._surplus) >= self._places.num_surplus
+
+    def forget_closed(self) -> None:
+        self._surplus = {each for each in self._surplus if not each.is_over}
 
     def close_silent(self) -> int:
         """Close silent connections to make room, and return how many.

@@ -95,9 +95,10 @@ class Door(web.BaseSite):
 
     async def _accept_forever(self, listener: socket.socket) -> None:
         while True:
-            while self.connections.are_too_many():
+            while self.connections.are_too_many:
                 self.connections.close_silent()
                 await asyncio.sleep(PAUSE_S)
+                self.connections.forget_closed()
             try:
                 connection = await _accepted(listener)
             except OSError as error:
