@@ -6,7 +6,6 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import uvloop
 
@@ -75,7 +74,7 @@ async def serve(config: Config) -> int:
 async def _until_over(signals: "asyncio.Queue[str]", succession: Succession, warming: "asyncio.Task[None]") -> bool:
     """Wait for a signal or for another router to take the port; return True for another router."""
     signalled, relieved = asyncio.create_task(signals.get()), asyncio.create_task(succession.relieved.wait())
-    ends: set[asyncio.Task[Any]] = {signalled, relieved}
+    ends: set[asyncio.Task[object]] = {signalled, relieved}
     await asyncio.wait({*ends, warming}, return_when=asyncio.FIRST_COMPLETED)
     if warming.done():
         warming.result()

@@ -1,13 +1,17 @@
-"""Reader for JSON files of a model directory."""
+"""Types of JSON values, and the reader for JSON files of a model directory."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from common.base.errors import ConfigError
 
+Json: TypeAlias = Any
+"""A JSON value; an alias, because a recursive union asks for casts everywhere."""
+JsonObject: TypeAlias = dict[str, Json]
 
-def read_json(path: Path) -> dict[str, Any]:
+
+def read_json(path: Path) -> JsonObject:
     """Return the object in a file; raises ConfigError with the file's name and the problem."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

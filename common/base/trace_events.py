@@ -9,13 +9,14 @@ import hashlib
 import heapq
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+
+from common.base.json_file import Json
 
 LOOP, DEVICE, FIRST_LANE = 1, 2, 100
 """Tracks: turns of the loop; device work; and lanes, each for a single request at a time."""
 CATEGORY = "request"
 
-Args = Mapping[str, Any]
+Args = Mapping[str, Json]
 Key = tuple[str, int]
 """(request_id, attempt)."""
 

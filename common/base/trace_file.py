@@ -15,9 +15,10 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ def _owner(process: Process) -> str:
     return f"{process.role}.{re.sub(r'[^A-Za-z0-9_-]', '_', process.id)}"
 
 
-def _header(process: Process) -> dict[str, Any]:
+def _header(process: Process) -> JsonObject:
     moment = {"monotonic_s": time.monotonic(), "unix_s": time.time()}
     whose = {**process._asdict(), "pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()}
     return {"ph": "M", "name": PROCESS, "args": whose | moment}

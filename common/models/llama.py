@@ -1,9 +1,9 @@
 """Llama 3, 3.1, 3.2 and 3.3, with the RoPE scaling introduced by 3.1."""
 
 import math
-from typing import Any
 
 from common.base.errors import ModelError
+from common.base.json_file import JsonObject
 from common.models.decoder import DecoderConfig
 from common.models.settings import Settings, dense_config, is_positive
 
@@ -13,13 +13,13 @@ FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the config of the forward pass; raises ModelError for an unsupported setting."""
 
-    def scaled(frequencies: list[float], scaling: dict[str, Any]) -> list[float]:
+    def scaled(frequencies: list[float], scaling: JsonObject) -> list[float]:
         return _scaled(frequencies, scaling, settings.where)
 
     return dense_config(settings, default_eps=1e-5, qk_norm=False, scale=scaled)
 
 
-def _scaled(frequencies: list[float], scaling: dict[str, Any], where: str) -> list[float]:
+def _scaled(frequencies: list[float], scaling: JsonObject, where: str) -> list[float]:
     """Scale by Llama 3.1's rule: stretch long wavelengths by `factor`, keep short ones, blend those between."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":

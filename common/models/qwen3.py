@@ -1,8 +1,7 @@
 """Qwen3, dense (0.6B to 32B): query and key heads are normed before the rotation."""
 
-from typing import Any
-
 from common.base.errors import ModelError
+from common.base.json_file import JsonObject
 from common.models.decoder import DecoderConfig
 from common.models.settings import Settings, dense_config
 
@@ -11,7 +10,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the config of the forward pass; raises ModelError for an unsupported setting."""
     settings.refuse("use_sliding_window", False)
 
-    def unscaled(frequencies: list[float], scaling: dict[str, Any]) -> list[float]:
+    def unscaled(frequencies: list[float], scaling: JsonObject) -> list[float]:
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind != "default":
             raise ModelError(f"{settings.where}: RoPE scaling {kind!r:.80} is not supported for qwen3, remove it")

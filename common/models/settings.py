@@ -3,9 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from common.base.errors import ModelError
+from common.base.json_file import JsonObject
 from common.models.decoder import DecoderConfig
 from common.settings.config import MAX_TOKENS
 
@@ -14,14 +15,14 @@ MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_WIDTH = 1 << 24
 """Elements of a layer's width, or tokens of the vocabulary."""
-Scale = Callable[[list[float], dict[str, Any]], list[float]]
+Scale = Callable[[list[float], JsonObject], list[float]]
 """Maps plain rotary frequencies and the scaling table of config.json to the frequencies used."""
 
 
 class Settings:
     """Contents of a config.json; `where` is the file's path, for errors."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: JsonObject, where: str) -> None:
         self.values = values
         self.where = where
 
@@ -59,7 +60,7 @@ class Settings:
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, true or false is needed")
         return bool(value)
 
-    def refuse(self, key: str, wanted: object, table: dict[str, Any] | None = None) -> None:
+    def refuse(self, key: str, wanted: object, table: JsonObject | None = None) -> None:
         """Raise ModelError unless `key` is absent, null or `wanted`: another value would change the computation.
 
         `table`: where to look, config.json itself by default.
@@ -97,7 +98,7 @@ class Settings:
             raise ModelError(f"{self.where}: head_dim = {head_dim}, an even number is needed: RoPE rotates pairs")
         return head_dim
 
-    def rope(self) -> tuple[float, dict[str, Any]]:
+    def rope(self) -> tuple[float, JsonObject]:
         """Return the rotary base and the scaling table, from either spelling in use."""
         table = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
         if not isinstance(table, dict):

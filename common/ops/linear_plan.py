@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Protocol, TypedDict
 
+from common.base.json_file import JsonObject
 from common.kernels.base.gpu import Gpu
 
 PLANS = Path(__file__).parent / "plans"
@@ -185,7 +186,7 @@ def _read_plans(path: Path) -> dict[tuple[str, int, int], list[_Entry]]:
         return {}
     entries: dict[tuple[str, int, int], list[_Entry]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["plans"]:
-        tiles: dict[str, Any] = row["tiles"]
+        tiles: JsonObject = row["tiles"]
         entry = _Entry(row["max_tokens"], Plan(Kind(row["kind"]), **tiles))
         entries.setdefault((row["fusion"], row["n"], row["k"]), []).append(entry)
     for rows in entries.values():

@@ -32,7 +32,7 @@ def option(
     help: str,
     *,
     within: tuple[float, float] | None = None,
-    choices: Sequence[Any] | None = None,
+    choices: Sequence[object] | None = None,
     form: tuple[str, str] | None = None,
 ) -> Any:
     """Return a dataclass field with a flag's help text and allowed values.
@@ -113,7 +113,7 @@ def from_flags(config_cls: type[Config], args: argparse.Namespace, environ: Mapp
     return config
 
 
-def from_tables(config_cls: type[Config], tables: dict[str, dict[str, Any]]) -> Config:
+def from_tables(config_cls: type[Config], tables: Mapping[str, Mapping[str, object]]) -> Config:
     """Build the config from TOML tables; an error for an unknown section or key lists the known names."""
     given = {name: {key: Given(value, "") for key, value in table.items()} for name, table in tables.items()}
     return _built(config_cls, given)
@@ -128,7 +128,7 @@ def _built(config_cls: type[Config], given: dict[str, Table], found: Sequence[st
         fields = {field.name: field for field in dataclasses.fields(section_cls)}
         table = given.get(section, {})
         problems += _unknown(f"key in [{section}]", table, fields)
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for name in [name for name in table if name in fields]:
             try:
                 values[name] = _checked(f"{section}.{name}", table[name].value, fields[name])
@@ -183,11 +183,11 @@ def _section_classes(config_cls: type[Any]) -> dict[str, type[Any]]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config_cls)}
 
 
-def _flag_text(value: Any) -> str:
+def _flag_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _add_flag(group: argparse._ArgumentGroup, section: str, field: "dataclasses.Field[Any]") -> None:
+def _add_flag(group: argparse._ArgumentGroup, section: str, field: "dataclasses.Field[object]") -> None:
     shown = _flag_text(field.default) or "none"
     within = field.metadata["within"]
     allowed = f"{_range_text(within)}, " if within else ""
@@ -200,7 +200,7 @@ def _add_flag(group: argparse._ArgumentGroup, section: str, field: "dataclasses.
     )
 
 
-def _read(text: str, default: Any) -> Any:
+def _read(text: str, default: Any) -> object:
     """Convert a text to the type of a default; an unreadable text is returned unchanged."""
     kind = type(default)
     if kind is bool:
@@ -211,7 +211,7 @@ def _read(text: str, default: Any) -> Any:
         return text
 
 
-def _checked(where: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
+def _checked(where: str, value: object, field: "dataclasses.Field[object]") -> object:
     wanted = type(field.default)
     if wanted is float and type(value) is int:
         value = _as_float(value)
@@ -228,7 +228,7 @@ def _as_float(value: int) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _check_allowed(where: str, value: Any, field: "dataclasses.Field[Any]") -> None:
+def _check_allowed(where: str, value: Any, field: "dataclasses.Field[object]") -> None:
     choices, within, form = (field.metadata[rule] for rule in ("choices", "within", "form"))
     if choices and value not in choices:
         raise ConfigError(f"{where} = {value!r}: one of {', '.join(map(str, choices))}")
@@ -246,6 +246,6 @@ def _range_text(within: tuple[float, float]) -> str:
     return " to ".join(str(limit) if isinstance(limit, int) else f"{limit:g}" for limit in within)
 
 
-def _unknown(what: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+def _unknown(what: str, given: Mapping[str, object], known: Mapping[str, object]) -> list[str]:
     unknown = sorted(set(given) - set(known))
     return [f"unknown {what}: {', '.join(unknown)}; known: {', '.join(sorted(known))}"] if unknown else []

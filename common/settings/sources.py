@@ -7,7 +7,7 @@ variables of its own, and Kubernetes makes BATON_ROUTER_PORT for a service named
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.base.errors import ConfigError
 from common.base.plain_file import read_plain
@@ -19,7 +19,7 @@ MAX_FILE_BYTES = 1 << 20
 class Given(NamedTuple):
     """A value and its origin: a flag, a variable, a file, or "" for none."""
 
-    value: Any
+    value: object
     origin: str
 
 
@@ -36,14 +36,14 @@ def variable_name(section: str, name: str) -> str:
 
 
 def from_environment(
-    environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]
+    environ: Mapping[str, str], known: Mapping[str, Mapping[str, object]]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield section, key and text of each option set in the environment."""
     options = _variables(known)
     return ((*options[variable], environ[variable]) for variable in sorted(environ) if variable in options)
 
 
-def strangers(environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def strangers(environ: Mapping[str, str], known: Mapping[str, Mapping[str, object]]) -> list[str]:
     """List variables that look like options but are unknown, each with a guess at the meant option."""
     options, problems = _variables(known), []
     for variable in sorted(environ):
@@ -54,7 +54,7 @@ def strangers(environ: Mapping[str, str], known: Mapping[str, Mapping[str, Any]]
     return problems
 
 
-def _variables(known: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+def _variables(known: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, str]]:
     """Map the variable of each option to section and key."""
     return {variable_name(section, name): (section, name) for section in known for name in known[section]}
 

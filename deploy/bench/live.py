@@ -3,7 +3,6 @@
 import time
 from bisect import insort
 from collections.abc import Coroutine
-from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -61,7 +60,7 @@ def progress_on(console: Console) -> Progress:
     )
 
 
-def exit_code(work: Coroutine[Any, Any, None], console: Console, *, late: str) -> int:
+def exit_code(work: Coroutine[object, object, None], console: Console, *, late: str) -> int:
     """Run `work`; return 1 after printing a RuntimeError's reason, or `late` for a timeout."""
     try:
         uvloop.run(work)

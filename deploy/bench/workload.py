@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from common.base.json_file import JsonObject
 
 PERSON = {
     "type": "object",
@@ -131,7 +133,7 @@ class Prompt:
 
     def body(self, model: str) -> bytes:
         """Return the request as JSON, made before the clock starts."""
-        request: dict[str, Any] = {
+        request: JsonObject = {
             "model": model,
             "prompt": self.content,
             "max_tokens": self.max_tokens,
@@ -141,7 +143,7 @@ class Prompt:
             "stream_options": {"include_usage": True},
         }
         if self.is_structured:
-            schema: dict[str, Any] = {"name": "people", "schema": ENDLESS, "strict": True}
+            schema: JsonObject = {"name": "people", "schema": ENDLESS, "strict": True}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.returns_ids:
             request["return_token_ids"] = True
@@ -178,7 +180,7 @@ def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: str) -> l
     for number in range(num_prompts):
         line = lines[number % len(lines)]
         drawn = lengths.outputs.draw(rng)
-        entry: dict[str, Any] = json.loads(line) if line.startswith("{") else {"prompt": line}
+        entry: JsonObject = json.loads(line) if line.startswith("{") else {"prompt": line}
         prompts.append(Prompt(entry["prompt"], entry.get("max_tokens", drawn)))
     return prompts
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
+from common.base.json_file import Json
 from deploy.operate.tables import BLANK, aligned, wrapped
 
 HEADS = {
@@ -14,7 +14,7 @@ HEADS = {
 DRAINING = "the router is draining: it finishes what it has, and takes nothing new"
 
 
-def fleet_table(health: Mapping[str, Any]) -> str:
+def fleet_table(health: Mapping[str, Json]) -> str:
     """Return a line for each worker and memory server, followed by GPUs, versions, problems and recent role changes.
 
     Raises KeyError for a body of another program.
@@ -29,7 +29,7 @@ def fleet_table(health: Mapping[str, Any]) -> str:
     return "\n".join(line for part in [*tables, *map(wrapped, below)] for line in part)
 
 
-def _problems(health: Mapping[str, Any]) -> list[str]:
+def _problems(health: Mapping[str, Json]) -> list[str]:
     """Return the problems of the system, each behind its state."""
     told = [DRAINING] if health["status"] == "draining" else []
     return [*told, *(f"{health['status']}: {problem}" for problem in health["problems"])]
@@ -39,11 +39,11 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [*aligned([head, *rows]), *(() if rows else ("none",)), ""]
 
 
-def _by_name(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _by_name(members: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
     return sorted(members, key=lambda each: str(each["id"]))
 
 
-def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:
+def _worker(role: str, worker: Mapping[str, Json]) -> tuple[str, ...]:
     if role == "prefill":
         load = f"{worker['outstanding_prompt_tokens']:,} tokens"
     else:
@@ -52,7 +52,7 @@ def _worker(role: str, worker: Mapping[str, Any]) -> tuple[str, ...]:
     return worker["id"], _device(worker)[0], worker["state"], load, used, _span(worker["since_s"])
 
 
-def _memory_server(server: Mapping[str, Any]) -> tuple[str, ...]:
+def _memory_server(server: Mapping[str, Json]) -> tuple[str, ...]:
     told = (BLANK,) * 4
     if (blocks := server["blocks"]) is not None:
         sizes = f"{server['weights_bytes'] / 1e9:.2f} GB", f"{server['free_bytes'] / 1e9:.1f} GB"
@@ -60,12 +60,12 @@ def _memory_server(server: Mapping[str, Any]) -> tuple[str, ...]:
     return server["id"], _device(server)[0], *told, _span(server["since_s"])
 
 
-def _gpus(members: Iterable[Mapping[str, Any]]) -> list[str]:
+def _gpus(members: Iterable[Mapping[str, Json]]) -> list[str]:
     devices = sorted(_device(each) for each in members)
     return [f"{name}: {', '.join(ids)}" for name, ids in _listed((name, id_) for id_, name in devices if name)]
 
 
-def _versions(members: Iterable[Mapping[str, Any]]) -> list[str]:
+def _versions(members: Iterable[Mapping[str, Json]]) -> list[str]:
     """Return the version of all members, or versions with their members if different."""
     found = _listed((each["version"], each["id"]) for each in members)
     return [f"version {version}" + (f": {', '.join(ids)}" if len(found) > 1 else "") for version, ids in found]
@@ -79,7 +79,7 @@ def _listed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return [(first, [*seconds]) for first, seconds in found.items()]
 
 
-def _device(member: Mapping[str, Any]) -> tuple[str, str]:
+def _device(member: Mapping[str, Json]) -> tuple[str, str]:
     """Return the device and the name of a GPU, without the UUID at the end."""
     device, _, rest = member["device"].partition(" ")
     return device, rest.rpartition(" ")[0]

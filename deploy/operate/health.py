@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import aiohttp
 
+from common.base.json_file import Json
 from deploy.operate.healthcheck import SERVING
 
 POLL_DEADLINE_S = 2.0
@@ -64,7 +64,7 @@ class Health:
         return ", ".join(words) or "none"
 
 
-def parse_health(body: Mapping[str, Any]) -> Health:
+def parse_health(body: Mapping[str, Json]) -> Health:
     """Parse a body of GET /health; raises KeyError, TypeError or AttributeError for a body of another program."""
     return Health(
         status=body["status"],

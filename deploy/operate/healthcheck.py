@@ -17,8 +17,9 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
+
+from common.base.json_file import JsonObject
 
 DEADLINE_S = 5.0
 MAX_BYTES = 16 << 20
@@ -30,7 +31,7 @@ NOT_OURS = (KeyError, TypeError, AttributeError)
 """Errors raised by reading another program's answer."""
 
 
-def fetch(url: str) -> dict[str, Any]:
+def fetch(url: str) -> JsonObject:
     """Return the body of GET /health, also with status 503; raises OSError or ValueError within DEADLINE_S.
 
     A thread asks, because name lookup and endless answers have no deadline of their own.
@@ -38,7 +39,7 @@ def fetch(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0 or re.search(r"[^!-~]", url):
         raise ValueError("a URL is like http://127.0.0.1:8000")
-    answers: list[dict[str, Any] | Exception] = []
+    answers: list[JsonObject | Exception] = []
     asking = threading.Thread(target=lambda: answers.append(_answer(f"{url}/health")), daemon=True)
     asking.start()
     asking.join(DEADLINE_S)
@@ -49,7 +50,7 @@ def fetch(url: str) -> dict[str, Any]:
     return answers[0]
 
 
-def _answer(url: str) -> dict[str, Any] | Exception:
+def _answer(url: str) -> JsonObject | Exception:
     """Get and parse a body; ignores proxies of the environment, because proxies do not know local containers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -61,7 +62,7 @@ def _answer(url: str) -> dict[str, Any] | Exception:
                 text = error.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             return ValueError(f"the answer has more than {MAX_BYTES:,} bytes")
-        body: dict[str, Any] = json.loads(text)
+        body: JsonObject = json.loads(text)
         return body
     except OSError as error:
         return error
@@ -74,7 +75,7 @@ def worker_here(role: str) -> str:
     return f"{role}-{socket.gethostname()}"
 
 
-def problem(body: dict[str, Any], worker_id: str) -> str:
+def problem(body: JsonObject, worker_id: str) -> str:
     """Return the problem, or an empty string."""
     if not worker_id:
         return "" if body["status"] in SERVING else f"{body['status']}: {'; '.join(body['problems'])}"

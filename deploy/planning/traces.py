@@ -22,9 +22,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from common.base.errors import ConfigError
+from common.base.json_file import Json
 from deploy.planning.simulation.loads import Arrival
 
 MAX_LINE_BYTES = 1 << 20
@@ -77,7 +78,7 @@ def busiest(arrivals: list[Arrival], count: int) -> list[Arrival]:
     return [replace(each, time_ms=each.time_ms - first_ms) for each in arrivals[start : start + count]]
 
 
-def _lines(file: Any, path: Path) -> Iterator[tuple[int, str]]:
+def _lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
     """Yield nonempty lines with line numbers."""
     num_bytes, number = 0, 0
     while line := file.readline(MAX_LINE_BYTES + 1):
@@ -95,7 +96,7 @@ def _lines(file: Any, path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def _numbered(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _numbered(lines: Iterator[tuple[int, str]], path: Path) -> Iterator[tuple[int, Mapping[str, Json]]]:
     """Yield lines as fields: JSON if the first line is an object, else CSV with a header."""
     first = next(lines, None)
     if first is None:
@@ -129,7 +130,7 @@ def _plain(name: str) -> str:
     return "".join(each for each in name.lower() if each.isalnum())
 
 
-def _arrival(fields: Mapping[str, Any]) -> Arrival | None:
+def _arrival(fields: Mapping[str, Json]) -> Arrival | None:
     """Return the request of a line; None without an answered request."""
     if "message" in fields and "level" in fields and "e2ems" not in fields:
         return None
@@ -141,7 +142,7 @@ def _arrival(fields: Mapping[str, Any]) -> Arrival | None:
     return Arrival(time_ms, num_inputs, num_outputs, min(num_cached, num_inputs - 1))
 
 
-def _tokens(fields: Mapping[str, Any], names: Iterable[str]) -> int:
+def _tokens(fields: Mapping[str, Json], names: Iterable[str]) -> int:
     for name in names:
         if name in fields:
             value = _number(fields[name], name)
@@ -151,7 +152,7 @@ def _tokens(fields: Mapping[str, Any], names: Iterable[str]) -> int:
     raise BadLine(f"none of {', '.join(names)} among {', '.join(fields) or 'no fields'}")
 
 
-def _time_ms(fields: Mapping[str, Any]) -> float:
+def _time_ms(fields: Mapping[str, Json]) -> float:
     if "e2ems" in fields and "time" in fields:
         return _moment_ms(fields["time"]) - _number(fields["e2ems"], "e2e_ms")
     for names, factor in ((SECONDS, 1e3), (MILLISECONDS, 1.0)):
@@ -168,7 +169,7 @@ def _time_ms(fields: Mapping[str, Any]) -> float:
     return _number(stamp, "timestamp") * (1.0 if "inputlength" in fields else 1e3)
 
 
-def _moment_ms(text: Any) -> float:
+def _moment_ms(text: Json) -> float:
     """Parse a date and time to milliseconds; without a zone, UTC counts."""
     try:
         moment = datetime.fromisoformat(str(text))
@@ -177,7 +178,7 @@ def _moment_ms(text: Any) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e3
 
 
-def _number(value: Any, name: str) -> float:
+def _number(value: Json, name: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -4,11 +4,11 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
 from common.base.errors import BatonError
+from common.base.json_file import JsonObject
 
 
 class CompletionFailed(BatonError):
@@ -25,7 +25,7 @@ class CompletionTimes:
 
 
 async def stream_completion(
-    url: str, body: dict[str, Any], on_text: Callable[[str], object], deadline_s: float
+    url: str, body: JsonObject, on_text: Callable[[str], object], deadline_s: float
 ) -> CompletionTimes:
     """Send `body`, pass each piece of text to `on_text`, and return the times.
 
@@ -52,7 +52,7 @@ async def stream_completion(
     return CompletionTimes(num_tokens, first_s - sent_s, (last_s - first_s) / max(1, num_tokens - 1))
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]:
     """Yield the JSON of each server-sent event up to `[DONE]`; raises CompletionFailed without `[DONE]`."""
     if response.status != 200:
         raise CompletionFailed(f"HTTP {response.status}: {(await response.text())[:500]}")

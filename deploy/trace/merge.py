@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 from common.base.trace_events import CATEGORY, DEVICE, FIRST_LANE, LOOP
 from deploy.trace.parts import Part, Point, Recording, Slice
 
@@ -22,7 +23,7 @@ TRACKS_A_PROCESS = 100_000
 ROUNDED_NS = 4
 LANES = {"router": "requests", "prefill": "prompts", "decode": "handoffs"}
 """Contents of lanes, by role."""
-Event = dict[str, Any]
+Event = JsonObject
 Timed = tuple[int, str]
 Steps = dict[tuple[int, Point], str]
 """Phase of each point in its flow, by process."""

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from common.base.errors import ConfigError
+from common.base.json_file import Json, JsonObject
 from common.base.plain_file import open_plain
 from common.base.trace_file import OLDER, PROCESS, SUFFIX
 
@@ -27,7 +28,7 @@ MAX_DIGITS = 20
 """Limit of an integer; an epoch has 63 bits."""
 
 
-NOTHING: dict[str, Any] = {}
+NOTHING: JsonObject = {}
 """Shared arguments of slices without any, because there are millions."""
 
 
@@ -38,7 +39,7 @@ class Slice(NamedTuple):
     dur: float
     track: int
     name: str
-    args: dict[str, Any]
+    args: JsonObject
 
     @property
     def end(self) -> float:
@@ -165,7 +166,7 @@ def _told(bad: list[tuple[int, bool]]) -> str:
     return f"{len(bad)} lines skipped that are no events, the first is line {number}"
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> Json:
     try:
         return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
@@ -185,7 +186,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _header(event: Any) -> Part | None:
+def _header(event: Json) -> Part | None:
     try:
         args = event["args"]
         unix_s, monotonic_s, epoch, pid = (args[key] for key in ("unix_s", "monotonic_s", "epoch", "pid"))
@@ -201,7 +202,7 @@ def _header(event: Any) -> Part | None:
     return Part(role, name, epoch, pid, host, boot, (unix_s - monotonic_s) * 1e6)
 
 
-def _slice(event: dict[str, Any]) -> Slice | None:
+def _slice(event: JsonObject) -> Slice | None:
     ts, dur, track, name, args = (event.get(key) for key in ("ts", "dur", "tid", "name", "args"))
     if event.get("ph") != "X" or not _is_time(ts) or not _is_time(dur):
         return None
@@ -210,12 +211,12 @@ def _slice(event: dict[str, Any]) -> Slice | None:
     return Slice(ts, dur, track, sys.intern(name), args or NOTHING)
 
 
-def _point(event: dict[str, Any]) -> Point | None:
+def _point(event: JsonObject) -> Point | None:
     ts, track, flow_id = (event.get(key) for key in ("ts", "tid", "id"))
     if event.get("ph") != "t" or not _is_time(ts) or not isinstance(track, int) or not isinstance(flow_id, str):
         return None
     return Point(ts, track, flow_id)
 
 
-def _is_time(value: Any) -> TypeGuard[float]:
+def _is_time(value: Json) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TIME

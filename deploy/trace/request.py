@@ -1,9 +1,10 @@
 """Way of a request through the processes, from a trace."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 from common.base.trace_events import DEVICE, LOOP
 from deploy.operate.tables import aligned, wrapped
 from deploy.trace.merge import process_names
@@ -50,7 +51,7 @@ def _completions(parts: list[Part], wanted: str) -> list[str]:
     return list(found)
 
 
-def _whose(args: dict[str, Any]) -> list[str]:
+def _whose(args: JsonObject) -> list[str]:
     """Return the completions of a slice."""
     several = args.get("requests")
     listed = [str(each).rpartition("#")[0] for each in several] if isinstance(several, list) else []
@@ -93,7 +94,7 @@ def _decode_steps(name: str, part: Part, request_id: str) -> Iterator[_Stop]:
         yield _Stop(whole, name, len(between))
 
 
-def _told(args: dict[str, Any]) -> str:
+def _told(args: JsonObject) -> str:
     return " ".join(f"{key}={value}" for key, value in args.items() if key not in HIDDEN and value not in (None, ""))
 
 

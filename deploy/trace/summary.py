@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
+from common.base.json_file import JsonObject
 from common.base.trace_events import DEVICE, LOOP
 from deploy.operate.tables import BLANK, aligned, printable
 from deploy.trace.merge import process_names
@@ -30,7 +30,7 @@ def summary(recording: Recording) -> str:
     return "\n\n".join(["\n".join(lines) for lines in tables if lines] + ["\n".join(problems)] * bool(problems))
 
 
-def requests(parts: Sequence[Part]) -> list[dict[str, Any]]:
+def requests(parts: Sequence[Part]) -> list[JsonObject]:
     """Return the router's records of all finished completions."""
     told = [each.args for part in parts for each in part.slices if part.role == "router" and each.name == "request"]
     kinds = {"request": str, "e2e_ms": int | float, "attempts": int}
@@ -95,7 +95,7 @@ def _slowest(parts: Sequence[Part]) -> list[str]:
     return aligned([SLOWEST_HEAD, *map(_row, found)])
 
 
-def _row(args: dict[str, Any]) -> tuple[str, ...]:
+def _row(args: JsonObject) -> tuple[str, ...]:
     phases = ("e2e_ms", "read_ms", "queued_ms", "prefill_ms", "handoff_ms", "decode_ms")
     counts = ("prompt_tokens", "output_tokens", "attempts")
     workers = f"{args.get('prefill_worker') or BLANK} -> {args.get('decode_worker') or BLANK}"

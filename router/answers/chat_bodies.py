@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
+from common.base.json_file import Json, JsonObject
 from router.answers.completion_bodies import ChunkWriter, ending_of, prompt_body
 from router.base.shapes import ToolCall
 from router.dispatch.request_state import Completion, Delivery
@@ -14,7 +14,7 @@ from router.text.logprobs import LogprobLog
 ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
 
 
-def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response."""
     log = completion.logprobs
     parser = parser_of(options)
@@ -31,7 +31,7 @@ def chat_choice_body(text: str, completion: Completion, options: ResponseOptions
 class ChatChunkWriter(ChunkWriter):
     """Server-sent events of a choice; the first event gives the role."""
 
-    def __init__(self, head: dict[str, Any], options: ResponseOptions, completion: Completion) -> None:
+    def __init__(self, head: JsonObject, options: ResponseOptions, completion: Completion) -> None:
         super().__init__(head, options, completion)
         self._parser = parser_of(options)
 
@@ -45,7 +45,7 @@ class ChatChunkWriter(ChunkWriter):
         told = f", {json.dumps(prompt)[1:-1]}" if prompt else ""
         return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{told}}}\n\n".encode("ascii")
 
-    def _prompt_body(self) -> dict[str, Any]:
+    def _prompt_body(self) -> JsonObject:
         """Return nothing, because the first event has the prompt's ids beside the choice."""
         return {}
 
@@ -57,7 +57,7 @@ class ChatChunkWriter(ChunkWriter):
         return _reason(self._parser, reason)
 
     @staticmethod
-    def _part(log: LogprobLog, begin: int, end: int) -> Mapping[str, Any]:
+    def _part(log: LogprobLog, begin: int, end: int) -> Mapping[str, Json]:
         return log.chat_part(begin, end)
 
 
@@ -71,7 +71,7 @@ def parser_of(options: ResponseOptions) -> AnswerParser:
     )
 
 
-def _message(part: Part) -> dict[str, Any]:
+def _message(part: Part) -> JsonObject:
     """Return a whole answer as a message, with thoughts and calls only if present."""
     thought = {"reasoning_content": part.thought} if part.thought else {}
     calls = {"tool_calls": list(map(_call, part.calls))} if part.calls else {}
@@ -84,14 +84,14 @@ def _call(piece: CallPiece) -> ToolCall:
     return {"id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": piece.arguments}}
 
 
-def _delta(part: Part) -> dict[str, Any]:
+def _delta(part: Part) -> JsonObject:
     """Return the fields gained by a message; an empty content if nothing is gained."""
     calls = list(map(_call_delta, part.calls))
     fields = {"reasoning_content": part.thought, "content": part.content, "tool_calls": calls}
     return {name: value for name, value in fields.items() if value} or {"content": ""}
 
 
-def _call_delta(piece: CallPiece) -> dict[str, Any]:
+def _call_delta(piece: CallPiece) -> JsonObject:
     if not piece.id:
         return {"index": piece.index, "function": {"arguments": piece.arguments}}
     return {"index": piece.index, **_call(piece)}

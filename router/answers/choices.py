@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from common.base.json_file import JsonObject
 from router.answers.completion_bodies import DONE, ChunkWriter, choice_json, event, warnings_json
 from router.answers.prompt_logprobs import NOTHING
 from router.answers.request_choices import Job
@@ -11,9 +11,9 @@ from router.dispatch.request_state import Completion, Delivery
 from router.http.error_bodies import error_body
 from router.requests.completion_api import ResponseOptions
 
-ChoiceBody = Callable[[str, Completion, ResponseOptions], dict[str, Any]]
+ChoiceBody = Callable[[str, Completion, ResponseOptions], JsonObject]
 """Function from the whole text to a choice."""
-PromptBody = Callable[[Completion, ResponseOptions], dict[str, Any]]
+PromptBody = Callable[[Completion, ResponseOptions], JsonObject]
 """Function to the fields about a prompt, beside the prompt's choices."""
 
 
@@ -59,7 +59,7 @@ class StreamedChoices:
         if self._job.options.num_echoed_logprobs:
             await self._shape_prompts(deliveries)
         if len(deliveries) > len(self._writers):
-            deliveries = _merged(deliveries)
+            deliveries = _merged_texts(deliveries)
         return b"".join(map(self._event, deliveries))
 
     def end(self, *, is_complete: bool) -> bytes:
@@ -87,7 +87,7 @@ class StreamedChoices:
         return f": timing {json.dumps(job.timing)}\n\n".encode("ascii") if timing else b""
 
 
-def _merged(deliveries: list[Delivery]) -> list[Delivery]:
+def _merged_texts(deliveries: list[Delivery]) -> list[Delivery]:
     last: dict[int, Delivery] = {}
     for delivery in deliveries:
         before = last.get(delivery.choice)

@@ -7,9 +7,10 @@ each choice.
 import json
 from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
-from typing import Any
 
+from common.base.json_file import Json, JsonObject
 from router.answers.prompt_logprobs import NOTHING, PromptParts
+from router.base.shapes import Usage
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.logprobs import LogprobLog
@@ -17,7 +18,7 @@ from router.text.logprobs import LogprobLog
 DONE = b"data: [DONE]\n\n"
 
 
-def choice_body(text: str, completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+def choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response."""
     log = completion.logprobs
     choice = {
@@ -28,18 +29,18 @@ def choice_body(text: str, completion: Completion, options: ResponseOptions) -> 
     return choice | ending_of(completion, options) | prompt_body(completion, options)
 
 
-def ending_of(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+def ending_of(completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return the fields behind the text, common to choices of all kinds."""
     ids = {"token_ids": completion.outputs} if options.token_ids else {}
     return {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason} | ids
 
 
-def prompt_body(completion: Completion, options: ResponseOptions) -> dict[str, Any]:
+def prompt_body(completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return the prompt's token ids for a choice, if requested; a chat has the ids beside its choices."""
     return {"prompt_token_ids": list(completion.prompt_ids)} if options.token_ids else {}
 
 
-def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
     """Return token counts; each prompt counts once, whatever its number of choices.
 
     `num_cached_tokens` are prompt tokens found in a cache, not computed.
@@ -60,7 +61,7 @@ def warnings_json(options: ResponseOptions) -> str:
 class ChunkWriter:
     """Server-sent events of a choice."""
 
-    def __init__(self, head: dict[str, Any], options: ResponseOptions, completion: Completion) -> None:
+    def __init__(self, head: JsonObject, options: ResponseOptions, completion: Completion) -> None:
         self._completion = completion
         self._options = options
         self._num_sent = 0  # tokens
@@ -100,7 +101,7 @@ class ChunkWriter:
         return _behind(echoed, self._part(log, self._num_sent, delivery.num_outputs))
 
     @staticmethod
-    def _part(log: LogprobLog, begin: int, end: int) -> Mapping[str, Any]:
+    def _part(log: LogprobLog, begin: int, end: int) -> Mapping[str, Json]:
         return log.part(begin, end)
 
     def _token_ids(self, delivery: Delivery) -> str:
@@ -109,7 +110,7 @@ class ChunkWriter:
         told = self._prompt_body() if self._num_sent == 0 else {}
         return f", {json.dumps(ids | told)[1:-1]}"
 
-    def _prompt_body(self) -> dict[str, Any]:
+    def _prompt_body(self) -> JsonObject:
         """Return the fields about the prompt in a choice's first event."""
         return prompt_body(self._completion, self._options)
 
@@ -129,7 +130,7 @@ class ChunkWriter:
         return ', "usage": null' if self._options.include_usage else ""
 
 
-def choice_json(choice: dict[str, Any], prompt: PromptParts) -> str:
+def choice_json(choice: JsonObject, prompt: PromptParts) -> str:
     """Return the JSON of a choice with log-probabilities of its prompt."""
     if prompt is NOTHING:
         return json.dumps(choice)
@@ -140,7 +141,7 @@ def choice_json(choice: dict[str, Any], prompt: PromptParts) -> str:
     return f'{json.dumps(others)[:-1]}, "logprobs": {logprobs}{told}}}'
 
 
-def _behind(echoed: Mapping[str, str], part: Mapping[str, Any]) -> str:
+def _behind(echoed: Mapping[str, str], part: Mapping[str, Json]) -> str:
     """Return the JSON of `part`; each list of outputs stands behind the list of the echoed prompt."""
     if not echoed:
         return json.dumps(part)
@@ -149,6 +150,6 @@ def _behind(echoed: Mapping[str, str], part: Mapping[str, Any]) -> str:
     return "{" + ", ".join(lists) + "}"
 
 
-def event(body: dict[str, Any]) -> bytes:
+def event(body: Mapping[str, object]) -> bytes:
     """Return a server-sent event with a JSON body."""
     return f"data: {json.dumps(body)}\n\n".encode("ascii")

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any
 
+from common.base.json_file import JsonObject
 from common.wire.messages.worker import FinishReason
 from router.answers.completion_bodies import usage_of
 from router.answers.prompt_logprobs import PromptShaper
-from router.base.shapes import ChoiceTiming
+from router.base.shapes import ChoiceTiming, Usage
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.journey import UNNOTED, Arrival, Watch, no_watch
 from router.dispatch.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
@@ -27,7 +27,7 @@ from router.text.tokenizer import Tokenizer
 class Job:
     """Completions in the order of choices: prompt by prompt, `num_choices` for each."""
 
-    head: dict[str, Any]
+    head: JsonObject
     options: ResponseOptions
     num_prompt_tokens: int
     num_choices: int  # for each prompt
@@ -36,7 +36,7 @@ class Job:
     shaper: PromptShaper
 
     @property
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Usage:
         num_outputs = sum(len(completion.outputs) for completion in self.completions)
         num_cached = sum(completion.num_cached for completion in self.completions[:: self.num_choices])
         return usage_of(self.num_prompt_tokens, num_outputs, num_cached)
@@ -50,7 +50,7 @@ class Job:
 def make_job(
     service: Service,
     request: CompletionRequest,
-    head: dict[str, Any],
+    head: JsonObject,
     client_request_id: str = "",
     arrival: Arrival = UNNOTED,
     watch: Watch = no_watch,

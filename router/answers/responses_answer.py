@@ -3,9 +3,9 @@
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from router.answers.request_choices import Job
 from router.answers.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output
 from router.dispatch.request_state import Delivery
@@ -52,7 +52,7 @@ class StreamedResponse:
             written += [self._about(f"response.{step}", begun) for step in ("created", IN_PROGRESS)]
         error = next((delivery.error for delivery in deliveries if delivery.error is not None), None)
         events = [event for delivery in deliveries if delivery.error is None for event in self._output.take(delivery)]
-        written += [self._event(event.kind, json.dumps(event.fields)[1:-1]) for event in _merged(events)]
+        written += [self._event(event.kind, json.dumps(event.fields)[1:-1]) for event in _merged_deltas(events)]
         if error is not None:
             failed = _snapshot(self._job, FAILED, self._output.items, error=_error(error))
             written.append(self._about(f"response.{FAILED}", failed))
@@ -86,7 +86,7 @@ def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
     usage = job.usage
     is_cut = completion.finish_reason == "length"
     status = INCOMPLETE if is_cut else COMPLETED
-    told: dict[str, Any] = {
+    told: JsonObject = {
         "completed_at": None if is_cut else int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "usage": {
@@ -101,7 +101,7 @@ def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
     return status, _snapshot(job, status, output.items, **told, **timing)
 
 
-def _snapshot(job: Job, status: str, output: Sequence[dict[str, Any]], **told: Any) -> str:
+def _snapshot(job: Job, status: str, output: Sequence[JsonObject], **told: Json) -> str:
     """Return the JSON of the response's current state; `told` has fields null before the end."""
     nothing_yet = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
     warnings = {"warnings": job.options.warnings} if job.options.warnings else {}
@@ -115,7 +115,7 @@ def _error(error: RequestError) -> dict[str, str]:
     return {"code": code, "message": error.message}
 
 
-def _merged(events: Sequence[Event]) -> list[Event]:
+def _merged_deltas(events: Sequence[Event]) -> list[Event]:
     """Return the events, with consecutive deltas of an item merged into a single delta."""
     merged: list[Event] = []
     for event in events:
@@ -123,8 +123,6 @@ def _merged(events: Sequence[Event]) -> list[Event]:
         if last is None or event.kind not in DELTAS or last.kind != event.kind:
             merged.append(event)
             continue
-        joined: dict[str, Any] = {
-            name: last.fields[name] + event.fields[name] for name in GROWING & event.fields.keys()
-        }
+        joined: JsonObject = {name: last.fields[name] + event.fields[name] for name in GROWING & event.fields.keys()}
         merged[-1] = Event(event.kind, event.fields | joined)
     return merged

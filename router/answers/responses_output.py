@@ -6,8 +6,9 @@ Items stand in the order of beginning: thoughts, texts, calls of functions.
 import json
 import secrets
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.base.json_file import Json, JsonObject
 from router.answers.chat_bodies import parser_of
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
@@ -20,7 +21,7 @@ class Event(NamedTuple):
     """An event of a stream, without the fields common to all events."""
 
     kind: str
-    fields: dict[str, Any]
+    fields: JsonObject
 
 
 class TextShape(NamedTuple):
@@ -33,8 +34,8 @@ class TextShape(NamedTuple):
     text_event: str
     part_event: str
     index_field: str  # event field with the number of the part
-    fields: Mapping[str, Any]  # constant fields of the item
-    part_fields: Mapping[str, Any]
+    fields: Mapping[str, Json]  # constant fields of the item
+    part_fields: Mapping[str, Json]
     has_logprobs: bool
 
 
@@ -82,7 +83,7 @@ class TextItem:
         self._place = {"item_id": self._id, "output_index": index, shape.index_field: 0}
         self._index = index
         self._pieces: list[str] = []
-        self._logprobs: list[Any] = []
+        self._logprobs: list[Json] = []
 
     def begin(self) -> list[Event]:
         return [
@@ -90,7 +91,7 @@ class TextItem:
             Event(f"{self.shape.part_event}.added", {**self._place, "part": self._part("", [])}),
         ]
 
-    def grow(self, text: str, logprobs: list[Any]) -> Event:
+    def grow(self, text: str, logprobs: list[Json]) -> Event:
         self._pieces.append(text)
         self._logprobs += logprobs
         return self._text_event("delta", {"delta": text}, logprobs)
@@ -105,15 +106,15 @@ class TextItem:
             _item_event("done", self._index, self._body([part], status)),
         ]
 
-    def _text_event(self, step: str, fields: Mapping[str, Any], logprobs: list[Any]) -> Event:
+    def _text_event(self, step: str, fields: Mapping[str, Json], logprobs: list[Json]) -> Event:
         told = {"logprobs": logprobs} if self.shape.has_logprobs else {}
         return Event(f"{self.shape.text_event}.{step}", {**self._place, **fields, **told})
 
-    def _part(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
+    def _part(self, text: str, logprobs: list[Json]) -> JsonObject:
         told = {"logprobs": logprobs} if self.shape.has_logprobs else {}
         return {"type": self.shape.part_kind, "text": text, **self.shape.part_fields, **told}
 
-    def _body(self, parts: list[Any], status: str) -> dict[str, Any]:
+    def _body(self, parts: list[Json], status: str) -> JsonObject:
         shape = self.shape
         return {"type": shape.kind, "id": self._id, **shape.fields, shape.field: parts, "status": status}
 
@@ -163,7 +164,7 @@ class Output:
         self._log = completion.logprobs
         self._num_told = 0  # tokens whose log-probabilities are sent or skipped
         self._open: TextItem | CallItem | None = None
-        self.items: list[dict[str, Any]] = []
+        self.items: list[JsonObject] = []
         self.num_thought_tokens = 0
 
     def take(self, delivery: Delivery) -> list[Event]:
@@ -185,7 +186,7 @@ class Output:
             events += self._end(COMPLETED if delivery.finish_reason == "stop" else INCOMPLETE)
         return events
 
-    def _say(self, shape: TextShape, text: str, logprobs: list[Any]) -> Iterable[Event]:
+    def _say(self, shape: TextShape, text: str, logprobs: list[Json]) -> Iterable[Event]:
         if not isinstance(self._open, TextItem) or self._open.shape is not shape:
             yield from self._close(COMPLETED)
             self._open = TextItem(len(self.items), shape)
@@ -219,7 +220,7 @@ class Output:
         self._open = None
         return events
 
-    def _logprobs(self, delivery: Delivery, *, has_content: bool) -> list[Any]:
+    def _logprobs(self, delivery: Delivery, *, has_content: bool) -> list[Json]:
         """Return log-probabilities of the tokens since the last text; tags and thoughts have none."""
         if self._log is None:
             return []
@@ -234,7 +235,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
-def _item_event(step: str, index: int, item: dict[str, Any]) -> Event:
+def _item_event(step: str, index: int, item: JsonObject) -> Event:
     return Event(f"response.output_item.{step}", {"output_index": index, "item": item})
 
 

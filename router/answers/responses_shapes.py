@@ -1,7 +1,8 @@
 """Types of a response of /v1/responses, shown as JSON schema in `/openapi.json`."""
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
+from common.base.json_file import Json, JsonObject
 from router.base.shapes import ChatToken, ChoiceTiming, ResponseWarning
 
 
@@ -25,7 +26,7 @@ class ResponseUsage(TypedDict):
 class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str
-    annotations: list[Any]
+    annotations: list[Json]
     logprobs: list[ChatToken]
 
 
@@ -97,10 +98,10 @@ class ResponseBody(TypedDict):
     service_tier: Literal["default"]
     store: Literal[False]
     temperature: float
-    text: dict[str, Any]
+    text: JsonObject
     timing: NotRequired[list[ChoiceTiming]]  # with the header X-Baton-Timing: 1
-    tool_choice: Any
-    tools: list[dict[str, Any]]
+    tool_choice: Json
+    tools: list[JsonObject]
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
+from common.base.json_file import JsonObject
 from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
 from router.answers.choices import StreamedChoices, WholeChoices
 from router.answers.completion_bodies import ChunkWriter, choice_body, prompt_body
@@ -35,23 +36,23 @@ class Front:
 
     kind: Kind
     prompt_field: str  # name of the prompt in errors
-    head: Callable[[str, str, bool], dict[str, Any]]
+    head: Callable[[str, str, bool], JsonObject]
     """Fields shared by all parts of a response, from request id, model name and `is_streamed`."""
     whole: Callable[[Job, bool], WholeAnswer]
     streamed: Callable[[Job, bool], StreamedAnswer]
     """Makers of an answer for a job; the flag adds the request's timing."""
 
 
-def _completion_head(request_id: str, model: str, is_streamed: bool) -> dict[str, Any]:
+def _completion_head(request_id: str, model: str, is_streamed: bool) -> JsonObject:
     return {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
 
 
-def _chat_head(request_id: str, model: str, is_streamed: bool) -> dict[str, Any]:
+def _chat_head(request_id: str, model: str, is_streamed: bool) -> JsonObject:
     name = "chat.completion.chunk" if is_streamed else "chat.completion"
     return {"id": f"chat{request_id}", "object": name, "created": int(time.time()), "model": model}
 
 
-def _response_head(request_id: str, model: str, is_streamed: bool) -> dict[str, Any]:
+def _response_head(request_id: str, model: str, is_streamed: bool) -> JsonObject:
     response_id = f"resp_{request_id.removeprefix(ID_PREFIX)}"
     return {"id": response_id, "object": "response", "created_at": int(time.time()), "model": model}
 

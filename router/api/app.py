@@ -7,23 +7,24 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from common.base.errors import ConfigError, RequestError
 from common.settings.config import Config
 from router.api.completions import routes
 from router.api.documents import DESCRIPTION, OPEN_DOCS, Description, doc_routes
-from router.api.http_request import REQUEST_ID, SERVICE, name_request, repeat_name
+from router.api.http_request import CLIENT_CLOSED_REQUEST, REQUEST_ID, SERVICE, name_request, repeat_name
 from router.api.models import model_routes
 from router.api.status import OPEN_TO_ALL, status_routes
 from router.api.status_page_files import OPEN_PAGES, page_routes
-from router.api.succession import SUCCESSION, Succession, close_when_leaving
+from router.api.succession import SUCCESSION, Succession
 from router.api.telemetry import TELEMETRY, make_telemetry, with_span
 from router.http.api_keys import API_KEYS, ApiKeys, guarded
 from router.http.connection import SERVER
-from router.http.connection_limit import PLACES, Door, bound_sockets, close_surplus, open_places
+from router.http.connection_limit import PLACES, is_surplus, open_places
 from router.http.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
+from router.http.door import Door, bound_sockets
 from router.http.error_bodies import error_response
 from router.http.errors import from_http
 from router.service import Service
@@ -31,7 +32,6 @@ from router.service import Service
 logger = logging.getLogger(__name__)
 
 STARTED = web.RequestKey("response_started", web.StreamResponse)
-CLIENT_CLOSED_REQUEST = 499
 SHUTDOWN_S = 2.0
 """Time for connections to close after all requests have ended."""
 
@@ -45,7 +45,7 @@ def make_app(config: Config) -> web.Application:
     app[PLACES] = open_places()
     app.add_routes([*routes, *model_routes, *status_routes, *doc_routes, *page_routes])
     app[DESCRIPTION] = Description(app, wants_key=bool(config.router.api_key_file))
-    app.on_response_prepare.extend([_on_response_prepare, allow_origin, close_surplus, close_when_leaving])
+    app.on_response_prepare.extend([_on_response_prepare, _close_last, allow_origin])
 
     async def life(app: web.Application) -> AsyncIterator[None]:
         app[SERVICE] = service = Service(config)
@@ -117,6 +117,13 @@ async def _on_response_prepare(request: web.Request, response: web.StreamRespons
     request[STARTED] = response
     response.headers["Server"] = SERVER
     repeat_name(request, response)
+
+
+async def _close_last(request: web.Request, response: web.StreamResponse) -> None:
+    """Close a surplus connection, or any connection of a leaving router, after a response."""
+    if is_surplus(request) or request.app[SUCCESSION].is_leaving:
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
 
 
 def _url_host(host: str) -> str:

@@ -4,7 +4,8 @@ import json
 import re
 from collections.abc import Iterator
 from html import escape
-from typing import Any
+
+from common.base.json_file import JsonObject
 
 STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
@@ -14,7 +15,7 @@ STYLE = (
 CODE = re.compile("`([^`]*)`")
 
 
-def page(document: dict[str, Any]) -> str:
+def page(document: JsonObject) -> str:
     """Return the HTML page of an OpenAPI document."""
     title = f"{escape(document['info']['title'])} {escape(document['info']['version'])}"
     operations = [
@@ -35,7 +36,7 @@ def page(document: dict[str, Any]) -> str:
     )
 
 
-def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
+def _operation(method: str, path: str, operation: JsonObject) -> Iterator[str]:
     name = f"<code>{method.upper()} {escape(path)}</code>"
     yield f'<h2 id="{escape(method + path)}">{name}</h2><p>{_prose(operation["summary"])}</p>'
     if "requestBody" in operation:
@@ -49,14 +50,14 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     yield "</table>"
 
 
-def _table(schema: dict[str, Any]) -> Iterator[str]:
+def _table(schema: JsonObject) -> Iterator[str]:
     yield "<h3>Fields</h3><table>"
     for name, words in _rows(schema, ""):
         yield f"<tr><td><code>{escape(name)}</code><td>{_prose(words)}"
     yield "</table>"
 
 
-def _rows(schema: dict[str, Any], within: str) -> Iterator[tuple[str, str]]:
+def _rows(schema: JsonObject, within: str) -> Iterator[tuple[str, str]]:
     """Yield each field with its description; nested fields follow the field."""
     for name, field in schema["properties"].items():
         default = f"; default `{json.dumps(field['default'])}`" if "default" in field else ""

@@ -2,10 +2,10 @@
 
 import json
 from functools import cached_property
-from typing import Any
 
 from aiohttp import web
 
+from common.base.json_file import JsonObject
 from router.api.docs_page import page
 from router.api.openapi import document
 from router.http.error_bodies import JSON
@@ -22,7 +22,7 @@ class Description:
         self._app, self._wants_key = app, wants_key
 
     @cached_property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         return document(self._app, wants_key=self._wants_key)
 
     @cached_property

@@ -18,6 +18,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 CLIENT_REQUEST_ID = web.RequestKey("client_request_id", str)
 """The client's id, only sent back; empty without an id."""
 HEADER = "X-Request-Id"
+CLIENT_CLOSED_REQUEST = 499
+"""Status of a request whose client left, for logs and spans."""
 SHOWABLE = re.compile(r"[ -~]{1,128}")
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from common.base.json_file import Json, JsonObject
 from common.base.version import VERSION
 from router.answers.responses_shapes import ResponseBody
 from router.api.completions import post_chat_completions, post_completions, post_responses
@@ -53,7 +54,7 @@ Body: TypeAlias = tuple[Table, str]
 class Endpoint:
     """Request bodies, answer and errors of a handler."""
 
-    answer: Any  # a type of `shapes`, or str
+    answer: Json  # a type of `shapes`, or str
     media_types: tuple[str, ...] = (JSON,)
     bodies: tuple[Body, ...] = ()  # alternatives
     errors: tuple[int, ...] = ()
@@ -79,9 +80,9 @@ ENDPOINTS: dict[Handler, Endpoint] = {
 """All documented handlers, without the documentation's own pages."""
 
 
-def document(app: web.Application, *, wants_key: bool) -> dict[str, Any]:
+def document(app: web.Application, *, wants_key: bool) -> JsonObject:
     """Return the OpenAPI 3.1 document of an application's routes; `wants_key` adds API keys."""
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, JsonObject] = {}
     for path, method, handler in _routes(app):
         is_guarded = wants_key and handler not in OPEN_TO_ALL
         paths.setdefault(path, {})[method] = _operation(path, handler, ENDPOINTS[handler], is_guarded)
@@ -110,10 +111,10 @@ def _routes(app: web.Application) -> Iterator[tuple[str, str, Handler]]:
                 yield resource.canonical, route.method.lower(), route.handler
 
 
-def _operation(path: str, handler: Handler, endpoint: Endpoint, is_guarded: bool) -> dict[str, Any]:
+def _operation(path: str, handler: Handler, endpoint: Endpoint, is_guarded: bool) -> JsonObject:
     statuses = sorted({*OF_ALL, *endpoint.errors, *((401,) if is_guarded else ())})
     answer = schema_of(endpoint.answer)
-    operation: dict[str, Any] = {
+    operation: JsonObject = {
         "summary": (handler.__doc__ or "").strip(),
         "responses": {"200": _response("as asked for", endpoint.media_types, answer)}
         | {str(status): _error(status) for status in statuses},
@@ -132,10 +133,10 @@ def _operation(path: str, handler: Handler, endpoint: Endpoint, is_guarded: bool
     return operation
 
 
-def _response(description: str, media_types: tuple[str, ...], schema: dict[str, Any]) -> dict[str, Any]:
+def _response(description: str, media_types: tuple[str, ...], schema: JsonObject) -> JsonObject:
     content = {kind: {"schema": schema_of(shapes.Event) if kind == EVENTS else schema} for kind in media_types}
     return {"description": description, "content": content}
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error(status: int) -> JsonObject:
     return _response(REASONS[status], (JSON,), {"$ref": "#/components/schemas/ErrorBody"})

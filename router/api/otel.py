@@ -9,14 +9,13 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -24,7 +23,7 @@ from common.base.version import VERSION
 from common.settings.config import RouterSection
 from router.answers.request_choices import Job
 from router.api.http_request import CLIENT_REQUEST_ID, HEADER
-from router.api.telemetry import NO_SPAN, RequestSpan, Telemetry
+from router.api.telemetry import NO_SPAN, OPERATIONS, RequestSpan, Telemetry
 from router.dispatch.journey import Arrival, End, Leg, Watcher
 from router.requests.completion_api import CompletionRequest
 
@@ -40,7 +39,6 @@ SILENCE_S = 60.0
 QUIET = ("trace", "exporter")
 """Library loggers of clients' input and each attempt to reach a collector."""
 PROVIDER = "baton"
-OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
 CONTEXT = ("traceparent", "tracestate")
 
 
@@ -53,7 +51,7 @@ class OtelTelemetry(Telemetry):
         self._model_name, self._address = model_name, (section.host, section.port)
         resource = Resource.create({"service.name": PROVIDER, "service.version": VERSION})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        exporter: Any = _Exporter(with_path(section.otlp_endpoint))
+        exporter = _Exporter(with_path(section.otlp_endpoint))
         self._processor = BatchSpanProcessor(
             exporter,
             max_queue_size=MAX_QUEUED_SPANS,
@@ -96,7 +94,7 @@ class OtelTelemetry(Telemetry):
 class OtelSpan(RequestSpan):
     """The recorded span of an HTTP request; a caller's trace decides about recording."""
 
-    def __init__(self, tracer: Any, span: Any, model_name: str) -> None:
+    def __init__(self, tracer: trace.Tracer, span: trace.Span, model_name: str) -> None:
         self._tracer, self._span, self._model_name = tracer, span, model_name
         self._around = trace.set_span_in_context(span)
         self._lead_s = time.time() - time.monotonic()  # from the dispatcher's clock to Unix time
@@ -147,13 +145,13 @@ class OtelSpan(RequestSpan):
         self._tell({"http.response.status_code": status})
         self._span.end()
 
-    def add(self, name: str, begin_s: float, end_s: float, attributes: Mapping[str, Any]) -> None:
+    def add(self, name: str, begin_s: float, end_s: float, attributes: Mapping[str, object]) -> None:
         """Add a child span, timed on the dispatcher's clock."""
         begin_ns = self._unix_ns(begin_s)
         part = self._tracer.start_span(name, context=self._around, attributes=attributes, start_time=begin_ns)
         part.end(self._unix_ns(end_s))
 
-    def _tell(self, attributes: Mapping[str, Any]) -> None:
+    def _tell(self, attributes: Mapping[str, object]) -> None:
         self._span.set_attributes({key: value for key, value in attributes.items() if value is not None})
 
     def _unix_ns(self, clock_s: float) -> int:
@@ -167,7 +165,7 @@ class _Choice:
         self._span, self._index, self._received_s = span, index, received_s
 
     def left(self, leg: Leg, end_s: float) -> None:
-        attributes: dict[str, Any] = {"baton.attempt": leg.attempt}
+        attributes: dict[str, object] = {"baton.attempt": leg.attempt}
         if self._index is not None:
             attributes["baton.choice"] = self._index
         if leg.route is not None:
@@ -190,7 +188,7 @@ class _Exporter:
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
         self._num_lost, self._silent_until_s = 0, 0.0
 
-    def export(self, spans: Sequence[Any]) -> Any:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._num_lost += len(spans)

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from common.base.errors import ConfigError
 from common.settings.config import RouterSection
 from common.wire.transport.endpoints import private_directory
 from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
-from router.http.connection_limit import Door
+from router.http.door import Door
 from router.placement.readiness import Readiness
 
 logger = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class Succession:
         """Wait until no connection had a request for `QUIET_S`, or none is left."""
         assert self._door is not None
         since_s = time.monotonic()
-        while self._door.num_connections and time.monotonic() - since_s < QUIET_S:
+        while self._door.connections and time.monotonic() - since_s < QUIET_S:
             await asyncio.sleep(POLL_S)
-            if self._door.is_busy:
+            if self._door.connections.is_busy:
                 since_s = time.monotonic()
 
     async def close(self) -> None:
@@ -144,14 +144,6 @@ class Succession:
 
 
 SUCCESSION = web.AppKey("succession", Succession)
-
-
-async def close_when_leaving(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection after a response of a leaving router; a hook of `on_response_prepare`."""
-    succession = request.app.get(SUCCESSION)
-    if succession is not None and succession.is_leaving:
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
 
 
 def port_path(port: int) -> Path:

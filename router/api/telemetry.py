@@ -11,11 +11,12 @@ from aiohttp.typedefs import Handler
 from common.base.errors import ConfigError, RequestError
 from common.settings.config import RouterSection
 from router.answers.request_choices import Job
+from router.api.http_request import CLIENT_CLOSED_REQUEST
 from router.dispatch.journey import Arrival, Watcher
 from router.requests.completion_api import CompletionRequest
 
-TRACED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
-GONE, GONE_STATUS = "client_closed_request", 499
+OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
+"""Traced paths, and the operation names of OpenTelemetry's conventions."""
 INSTALL = 'pip install -e ".[otel]" where the sources are'
 
 
@@ -70,7 +71,7 @@ def make_telemetry(section: RouterSection, model_name: str) -> Telemetry:
 async def with_span(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Wrap requests for completions, chats and responses in a span."""
     request[SPAN] = NO_SPAN
-    if request.path.rstrip("/") not in TRACED:
+    if request.path.rstrip("/") not in OPERATIONS:
         return await handler(request)
     request[SPAN] = span = request.app[TELEMETRY].begin(request)
     status = 500
@@ -86,8 +87,8 @@ async def with_span(request: web.Request, handler: Handler) -> web.StreamRespons
         status = error.status
         raise
     except (asyncio.CancelledError, ConnectionError):
-        span.fail(GONE)
-        status = GONE_STATUS
+        span.fail("client_closed_request")
+        status = CLIENT_CLOSED_REQUEST
         raise
     except Exception as error:
         span.fail(type(error).__name__)

@@ -10,11 +10,14 @@ may be a typo, or change the output on another server. An open table ignores unk
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from router.base.json_rules import Only, Rule, shown, wrong
 
+Values: TypeAlias = dict[str, Any]
+"""Values of fields by name, in the form that each field's rule gives."""
 MAX_NAME_CHARS = 64
 """Longer names get no suggestion."""
 
@@ -25,7 +28,7 @@ class Field:
 
     name: str
     rule: Rule
-    default: Any = None
+    default: object = None  # in the rule's form
     about: str = ""
 
     @property
@@ -46,7 +49,7 @@ class Field:
         return self.is_implemented and self.default not in (None, "", ())
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         """JSON schema of the field."""
         default = {"default": self.default} if self.has_default else {}
         return {"anyOf": [self.rule.schema, {"type": "null"}], "description": self.words} | default
@@ -59,13 +62,13 @@ class Table:
         relations: JSON schemas of values allowed together; documentation only, checked by the user of the values.
     """
 
-    def __init__(self, *fields: Field, is_open: bool = False, relations: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, *fields: Field, is_open: bool = False, relations: Sequence[JsonObject] = ()) -> None:
         self.fields = {field.name: field for field in fields}
         self.relations = relations
         self._is_open = is_open
         assert len(self.fields) == len(fields), "a field stands twice in the table"
 
-    def read(self, body: dict[str, Any], within: str = "") -> dict[str, Any]:
+    def read(self, body: JsonObject, within: str = "") -> Values:
         """Return the value of every field; raises RequestError (400) for the first unknown or wrong field.
 
         Args:
@@ -76,7 +79,7 @@ class Table:
                 raise self._unknown(name, within)
         return {name: self._value(field, body.get(name), within) for name, field in self.fields.items()}
 
-    def require(self, name: str, values: dict[str, Any], within: str = "") -> None:
+    def require(self, name: str, values: Values, within: str = "") -> None:
         """Raise RequestError if the field has no value."""
         if values.get(name) is None:
             param = within + name
@@ -84,21 +87,21 @@ class Table:
             raise RequestError(message, param=param, code="missing_field")
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         """JSON schema of the object."""
         properties = {name: field.schema for name, field in self.fields.items()}
         others = {} if self._is_open else {"additionalProperties": {"type": "null"}}
         relations = {"allOf": list(self.relations)} if self.relations else {}
         return {"type": "object", "properties": properties} | others | relations
 
-    def schema_with(self, required: str) -> dict[str, Any]:
+    def schema_with(self, required: str) -> JsonObject:
         """Return the object's JSON schema with a required field, which must not be null."""
         schema, field = self.schema, self.fields[required]
         properties = schema["properties"] | {required: field.rule.schema | {"description": field.words}}
         return schema | {"required": [required], "properties": properties}
 
     @staticmethod
-    def _value(field: Field, value: Any, within: str) -> Any:
+    def _value(field: Field, value: Json, within: str) -> object:
         return field.default if value is None else field.rule.checked(within + field.name, value)
 
     def _unknown(self, name: str, within: str) -> RequestError:
@@ -110,12 +113,12 @@ class Table:
         )
 
 
-def given(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def given(name: str, schema: JsonObject) -> JsonObject:
     """Return a JSON schema of objects with this field and value schema."""
     return {"properties": {name: schema}, "required": [name]}
 
 
-def without(name: str) -> dict[str, Any]:
+def without(name: str) -> JsonObject:
     """Return a JSON schema of objects with this field null or absent."""
     return {"properties": {name: {"type": "null"}}}
 
@@ -135,10 +138,10 @@ class Object:
         return "an object of " + ", ".join(f"`{name}`" for name in self.table.fields)
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return self.table.schema_with(self.required) if self.required else self.table.schema
 
-    def checked(self, name: str, value: Any) -> dict[str, Any]:
+    def checked(self, name: str, value: Json) -> Values:
         if not isinstance(value, dict):
             raise wrong(name, value, self.wants)
         return self.table.read(value, f"{name}.")

@@ -7,9 +7,10 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 
 MAX_SHOWN_CHARS = 80
 
@@ -23,11 +24,11 @@ class Rule(Protocol):
         ...
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         """Accepted values, as JSON schema."""
         ...
 
-    def checked(self, name: str, value: Any) -> Any:
+    def checked(self, name: str, value: Json) -> object:
         """Return the value in the router's own form; raises RequestError (400) with the field's name."""
         ...
 
@@ -44,10 +45,10 @@ class Integer:
         return f"an integer from {self.low} to {self.high}"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
-    def checked(self, name: str, value: Any) -> int:
+    def checked(self, name: str, value: Json) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if type(value) is not int or not self.low <= value <= self.high:
@@ -76,10 +77,10 @@ class Number:
         return f"a number from {self.low:g} to {self.high:g}"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"type": "number", "exclusiveMinimum" if self.above_low else "minimum": self.low, "maximum": self.high}
 
-    def checked(self, name: str, value: Any) -> float:
+    def checked(self, name: str, value: Json) -> float:
         if type(value) not in (int, float) or not self.low <= value <= self.high:  # false for NaN
             raise wrong(name, value, self.wants)
         if self.above_low and value == self.low:
@@ -96,10 +97,10 @@ class Boolean:
         return "true or false"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"type": "boolean"}
 
-    def checked(self, name: str, value: Any) -> bool:
+    def checked(self, name: str, value: Json) -> bool:
         if not isinstance(value, bool):
             raise wrong(name, value, self.wants)
         return value
@@ -124,12 +125,12 @@ class Text:
         return " ".join(char if char.isprintable() else f"U+{ord(char):04X}" for char in self.without)
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         longest = {} if self.max_chars is None else {"maxLength": self.max_chars}
         pattern = {"pattern": f"^[^{re.escape(self.without)}]*$"} if self.without else {}
         return {"type": "string", "minLength": self.min_chars} | longest | pattern
 
-    def checked(self, name: str, value: Any) -> str:
+    def checked(self, name: str, value: Json) -> str:
         if not is_text(value):
             raise wrong(name, value, f"{self.wants}, of valid Unicode")
         fits = self.min_chars <= len(value) and (self.max_chars is None or len(value) <= self.max_chars)
@@ -153,12 +154,12 @@ class Texts:
         return f"{shape} {self.max_texts}{what}, none of them empty, together at most {self.max_chars} characters"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         text = {"type": "string", "minLength": 1, "maxLength": self.max_chars}
         several = {"type": "array", "items": text, "maxItems": self.max_texts}
         return {"anyOf": [text, several]} if self.or_one else several
 
-    def checked(self, name: str, value: Any) -> tuple[str, ...]:
+    def checked(self, name: str, value: Json) -> tuple[str, ...]:
         texts = [value] if self.or_one and isinstance(value, str) else value
         if not isinstance(texts, list) or len(texts) > self.max_texts:
             raise wrong(name, value, self.wants)
@@ -182,10 +183,10 @@ class OneOf:
         return " or ".join(json.dumps(name) for name in self.names)
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"enum": list(self.names)}
 
-    def checked(self, name: str, value: Any) -> str:
+    def checked(self, name: str, value: Json) -> str:
         if not isinstance(value, str) or value not in self.names:
             raise wrong(name, value, self.wants)
         return value
@@ -200,10 +201,10 @@ class Anything:
         return "anything"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {}
 
-    def checked(self, name: str, value: Any) -> Any:
+    def checked(self, name: str, value: Json) -> Json:
         return value
 
 
@@ -211,7 +212,7 @@ class Anything:
 class Only:
     """A rule: an unsupported field of the API, accepted only with neutral values; gives None."""
 
-    neutral: tuple[Any, ...] = ()
+    neutral: tuple[Json, ...] = ()
     remedy: str = "leave it out"
 
     @property
@@ -219,10 +220,10 @@ class Only:
         return " or ".join(map(json.dumps, self.neutral)) or "null"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"enum": list(self.neutral)} if self.neutral else {"type": "null"}
 
-    def checked(self, name: str, value: Any) -> None:
+    def checked(self, name: str, value: Json) -> None:
         if not any(_is_same(value, neutral) for neutral in self.neutral):
             message = f"{name} = {shown(value)} is not supported: {self.remedy}"
             raise RequestError(message, param=name, code="unsupported_value")

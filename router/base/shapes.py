@@ -14,6 +14,8 @@ from typing import (
     is_typeddict,
 )
 
+from common.base.json_file import Json, JsonObject
+
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
 
@@ -194,10 +196,10 @@ class Health(TypedDict):
     version: str  # the router's
     status: StatusName  # completions are answered if ok or degraded
     problems: list[str]  # reasons for another status than ok
-    workers: dict[str, list[dict[str, Any]]]
-    kv_paths: list[dict[str, Any]]
-    memory_servers: list[dict[str, Any]]
-    role_changes: list[dict[str, Any]]  # latest first
+    workers: dict[str, list[JsonObject]]
+    kv_paths: list[JsonObject]
+    memory_servers: list[JsonObject]
+    role_changes: list[JsonObject]  # latest first
 
 
 class StatusReport(TypedDict):
@@ -214,14 +216,14 @@ class StatusReport(TypedDict):
     running: int
     phases: dict[str, int]
     kv_usage: float  # share of KV blocks in use; 1 is full
-    longest: list[dict[str, Any]]  # running requests, oldest first
-    slowest: list[dict[str, Any]]  # requests ended in the last five minutes, longest first
-    devices: list[dict[str, Any]]
-    kv_paths: list[dict[str, Any]]  # perhaps not all; see `num_kv_paths`
+    longest: list[JsonObject]  # running requests, oldest first
+    slowest: list[JsonObject]  # requests ended in the last five minutes, longest first
+    devices: list[JsonObject]
+    kv_paths: list[JsonObject]  # perhaps not all; see `num_kv_paths`
     num_kv_paths: int
     period_s: float
-    history: dict[str, list[Any]]  # columns by name, oldest first
-    incidents: list[dict[str, Any]]  # latest first
+    history: dict[str, list[Json]]  # columns by name, oldest first
+    incidents: list[JsonObject]  # latest first
 
 
 class Version(TypedDict):
@@ -233,9 +235,9 @@ class Load(TypedDict):
     server_load: int
 
 
-def schema_of(kind: Any) -> dict[str, Any]:
+def schema_of(kind: Any) -> JsonObject:
     """Return the JSON schema of a type in this module, or of a part of such types; raises TypeError for others."""
-    if kind is Any:
+    if kind is Json:
         return {}
     if kind in TYPES:
         return {"type": TYPES[kind]}

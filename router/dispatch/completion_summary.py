@@ -5,8 +5,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from heapq import heappush, heapreplace, nlargest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.base.json_file import JsonObject
 from router.base.shapes import ChoiceTiming
 from router.dispatch.journey import End, Phase
 from router.dispatch.request_state import Completion, State
@@ -88,7 +89,7 @@ NUM_TOLD = 8
 class _Ended(NamedTuple):
     took_s: float
     number: int  # breaks ties
-    told: dict[str, Any]
+    told: JsonObject
 
 
 class Slowest:
@@ -114,14 +115,14 @@ class Slowest:
         else:
             heapreplace(heap, ended)
 
-    def report(self, now_s: float) -> list[dict[str, Any]]:
+    def report(self, now_s: float) -> list[JsonObject]:
         """Return the slowest completions, longest first."""
         since_s = now_s - NUM_PERIODS * PERIOD_S
         recent = [ended for begun_s, heap in self._periods if begun_s >= since_s for ended in heap]
         return [ended.told for ended in nlargest(NUM_TOLD, recent)]
 
 
-def told_of(completion: Completion, now_s: float) -> dict[str, Any]:
+def told_of(completion: Completion, now_s: float) -> JsonObject:
     """Return sizes, times and workers of a completion, running or ended."""
     timing, phase = completion.timing or timing_of(completion, now_s), completion.phases.current
     return {

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from common.base.json_file import Json
 from router.placement.route import Route
 
 
@@ -64,7 +65,7 @@ class End(NamedTuple):
 
     now_s: float
     last_token_s: float  # 0 without a token
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Json]
 
 
 class Watcher(Protocol):

@@ -16,13 +16,12 @@ import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgpack
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from common.base.json_file import read_json
+from common.base.json_file import Json, read_json
 from common.base.memory_limit import limit_memory
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
@@ -145,7 +144,7 @@ def dialect_of(grammars: Grammars) -> Dialect:
 def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
     """Compile a client's grammar, and check that some token can begin a text."""
 
-    def refusal(schema: Any) -> str:
+    def refusal(schema: Json) -> str:
         return _problem(grammars.compile(json.dumps({"grammars": [{"json_schema": schema}]})))
 
     try:

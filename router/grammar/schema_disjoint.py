@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
-from typing import Any
 
+from common.base.json_file import Json, JsonObject
 from router.grammar.schema_document import Document
 
 MAX_STEPS = 50_000
@@ -23,7 +23,7 @@ class Disjointness:
         self._document = document
         self._num_steps = 0
 
-    def of_all(self, branches: Sequence[Any], around: dict[str, Any]) -> bool:
+    def of_all(self, branches: Sequence[Json], around: JsonObject) -> bool:
         """Compare all pairs of branches; the keywords `around` hold for each branch."""
         views = [_View([around, branch], self._document) for branch in branches]
         return all(self._between(one, other, 0) for one, other in combinations(views, 2))
@@ -56,9 +56,9 @@ class Disjointness:
 class _View:
     """Schemas that hold at once, with the contents of `allOf` and `$ref` merged in."""
 
-    def __init__(self, schemas: Sequence[Any], document: Document) -> None:
+    def __init__(self, schemas: Sequence[Json], document: Document) -> None:
         self._document = document
-        self._schemas: list[dict[str, Any]] = []
+        self._schemas: list[JsonObject] = []
         self._properties: dict[str, _View] = {}
         self.is_empty = False
         pending, seen = [*schemas], set[str]()
@@ -118,7 +118,7 @@ class _View:
             self._properties[name] = _View([*self._of_property(name)], self._document)
         return self._properties[name]
 
-    def _of_property(self, name: str) -> Iterator[Any]:
+    def _of_property(self, name: str) -> Iterator[Json]:
         for schema in self._schemas:
             properties = schema.get("properties")
             if isinstance(properties, dict) and name in properties:
@@ -126,7 +126,7 @@ class _View:
             elif "additionalProperties" in schema and "patternProperties" not in schema:
                 yield schema["additionalProperties"]
 
-    def _lists(self) -> Iterator[list[Any]]:
+    def _lists(self) -> Iterator[list[Json]]:
         for schema in self._schemas:
             if isinstance(schema.get("enum"), list):
                 yield schema["enum"]
@@ -134,12 +134,12 @@ class _View:
                 yield [schema["const"]]
 
 
-def _list(schema: dict[str, Any], keyword: str) -> list[Any]:
+def _list(schema: JsonObject, keyword: str) -> list[Json]:
     value = schema.get(keyword)
     return value if isinstance(value, list) else []
 
 
-def _text(value: Any) -> str:
+def _text(value: Json) -> str:
     """Write equal values equally, also in lists and objects; 1 equals 1.0."""
     return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
 
@@ -149,7 +149,7 @@ def _number(text: str) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Json) -> str:
     if isinstance(value, bool) or value is None:
         return "null" if value is None else "boolean"
     if isinstance(value, int | float):

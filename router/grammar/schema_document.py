@@ -1,9 +1,10 @@
 """A JSON schema as a document, with resolution of `$ref`."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
+from common.base.json_file import Json
 from router.base.json_rules import shown
 
 ROOT = "#"
@@ -15,7 +16,7 @@ class Place(NamedTuple):
     """A schema in a document; `path` is its JSON pointer with a leading `#`."""
 
     path: str
-    value: Any
+    value: Json
 
     def at(self, *steps: str | int) -> str:
         """Return the path of a nested value."""
@@ -25,7 +26,7 @@ class Place(NamedTuple):
 class Document:
     """The whole schema sent by a client. Nothing is ever fetched."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Json) -> None:
         self.root = Place(ROOT, schema)
         self._base = next((schema[name] for name in IDS if isinstance(schema.get(name), str)), "")
         self._named: dict[str, Place] | None = None

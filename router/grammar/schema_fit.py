@@ -6,8 +6,9 @@ schema may be stricter than the original, never wider. So every text of the fitt
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.base.json_file import Json, JsonObject
 from router.base.json_rules import shown
 from router.grammar.schema_document import ROOT, Document, Place
 from router.grammar.schema_keywords import APPLICATORS, FORMATS, HELD, UNHELD, changes_nothing, check, rules_of
@@ -21,7 +22,7 @@ DOUBTFUL = (
     "minProperties", "maxProperties",
 )  # fmt: skip
 """Keywords for which llguidance takes only some values."""
-Refusal = Callable[[Any], str]
+Refusal = Callable[[Json], str]
 """Returns why llguidance refuses a schema; "" if accepted."""
 MAX_NUMBER = 9 * 10**18
 """About the largest number of llguidance; with limits, numbers beyond are forbidden."""
@@ -30,11 +31,11 @@ MAX_NUMBER = 9 * 10**18
 class Fit(NamedTuple):
     """A schema for llguidance, and descriptions of dropped keywords."""
 
-    schema: Any
+    schema: Json
     dropped: tuple[str, ...] = ()
 
 
-def fit(schema: Any, *, strict: bool, refusal: Refusal | None = None) -> Fit:
+def fit(schema: Json, *, strict: bool, refusal: Refusal | None = None) -> Fit:
     """Fit a schema.
 
     Raises ValueError for an invalid schema, and for keywords not enforceable in `strict` mode.
@@ -56,7 +57,7 @@ def fit(schema: Any, *, strict: bool, refusal: Refusal | None = None) -> Fit:
 class _Fitting:
     """A single pass through a schema. Methods take a client's schema, or a part, with its path."""
 
-    def __init__(self, schema: Any, *, strict: bool, refusal: Refusal | None = None) -> None:
+    def __init__(self, schema: Json, *, strict: bool, refusal: Refusal | None = None) -> None:
         self._document = Document(schema)
         self._unions = Unions(self._document)
         self._strict = strict
@@ -68,7 +69,7 @@ class _Fitting:
     def fitted(self) -> Fit:
         path, schema = self._document.root
         found = self._schema(schema, path)
-        definitions: dict[str, Any] = {}
+        definitions: JsonObject = {}
         while self._pending:  # iterative, because a chain of definitions may be long
             name, place = self._pending.pop()
             definitions[name] = self._schema(place.value, place.path)
@@ -76,7 +77,7 @@ class _Fitting:
             found = found | {DEFINITIONS: definitions}
         return Fit(found, tuple(self._dropped))
 
-    def _schema(self, schema: Any, path: str) -> Any:
+    def _schema(self, schema: Json, path: str) -> Json:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -84,7 +85,7 @@ class _Fitting:
         schema = {keyword: value for keyword, value in schema.items() if value is not None or keyword == "const"}
         if schema.get("not") in ({}, True):
             return False
-        fitted: dict[str, Any] = {}
+        fitted: JsonObject = {}
         for keyword, value in schema.items():
             check(keyword, value, path)
             if keyword in HELD:
@@ -97,7 +98,7 @@ class _Fitting:
             self._drop_doubtful(fitted, path, self._refusal)
         return fitted
 
-    def _held(self, keyword: str, value: Any, schema: dict[str, Any], path: str) -> dict[str, Any]:
+    def _held(self, keyword: str, value: Json, schema: JsonObject, path: str) -> JsonObject:
         inner = f"{path}/{keyword}"
         match keyword:
             case "$ref":
@@ -123,7 +124,7 @@ class _Fitting:
                 return {keyword: {name: self._schema(each, place.at(name)) for name, each in value.items()}}
         return {keyword: _number(keyword, value)}
 
-    def _list(self, schemas: Sequence[Any], path: str) -> list[Any]:
+    def _list(self, schemas: Sequence[Json], path: str) -> list[Json]:
         return [self._schema(each, f"{path}/{index}") for index, each in enumerate(schemas)]
 
     def _reference(self, place: Place, narrowing: Narrowing | None = None) -> str:
@@ -137,7 +138,7 @@ class _Fitting:
             self._pending.append((self._names[key], Place(place.path, value)))
         return f"{ROOT}/{DEFINITIONS}/{self._names[key]}"
 
-    def _one_of(self, schema: dict[str, Any], path: str) -> list[Any]:
+    def _one_of(self, schema: JsonObject, path: str) -> list[Json]:
         """Return branches for `anyOf` in place of `oneOf`."""
         branches, inner = schema["oneOf"], f"{path}/oneOf"
         objects = [self._unions.object_at(Place(f"{inner}/{index}", each)) for index, each in enumerate(branches)]
@@ -150,14 +151,14 @@ class _Fitting:
             for index, (branch, place, narrowing) in enumerate(zip(branches, objects, narrowings, strict=True))
         ]
 
-    def _branch(self, branch: Place, target: Place | None, narrowing: Narrowing | None) -> Any:
+    def _branch(self, branch: Place, target: Place | None, narrowing: Narrowing | None) -> Json:
         if target is None or narrowing is None:
             return self._schema(branch.value, branch.path)
         if target == branch:
             return self._schema(narrowing.of(branch.value), branch.path)
         return {"$ref": self._reference(target, narrowing)}
 
-    def _put_unheld(self, keyword: str, schema: dict[str, Any], fitted: dict[str, Any], path: str) -> None:
+    def _put_unheld(self, keyword: str, schema: JsonObject, fitted: JsonObject, path: str) -> None:
         """Drop a keyword, unless the keyword changes nothing or others can express it."""
         value = schema[keyword]
         if changes_nothing(keyword, value, schema):
@@ -169,7 +170,7 @@ class _Fitting:
             return
         self._drop(keyword, path)
 
-    def _put_names(self, names: Any, schema: dict[str, Any], fitted: dict[str, Any], path: str) -> bool:
+    def _put_names(self, names: Json, schema: JsonObject, fitted: JsonObject, path: str) -> bool:
         """Express `propertyNames` by other keywords: listed names, or a single pattern. Return False if impossible."""
         rules = rules_of(names)
         if rules.keys() == {"$ref"} and isinstance(rules["$ref"], str):
@@ -195,9 +196,9 @@ class _Fitting:
         fitted |= {"patternProperties": {pattern: others}, "additionalProperties": False}
         return True
 
-    def _drop_doubtful(self, fitted: dict[str, Any], path: str, refusal: Refusal) -> None:
+    def _drop_doubtful(self, fitted: JsonObject, path: str, refusal: Refusal) -> None:
         """Drop each keyword refused by llguidance in combination with the keywords before."""
-        taken: dict[str, Any] = {key: fitted[key] for key in ("type", "required") if key in fitted}
+        taken: JsonObject = {key: fitted[key] for key in ("type", "required") if key in fitted}
         if "properties" in fitted:
             taken["properties"] = dict.fromkeys(fitted["properties"], True)
         if fitted.get("additionalProperties") is False:
@@ -221,14 +222,14 @@ class _Fitting:
         self._dropped[f"{keyword} at {path} {how}{reason}"] = None
 
 
-def _put(fitted: dict[str, Any], keyword: str, value: Any) -> None:
+def _put(fitted: JsonObject, keyword: str, value: Json) -> None:
     """Add a keyword. A second `anyOf`, for example from `oneOf`, goes into `allOf`; a second `allOf` is appended."""
     if keyword == "anyOf" and keyword in fitted:
         keyword, value = "allOf", [{"anyOf": value}]
     fitted[keyword] = [*fitted.get("allOf", ()), *value] if keyword == "allOf" else value
 
 
-def _number(keyword: str, value: Any) -> Any:
+def _number(keyword: str, value: Json) -> Json:
     """Normalize a number: integers without a fraction, and limits within llguidance's range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value

@@ -1,8 +1,9 @@
 """Keywords of JSON schemas: allowed values, and whether texts can be held to a keyword."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.base.json_file import Json, JsonObject
 from router.base.json_rules import shown
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
@@ -25,22 +26,22 @@ class Wish(NamedTuple):
     """Allowed values of a keyword, in words and as a test."""
 
     wants: str
-    is_met: Callable[[Any], bool]
+    is_met: Callable[[Json], bool]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: Json) -> bool:
     return _is_number(value) and value >= 0 and (isinstance(value, int) or value.is_integer())
 
 
-def _is_type(value: Any) -> bool:
+def _is_type(value: Json) -> bool:
     return bool(value) and all(name in TYPES for name in (value if isinstance(value, list) else [value]))
 
 
-def _is_names(value: Any) -> bool:
+def _is_names(value: Json) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
@@ -67,14 +68,14 @@ HELD: dict[str, Wish] = {
 """Keywords enforced on texts; inner schemas are checked when read."""
 
 
-def check(keyword: str, value: Any, path: str) -> None:
+def check(keyword: str, value: Json, path: str) -> None:
     """Raise ValueError for a value not allowed for a keyword."""
     wish = HELD.get(keyword)
     if wish is not None and not wish.is_met(value):
         raise ValueError(f"{keyword} at {path} = {shown(value)}: wants {wish.wants}")
 
 
-def changes_nothing(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
+def changes_nothing(keyword: str, value: Json, schema: JsonObject) -> bool:
     """Tell whether a schema means the same without this keyword of `UNHELD`."""
     match keyword:
         case "uniqueItems":
@@ -92,7 +93,7 @@ def changes_nothing(keyword: str, value: Any, schema: dict[str, Any]) -> bool:
     return value in (True, {})
 
 
-def rules_of(schema: Any) -> dict[str, Any]:
+def rules_of(schema: Json) -> JsonObject:
     """Return keywords of a schema without annotations; empty for a schema not an object."""
     keywords = schema.items() if isinstance(schema, dict) else ()
     rules = {key: value for key, value in keywords if key in HELD or key in UNHELD}

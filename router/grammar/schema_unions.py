@@ -1,8 +1,9 @@
 """Turns `oneOf` into an `anyOf` of exclusive branches, because llguidance knows no other union."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from common.base.json_file import JsonObject
 from router.grammar.schema_disjoint import Disjointness
 from router.grammar.schema_document import Document, Place
 from router.grammar.schema_keywords import rules_of
@@ -17,7 +18,7 @@ class Narrowing(NamedTuple):
     required: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
-    def of(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def of(self, schema: JsonObject) -> JsonObject:
         """Narrow a schema of objects."""
         properties = (schema.get("properties") or {}) | dict.fromkeys(self.without, False)
         required = [*(schema.get("required") or ()), *self.required]
@@ -31,7 +32,7 @@ class Unions:
         self._document = document
         self._disjointness = Disjointness(document)
 
-    def narrowings(self, schema: dict[str, Any], objects: Sequence[Place | None]) -> Sequence[Narrowing | None] | None:
+    def narrowings(self, schema: JsonObject, objects: Sequence[Place | None]) -> Sequence[Narrowing | None] | None:
         """Return a narrowing for each branch so the branches exclude each other; None if branches may overlap.
 
         A narrowing is None for a branch already exclusive.
@@ -62,7 +63,7 @@ class Unions:
         is_sound = all(isinstance(found.value.get(key, kind()), kind) for key, kind in kinds.items())
         return found if is_sound and found.value.get("type", "object") == "object" else None
 
-    def _by_tag(self, objects: Sequence[Place], around: dict[str, Any]) -> list[Narrowing] | None:
+    def _by_tag(self, objects: Sequence[Place], around: JsonObject) -> list[Narrowing] | None:
         """Require the discriminator, which pydantic does not list in `required` if it has a default."""
         tag = around.get("discriminator")
         name = tag.get("propertyName") if isinstance(tag, dict) else None
@@ -85,7 +86,7 @@ def _by_requirements(objects: Sequence[Place], of_all: Collection[str]) -> list[
     return found
 
 
-def _required(schema: dict[str, Any]) -> list[str]:
+def _required(schema: JsonObject) -> list[str]:
     names = schema.get("required")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 

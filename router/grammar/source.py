@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from common.base.json_file import Json, JsonObject
 from router.grammar.schema_fit import Refusal, fit
 from router.text.chat_answer import THINK, THINK_END, Thoughts
-from router.text.tool_calls import CALL, CALL_END
+from router.text.tool_calls import CALL, CALL_END, CallShape
 
 Kind = Literal["", "json", "regex", "choice", "grammar", "calls"]
 
@@ -40,17 +41,11 @@ ANYTHING = GrammarSource("regex", r"(.|\n)*", "thinking_token_budget")
 """For a text with limited thoughts, but no other form."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(NamedTuple):
     """Format of tool calls, as JSON in a `GrammarSource`."""
 
-    trigger: str  # only before each call; "": plain text begins unlike a call
-    before: str  # between trigger and name
-    between: str  # between name and arguments
-    behind: str
-    end: str  # only at the end of each call
-    separator: str  # between calls; "": a single call
-    tools: tuple[tuple[str, Any, bool], ...]  # name, JSON schema of the arguments, strictness
+    shape: CallShape
+    tools: tuple[tuple[str, Json, bool], ...]  # name, JSON schema of the arguments, strictness
     has_text: bool = False  # plain text is allowed beside or instead of calls
     form: tuple[Kind, str, bool] = ("", "", False)  # form of a text instead of calls: kind, text, strict
 
@@ -112,7 +107,7 @@ class _Schemas:
         self._refusal = refusal
         self.dropped: list[str] = []
 
-    def fitted(self, schema: Any, source: GrammarSource, name: str = "") -> Any:
+    def fitted(self, schema: Json, source: GrammarSource, name: str = "") -> Json:
         """Fit a schema, of a tool if `name` is given; raises ValueError."""
         whose = f"{json.dumps(name, ensure_ascii=False)}: " if name else ""
         try:
@@ -135,20 +130,20 @@ def grammar_of(source: GrammarSource, dialect: Dialect, refusal: Refusal | None 
     return Grammar(json.dumps({"grammars": grammars}, ensure_ascii=False), tuple(schemas.dropped))
 
 
-def _json(source: GrammarSource, _: Dialect, schemas: _Schemas) -> list[dict[str, Any]]:
+def _json(source: GrammarSource, _: Dialect, schemas: _Schemas) -> list[JsonObject]:
     return [{"json_schema": schemas.fitted(json.loads(source.text), source)}]
 
 
-def _regex(source: GrammarSource, _: Dialect, __: _Schemas) -> list[dict[str, Any]]:
+def _regex(source: GrammarSource, _: Dialect, __: _Schemas) -> list[JsonObject]:
     return [{"lark_grammar": f"start: /{_escaped(source.text)}/"}]
 
 
-def _choice(source: GrammarSource, _: Dialect, __: _Schemas) -> list[dict[str, Any]]:
+def _choice(source: GrammarSource, _: Dialect, __: _Schemas) -> list[JsonObject]:
     """Make a single terminal of all choices, because rules would fill the parser's rows of at most 2,000 items."""
     return [{"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(source.text)))}]
 
 
-def _grammar(source: GrammarSource, dialect: Dialect, _: _Schemas) -> list[dict[str, Any]]:
+def _grammar(source: GrammarSource, dialect: Dialect, _: _Schemas) -> list[JsonObject]:
     try:
         return [{"lark_grammar": dialect.to_lark(source.text)}]
     except RecursionError:
@@ -158,15 +153,16 @@ def _grammar(source: GrammarSource, dialect: Dialect, _: _Schemas) -> list[dict[
         raise ValueError(f"read as GBNF, because it has no rule `start:` as Lark has: {found}") from error
 
 
-def _calls(source: GrammarSource, dialect: Dialect, schemas: _Schemas) -> list[dict[str, Any]]:
-    calls = Calls(**json.loads(source.text))
-    kind, text, strict = calls.form
+def _calls(source: GrammarSource, dialect: Dialect, schemas: _Schemas) -> list[JsonObject]:
+    written, *others = json.loads(source.text)
+    calls = Calls(CallShape(*written), *others)
+    shape, (kind, text, strict) = calls.shape, calls.form
     form = replace(source, kind=kind, text=text, strict=strict)
     forms = _GRAMMARS[kind](form, dialect, schemas) if kind else []
-    trigger = "" if calls.has_text else dialect.mark(calls.trigger)
-    end = f"{json.dumps(calls.behind)} {dialect.mark(calls.end)}"
+    trigger = "" if calls.has_text else dialect.mark(shape.trigger)
+    end = f"{json.dumps(shape.behind)} {dialect.mark(shape.end)}"
     begins = [
-        f"{trigger} {json.dumps(f'{calls.before}{json.dumps(name, ensure_ascii=False)}{calls.between}')}"
+        f"{trigger} {json.dumps(f'{shape.before}{json.dumps(name, ensure_ascii=False)}{shape.between}')}"
         for name, _, _ in calls.tools
     ]
     one = " | ".join(f"{begin} @tool{i} {end}" for i, begin in enumerate(begins))
@@ -176,24 +172,25 @@ def _calls(source: GrammarSource, dialect: Dialect, schemas: _Schemas) -> list[d
     ]
     lark = f"start: {_start(calls)}\ncall: {one}\n"
     if calls.has_text:
-        lark += dialect.text_before(calls.trigger, "lead", "TEXT") if calls.trigger else TEXT_INSTEAD
+        lark += dialect.text_before(shape.trigger, "lead", "TEXT") if shape.trigger else TEXT_INSTEAD
     return [{"lark_grammar": lark}, *arguments, *({**form, "name": "form"} for form in forms)]
 
 
 def _start(calls: Calls) -> str:
     """Return the start rule's body: calls, and plain text or another form if allowed."""
-    if calls.has_text and calls.trigger:
-        return "(lead call)* TEXT" if calls.separator else "(lead call)? TEXT"
-    some = f"call ({json.dumps(calls.separator)} call)*" if calls.separator else "call"
+    separator = calls.shape.separator
+    if calls.has_text and calls.shape.trigger:
+        return "(lead call)* TEXT" if separator else "(lead call)? TEXT"
+    some = f"call ({json.dumps(separator)} call)*" if separator else "call"
     return some + (" | TEXT" if calls.has_text else " | @form" if calls.form[0] else "")
 
 
-_GRAMMARS: dict[str, Callable[[GrammarSource, Dialect, _Schemas], list[dict[str, Any]]]] = {
+_GRAMMARS: dict[str, Callable[[GrammarSource, Dialect, _Schemas], list[JsonObject]]] = {
     "json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar, "calls": _calls
 }  # fmt: skip
 
 
-def _with_whitespace(schema: Any, whitespace: str) -> Any:
+def _with_whitespace(schema: Json, whitespace: str) -> Json:
     """Add the allowed white space to the schema."""
     if schema is True:
         schema = {}
@@ -216,13 +213,12 @@ def _escaped(regex: str) -> str:
 
 def calls_source(calls: Calls, whitespace: str = WHITESPACE) -> GrammarSource:
     """Return the source for a chat with constrained calls."""
-    parts = {name: getattr(calls, name) for name in Calls.__dataclass_fields__}
-    return GrammarSource("calls", json.dumps(parts, ensure_ascii=False), "tools", whitespace)
+    return GrammarSource("calls", json.dumps(calls, ensure_ascii=False), "tools", whitespace)
 
 
-def nesting(value: Any, most: int) -> int:
+def nesting(value: Json, most: int) -> int:
     """Return the depth of nested lists and objects, at most `most` + 1."""
-    level: Sequence[Any] = [value]
+    level: Sequence[Json] = [value]
     for depth in range(most + 1):
         level = [
             each

@@ -1,17 +1,17 @@
 """Error bodies and error responses in OpenAI's shape, for all endpoints."""
 
 import json
-from typing import Any
 
 from aiohttp import web
 
 from common.base.errors import RequestError
+from router.base.shapes import ErrorBody
 
 JSON = "application/json"
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
+def error_body(error: RequestError) -> ErrorBody:
     """Return an error in OpenAI's shape."""
     default = "server_error" if error.status >= 500 else "invalid_request_error"
     kind = ERROR_TYPES.get(error.status, default)

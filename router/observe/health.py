@@ -1,8 +1,8 @@
 """Health report for operators: workers, memory servers, KV paths and problems."""
 
 from collections.abc import Iterable
-from typing import Any
 
+from common.base.json_file import JsonObject
 from common.base.version import VERSION
 from common.wire.messages.worker import SHARED_POOL, KVPathReport, Role
 from router.base.shapes import Health, StatusName
@@ -41,7 +41,7 @@ def status_of(readiness: Readiness, *, draining: bool) -> StatusName:
     return "draining" if draining else readiness.status
 
 
-def _worker(worker: Member, now_s: float) -> dict[str, Any]:
+def _worker(worker: Member, now_s: float) -> JsonObject:
     ready, beat = worker.ready, worker.beat
     return {
         **_member(worker, now_s),
@@ -62,7 +62,7 @@ def _worker(worker: Member, now_s: float) -> dict[str, Any]:
     }
 
 
-def _member(member: Member | MemoryServer, now_s: float) -> dict[str, Any]:
+def _member(member: Member | MemoryServer, now_s: float) -> JsonObject:
     """Return the fields common to workers and memory servers."""
     ready = member.ready
     return {
@@ -76,7 +76,7 @@ def _member(member: Member | MemoryServer, now_s: float) -> dict[str, Any]:
     }
 
 
-def _standby(worker: Member, now_s: float) -> dict[str, Any]:
+def _standby(worker: Member, now_s: float) -> JsonObject:
     need = worker.need
     return {
         "stands_by_for": worker.ready.standby,
@@ -86,7 +86,7 @@ def _standby(worker: Member, now_s: float) -> dict[str, Any]:
     }
 
 
-def _memory_server(server: MemoryServer, known: tuple[int, int] | None, now_s: float) -> dict[str, Any]:
+def _memory_server(server: MemoryServer, known: tuple[int, int] | None, now_s: float) -> JsonObject:
     beat = server.beat
     return {
         **_member(server, now_s),
@@ -113,7 +113,7 @@ def told(reading: int) -> int | None:
     return reading if reading >= 0 else None
 
 
-def path_report(path: KVPathReport, digits: int) -> dict[str, Any]:
+def path_report(path: KVPathReport, digits: int) -> JsonObject:
     """Return a KV path for GET /health and the status page; `digits` rounds the speed."""
     return {
         "prefill": path.prefill_worker_id,

@@ -1,8 +1,8 @@
 """The router's part of a trace: a lane for each request, with its phases, and a flow from queue to end."""
 
 from pathlib import Path
-from typing import Any
 
+from common.base.json_file import JsonObject
 from common.base.trace_events import Lanes, Tracer
 from common.base.trace_file import Process, TraceFile
 from common.settings.config import TraceSection
@@ -38,7 +38,7 @@ class Way:
         if not self._lane:
             self._begin(leg.begin_s)
         self._leg_s = leg.begin_s
-        args: dict[str, Any] = {"request": self._request_id, "attempt": leg.attempt}
+        args: JsonObject = {"request": self._request_id, "attempt": leg.attempt}
         if leg.route is not None:
             args |= {"prefill": leg.route.prefill.id, "decode": leg.route.decode.id}
         self._tracer.slice(self._lane, leg.phase.value, leg.begin_s, end_s, args)

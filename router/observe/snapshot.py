@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import Any
 
+from common.base.json_file import JsonObject
 from router.dispatch.completion_summary import NUM_TOLD, told_of
 from router.dispatch.journey import Phase
 from router.dispatch.request_state import Completion
@@ -29,7 +29,7 @@ class Snapshot:
     phases: Counter[Phase] = field(default_factory=Counter)
     prompt_tokens: int = 0  # of queued completions
     work: defaultdict[Member, Work] = field(default_factory=lambda: defaultdict(Work))
-    longest: list[dict[str, Any]] = field(default_factory=list)  # the oldest active completions, from `told_of`
+    longest: list[JsonObject] = field(default_factory=list)  # the oldest active completions, from `told_of`
 
     @property
     def queued(self) -> int:

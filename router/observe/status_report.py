@@ -6,8 +6,8 @@ The report has numbers and names of workers and the model, but no prompt, no tex
 import json
 import time
 from dataclasses import asdict
-from typing import Any
 
+from common.base.json_file import JsonObject
 from common.base.version import VERSION
 from common.wire.messages.worker import Role
 from router.base.shapes import StatusReport
@@ -89,12 +89,12 @@ class StatusReporter:
             ],
         }
 
-    def _devices(self, seen: Snapshot, now_s: float) -> list[dict[str, Any]]:
+    def _devices(self, seen: Snapshot, now_s: float) -> list[JsonObject]:
         """Return the devices, each with memory servers and workers.
 
         Members on the same GPU share a device, because device names end with the GPU's UUID.
         """
-        devices: dict[str, dict[str, Any]] = {}
+        devices: dict[str, JsonObject] = {}
         workers = list(self._pool)
         names = [each.ready.device for each in (*self._memory_servers, *workers)]
         for name in sorted(names):
@@ -107,7 +107,7 @@ class StatusReporter:
             devices[worker.gpu]["workers"].append(self._worker(worker, seen.work[worker], now_s))
         return list(devices.values())
 
-    def _worker(self, worker: Member, work: Work, now_s: float) -> dict[str, Any]:
+    def _worker(self, worker: Member, work: Work, now_s: float) -> JsonObject:
         ready, beat, pace = worker.ready, worker.beat, self.history.pace(worker.connection)
         return {
             "id": worker.id,
@@ -127,7 +127,7 @@ class StatusReporter:
         }
 
 
-def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) -> dict[str, Any]:
+def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) -> JsonObject:
     beat = server.beat
     return {
         "id": server.id,

@@ -10,21 +10,19 @@ import sys
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.base.json_file import Json
 from common.wire.values.fields import MAX_INT32
-from router.reading.json_body import OUTSIDE, STRING, match_end
+from router.reading.json_body import CHUNK_CHARS, OUTSIDE, STRING, match_end
 from router.text.prompts import TokenIds
 
 LEAST_CHARS = 512
 """Length of the shortest lists taken out."""
 MAX_BRACKETS = 1100
 """Limit of brackets, enough for all prompts; texts with more are not searched."""
-CHUNK_CHARS = 1 << 18
-"""Characters converted at once, to bound memory beside the ids."""
 ZERO, COMMA, SPACE = np.uint8(ord("0")), ord(","), " \t\n\r"
 POWERS = 10 ** np.arange(1, 10)
 BEGIN = re.compile(r"\[[ \t\n\r]*[0-9]")
@@ -37,7 +35,7 @@ class Parted:
     rest: str
     lists: Mapping[str, TokenIds]
 
-    def values(self, loads: Callable[..., Any], name: str) -> Any:
+    def values(self, loads: Callable[..., Json], name: str) -> Json:
         """Return the parsed text, with arrays for lists; None if a list is outside of field `name`.
 
         A list may be the field's value, or an item of the value. `loads` is called like `json.loads`, and its errors

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from common.base.errors import RequestError
+from common.base.json_file import Json
 
 MAX_VALUES = 524_288
 """Limit for a body, because a value takes up to 100 bytes; long `id_lists` do not count."""
@@ -15,9 +16,10 @@ STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 OUTSIDE = re.compile(r'[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"]*+)*+', re.DOTALL)
 """Whole strings, and the text between."""
 CHUNK_CHARS = 1 << 18
+"""Characters converted at once, to bound memory beside the values."""
 
 
-def loads(text: str, **options: Any) -> Any:
+def loads(text: str, **options: Any) -> Json:
     """Parse like `json.loads`, but refuse NaN and infinities.
 
     Raises ValueError or RecursionError for invalid JSON, MemoryError for too many values.
@@ -27,7 +29,7 @@ def loads(text: str, **options: Any) -> Any:
     return json.loads(text, parse_constant=_refuse_constant, **options)
 
 
-def values_of(data: bytes | bytearray, read: Callable[[str], Any] = loads) -> Any:
+def values_of(data: bytes | bytearray, read: Callable[[str], Json] = loads) -> Json:
     """Return the values of JSON; raise RequestError for invalid JSON. Empties a bytearray `data`."""
     try:
         text = data.decode(json.detect_encoding(data), "surrogatepass")

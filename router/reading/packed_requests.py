@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 
 from common.base.errors import RequestError
+from common.base.json_file import JsonObject
 from common.wire.values.sampling_params import SamplingParams
 from router.grammar.source import GrammarSource
 from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions
@@ -55,8 +56,8 @@ def unpack_answer(reply: bytes) -> bytes:
     return found
 
 
-def _reply_values(reply: bytes) -> dict[str, Any]:
-    values: dict[str, Any] = msgpack.unpackb(reply, use_list=False)
+def _reply_values(reply: bytes) -> JsonObject:
+    values: JsonObject = msgpack.unpackb(reply, use_list=False)
     if "message" in values:
         raise RequestError(values.pop("message"), **values)
     return values
@@ -70,6 +71,6 @@ def _prompt(packed: str | bytes) -> Prompt:
     return ids
 
 
-def _packed(values: dict[str, Any]) -> bytes:
+def _packed(values: JsonObject) -> bytes:
     packed: bytes = msgpack.packb(values)
     return packed

@@ -6,9 +6,9 @@ Short bodies are read on the event loop or in threads, long bodies in another pr
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from common.base.errors import RequestError
+from common.base.json_file import Json
 from router.base.helper_frames import CONVERSATIONS, Kind
 from router.base.shapes import PromptText, Tokens
 from router.reading.id_lists import Parted, part
@@ -30,7 +30,7 @@ MAX_REPEATED_TOKENS = 262_144
 MAX_PROMPT_SCORES = 131_072
 
 
-ANSWERS: dict[Kind, Callable[[Any, Tokenizer, int], Tokens | PromptText]] = {
+ANSWERS: dict[Kind, Callable[[Json, Tokenizer, int], Tokens | PromptText]] = {
     Kind.TOKENIZE: tokenize,
     Kind.DETOKENIZE: detokenize,
 }
@@ -119,13 +119,13 @@ def read(data: bytearray, tokenizer: Tokenizer, max_model_len: int, kind: Kind =
     return packed_or_error(reply, len(data))
 
 
-def _loads(text: str) -> Any:
+def _loads(text: str) -> Json:
     """Parse the text of a completion's body, with arrays for long lists of ids in field `prompt`."""
     values = _parted_values(part(text))
     return loads(text) if values is None else values
 
 
-def _parted_values(parted: Parted) -> Any:
+def _parted_values(parted: Parted) -> Json:
     """Return the values, or None if the whole text has to be parsed.
 
     Reasons are: no long list, a list outside of `prompt`, or invalid JSON.

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
+from router.base.json_fields import Values
 from router.base.json_rules import wrong
 from router.grammar.source import ANYTHING, NO_GRAMMAR, GrammarSource
 from router.requests.chat_fields import CHAT_FIELDS, NO_EFFORT, UNLIMITED
@@ -19,7 +20,7 @@ from router.text.control_tokens import new_mark
 from router.text.prompts import MAX_CHARS_PER_TOKEN
 from router.text.tool_calls import ToolFormat
 
-Conversation = Sequence[dict[str, Any]]
+Conversation = Sequence[JsonObject]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class ChatPrompt:
         return "have begun" if text.endswith(THINK) else "may come"
 
 
-def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
+def parse_chat(body: Json, model: ChatModel, max_model_len: int) -> CompletionRequest:
     """Check every field and write the prompt; raise RequestError naming the first wrong field."""
     values = CHAT_FIELDS.read(json_object(body))
     check_model(values["model"], model.info.name)
@@ -48,7 +49,7 @@ def parse_chat(body: Any, model: ChatModel, max_model_len: int) -> CompletionReq
     return chat_request(values, model, max_model_len)
 
 
-def chat_request(values: dict[str, Any], model: ChatModel, max_model_len: int) -> CompletionRequest:
+def chat_request(values: Values, model: ChatModel, max_model_len: int) -> CompletionRequest:
     """Make the request of checked values of all fields; raise RequestError like `parse_chat`."""
     info, max_tokens = model.info, _max_tokens(values)
     shared = values | {
@@ -76,7 +77,7 @@ def chat_request(values: dict[str, Any], model: ChatModel, max_model_len: int) -
     )
 
 
-def _grammar(values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource) -> GrammarSource:
+def _grammar(values: Values, prompt: ChatPrompt, asked: GrammarSource) -> GrammarSource:
     """Return the grammar of the answer, which applies behind the thoughts."""
     budget = values["thinking_token_budget"] if prompt.thoughts else None
     most = None if budget == UNLIMITED else budget
@@ -84,7 +85,7 @@ def _grammar(values: dict[str, Any], prompt: ChatPrompt, asked: GrammarSource) -
     return replace(source, thoughts=prompt.thoughts, max_thought_tokens=most) if source.kind else source
 
 
-def write_prompt(values: dict[str, Any], model: ChatModel, max_model_len: int) -> ChatPrompt:
+def write_prompt(values: Values, model: ChatModel, max_model_len: int) -> ChatPrompt:
     """Write a conversation's prompt; raise RequestError if the template refuses. Call in the main thread."""
     template = template_of(model)
     if "add_generation_prompt" in values["chat_template_kwargs"]:
@@ -110,9 +111,9 @@ def template_of(model: ChatModel) -> ChatTemplate:
     return model.chat_template
 
 
-def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
+def _tools(template: ChatTemplate, values: Values) -> list[Json]:
     """Return the tools for the template; raise RequestError if the format of calls is unknown."""
-    tools: list[Any] = [] if (values["tool_choice"] or AUTO) == NONE else values["tools"]
+    tools: list[Json] = [] if (values["tool_choice"] or AUTO) == NONE else values["tools"]
     if tools and template.tool_format is ToolFormat.NONE:
         message = (
             "tools: the model's chat template asks for calls in neither Qwen3's nor Llama 3's format; leave it out"
@@ -121,7 +122,7 @@ def _tools(template: ChatTemplate, values: dict[str, Any]) -> list[Any]:
     return tools
 
 
-def _prompt(template: ChatTemplate, values: dict[str, Any], max_chars: int) -> str:
+def _prompt(template: ChatTemplate, values: Values, max_chars: int) -> str:
     continues, begins = values["continue_final_message"], values["add_generation_prompt"]
     if continues and begins:
         raise wrong("continue_final_message", True, "false where add_generation_prompt is true")
@@ -140,7 +141,7 @@ def _prompt(template: ChatTemplate, values: dict[str, Any], max_chars: int) -> s
     return written[: written.rindex(mark)]
 
 
-def _wishes(values: dict[str, Any]) -> dict[str, Any]:
+def _wishes(values: Values) -> JsonObject:
     """Return template variables about the effort of thinking."""
     effort = values["reasoning_effort"]
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != NO_EFFORT}
@@ -156,7 +157,7 @@ def _known_roles(template: ChatTemplate, messages: Conversation) -> Conversation
     return [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]
 
 
-def _max_tokens(values: dict[str, Any]) -> int | None:
+def _max_tokens(values: Values) -> int | None:
     asked: set[int] = {values["max_tokens"], values["max_completion_tokens"]} - {None}
     if len(asked) > 1:
         wants = f"what max_tokens is, {values['max_tokens']}; leave one of them out"
@@ -164,7 +165,7 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
     return asked.pop() if asked else None
 
 
-def _num_likeliest(values: dict[str, Any]) -> int | None:
+def _num_likeliest(values: Values) -> int | None:
     """Return the number of likeliest tokens to tell; None if log-probabilities are not requested."""
     if values["top_logprobs"] and not values["logprobs"]:
         raise wrong("top_logprobs", values["top_logprobs"], "logprobs = true, or 0")

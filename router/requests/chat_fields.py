@@ -1,8 +1,8 @@
 """Fields of /v1/chat/completions: the fields shared with completions, and fields for a conversation."""
 
 from dataclasses import dataclass
-from typing import Any
 
+from common.base.json_file import Json, JsonObject
 from common.wire.values.output_token import MAX_LOGPROBS
 from router.base.json_fields import Field, Table, given
 from router.base.json_rules import Boolean, Integer, OneOf, Only, Text, wrong
@@ -43,16 +43,16 @@ class Options:
     wants = "an object"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"type": "object"}
 
-    def checked(self, name: str, value: Any) -> dict[str, Any]:
+    def checked(self, name: str, value: Json) -> JsonObject:
         if not isinstance(value, dict):
             raise wrong(name, value, self.wants)
         return value
 
 
-def _unless(name: str) -> dict[str, Any]:
+def _unless(name: str) -> JsonObject:
     return {"properties": {name: {"enum": [False, None]}}}
 
 

@@ -2,8 +2,8 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
+from common.base.json_file import Json, JsonObject
 from router.base.json_fields import Field, Object, Table
 from router.base.json_rules import OneOf, Only, Text, is_text, wrong
 
@@ -30,7 +30,7 @@ class Content:
         return f'a string, or a list of {{"type": "{kind}", "{field}": "..."}}'
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         parts = [
             {
                 "type": "object",
@@ -41,14 +41,14 @@ class Content:
         ]
         return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]}
 
-    def checked(self, name: str, value: Any) -> str:
+    def checked(self, name: str, value: Json) -> str:
         if isinstance(value, list):
             return "\n".join(self._part(f"{name}[{index}]", part) for index, part in enumerate(value))
         if not is_text(value):
             raise wrong(name, value, f"{self.wants}, of valid Unicode")
         return str(value)
 
-    def _part(self, name: str, part: Any) -> str:
+    def _part(self, name: str, part: Json) -> str:
         if not isinstance(part, dict):
             raise wrong(name, part, self.wants)
         kind = part.get("type")
@@ -70,10 +70,10 @@ class Arguments:
     wants = "an object, or a string, which is its JSON"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
-    def checked(self, name: str, value: Any) -> dict[str, Any] | str:
+    def checked(self, name: str, value: Json) -> JsonObject | str:
         if isinstance(value, dict):
             return value
         if not is_text(value):
@@ -99,16 +99,16 @@ class Objects:
         return f"a list of {self.min_objects} to {self.max_objects} objects, each with `{self.required}`"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         items = self.table.schema_with(self.required)
         return {"type": "array", "items": items, "minItems": self.min_objects, "maxItems": self.max_objects}
 
-    def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
+    def checked(self, name: str, value: Json) -> list[JsonObject]:
         if not isinstance(value, list) or not self.min_objects <= len(value) <= self.max_objects:
             raise wrong(name, value, self.wants)
         return [self._object(f"{name}[{index}]", each) for index, each in enumerate(value)]
 
-    def _object(self, name: str, value: Any) -> dict[str, Any]:
+    def _object(self, name: str, value: Json) -> JsonObject:
         if not isinstance(value, dict):
             raise wrong(name, value, f"an object with `{self.required}`")
         found = {key: each for key, each in self.table.read(value, f"{name}.").items() if each is not None}
@@ -128,7 +128,7 @@ CALLABLE = {
 """JSON schema of a callable function."""
 
 
-def check_callable(name: str, function: dict[str, Any]) -> None:
+def check_callable(name: str, function: JsonObject) -> None:
     """Raise RequestError naming the first wrong field of a callable function."""
     for field, is_right, wants in (
         ("name", is_text(function.get("name")), "a string of valid Unicode"),
@@ -148,12 +148,12 @@ class Tools:
     )
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         tool_properties = {"type": {"const": "function"}, "function": CALLABLE}
         tool = {"type": "object", "properties": tool_properties, "required": ["type", "function"]}
         return {"type": "array", "items": tool, "maxItems": MAX_CALLS}
 
-    def checked(self, name: str, value: Any) -> list[Any]:
+    def checked(self, name: str, value: Json) -> list[Json]:
         if not isinstance(value, list) or len(value) > MAX_CALLS:
             raise wrong(name, value, self.wants)
         for index, tool in enumerate(value):
@@ -196,7 +196,7 @@ class Messages:
     wants = messages.wants
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         schema = self.messages.schema
         by_role = [
             {
@@ -208,12 +208,12 @@ class Messages:
         ]
         return schema | {"items": schema["items"] | {"anyOf": by_role}}
 
-    def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
+    def checked(self, name: str, value: Json) -> list[JsonObject]:
         found = self.messages.checked(name, value)
         return [_for_template(message, f"{name}[{index}].") for index, message in enumerate(found)]
 
 
-def _for_template(message: dict[str, Any], within: str) -> dict[str, Any]:
+def _for_template(message: JsonObject, within: str) -> JsonObject:
     """Return the message with unified names; raise RequestError if a field required by the role is missing."""
     for name in NEEDED.get(message["role"], ("content",)):
         MESSAGE.require(name, message, within)

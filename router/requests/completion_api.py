@@ -8,11 +8,12 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
+from router.base.json_fields import Values
 from router.base.json_rules import shown, wrong
 from router.base.shapes import ResponseWarning
 from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
@@ -90,7 +91,7 @@ class CompletionRequest:
         return hashlib.sha256(named.encode()).digest() if self.owner or self.cache_salt else b""
 
 
-def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> CompletionRequest:
+def parse(body: Json, model_name: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> CompletionRequest:
     """Check every field; raise RequestError naming the first wrong field."""
     values = COMPLETION_FIELDS.read(json_object(body))
     check_model(values["model"], model_name)
@@ -107,7 +108,7 @@ def parse(body: Any, model_name: str, vocab_size: int, eos_token_ids: tuple[int,
 
 
 def request_of(
-    values: dict[str, Any],
+    values: Values,
     prompts: Sequence[Prompt],
     max_tokens: int | None,
     vocab_size: int,
@@ -144,7 +145,7 @@ def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
     )
 
 
-def json_object(body: Any) -> dict[str, Any]:
+def json_object(body: Json) -> JsonObject:
     """Return the body if an object; raise RequestError for anything else."""
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
@@ -170,7 +171,7 @@ def check_model(model: str | None, model_name: str) -> None:
         )
 
 
-def _encoding(values: dict[str, Any]) -> Encoding:
+def _encoding(values: Values) -> Encoding:
     return Encoding(
         add_special_tokens=values["add_special_tokens"],
         max_tokens=values["truncate_prompt_tokens"],
@@ -179,7 +180,7 @@ def _encoding(values: dict[str, Any]) -> Encoding:
     )
 
 
-def _text_options(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> TextOptions:
+def _text_options(values: Values, eos_token_ids: tuple[int, ...]) -> TextOptions:
     return TextOptions(
         stops=values["stop"],
         stop_token_ids=tuple(token_id for token_id in values["stop_token_ids"] if token_id not in eos_token_ids),
@@ -189,7 +190,7 @@ def _text_options(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> Tex
     )
 
 
-def _sampling(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> SamplingParams:
+def _sampling(values: Values, eos_token_ids: tuple[int, ...]) -> SamplingParams:
     seed = secrets.randbits(SEED_BITS) if values["seed"] is None else values["seed"]
     return SamplingParams(
         temperature=values["temperature"],
@@ -209,23 +210,23 @@ def _sampling(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> Samplin
     )
 
 
-def _stop_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+def _stop_ids(values: Values, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*eos_token_ids, *values["stop_token_ids"])))
 
 
-def _min_tokens(values: dict[str, Any]) -> int:
+def _min_tokens(values: Values) -> int:
     num_tokens, most = values["min_tokens"], values["max_tokens"]
     if num_tokens > most:
         raise wrong("min_tokens", num_tokens, f"at most max_tokens, {most}")
     return int(num_tokens)
 
 
-def _num_logprobs(values: dict[str, Any]) -> int:
+def _num_logprobs(values: Values) -> int:
     """Return the number of log-probabilities per token: the likeliest tokens' and the chosen token's."""
     return 0 if values["logprobs"] is None else int(values["logprobs"]) + 1
 
 
-def _allowed_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> bytes:
+def _allowed_ids(values: Values, eos_token_ids: tuple[int, ...]) -> bytes:
     """Return the allowed tokens in wire format; empty if all are allowed."""
     allowed = values["allowed_token_ids"]
     if allowed is None:
@@ -235,7 +236,7 @@ def _allowed_ids(values: dict[str, Any], eos_token_ids: tuple[int, ...]) -> byte
     return pack_ids(sorted(set(allowed)))
 
 
-def _response_options(values: dict[str, Any]) -> ResponseOptions:
+def _response_options(values: Values) -> ResponseOptions:
     options = values["stream_options"]
     if options is not None and not values["stream"]:
         message = "stream_options only with stream = true; leave it out or stream"

@@ -1,9 +1,9 @@
 """The field `logit_bias`: values added to the logits of tokens."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from common.wire.values.fields import MAX_INT32
 from router.base.json_rules import Number, shown, wrong
 from router.text.server_rules import TOKEN_ID_TEXT
@@ -22,7 +22,7 @@ class LogitBias:
         return f"an object of at most {self.max_tokens} token ids, each with {BIAS.wants}"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {
             "type": "object",
             "propertyNames": TOKEN_ID_TEXT,
@@ -30,7 +30,7 @@ class LogitBias:
             "maxProperties": self.max_tokens,
         }
 
-    def checked(self, name: str, value: Any) -> dict[int, float]:
+    def checked(self, name: str, value: Json) -> dict[int, float]:
         if not isinstance(value, dict) or len(value) > self.max_tokens:
             raise wrong(name, value, self.wants)
         biases: dict[int, float] = {}

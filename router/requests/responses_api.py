@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from router.base.helper_frames import Kind
+from router.base.json_fields import Values
 from router.requests.chat_api import chat_request, parse_chat
 from router.requests.chat_fields import CHAT_FIELDS
 from router.requests.completion_api import CompletionRequest, check_model, json_object
@@ -29,7 +30,7 @@ NAMES = {
     "response_format": "text.format",
 }
 """Names of chat fields, and the names in the responses API."""
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: JsonObject = {
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
@@ -45,7 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "user": None,
 }
 """Request fields repeated in the response, with the values of absent fields."""
-SERVED: dict[str, Any] = {
+SERVED: JsonObject = {
     "background": False,
     "previous_response_id": None,
     "service_tier": "default",
@@ -55,7 +56,7 @@ SERVED: dict[str, Any] = {
 """Constant fields of all responses."""
 
 
-def parse_response(body: Any, model: ChatModel, max_model_len: int) -> CompletionRequest:
+def parse_response(body: Json, model: ChatModel, max_model_len: int) -> CompletionRequest:
     """Check every field and write the prompt; raise RequestError naming the first wrong field."""
     values = RESPONSES_FIELDS.read(json_object(body))
     check_model(values["model"], model.info.name)
@@ -69,7 +70,7 @@ def parse_response(body: Any, model: ChatModel, max_model_len: int) -> Completio
     return replace(request, grammar=grammar, response=response)
 
 
-def _chat_values(values: dict[str, Any]) -> dict[str, Any]:
+def _chat_values(values: Values) -> JsonObject:
     """Return values of all chat fields."""
     instructions = values["instructions"]
     system = [] if instructions is None else [{"role": "system", "content": instructions}]
@@ -89,27 +90,27 @@ def _chat_values(values: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _response_format(values: dict[str, Any]) -> dict[str, Any] | None:
+def _response_format(values: Values) -> JsonObject | None:
     form = (values["text"] or {}).get("format")
     if form is None:
         return None
     return {"type": form["type"], "json_schema": {name: form[name] for name in form if name != "type"}}
 
 
-def _repeated(body: dict[str, Any], values: dict[str, Any]) -> str:
+def _repeated(body: JsonObject, values: Values) -> str:
     """Return the JSON of request fields repeated in the response."""
     told = {name: default if body.get(name) is None else body[name] for name, default in DEFAULTS.items()}
     return json.dumps(told | dict(_configured(body, values)) | SERVED)
 
 
-def _configured(body: dict[str, Any], values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _configured(body: JsonObject, values: Values) -> Iterator[tuple[str, Json]]:
     """Yield objects of the request, with defaults for absent values."""
     text = body.get("text") or {}
     yield "text", {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"}
     yield "reasoning", {"effort": (values["reasoning"] or {}).get("effort"), "summary": _summary(values)}
 
 
-def _summary(values: dict[str, Any]) -> str | None:
+def _summary(values: Values) -> str | None:
     """Return the requested kind of summary; None if not requested."""
     reasoning = values["reasoning"] or {}
     return reasoning.get("summary") or reasoning.get("generate_summary")
@@ -123,7 +124,7 @@ def _renamed(error: RequestError) -> RequestError:
     return error
 
 
-PARSERS: dict[Kind, Callable[[Any, ChatModel, int], CompletionRequest]] = {
+PARSERS: dict[Kind, Callable[[Json, ChatModel, int], CompletionRequest]] = {
     Kind.CHAT: parse_chat,
     Kind.RESPONSE: parse_response,
 }

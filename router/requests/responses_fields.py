@@ -5,9 +5,9 @@ refused.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from common.wire.values.output_token import MAX_LOGPROBS
 from router.base.json_fields import Field, Object, Table, given
 from router.base.json_rules import Boolean, Integer, OneOf, Only, Text, is_text, shown, wrong
@@ -43,10 +43,10 @@ class Included:
     wants = f"a list of some of {', '.join(INCLUDED)}"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"type": "array", "items": {"enum": list(INCLUDED)}}
 
-    def checked(self, name: str, value: Any) -> list[str]:
+    def checked(self, name: str, value: Json) -> list[str]:
         if not isinstance(value, list):
             raise wrong(name, value, self.wants)
         for each in value:
@@ -65,12 +65,12 @@ class Metadata:
     )
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         value = {"type": "string", "maxLength": MAX_PAIR_VALUE_CHARS}
         names = {"maxLength": MAX_PAIR_KEY_CHARS}
         return {"type": "object", "additionalProperties": value, "propertyNames": names, "maxProperties": MAX_PAIRS}
 
-    def checked(self, name: str, value: Any) -> dict[str, str]:
+    def checked(self, name: str, value: Json) -> dict[str, str]:
         if not isinstance(value, dict) or len(value) > MAX_PAIRS:
             raise wrong(name, value, self.wants)
         for key, each in value.items():
@@ -87,16 +87,16 @@ class Functions:
     wants = f'a list of at most {MAX_CALLS} {{"type": "function", "name": "...", "parameters": {{...}}}}'
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         tool = {"allOf": [CALLABLE, given("type", {"const": "function"})]}
         return {"type": "array", "items": tool, "maxItems": MAX_CALLS}
 
-    def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
+    def checked(self, name: str, value: Json) -> list[JsonObject]:
         if not isinstance(value, list) or len(value) > MAX_CALLS:
             raise wrong(name, value, self.wants)
         return [self._tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)]
 
-    def _tool(self, name: str, tool: Any) -> dict[str, Any]:
+    def _tool(self, name: str, tool: Json) -> JsonObject:
         if not isinstance(tool, dict):
             raise wrong(name, tool, self.wants)
         if tool.get("type") != "function":
@@ -118,7 +118,7 @@ class Choice:
     )
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         function = {
             "type": "object",
             "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
@@ -135,13 +135,13 @@ class Choice:
         }
         return {"anyOf": [{"enum": list(MODES)}, function, allowed]}
 
-    def checked(self, name: str, value: Any) -> Any:
+    def checked(self, name: str, value: Json) -> Json:
         try:
             return ToolChoice().checked(name, self._as_in_chats(value))
         except RequestError:
             raise wrong(name, value, self.wants) from None
 
-    def _as_in_chats(self, value: Any) -> Any:
+    def _as_in_chats(self, value: Json) -> Json:
         if not isinstance(value, dict) or value.get("type") != "allowed_tools":
             return _function_as_in_chats(value)
         tools = value.get("tools")
@@ -149,7 +149,7 @@ class Choice:
         return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": named}}
 
 
-def _function_as_in_chats(value: Any) -> Any:
+def _function_as_in_chats(value: Json) -> Json:
     """Return an object naming a function in the form of chats; other values stay."""
     return {"type": value.get("type"), "function": {"name": value.get("name")}} if isinstance(value, dict) else value
 

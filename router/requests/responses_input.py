@@ -4,10 +4,11 @@ Clients' libraries send items back with fields of all kinds. Fields without mean
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.base.errors import RequestError
-from router.base.json_fields import Field, Table
+from common.base.json_file import Json, JsonObject
+from router.base.json_fields import Field, Table, Values
 from router.base.json_rules import OneOf, Text, shown, wrong
 from router.requests.chat_messages import MAX_MESSAGES, Arguments, Content
 
@@ -50,7 +51,7 @@ class Input:
     wants = f"a string, or a list of 1 to {MAX_MESSAGES} items, each a {TYPES}"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         items = {"anyOf": [_schema(name, kind) for name, kind in ITEMS.items()]}
         return {
             "anyOf": [
@@ -59,7 +60,7 @@ class Input:
             ]
         }
 
-    def checked(self, name: str, value: Any) -> list[dict[str, Any]]:
+    def checked(self, name: str, value: Json) -> list[JsonObject]:
         if isinstance(value, str):
             return [{"role": "user", "content": Text().checked(name, value)}]
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
@@ -74,10 +75,10 @@ class _Conversation:
     """Messages made of items; consecutive items of the assistant form a single message, like a single answer."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[JsonObject] = []
         self._call_ids: set[str] = set()
 
-    def add(self, name: str, item: Any) -> None:
+    def add(self, name: str, item: Json) -> None:
         """Check and add an item; raise RequestError."""
         if not isinstance(item, dict):
             raise wrong(name, item, "an object with `type`, or with `role` and `content`")
@@ -100,19 +101,19 @@ class _Conversation:
             case "reasoning":
                 self._add_thought(values["content"] or values["summary"])
 
-    def _add_message(self, values: dict[str, Any]) -> None:
+    def _add_message(self, values: Values) -> None:
         if values["role"] == "assistant":
             self._answer_without("content")["content"] = values["content"]
         else:
             self.messages.append(values)
 
-    def _add_call(self, values: dict[str, Any]) -> None:
+    def _add_call(self, values: Values) -> None:
         function = {"name": values["name"], "arguments": values["arguments"]}
         calls = self._answer_without().setdefault("tool_calls", [])
         calls.append({"id": values["call_id"], "type": "function", "function": function})
         self._call_ids.add(values["call_id"])
 
-    def _add_output(self, name: str, values: dict[str, Any]) -> None:
+    def _add_output(self, name: str, values: Values) -> None:
         call_id = values["call_id"]
         if call_id not in self._call_ids:
             raise wrong(f"{name}.call_id", call_id, "that of a function_call before it: send the call, too")
@@ -123,7 +124,7 @@ class _Conversation:
         if text:
             self._answer_without("reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
-    def _answer_without(self, *fields: str) -> dict[str, Any]:
+    def _answer_without(self, *fields: str) -> JsonObject:
         """Return the assistant's last message, or a new message if the last has any of the fields."""
         last = self.messages[-1] if self.messages else {"role": ""}
         if last["role"] != "assistant" or any(last.get(field) for field in fields):
@@ -131,7 +132,7 @@ class _Conversation:
         return self.messages[-1]
 
 
-def _no_such_item(name: str, kind: Any, item: dict[str, Any]) -> RequestError:
+def _no_such_item(name: str, kind: Json, item: JsonObject) -> RequestError:
     if kind == "item_reference" or (kind is None and "id" in item):
         message = f"{name} refers to a stored item, and nothing is stored here: send the item itself"
         return RequestError(message, param=name, code="unsupported_value")
@@ -139,7 +140,7 @@ def _no_such_item(name: str, kind: Any, item: dict[str, Any]) -> RequestError:
     return RequestError(message, param=f"{name}.type", code="unsupported_value")
 
 
-def _schema(name: str, kind: ItemKind) -> dict[str, Any]:
+def _schema(name: str, kind: ItemKind) -> JsonObject:
     """Return the JSON schema of an item; a message needs no type."""
     fields = kind.table.fields
     required = {field: fields[field].rule.schema for field in kind.required}

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from common.base.errors import RequestError
-from router.base.json_fields import Field, Object, Table, given, without
+from common.base.json_file import Json, JsonObject
+from router.base.json_fields import Field, Object, Table, Values, given, without
 from router.base.json_rules import Boolean, OneOf, Only, Text, is_text, wrong
 from router.grammar.source import NO_GRAMMAR, WHITESPACE, GrammarSource, Kind, nesting
 
@@ -27,11 +27,11 @@ class Schema:
         return f"a JSON schema as an object or its text, {size}"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         text = {"type": "string", "maxLength": MAX_SOURCE_CHARS, "pattern": r"^[ \t\n\r]*\{"}
         return {"anyOf": [{"type": "object"}, text | {"contentMediaType": "application/json"}]}
 
-    def checked(self, name: str, value: Any) -> str:
+    def checked(self, name: str, value: Json) -> str:
         if isinstance(value, str) and len(value) > MAX_SOURCE_CHARS:
             raise wrong(name, value, self.wants)
         try:
@@ -60,10 +60,10 @@ class Choices:
         )
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES}
 
-    def checked(self, name: str, value: Any) -> str:
+    def checked(self, name: str, value: Json) -> str:
         if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
             raise wrong(name, value, self.wants)
         if not all(is_text(each) and each for each in value) or sum(map(len, value)) > MAX_SOURCE_CHARS:
@@ -128,7 +128,7 @@ STRUCTURED_FIELDS = (
 KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")
 
 
-def grammar_source(values: dict[str, Any]) -> GrammarSource:
+def grammar_source(values: Values) -> GrammarSource:
     """Return the requested form, or `NO_GRAMMAR`; raise RequestError for several forms."""
     sources = list(_sources(values))
     if len(sources) > 1:
@@ -139,7 +139,7 @@ def grammar_source(values: dict[str, Any]) -> GrammarSource:
     return replace(sources[0], whitespace=whitespace) if sources else NO_GRAMMAR
 
 
-def _sources(values: dict[str, Any]) -> Iterator[GrammarSource]:
+def _sources(values: Values) -> Iterator[GrammarSource]:
     form = values["response_format"] or {"type": "text"}
     match form["type"]:
         case None:
@@ -171,7 +171,7 @@ def _any_object(field: str) -> GrammarSource:
     return GrammarSource("json", '{"type": "object"}', field)
 
 
-def _whitespace(values: dict[str, Any]) -> tuple[str, str]:
+def _whitespace(values: Values) -> tuple[str, str]:
     """Return the pattern of whitespace between parts of JSON, and the name of the deciding field."""
     outputs = values["structured_outputs"] or {}
     if outputs.get("disable_any_whitespace"):

@@ -3,9 +3,8 @@
 Input is bounded like prompts: anything too long for a prompt is refused before work begins.
 """
 
-from typing import Any
-
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from common.settings.config import MAX_TOKENS
 from router.base.json_fields import Field, Table
 from router.base.json_rules import Anything, Boolean, Text
@@ -47,12 +46,12 @@ DETOKENIZE_FIELDS = Table(
 )
 
 
-def is_chat(body: Any) -> bool:
+def is_chat(body: Json) -> bool:
     """Tell whether a body of /tokenize has a conversation, so the model's template must run."""
     return isinstance(body, dict) and body.get("messages") is not None
 
 
-def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
+def tokenize(body: Json, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
     """Return the tokens of the text `prompt` or the conversation `messages`; raise RequestError.
 
     For a conversation, call in the main thread.
@@ -73,7 +72,7 @@ def tokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> Tokens:
     }
 
 
-def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> PromptText:
+def detokenize(body: Json, tokenizer: Tokenizer, max_model_len: int) -> PromptText:
     """Return the text of `tokens`, including special tokens; raise RequestError."""
     ids = _read(DETOKENIZE_FIELDS, body, tokenizer, required="tokens")["tokens"]
     if len(ids) > max_model_len:
@@ -83,7 +82,7 @@ def detokenize(body: Any, tokenizer: Tokenizer, max_model_len: int) -> PromptTex
     return {"prompt": tokenizer.decode_prompt(ids)}
 
 
-def _read(table: Table, body: Any, tokenizer: Tokenizer, required: str) -> dict[str, Any]:
+def _read(table: Table, body: Json, tokenizer: Tokenizer, required: str) -> JsonObject:
     values = table.read(json_object(body))
     check_model(values["model"], tokenizer.info.name)
     table.require(required, values)

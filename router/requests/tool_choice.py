@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
+from router.base.json_fields import Values
 from router.base.json_rules import is_text, shown, wrong
 from router.grammar.source import NO_GRAMMAR, Calls, GrammarSource, calls_source, nesting
 from router.requests.structured_fields import MAX_NESTING, MAX_SOURCE_CHARS
@@ -35,7 +37,7 @@ class Choice:
     def is_forced(self) -> bool:
         return self.mode == "required"
 
-    def among(self, tools: Sequence[Any]) -> list[Any]:
+    def among(self, tools: Sequence[Json]) -> list[Json]:
         """Return the allowed tools; raise RequestError for an unknown name, or for required calls without tools."""
         known = set(map(_name, tools))
         for name in self.names:
@@ -59,7 +61,7 @@ class ToolChoice:
     )
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         some = {
             "type": "object",
             "properties": {
@@ -75,7 +77,7 @@ class ToolChoice:
         }
         return {"anyOf": [{"enum": list(MODES)}, FUNCTION, allowed]}
 
-    def checked(self, name: str, value: Any) -> Choice:
+    def checked(self, name: str, value: Json) -> Choice:
         for mode in MODES:
             if value == mode:
                 return Choice(mode)
@@ -87,13 +89,13 @@ class ToolChoice:
             raise wrong(name, value, self.wants)
         return Choice(self._mode(name, allowed), self._names(name, allowed))
 
-    def _mode(self, name: str, allowed: dict[str, Any]) -> Mode:
+    def _mode(self, name: str, allowed: JsonObject) -> Mode:
         for mode in MODES[1:]:
             if allowed.get("mode") == mode:
                 return mode
         raise wrong(f"{name}.allowed_tools.mode", allowed.get("mode"), '"auto" or "required"')
 
-    def _names(self, name: str, allowed: dict[str, Any]) -> tuple[str, ...]:
+    def _names(self, name: str, allowed: JsonObject) -> tuple[str, ...]:
         tools = allowed.get("tools")
         names = list(map(_function_name, tools)) if isinstance(tools, list) else []
         named = tuple(each for each in names if each is not None)
@@ -104,7 +106,7 @@ class ToolChoice:
 
 
 def form_of(
-    values: dict[str, Any], tool_format: ToolFormat, asked: GrammarSource, free: GrammarSource = NO_GRAMMAR
+    values: Values, tool_format: ToolFormat, asked: GrammarSource, free: GrammarSource = NO_GRAMMAR
 ) -> GrammarSource:
     """Return the form of an answer: the requested form, calls, or either; raise RequestError.
 
@@ -125,7 +127,7 @@ def form_of(
     if asked.kind and not shape.trigger:  # calls and the form may begin with the same bracket
         raise wrong(asked.field.split(".")[0], "a form", "no tools beside it with this model, or tool_choice = none")
     calls = Calls(
-        **shape._asdict() | {"separator": "" if one_only or choice.is_one else shape.separator},
+        shape._replace(separator="") if one_only or choice.is_one else shape,
         tools=_schemas(tools, choice.is_forced),
         has_text=not choice.is_forced and not asked.kind,
         form=(asked.kind, asked.text, asked.strict),
@@ -137,13 +139,13 @@ def form_of(
     return source
 
 
-def forced_names(values: dict[str, Any]) -> tuple[str, ...]:
+def forced_names(values: Values) -> tuple[str, ...]:
     """Return the names of tools from which a forced call must choose; empty without forced calls."""
     choice = values["tool_choice"] or AUTO
     return tuple(map(_name, choice.among(values["tools"]))) if choice.is_forced else ()
 
 
-def _schemas(tools: Sequence[Any], is_forced: bool) -> tuple[tuple[str, Any, bool], ...]:
+def _schemas(tools: Sequence[Json], is_forced: bool) -> tuple[tuple[str, Json, bool], ...]:
     """Return name, schema of arguments, and strictness of each tool."""
     found = []
     for tool in tools:
@@ -155,11 +157,11 @@ def _schemas(tools: Sequence[Any], is_forced: bool) -> tuple[tuple[str, Any, boo
     return tuple(found)
 
 
-def _name(tool: dict[str, Any]) -> str:
+def _name(tool: JsonObject) -> str:
     return str(tool["function"]["name"])
 
 
-def _function_name(value: Any) -> str | None:
+def _function_name(value: Json) -> str | None:
     """Return the name of a named function, or None."""
     is_function = isinstance(value, dict) and value.get("type") == "function"
     function = value.get("function") if is_function else None

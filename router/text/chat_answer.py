@@ -72,6 +72,87 @@ class Part:
                 self.calls.append(piece)
 
 
+class CallWriter:
+    """Writer of calls into parts, numbered within the answer."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def begin(self, part: Part, name: str, arguments: str = "") -> None:
+        part.calls.append(CallPiece(self.num_calls, arguments, f"call_{secrets.token_hex(12)}", name))
+        self.num_calls += 1
+
+    def add_arguments(self, part: Part, arguments: str) -> None:
+        """Add arguments to the call begun last."""
+        if arguments:
+            part.calls.append(CallPiece(self.num_calls - 1, arguments))
+
+    def take(self, part: Part, text: str) -> bool:
+        """Take calls if the whole text consists of calls; return False otherwise."""
+        calls = whole_calls(text, MAX_CALLS - self.num_calls)
+        for name, arguments in calls:
+            self.begin(part, name, arguments)
+        return bool(calls)
+
+
+class ForcedCalls:
+    """Filter for an answer that must call one of the tools `names`: content is dropped."""
+
+    def __init__(self, names: Sequence[str], tool_format: ToolFormat) -> None:
+        self._names, self._format = names, tool_format
+        self._dropped = ""
+
+    def drop_content(self, parts: list[Part], calls: CallWriter, *, is_last: bool) -> None:
+        """Drop content; at the end, call the tool that dropped text begins to call, if only one tool fits."""
+        for part in parts:
+            self._dropped += part.content
+            part.content = ""
+        if is_last and self._dropped.strip() and not calls.num_calls:
+            opening, text = SHAPES[self._format].opening, self._dropped.lstrip()
+            begun = [name for name in self._names if opening(name).startswith(text)]
+            if len(begun) == 1:
+                calls.begin(parts[-1], begun[0])
+
+
+class EndTag:
+    """Search for the end tag of a growing call, outside of the call's strings."""
+
+    def __init__(self) -> None:
+        self._searched = 0  # characters up to and including a tag in a string
+        self._is_quoted = False
+
+    def find(self, text: str) -> int:
+        """Return the tag's position in the call's text so far; -1 before such a tag."""
+        while (end := text.find(CALL_END, self._searched)) >= 0:
+            num_quotes = ESCAPED.sub("", text[self._searched : end]).count('"')
+            if self._is_quoted == num_quotes % 2:
+                return end
+            self._searched, self._is_quoted = end + len(CALL_END), True
+        return -1
+
+
+class HeldText:
+    """Text not yet assigned to a part; line breaks next to a tag are dropped."""
+
+    def __init__(self, *, follows_tag: bool) -> None:
+        self.text = ""
+        self.follows_tag = follows_tag
+
+    def until(self, tag: str, is_last: bool) -> tuple[str, bool]:
+        """Take text certainly before `tag`, and tell whether `tag` has come; a tag of "" never comes."""
+        if self.follows_tag:
+            self.text = self.text.lstrip("\n")
+            self.follows_tag = not self.text
+        if tag and tag in self.text:
+            before, _, self.text = self.text.partition(tag)
+            return before.rstrip("\n"), True
+        num_tag = 0 if is_last else num_begun(self.text, tag)
+        text = self.text[: len(self.text) - num_tag]
+        sure = text if is_last or not tag else text.rstrip("\n")
+        self.text = self.text[len(sure) :]
+        return sure, False
+
+
 class AnswerParser:
     """Parser of the answer of a choice.
 
@@ -91,24 +172,20 @@ class AnswerParser:
         if self._format is ToolFormat.LLAMA:
             self._openers |= {PYTHON_TAG: Section.CALL, "{": Section.CALL}
         self._tells_thoughts = tells_thoughts
-        self._forced = forced
-        self._unsaid = ""  # with `forced`: text that may begin a call
+        self._forced = ForcedCalls(forced, self._format) if forced else None
         self._section = Section.THOUGHT if is_thinking else Section.START
-        self._held = ""
-        self._follows_tag = is_thinking  # line breaks next to a tag are dropped
-        self._num_calls = 0
-        self._arguments = ArgumentsReader("")
-        self._quoted = 0  # characters of a call up to and including a tag in a string
-        self._is_quoted = False
+        self._held = HeldText(follows_tag=is_thinking)
+        self._calls = CallWriter()
+        self._arguments, self._end_tag = ArgumentsReader(""), EndTag()  # of the current call
 
     @property
     def has_called(self) -> bool:
-        return self._num_calls > 0
+        return self._calls.num_calls > 0
 
     @property
     def holds_content(self) -> bool:
         """True while text is withheld that may become content."""
-        return self._section in (Section.START, Section.CONTENT) and bool(self._held.strip())
+        return self._section in (Section.START, Section.CONTENT) and bool(self._held.text.strip())
 
     def feed(self, text: str, *, is_last: bool = False) -> Part:
         """Return all certain results after this text; with `is_last`, also the rest."""
@@ -119,7 +196,7 @@ class AnswerParser:
 
     def parts(self, text: str, *, is_last: bool = False) -> list[Part]:
         """Return the results of `feed` in written order, each part of a single kind."""
-        self._held += text
+        self._held.text += text
         steps = {
             Section.START: self._start,
             Section.THOUGHT: self._thought,
@@ -132,24 +209,16 @@ class AnswerParser:
         while steps[self._section](parts[-1], is_last):
             parts.append(Part())
         if self._forced:
-            self._say_nothing(parts, is_last)
+            self._forced.drop_content(parts, self._calls, is_last=is_last)
         return [part for part in parts if part.thought or part.content or part.calls]
-
-    def _say_nothing(self, parts: list[Part], is_last: bool) -> None:
-        """Drop content; at the end, call the tool that dropped text begins to call, if only one tool fits."""
-        for part in parts:
-            self._unsaid += part.content
-            part.content = ""
-        if is_last and self._unsaid.strip() and not self.has_called:
-            self._call_what_was_begun(parts[-1])
 
     def _start(self, part: Part, is_last: bool) -> bool:
         """Find the section that begins; return False while unknown."""
-        text = self._held.lstrip()
+        text = self._held.text.lstrip()
         for opener, section in self._openers.items():
             if text.startswith(opener):
-                self._held = self._held if opener == "{" else text[len(opener) :]
-                self._enter(section)
+                self._held.text = self._held.text if opener == "{" else text[len(opener) :]
+                self._section, self._held.follows_tag = section, True
                 return True
         if not is_last and self._openers and (not text or any(each.startswith(text) for each in self._openers)):
             return False
@@ -157,40 +226,44 @@ class AnswerParser:
         return True
 
     def _thought(self, part: Part, is_last: bool) -> bool:
-        text, is_over = self._until(THINK_END, is_last)
+        text, is_over = self._held.until(THINK_END, is_last)
         part.thought += text if self._tells_thoughts else ""
         if is_over:
             self._openers.pop(THINK, None)
-            self._enter(Section.START)
+            self._section, self._held.follows_tag = Section.START, True
         return is_over
 
     def _content(self, part: Part, is_last: bool) -> bool:
-        if self._format is not ToolFormat.HERMES and not self._follows_tag:
-            part.content += self._held
-            self._held = ""
+        if self._format is not ToolFormat.HERMES and not self._held.follows_tag:
+            part.content += self._held.text
+            self._held.text = ""
             return False
-        text, is_over = self._until(CALL if self._format is ToolFormat.HERMES else "", is_last)
+        text, is_over = self._held.until(CALL if self._format is ToolFormat.HERMES else "", is_last)
         part.content += text
         if is_over:
             self._section = Section.CALL
         return is_over
 
     def _call(self, part: Part, is_last: bool) -> bool:
-        head = head_of(self._held) if self._num_calls < MAX_CALLS else None
+        head = head_of(self._held.text) if self._calls.num_calls < MAX_CALLS else None
+        if head is None and self._format is ToolFormat.HERMES:
+            return self._whole_call(part, is_last)
         if head is None:
-            return self._whole_call(part, is_last) if self._format is ToolFormat.HERMES else self._rest(part, is_last)
+            if is_last:  # the whole rest is either calls or content
+                part.content += "" if self._calls.take(part, self._held.text) else self._held.text
+                self._held.text = ""
+            return False
         name, end = head
-        self._begin_call(part, name, "")
-        self._held = self._held[end:]
+        self._calls.begin(part, name)
+        self._held.text = self._held.text[end:]
         self._arguments = ArgumentsReader(END_TAGS[self._format])
         self._section = Section.ARGUMENTS
         return True
 
     def _argue(self, part: Part, is_last: bool) -> bool:
-        arguments, rest = self._arguments.feed(self._held, is_last=is_last)
-        if arguments:
-            part.calls.append(CallPiece(self._num_calls - 1, arguments))
-        self._held = rest or ""
+        arguments, rest = self._arguments.feed(self._held.text, is_last=is_last)
+        self._calls.add_arguments(part, arguments)
+        self._held.text = rest or ""
         if rest is None:
             return False
         self._section = Section.AFTER
@@ -198,13 +271,13 @@ class AnswerParser:
 
     def _after(self, part: Part, is_last: bool) -> bool:
         """Drop the end of a call; text behind the last call is content."""
-        between = AFTER.match(self._held)
+        between = AFTER.match(self._held.text)
         assert between is not None, "it matches nothing, too"
-        rest = self._held[between.end() :]
+        rest = self._held.text[between.end() :]
         if not rest and not is_last:
             return False
         if between[1] and rest.startswith("{"):
-            self._held = rest
+            self._held.text = rest
             self._section = Section.CALL
             return True
         if self._format is ToolFormat.HERMES:
@@ -212,74 +285,23 @@ class AnswerParser:
             if not tag and not is_last:
                 return False
             rest = behind if tag else before[: len(before) - num_begun(before, CALL_END)]
-        self._held = rest
-        self._enter(Section.CONTENT)
+        self._held.text = rest
+        self._section, self._held.follows_tag = Section.CONTENT, True
         return True
 
     def _whole_call(self, part: Part, is_last: bool) -> bool:
         """Take a call without the usual beginning, once its end tag has come."""
-        end = self._end_of_call()
+        held = self._held.text
+        end = self._end_tag.find(held)
         if end < 0 and not is_last:
             return False
-        is_call = self._take(part, self._held if end < 0 else self._held[:end])
+        is_call = self._calls.take(part, held if end < 0 else held[:end])
         if not is_call:
-            end = self._held.find(CALL_END)
-        whole = self._held if end < 0 else self._held[: end + len(CALL_END)]
-        self._held = self._held[len(whole) :]
+            end = held.find(CALL_END)
+        whole = held if end < 0 else held[: end + len(CALL_END)]
+        self._held.text = held[len(whole) :]
         if not is_call:
             part.content += CALL + whole
-        self._quoted, self._is_quoted = 0, False
-        self._enter(Section.CONTENT)
+        self._end_tag = EndTag()
+        self._section, self._held.follows_tag = Section.CONTENT, True
         return True
-
-    def _end_of_call(self) -> int:
-        """Find the end tag outside of the call's strings; return -1 before such a tag."""
-        while (end := self._held.find(CALL_END, self._quoted)) >= 0:
-            num_quotes = ESCAPED.sub("", self._held[self._quoted : end]).count('"')
-            if self._is_quoted == num_quotes % 2:
-                return end
-            self._quoted, self._is_quoted = end + len(CALL_END), True
-        return -1
-
-    def _rest(self, part: Part, is_last: bool) -> bool:
-        """Take the whole rest, either calls or content."""
-        if is_last:
-            part.content += "" if self._take(part, self._held) else self._held
-            self._held = ""
-        return False
-
-    def _take(self, part: Part, text: str) -> bool:
-        """Take calls if the whole text consists of calls; return False otherwise."""
-        calls = whole_calls(text, MAX_CALLS - self._num_calls)
-        for name, arguments in calls:
-            self._begin_call(part, name, arguments)
-        return bool(calls)
-
-    def _begin_call(self, part: Part, name: str, arguments: str) -> None:
-        part.calls.append(CallPiece(self._num_calls, arguments, f"call_{secrets.token_hex(12)}", name))
-        self._num_calls += 1
-
-    def _call_what_was_begun(self, part: Part) -> None:
-        """Call the tool that the written text begins to call; do nothing if several tools fit."""
-        shape = SHAPES[self._format]
-        names = [name for name in self._forced if shape.opening(name).startswith(self._unsaid.lstrip())]
-        if len(names) == 1:
-            self._begin_call(part, names[0], "")
-
-    def _enter(self, section: Section) -> None:
-        self._section = section
-        self._follows_tag = True
-
-    def _until(self, tag: str, is_last: bool) -> tuple[str, bool]:
-        """Return text certainly before `tag`, and whether `tag` has come; a tag of "" never comes."""
-        if self._follows_tag:
-            self._held = self._held.lstrip("\n")
-            self._follows_tag = not self._held
-        if tag and tag in self._held:
-            before, _, self._held = self._held.partition(tag)
-            return before.rstrip("\n"), True
-        num_tag = 0 if is_last else num_begun(self._held, tag)
-        text = self._held[: len(self._held) - num_tag]
-        sure = text if is_last or not tag else text.rstrip("\n")
-        self._held = self._held[len(sure) :]
-        return sure, False

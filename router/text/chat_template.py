@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.base.errors import ConfigError, RequestError
-from common.base.json_file import read_json
+from common.base.json_file import Json, JsonObject, read_json
 from router.text.chat_answer import THINK_END
 from router.text.tool_calls import CALL, ToolFormat
 
@@ -22,7 +22,7 @@ CONFIG_FILE = "tokenizer_config.json"
 LLAMA_CALL = '"parameters": dictionary of argument name'
 """Found in Llama 3's templates, in the request for calls."""
 MAX_MESSAGE_CHARS = 300
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Json] = MappingProxyType({})
 
 
 class ChatTemplate:
@@ -46,11 +46,11 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Json]],
+        options: Mapping[str, Json],
         max_chars: int,
-        tools: Sequence[Any] = (),
-        wishes: Mapping[str, Any] = NOTHING,
+        tools: Sequence[Json] = (),
+        wishes: Mapping[str, Json] = NOTHING,
     ) -> str:
         """Render a prompt; see `TemplateRenderer.render`."""
         return self._renderer.render(messages, options, max_chars, tools, wishes)
@@ -67,7 +67,7 @@ class ChatTemplate:
 def load_chat_template(path: Path) -> ChatTemplate | None:
     """Load the chat template of a model directory, None without one; raises ConfigError for unreadable files."""
     config = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
-    source: Any = config.get("chat_template")
+    source: Json = config.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
@@ -85,7 +85,7 @@ def template_error(reason: str) -> RequestError:
     return RequestError(message, param="messages", code="chat_template_error")
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(config: JsonObject) -> dict[str, str]:
     """Return `bos_token` and all other special tokens, each stored as a text or as an object with a text."""
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}

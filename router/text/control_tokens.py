@@ -8,7 +8,8 @@ The mark is removed when the prompt becomes tokens (`Tokenizer.encode`). Prompts
 import re
 import secrets
 from collections.abc import Iterable
-from typing import Any
+
+from common.base.json_file import Json
 
 
 class ControlTokens:
@@ -21,7 +22,7 @@ class ControlTokens:
         self._beginnings = frozenset(text[:length] for text in known for length in range(1, len(text)))
         self._longest = max(map(len, self._beginnings), default=0)
 
-    def broken(self, value: Any, mark: str) -> Any:
+    def broken(self, value: Json, mark: str) -> Json:
         """Return JSON with the mark behind the first character of each special token in its strings.
 
         The mark is also put into the beginning of a special token at the end of a string, because a template may write

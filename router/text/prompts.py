@@ -3,9 +3,10 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from common.wire.values.fields import MAX_INT32
 from router.base.json_rules import is_text, wrong
 from router.text.server_rules import TOKEN_ID
@@ -31,13 +32,13 @@ class Prompts:
         return f"a string, a list of token ids, or a list of up to {MAX_PROMPTS} of either"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         text = {"type": "string", "minLength": 1}
         ids = {"type": "array", "items": TOKEN_ID, "minItems": 1}
         several = {"type": "array", "items": {"anyOf": [text, ids]}, "minItems": 1, "maxItems": MAX_PROMPTS}
         return {"anyOf": [text, ids, several]}
 
-    def checked(self, name: str, value: Any) -> list[Prompt]:
+    def checked(self, name: str, value: Json) -> list[Prompt]:
         if isinstance(value, str | array):
             value = [value]
         if not isinstance(value, list) or not value:
@@ -48,7 +49,7 @@ class Prompts:
             raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param=name)
         return [self._prompt(name, prompt) for prompt in value]
 
-    def _prompt(self, name: str, prompt: Any) -> Prompt:
+    def _prompt(self, name: str, prompt: Json) -> Prompt:
         if isinstance(prompt, array):
             return prompt
         if not isinstance(prompt, str | list):
@@ -74,10 +75,10 @@ class TokenIdList:
         return f"a list of {f'{self.min_ids} to' if self.min_ids else 'at most'} {self.max_ids} token ids"
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> JsonObject:
         return {"type": "array", "items": TOKEN_ID, "minItems": self.min_ids, "maxItems": self.max_ids}
 
-    def checked(self, name: str, value: Any) -> tuple[int, ...]:
+    def checked(self, name: str, value: Json) -> tuple[int, ...]:
         if not isinstance(value, list) or not self.min_ids <= len(value) <= self.max_ids:
             raise wrong(name, value, self.wants)
         return tuple(_token_ids(name, value)) if value else ()
@@ -154,7 +155,7 @@ def too_long(length: str, max_model_len: int) -> RequestError:
     )
 
 
-def _token_ids(name: str, prompt: list[Any]) -> TokenIds:
+def _token_ids(name: str, prompt: list[Json]) -> TokenIds:
     if set(map(type, prompt)) != {int}:
         prompt = [int(each) if isinstance(each, float) and each.is_integer() else each for each in prompt]
     if set(map(type, prompt)) != {int}:

@@ -1,14 +1,14 @@
 """Rules with limits of the individual server; the API's document refers to these limits by name and defines each."""
 
 from dataclasses import dataclass
-from typing import Any
 
+from common.base.json_file import Json, JsonObject
 from common.wire.values.fields import MAX_INT32
 from router.base.json_rules import Integer, Text, wrong
 from router.text.model_info import ModelInfo
 
 
-def _limit(name: str) -> dict[str, Any]:
+def _limit(name: str) -> JsonObject:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -23,7 +23,7 @@ class ModelName:
     wants = Text().wants
     schema = MODEL_NAME
 
-    def checked(self, name: str, value: Any) -> str:
+    def checked(self, name: str, value: Json) -> str:
         return Text().checked(name, value)
 
 
@@ -34,7 +34,7 @@ class NumKept:
     wants = f"an integer from 1 to {MAX_INT32}, or -1"
     schema = NUM_KEPT
 
-    def checked(self, name: str, value: Any) -> int:
+    def checked(self, name: str, value: Json) -> int:
         number = Integer(-1, MAX_INT32).checked(name, value)
         if number == 0:
             raise wrong(name, value, self.wants)
@@ -48,11 +48,11 @@ class Priority:
     wants = Integer(-MAX_INT32, MAX_INT32).wants
     schema = PRIORITY
 
-    def checked(self, name: str, value: Any) -> int:
+    def checked(self, name: str, value: Json) -> int:
         return Integer(-MAX_INT32, MAX_INT32).checked(name, value)
 
 
-def limits_of(info: ModelInfo, min_priority: int) -> dict[str, Any]:
+def limits_of(info: ModelInfo, min_priority: int) -> JsonObject:
     """Return the JSON schemas named by the rules, for a model and the most urgent priority allowed to clients."""
     return {
         "Priority": {"type": "integer", "minimum": min_priority, "maximum": MAX_INT32},

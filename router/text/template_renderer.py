@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension
@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
 from router.base.json_rules import is_text, shown
 from router.text.chat_template import NOTHING, template_error
 
@@ -35,11 +36,11 @@ class TemplateRenderer:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Json]],
+        options: Mapping[str, Json],
         max_chars: int,
-        tools: Sequence[Any] = (),
-        wishes: Mapping[str, Any] = NOTHING,
+        tools: Sequence[Json] = (),
+        wishes: Mapping[str, Json] = NOTHING,
     ) -> str:
         """Write the prompt; raises RequestError (400) with the reason if the template fails.
 
@@ -68,7 +69,7 @@ class TemplateRenderer:
         except Exception as error:  # noqa: BLE001 - a template may do anything that Python expressions can
             raise template_error(f"{type(error).__name__}: {error}") from None
 
-    def _text(self, variables: dict[str, Any], max_chars: int) -> str:
+    def _text(self, variables: JsonObject, max_chars: int) -> str:
         pieces, num_chars = [], 0
         for piece in self._compiled.generate(variables):
             num_chars += len(piece)
@@ -80,7 +81,7 @@ class TemplateRenderer:
             raise template_error("it writes what is not valid Unicode")
         return text
 
-    def _check_known(self, options: Mapping[str, Any]) -> None:
+    def _check_known(self, options: Mapping[str, Json]) -> None:
         taken = {"messages", "tools", "documents", *self._special_tokens, *_ENVIRONMENT.globals}
         own = self._variables - taken - {"add_generation_prompt"}
         for name in options.keys() - own - {"add_generation_prompt"}:
@@ -129,7 +130,7 @@ def _cpu_time(limit_s: float) -> Iterator[None]:
 
 
 def _to_json(
-    value: Any,
+    value: Json,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

@@ -16,10 +16,10 @@ import re
 import unicodedata
 from array import array
 from dataclasses import dataclass
-from typing import Any
 
 import tokenizers
 
+from common.base.json_file import JsonObject
 from router.text.prompts import TokenIds
 
 PIECE_CHARS = 1024
@@ -56,7 +56,7 @@ class Cuts:
 
 def cuts_of(tokenizer: tokenizers.Tokenizer) -> Cuts | None:
     """Return the safe cuts of a tokenizer, None if none are known."""
-    model: Any = tokenizer.model
+    model = tokenizer.model
     if not isinstance(model, tokenizers.models.BPE) or model.dropout:
         return None
     if _state(tokenizer.normalizer).get("type", "NFC") != "NFC" or not _splits_words(_state(tokenizer.pre_tokenizer)):
@@ -68,7 +68,7 @@ def cuts_of(tokenizer: tokenizers.Tokenizer) -> Cuts | None:
     return _around(tokenizer)
 
 
-def _splits_words(pre_tokenizer: dict[str, Any]) -> bool:
+def _splits_words(pre_tokenizer: JsonObject) -> bool:
     """Tell whether a pre-tokenizer splits by known expressions, then writes bytes as letters."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     *splits, last = steps or [{}]
@@ -77,7 +77,7 @@ def _splits_words(pre_tokenizer: dict[str, Any]) -> bool:
     return all(map(_is_known, splits)) and bool(splits or last["use_regex"])
 
 
-def _is_known(step: dict[str, Any]) -> bool:
+def _is_known(step: JsonObject) -> bool:
     known = [{"Regex": words} for words in WORDS.values()]
     return (
         step["type"] == "Split"
@@ -98,7 +98,7 @@ def _around(tokenizer: tokenizers.Tokenizer) -> Cuts | None:
     return Cuts(array("i", whole.ids[:begin]), array("i", whole.ids[end:]))
 
 
-def _state(part: Any) -> dict[str, Any]:
+def _state(part: tokenizers.normalizers.Normalizer | tokenizers.pre_tokenizers.PreTokenizer | None) -> JsonObject:
     """Return a tokenizer's part in the format of tokenizer.json."""
-    state: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+    state: JsonObject = json.loads(part.__getstate__()) if part is not None else {}
     return state

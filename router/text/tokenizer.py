@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from common.base.errors import ConfigError
-from common.base.json_file import read_json
+from common.base.json_file import JsonObject, read_json
 from common.base.malloc import trim_memory
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
@@ -54,94 +53,27 @@ def load_tokenizer(section: ModelSection, text_cache_bytes: int) -> "Tokenizer":
     return tokenizer
 
 
-class Tokenizer:
-    """Conversion of text to token ids and back."""
+class TextEncoder:
+    """Encoder of texts: cached, piece by piece, or cut to the kept end."""
 
-    def __init__(self, section: ModelSection, text_cache_bytes: int = 0) -> None:
-        """Load a model directory; raises ConfigError with the file and the remedy if unusable."""
-        path = Path(section.path)
-        fingerprint = tokenizer_fingerprint(path)
-        config = read_json(path / "config.json")
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file it cannot read
-            raise ConfigError(
-                f"{path / 'tokenizer.json'}: {error}; fetch the model's own tokenizer.json again"
-            ) from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self.chat_template = load_chat_template(path)
-        special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        self.control_tokens = ControlTokens(special.values())
-        self._special_ids = frozenset(special)
-        self._cuts = cuts_of(self._tokenizer)
-        self._texts = TextCache(text_cache_bytes)
-        self.info = ModelInfo(
-            name=section.served_name,
-            model_fingerprint=model_fingerprint(path),
-            tokenizer_fingerprint=fingerprint,
-            vocab_size=_count(config, "vocab_size", path),
-            max_model_len=_max_model_len(section, config, path),
-            eos_token_ids=end_token_ids(path),
-        )
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special_ids: frozenset[int], text_cache_bytes: int) -> None:
+        self._tokenizer, self._special_ids = tokenizer, special_ids
+        self.cuts = cuts_of(tokenizer)
+        self.texts = TextCache(text_cache_bytes)
 
-    @property
-    def cuts_texts(self) -> bool:
-        """True if safe cuts are known; otherwise no text is cached."""
-        return self._cuts is not None
-
-    @property
-    def text_counts(self) -> TextCounts:
-        """Tokens of all texts turned into prompts since the start."""
-        return self._texts.counts
-
-    def encode(self, prompts: Sequence[Prompt], max_model_len: int, encoding: Encoding = AS_IT_IS) -> list[TokenIds]:
-        """Return the ids of each prompt.
-
-        Raises RequestError for a prompt surely too long, before spending time and memory. Releases the interpreter
-        lock: `encode_batch_fast` does so for most of its time, `encode` does not.
-        """
-        kept = [prompt if isinstance(prompt, str) else encoding.cut(prompt) for prompt in prompts]
-        for prompt in kept:
-            if not isinstance(prompt, str) and len(prompt) >= max_model_len:
-                raise too_long(f"{len(prompt)} tokens", max_model_len)
-        return [self._encode(prompt, max_model_len, encoding) if isinstance(prompt, str) else prompt for prompt in kept]
-
-    def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return ids of short texts, each encoded as a part of a longer text."""
-        return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens; ids without text give none."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text
-
-    def decode_all(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens included."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
-    def decode_prompt(self, ids: Sequence[int]) -> str:
-        """Return `decode_all` of many ids, without holding the interpreter lock."""
-        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
-        return str(text)
-
-    def strings(self, ids: Sequence[int]) -> list[str | None]:
-        """Return each token as written in the vocabulary; None for ids of the model beyond the vocabulary."""
-        return [self._tokenizer.id_to_token(token_id) for token_id in ids]
-
-    def _encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
+    def encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
+        """Return the ids of a text; raises RequestError if surely too long."""
         if encoding.max_tokens is None:
             self._check_length(text.replace(encoding.mark, "") if encoding.mark else text, max_model_len)
-            if self._cuts is not None and not encoding.mark:
-                return self._encode_pieces(self._cuts, text, encoding)
+            if self.cuts is not None and not encoding.mark:
+                return self._encode_pieces(self.cuts, text, encoding)
         ids = self._encode_whole(text, encoding)
-        self._texts.count(TextCounts(num_encoded=len(ids)))
+        self.texts.count(TextCounts(num_encoded=len(ids)))
         return ids
 
     def _encode_pieces(self, cuts: Cuts, text: str, encoding: Encoding) -> TokenIds:
         """Encode a text by pieces, each taken from the cache if known."""
-        ids = self._texts.ids(cuts.pieces(text), encoding.salt, self._encode_each)
+        ids = self.texts.ids(cuts.pieces(text), encoding.salt, self._encode_each)
         return cuts.before + ids + cuts.after if encoding.add_special_tokens else ids
 
     def _encode_each(self, pieces: list[str]) -> list[TokenIds]:
@@ -173,8 +105,8 @@ class Tokenizer:
             return self._completed(self._encode_marked(text, encoding.mark), encoding, max_tokens - num_special)
         num_chars = MAX_CHARS_PER_TOKEN * max_tokens
         part = text[-num_chars:] if encoding.keep_end else text[:num_chars]
-        if self._cuts is not None:
-            return self._encode_end(self._cuts, part, max_tokens - num_special, encoding)
+        if self.cuts is not None:
+            return self._encode_end(self.cuts, part, max_tokens - num_special, encoding)
         (encoded,) = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)
         return self._completed(encoded, encoding, max_tokens - num_special)
 
@@ -227,14 +159,90 @@ class Tokenizer:
         return False
 
 
-def _max_model_len(section: ModelSection, config: dict[str, Any], path: Path) -> int:
+class Tokenizer:
+    """Conversion of text to token ids and back."""
+
+    def __init__(self, section: ModelSection, text_cache_bytes: int = 0) -> None:
+        """Load a model directory; raises ConfigError with the file and the remedy if unusable."""
+        path = Path(section.path)
+        fingerprint = tokenizer_fingerprint(path)
+        config = read_json(path / "config.json")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file it cannot read
+            raise ConfigError(
+                f"{path / 'tokenizer.json'}: {error}; fetch the model's own tokenizer.json again"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.chat_template = load_chat_template(path)
+        special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.control_tokens = ControlTokens(special.values())
+        self._encoder = TextEncoder(self._tokenizer, frozenset(special), text_cache_bytes)
+        self.info = ModelInfo(
+            name=section.served_name,
+            model_fingerprint=model_fingerprint(path),
+            tokenizer_fingerprint=fingerprint,
+            vocab_size=_count(config, "vocab_size", path),
+            max_model_len=_max_model_len(section, config, path),
+            eos_token_ids=end_token_ids(path),
+        )
+
+    @property
+    def cuts_texts(self) -> bool:
+        """True if safe cuts are known; otherwise no text is cached."""
+        return self._encoder.cuts is not None
+
+    @property
+    def text_counts(self) -> TextCounts:
+        """Tokens of all texts turned into prompts since the start."""
+        return self._encoder.texts.counts
+
+    def encode(self, prompts: Sequence[Prompt], max_model_len: int, encoding: Encoding = AS_IT_IS) -> list[TokenIds]:
+        """Return the ids of each prompt.
+
+        Raises RequestError for a prompt surely too long, before spending time and memory. Releases the interpreter
+        lock: `encode_batch_fast` does so for most of its time, `encode` does not.
+        """
+        kept = [prompt if isinstance(prompt, str) else encoding.cut(prompt) for prompt in prompts]
+        for prompt in kept:
+            if not isinstance(prompt, str) and len(prompt) >= max_model_len:
+                raise too_long(f"{len(prompt)} tokens", max_model_len)
+        encode = self._encoder.encode
+        return [encode(prompt, max_model_len, encoding) if isinstance(prompt, str) else prompt for prompt in kept]
+
+    def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return ids of short texts, each encoded as a part of a longer text."""
+        return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens; ids without text give none."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens included."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def decode_prompt(self, ids: Sequence[int]) -> str:
+        """Return `decode_all` of many ids, without holding the interpreter lock."""
+        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
+        return str(text)
+
+    def strings(self, ids: Sequence[int]) -> list[str | None]:
+        """Return each token as written in the vocabulary; None for ids of the model beyond the vocabulary."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in ids]
+
+
+def _max_model_len(section: ModelSection, config: JsonObject, path: Path) -> int:
     limit = _count(config, "max_position_embeddings", path)
     if section.max_len > limit:
         raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
     return section.max_len or limit
 
 
-def _count(config: dict[str, Any], key: str, path: Path) -> int:
+def _count(config: JsonObject, key: str, path: Path) -> int:
     value = config.get(key)
     if type(value) is not int or not 1 <= value <= MAX_TOKENS:
         raise ConfigError(f"{path / 'config.json'}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")

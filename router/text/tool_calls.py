@@ -7,7 +7,9 @@ written. A call with another beginning is recognized only when complete.
 import json
 import re
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from common.base.json_file import Json
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 
@@ -23,12 +25,12 @@ class ToolFormat(StrEnum):
 class CallShape(NamedTuple):
     """Text around the parts of a call, forced by a grammar."""
 
-    trigger: str
+    trigger: str  # only before each call; "": plain text begins unlike a call
     before: str  # between trigger and name
     between: str  # between name and arguments
     behind: str
-    end: str
-    separator: str  # between calls
+    end: str  # only at the end of each call
+    separator: str  # between calls; "": a single call
 
     def opening(self, name: str) -> str:
         """Return all text before the arguments of a call."""
@@ -84,7 +86,7 @@ def whole_calls(text: str, max_calls: int) -> list[tuple[str, str]]:
     return calls
 
 
-def _call(value: Any) -> tuple[str, str] | None:
+def _call(value: Json) -> tuple[str, str] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))

@@ -7,8 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
+from common.base.json_file import JsonObject
 from common.wire.messages.operator import RoleChange, Stage
 from common.wire.messages.worker import Role
 from router.dispatch.incidents import Incidents, Kind
@@ -50,7 +50,7 @@ class RoleChanges:
             noted = replace(noted, reason=self._kept.pop().reason)
         self._kept.append(noted)
 
-    def report(self, now_s: float) -> list[dict[str, Any]]:
+    def report(self, now_s: float) -> list[JsonObject]:
         """Return the changes for GET /health, latest first."""
         return [
             {

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from common.base.errors import RequestError
 from router.reading import id_lists
-from router.reading.id_lists import CHUNK_CHARS, LEAST_CHARS, MAX_BRACKETS, ids_of, part
-from router.reading.json_body import values_of
+from router.reading.id_lists import LEAST_CHARS, MAX_BRACKETS, ids_of, part
+from router.reading.json_body import CHUNK_CHARS, values_of
 from router.reading.reading import MAX_IDS_BYTES, MAX_REST_CHARS, _loads, parse_body, parse_ids
 from router.text.model_info import ModelInfo
 

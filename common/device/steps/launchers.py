@@ -6,7 +6,7 @@ Another thread, about to read its own launcher from the module, gets a wrong lau
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from threading import Lock
@@ -24,7 +24,7 @@ def launchers_apart(build: Any) -> Iterator[None]:
         yield
         return
 
-    def load_apart(name: str, path: str) -> Any:
+    def load_apart(name: str, path: str) -> SimpleNamespace:
         with turn:
             return SimpleNamespace(**vars(load(name, path)))
 
@@ -42,6 +42,6 @@ class OneOfEach(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
         super().__init__(executor)
         self._turn = Lock()
 
-    def submit(self, key: str, compile_fn: Any, finalize_fn: Any) -> Any:
+    def submit(self, key: str, compile_fn: Callable[[], object], finalize_fn: Callable[[object], object]) -> object:
         with self._turn:
             return super().submit(key, compile_fn, finalize_fn)

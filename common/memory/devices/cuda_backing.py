@@ -2,6 +2,7 @@
 
 import uuid
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 from common.base.errors import ConfigError, MemoryShort
@@ -30,7 +31,7 @@ class CudaBacking:
             from cuda.bindings import runtime
         except ImportError:
             raise ConfigError('a memory server of a GPU needs the cuda extra: pip install "baton[cuda]"') from None
-        self.runtime: Any = runtime
+        self.runtime: ModuleType = runtime
         self.index = index
         self.awake_s = gpu_awake_s()
         (status,) = runtime.cudaSetDevice(index)
@@ -72,7 +73,7 @@ class CudaMemory:
 
     descriptor = None
 
-    def __init__(self, runtime: Any, address: int, num_bytes: int) -> None:
+    def __init__(self, runtime: ModuleType, address: int, num_bytes: int) -> None:
         self.runtime, self.address, self.num_bytes = runtime, address, num_bytes
         status, handle = runtime.cudaIpcGetMemHandle(address)
         if status != runtime.cudaError_t.cudaSuccess:

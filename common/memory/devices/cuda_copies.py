@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from common.base.errors import MemoryShort
@@ -29,7 +30,7 @@ class CudaCopies:
 
     batch_bytes = 64 * 1024 * 1024
 
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, runtime: ModuleType) -> None:
         self.runtime = runtime
         least, greatest = _checked(runtime, runtime.cudaDeviceGetStreamPriorityRange())
         flags = runtime.cudaStreamNonBlocking
@@ -86,7 +87,7 @@ class CudaCopy:
         return self.seconds
 
 
-def pinned_piece(runtime: Any, index: int, num_bytes: int) -> HostPiece:
+def pinned_piece(runtime: ModuleType, index: int, num_bytes: int) -> HostPiece:
     """Make host memory for copies by GPU `index`; raises MemoryShort. For a thread of its own.
 
     Pages are touched before pinning, on the GPU's NUMA node, and large where the system supports large pages. So the
@@ -104,7 +105,7 @@ def pinned_piece(runtime: Any, index: int, num_bytes: int) -> HostPiece:
     return HostPiece(content, partial(runtime.cudaHostUnregister, content.ctypes.data))
 
 
-def _stay_near(runtime: Any, index: int) -> None:
+def _stay_near(runtime: ModuleType, index: int) -> None:
     """Run this thread on the GPU's NUMA node, if known, because the first touch places a page."""
     with suppress(OSError, ValueError):
         _, bus_id = runtime.cudaDeviceGetPCIBusId(BUS_ID_BYTES, index)
@@ -124,7 +125,7 @@ def _cpus(listed: str) -> set[int]:
     return cpus
 
 
-def _checked(runtime: Any, returned: tuple[Any, ...]) -> tuple[Any, ...]:
+def _checked(runtime: ModuleType, returned: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return results without the status; raises CopyFailed for an error status."""
     status, *rest = returned
     if status != runtime.cudaError_t.cudaSuccess:

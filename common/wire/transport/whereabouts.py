@@ -4,9 +4,9 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 from common.settings.config import NetSection
 from common.wire.transport.endpoints import absolute, private_directory
 
@@ -45,11 +45,11 @@ def _remove_abandoned() -> None:
                 path.unlink()
 
 
-def _read(port: int) -> dict[str, Any]:
+def _read(port: int) -> JsonObject:
     return _noted(_path(port))
 
 
-def _noted(path: Path) -> dict[str, Any]:
+def _noted(path: Path) -> JsonObject:
     try:
         noted = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 
 _SAMPLES = 4
 """Most pieces read of a tensor; fewer if the checkpoint has very many tensors."""
@@ -79,7 +79,7 @@ def _header(path: Path) -> list[_Stored]:
     return tensors
 
 
-def _stored(name: str, entry: dict[str, Any], first: int) -> _Stored:
+def _stored(name: str, entry: JsonObject, first: int) -> _Stored:
     begin, end = entry["data_offsets"]
     return _Stored(name, f"{entry['dtype']} {entry['shape']}", first + begin, first + end)
 

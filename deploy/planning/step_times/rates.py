@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 from deploy.planning.step_times.shape import ModelShape, shape_of
 
 SHIPPED = Path(__file__).parent / "measured"
@@ -96,7 +96,7 @@ def as_json(rates: Rates) -> str:
 def from_json(text: str, name: str) -> Rates:
     """Parse the text of a file; raises ConfigError with the file's name for other text."""
     try:
-        told: dict[str, Any] = json.loads(text)
+        told: JsonObject = json.loads(text)
         points = {key: tuple(map(tuple, told[key])) for key in ("prompts", "steps", "copies", "beside_steps")}
         rates = Rates(**(told | points | {"shape": shape_of(told["shape"]), "origin": tuple(told["origin"])}))
         return replace(rates, shared=_where(told["shared"]), apart=_where(told["apart"]))

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.base.errors import ConfigError
+from common.base.json_file import Json
 
 BYTES = 2
 """Bytes of a weight, and of an element of K and V: bfloat16."""
@@ -69,7 +69,7 @@ class ModelShape:
         return self.num_hidden_layers * self.num_attention_heads * self.head_dim
 
 
-def shape_of(settings: Mapping[str, Any]) -> ModelShape:
+def shape_of(settings: Mapping[str, Json]) -> ModelShape:
     """Read the shape from the contents of a config.json; raises ConfigError for missing or bad sizes."""
     filled = dict(settings)
     filled.setdefault("num_key_value_heads", filled.get("num_attention_heads"))
