@@ -20,7 +20,7 @@ from decode_worker.arrivals.offers import Offers
 from decode_worker.arrivals.pulls import Pulls
 from decode_worker.grammar_masks import Guides
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Inbox:
             self.link.spoke.refuse(message, f"attempt {message.attempt} of {message.request_id} is here already")
         elif problem := stranger(sequence.token_ids, self.pulls.engine.vocab_size):
             self.fail(sequence.key, ErrorCode.INTERNAL, problem)
-        elif objection := self.scheduler.objection(sequence):
+        elif objection := self.scheduler.capacity.objection(sequence):
             self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
             return sequence
@@ -175,8 +175,8 @@ class Inbox:
         self.pulls.abort(request_id, attempt)
         self.offers.abort(request_id, attempt)
         self.local_prompts.abort(request_id, attempt)
-        for sequence in self.scheduler.find(request_id, attempt):
-            self.scheduler.end(sequence)
+        for key in [key for key in self.scheduler.active if is_attempt(key, request_id, attempt)]:
+            self.scheduler.end(self.scheduler.active[key])
 
     def _keys(self) -> set[Key]:
         """Return all attempts being served, as a set because the router may ask about many at once."""
@@ -186,5 +186,5 @@ class Inbox:
 
     def _has(self, key: Key) -> bool:
         """Tell whether an attempt is being served; a duplicate would replace the owner of the attempt's blocks."""
-        is_handed_over = self.pulls.has(key) or self.offers.has(key)
-        return is_handed_over or self.scheduler.has(key) or self.local_prompts.has(key)
+        owners = self.pulls.waiting, self.offers.waiting, self.scheduler.active, self.scheduler.reserved
+        return any(key in owner for owner in owners) or self.local_prompts.has(key)

@@ -211,12 +211,12 @@ class DecodeWorker:
 
     def _make_slots(self) -> None:
         """Get blocks for every row's next token; rows without a block rest. If nothing helps, preempt a sequence."""
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved() and not self._make_way():
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self._make_way():
             victim = self.scheduler.preempt()
             reason = f"{self.offers.shortage}, the youngest sequence makes room"
             self.inbox.fail(victim.key, ErrorCode.PREEMPTED, reason)
-            self.scheduler.make_slots()
+            self.scheduler.slots.make()
 
     def _make_way(self) -> bool:
         """Free blocks of sequences that have not begun to decode; tell whether there were any."""
@@ -230,7 +230,7 @@ class DecodeWorker:
             self.link.load.step_ended(step.launched_s, len(step.sequences), len(step.sequences))
             for sequence, tokens in zip(step.sequences, output.rows, strict=True):
                 if tokens[0].token_id == NO_CHOICE and sequence in step.unsure:
-                    self.scheduler.was_late(sequence)
+                    self.scheduler.slots.was_late(sequence)
                 else:
                     self.outputs.append(sequence, tokens)
             self.sealing.seal()
@@ -263,7 +263,7 @@ class DecodeWorker:
 
     def launch_prompt(self) -> None:
         """Launch a chunk of a prompt computed here behind the step in flight; known tokens are sent first."""
-        if not self.local_prompts.has_chunk():
+        if not self.local_prompts.choose_chunk():
             return
         if self.in_flight is not None and self.in_flight.pending.ready():  # always so on a CPU
             collected, self.in_flight = self.in_flight, None
@@ -315,4 +315,6 @@ class DecodeWorker:
         return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
     def _owns_something(self) -> bool:
-        return bool(self.scheduler.num_owned or len(self.pulls) or len(self.offers) or len(self.local_prompts))
+        return bool(
+            self.scheduler.active or self.scheduler.lingering or self.pulls or self.offers or self.local_prompts
+        )

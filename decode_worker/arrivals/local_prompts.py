@@ -22,7 +22,7 @@ from common.wire.messages.worker import Message, PromptCached, RequestFailed
 from common.wire.transport.router_link import Load
 from common.wire.values.output_token import OutputToken
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
 
 WEIGHT = 0.2
 """Weight of the last short prompt in the mean time of short prompts."""
@@ -112,10 +112,11 @@ class LocalPrompts:
         worker: tuple[str, int],
     ) -> None:
         self.runner, self.scheduler, self.worker = runner, scheduler, worker
-        self.prefixes = PromptPrefixes(magazine, self._tell_cached, config.kv, scheduler.has_blocks)
+        self.prefixes = PromptPrefixes(magazine, self._tell_cached, config.kv, scheduler.capacity.has_blocks)
         self.short_tokens, self.short_s = config.decode.short_prompt_tokens, 0.0  # mean seconds of such a prompt
         self._launched_s, self._num_launched = 0.0, 0  # launch time and tokens of the chunk in flight
-        self.order = PromptOrder(max_tokens=scheduler.step_tokens, max_seqs=1, max_mixed_tokens=scheduler.step_tokens)
+        step_tokens = scheduler.capacity.step_tokens
+        self.order = PromptOrder(max_tokens=step_tokens, max_seqs=1, max_mixed_tokens=step_tokens)
         self.prompts: list[LocalPrompt] = []
         self.next: tuple[LocalPrompt, int] | None = None  # with the chunk's number of tokens
         self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
@@ -144,17 +145,17 @@ class LocalPrompts:
     def abort(self, request_id: str, attempt: int) -> None:
         """Forget every attempt up to `attempt`."""
         for prompt in list(self.prompts):
-            if prompt.sequence.request_id == request_id and prompt.sequence.attempt <= attempt:
+            if is_attempt(prompt.key, request_id, attempt):
                 self._drop(prompt)
 
     def drop_all(self) -> None:
         for prompt in list(self.prompts):
             self._drop(prompt)
 
-    def has_chunk(self) -> bool:
-        """Tell whether a chunk can be launched: none is in flight, and a prompt can begin or go on.
+    def choose_chunk(self) -> bool:
+        """Choose the next chunk; tell whether there is one: none is in flight, and a prompt can begin or go on.
 
-        Also gives back overlong prompts, and notes in `wants_row` a prompt without a row.
+        Gives back overlong prompts, and notes in `wants_row` a prompt without a row.
         """
         self._give_back()
         self.wants_row = None
@@ -164,8 +165,8 @@ class LocalPrompts:
         return self.next is not None
 
     def launch(self) -> None:
-        """Launch the chunk chosen by `has_chunk`."""
-        assert self.next is not None and self.in_flight is None, "has_chunk is asked first"
+        """Launch the chunk chosen by `choose_chunk`."""
+        assert self.next is not None and self.in_flight is None, "choose_chunk comes first"
         (prompt, num_tokens), self.next = self.next, None
         self.prefixes.rate.launched(num_tokens)
         self._launched_s, self._num_launched = time.monotonic(), num_tokens
@@ -225,10 +226,10 @@ class LocalPrompts:
 
     def _start(self, prompt: LocalPrompt) -> bool:
         """Allocate blocks beyond the found prefix and reserve a row, if there is room."""
-        if not self.scheduler.has_row():
+        if not self.scheduler.capacity.has_row():
             self.wants_row = self.wants_row or prompt.sequence
             return False
-        blocks = self.prefixes.take_blocks(prompt, self.scheduler.num_blocks_of_prompt(prompt.sequence))
+        blocks = self.prefixes.take_blocks(prompt, self.scheduler.capacity.num_blocks_of_prompt(prompt.sequence))
         if blocks is None:
             return False
         self.scheduler.reserve_prompt(prompt.sequence, blocks)

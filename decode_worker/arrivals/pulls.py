@@ -37,7 +37,7 @@ from decode_worker.arrivals.pulled_prompt import Handoff
 from decode_worker.arrivals.sources import Sources
 from decode_worker.sequences.row_queue import RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
 
 MAX_HINTS = 64
 REMEMBERED = 8
@@ -56,7 +56,7 @@ class Pulls:
         self.layout = scheduler.layout
         self.max_pulls = config.decode.max_pulls
         self.ahead = Ahead(scheduler, engine.pool)
-        self.waiting: RowQueue[Handoff] = RowQueue(scheduler.num_rows_of.__getitem__)
+        self.waiting: RowQueue[Handoff] = RowQueue(scheduler.capacity.num_rows_of.__getitem__)
         self.pulling: list[Handoff] = []
         self.hints: dict[Key, tuple[KVProgress, float]] = {}  # latest progress without room yet, with its time
         self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks of the latest handoffs
@@ -114,7 +114,7 @@ class Pulls:
             self.prefixes.forget(handoff)
             self._decline(handoff.visit, handoff.offer)
         for handoff in self.pulling:
-            handoff.aborted |= _is_attempt(handoff.sequence, request_id, attempt)
+            handoff.aborted |= is_attempt(handoff.sequence.key, request_id, attempt)
 
     def forget(self, worker_id: str, epoch: int) -> None:
         """Forget a dead prefill worker: give up prompts pulled ahead; offers of complete prompts stay."""
@@ -146,7 +146,7 @@ class Pulls:
     def start_next(self) -> DecodeSequence | None:
         """Accept the next handoff and begin to pull, if there is a row and room."""
         handoff = self._next()
-        if handoff is None or not self.has_room_for_next():
+        if handoff is None or not self.prepare_next():
             return None
         self.waiting.remove(handoff)
         handoff.visit.guest.accept(handoff.offer)
@@ -155,25 +155,26 @@ class Pulls:
         self.pulling.append(handoff)
         return handoff.sequence
 
-    def has_room_for_next(self) -> bool:
-        """Tell whether a row and blocks are free for the next handoff; if not, give up blocks pulled ahead.
+    def prepare_next(self) -> bool:
+        """Ask for blocks of the next handoff, and give up blocks pulled ahead if too few are free.
 
-        Asks for blocks even without a free row, so that a handoff needs nothing else when a row comes free.
+        Tell whether a row and blocks are free. Without a free row blocks are asked for, too, so that a handoff needs
+        nothing else when a row comes free.
         """
         handoff = self._next()
         if handoff is None or self.has_blocks_for_next():
-            return handoff is not None and self.scheduler.has_row()
+            return handoff is not None and self.scheduler.capacity.has_row()
         waits_in_vain = self.engine.shared.magazine.is_short or not self.prefixes.awaits_blocks(handoff)
-        if self.scheduler.has_row() and waits_in_vain:
+        if self.scheduler.capacity.has_row() and waits_in_vain:
             self._give_up_ahead(but=handoff.sequence.key if self._begun(handoff) else None)
-        return self.scheduler.has_row() and self.has_blocks_for_next()
+        return self.scheduler.capacity.has_row() and self.has_blocks_for_next()
 
     def has_blocks_for_next(self) -> bool:
         """Tell whether the next handoff lacks only a row."""
         handoff = self._next()
         if handoff is None or self.prefixes.awaits_blocks(handoff):
             return False
-        return self.scheduler.has_blocks(
+        return self.scheduler.capacity.has_blocks(
             self.layout.nothing if self._begun(handoff) else self.prefixes.lacking(handoff)
         )
 
@@ -234,10 +235,6 @@ class Pulls:
             self._decline(handoff.visit, handoff.offer)
         return [handoff.sequence for handoff in waiting]
 
-    def has(self, key: Key) -> bool:
-        """Tell whether a handoff waits; the scheduler knows handoffs being pulled."""
-        return key in self.waiting
-
     def is_copying(self) -> bool:
         """Tell whether a copy may be over soon."""
         return bool(self.pulling or self.sources.meetings)
@@ -246,7 +243,7 @@ class Pulls:
 
     def _end_standstill(self) -> None:
         """Decline the first handoff if no room will come, because its own pool may wait for blocks held here."""
-        is_idle = not self.pulling and not self.scheduler.num_taken
+        is_idle = not self.pulling and not self.scheduler.capacity.num_taken
         is_still = bool(self.waiting) and is_idle
         if self.standstill.is_over(is_still=is_still, num_done=self.engine.shared.num_done) and (
             (handoff := self.waiting.first()) is not None
@@ -265,7 +262,7 @@ class Pulls:
     def _follow_hint(self) -> None:
         """Begin with the oldest hint if there is room by now; complete prompts come first."""
         key, (message, heard_s) = next(iter(self.hints.items()))
-        if has_room := self.scheduler.has_room(message.num_tokens + 1):
+        if has_room := self.scheduler.capacity.has_room(message.num_tokens + 1):
             self.progress(message)
         if has_room or time.monotonic() - heard_s > SILENCE_S:
             del self.hints[key]
@@ -273,7 +270,7 @@ class Pulls:
     def _drop_ahead(self, request_id: str, attempt: int) -> None:
         """Give up every attempt up to `attempt`, whether begun or only hinted at."""
         self.ahead.drop(request_id, attempt)
-        for key in [key for key in self.hints if key[0] == request_id and key[1] <= attempt]:
+        for key in [key for key in self.hints if is_attempt(key, request_id, attempt)]:
             del self.hints[key]
 
     def _uses(self, visit: Visit) -> bool:
@@ -338,7 +335,3 @@ class Pulls:
         """Report lost handoffs to the router, except aborted handoffs."""
         lost = [handoff.sequence.key for handoff in handoffs if not handoff.aborted]
         self._failures += [(key, ErrorCode.HANDOFF_LOST, reason) for key in lost]
-
-
-def _is_attempt(sequence: DecodeSequence, request_id: str, attempt: int) -> bool:
-    return sequence.request_id == request_id and sequence.attempt <= attempt

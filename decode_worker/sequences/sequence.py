@@ -18,6 +18,11 @@ MAX_LATE = 4
 """Consecutive steps that may compute a row in vain."""
 
 
+def is_attempt(key: Key, request_id: str, attempt: int) -> bool:
+    """Tell whether a key is an attempt of a request up to `attempt`."""
+    return key[0] == request_id and key[1] <= attempt
+
+
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
     """State of one completion and attempt.

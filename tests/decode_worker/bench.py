@@ -131,8 +131,8 @@ def with_slot(source_ids: Sequence[int], num_tokens: int) -> list[int]:
 
 def reserved(scheduler: DecodeScheduler, sequence: DecodeSequence) -> bool:
     """Reserve a sequence in blocks of its tokens so far, if there is room."""
-    counts = scheduler.layout.most_blocks(len(sequence.token_ids), scheduler.step_tokens)
-    if not scheduler.has_row() or not scheduler.has_blocks(counts):
+    counts = scheduler.layout.most_blocks(len(sequence.token_ids), scheduler.capacity.step_tokens)
+    if not scheduler.capacity.has_row() or not scheduler.capacity.has_blocks(counts):
         return False
     scheduler.reserve_prompt(sequence, scheduler.allocator.allocate(counts))
     return True
@@ -247,10 +247,10 @@ class Rig:
 
 def num_that_made_way(scheduler: DecodeScheduler) -> int:
     """Blocks for every row's next token, as the loop gets them; how many sequences had to go for that."""
-    scheduler.make_slots()
+    scheduler.slots.make()
     num_gone = 0
-    while scheduler.is_starved():
+    while scheduler.slots.is_starved(scheduler.lingering):
         scheduler.preempt()
         num_gone += 1
-        scheduler.make_slots()
+        scheduler.slots.make()
     return num_gone

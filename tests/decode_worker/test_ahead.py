@@ -174,7 +174,7 @@ def test_what_its_offer_has_overtaken_begins_nothing(when: str) -> None:
         rig.end_copies()
         rig.turn()
     if when == "it is over":
-        rig.scheduler.end(*rig.scheduler.find("a", 0))
+        rig.scheduler.end(rig.scheduler.active["a", 0])
     num_copies = len(rig.pool.copies)
     rig.progress("a", 30, [11, 12])
     rig.turn()

@@ -148,7 +148,7 @@ class GuidedRig(Rig):
         worker.batch = self.device.batch
         followers = cast(Followers[DecodeSequence], self.followers)
         worker.guides = worker.outputs.guides = Guides(followers, self.device.batch.grammars)
-        worker.scheduler.max_num_seqs = MAX_ROWS
+        worker.scheduler.capacity.max_num_seqs = MAX_ROWS
 
     @property
     def scheduler(self) -> DecodeScheduler:
@@ -193,7 +193,7 @@ def test_texts_are_those_of_grammars_that_are_never_late(rig: GuidedRig) -> None
     rng, seen = rig.rng, dict[str, tuple[DecodeSequence, int]]()
     for number in range(400):
         length = rng.randint(2, 40)
-        if rng.random() < 0.3 and rig.scheduler.has_room(length):
+        if rng.random() < 0.3 and rig.scheduler.capacity.has_room(length):
             sampling = SamplingParams(
                 temperature=0.0,
                 max_tokens=rng.randint(2, 60),
@@ -246,7 +246,7 @@ def test_steps_do_without_a_row_whose_grammar_is_slow_until_its_mask_is_there() 
         num_late = rig.device.num_late
         rig.turn_until(lambda: free.num_outputs > 90)
         assert rig.device.num_late == num_late <= MAX_LATE + 2, "steps that are in flight do not know yet"
-        assert slow.row < 0 and not rig.scheduler.is_starved()
+        assert slow.row < 0 and not rig.scheduler.slots.is_starved(rig.scheduler.lingering)
         rig.followers.rng = rig.rng
         rig.turn_until(lambda: slow.ended)
         assert slow.token_ids == expected(slow, 2, len(slow.token_ids))

@@ -53,12 +53,12 @@ class LocalHouse(House):
         self.is_busy = False
         self.num_named = 0
         super().__init__(**options)
-        self.scheduler.step_tokens = CHUNK_TOKENS
+        self.scheduler.capacity.step_tokens = CHUNK_TOKENS
         runner = cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace()))
         config = Config(kv=KVSection(prefix_min_tokens=0), decode=DecodeSection(short_prompt_tokens=CHUNK_TOKENS))
         self.local = LocalPrompts(runner, self.scheduler, self.magazine, config, ("d", 1))
         tell, self.seen = self.local._tell_cached, list[DecodeSequence]()
-        self.local.prefixes = PromptPrefixes(self.magazine, tell, config.kv, self.scheduler.has_blocks)
+        self.local.prefixes = PromptPrefixes(self.magazine, tell, config.kv, self.scheduler.capacity.has_blocks)
         self.given_back: list[str] = []
 
     def hear(self, message: PromptBlocks) -> None:
@@ -100,7 +100,7 @@ class LocalHouse(House):
                 case RequestFailed():
                     assert message.code is ErrorCode.NOT_HERE
                     self.given_back.append(message.request_id)
-        if has_chunk := self.local.has_chunk():
+        if has_chunk := self.local.choose_chunk():
             self.local.launch()
         self.exchange()
         self.check()
@@ -281,8 +281,8 @@ def test_a_sequence_that_starves_gets_what_prompts_that_wait_have_found() -> Non
     for _ in range(40):
         house.now_s += 0.2
         house.compute()
-        house.scheduler.make_slots()
-        if house.scheduler.is_starved():
+        house.scheduler.slots.make()
+        if house.scheduler.slots.is_starved(house.scheduler.lingering):
             house.local.make_way()
         house.decode()
         if grows.ended:

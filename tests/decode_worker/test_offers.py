@@ -62,7 +62,7 @@ class Rig:
 
     def enter(self) -> list[str]:
         names = []
-        while (sequence := self.offers.accept_next()) is not None:
+        while (sequence := self.offers.start_next()) is not None:
             self.scheduler.activate(sequence)
             names.append(sequence.request_id)
         return names
@@ -78,7 +78,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     assert rig.said[:2] == [KVAccepted("a", 0), KVAccepted("b", 0)]
     assert [rig.scheduler.active[name, 0].tables[0].block_ids.tolist() for name in "ab"] == [[20, 21], [22, 23]]
     rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
-    assert rig.enter() == ["c"] and not rig.offers.has(("c", 0))
+    assert rig.enter() == ["c"] and ("c", 0) not in rig.offers.waiting
     few = Rig(max_num_seqs=1)
     for name in "ab":
         few.add(name)
@@ -117,7 +117,7 @@ def test_that_an_offer_was_received_or_accepted_is_said_once_and_before_anything
         if offer is not offers[-1]:
             rig.offers.add(received.sequence, offer)
     assert not rig.said, "a step may be launched first"
-    rig.scheduler.max_num_seqs = 1
+    rig.scheduler.capacity.max_num_seqs = 1
     assert rig.enter() == ["a"]
     rig.shared.decline(offers[-1])
     assert rig.said == [KVAccepted("a", 0), KVReceived("b", 0), KVReceived("c", 0), KVDeclined("c", 0)]

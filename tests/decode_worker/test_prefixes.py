@@ -62,7 +62,7 @@ class House(Rig):
 
     def exchange(self) -> None:
         """What was said is heard, and answered unless the server is mute."""
-        self.magazine.tend((self.level,), self.scheduler.num_growing)
+        self.magazine.tend((self.level,), self.scheduler.capacity.num_growing)
         while self.outbox and not self.is_mute:
             said = self.outbox.pop(0)
             self.num_asked += isinstance(said, PromptWanted)
@@ -114,8 +114,8 @@ class House(Rig):
     def decode(self) -> None:
         """A step, as the loop has it."""
         self.exchange()
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved() and not self.pulls.make_way():
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.pulls.make_way():
             self.scheduler.preempt()
         sequences = self.scheduler.launched()
         for sequence in sequences:

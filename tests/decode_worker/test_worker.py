@@ -284,7 +284,7 @@ def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed
 def test_the_router_learns_how_many_sequences_are_paused(rig: Rig) -> None:
     begin(rig, "stream")
     [sequence] = rig.worker.scheduler.active.values()
-    assert rig.worker.scheduler.pause(group_of(sequence))
+    assert rig.worker.admission.pauses.pause(group_of(sequence))
     rig.worker.beat()
     beat = rig.worker.link._heartbeat()
     assert (beat.num_running, beat.num_paused) == (1, 1)
