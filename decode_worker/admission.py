@@ -30,9 +30,7 @@ PATIENCE_S = 1.0
 class RowSource(Protocol):
     """Sequences waiting for rows."""
 
-    @property
-    def waiting(self) -> RowQueue[Any]:
-        """Queue for rows."""
+    waiting: RowQueue[Any]
 
     def has_blocks_for_next(self) -> bool:
         """Tell whether the first sequence lacks only a row."""

@@ -101,9 +101,7 @@ class Offers:
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Decline every attempt up to `attempt`."""
-        for waiting in self.waiting.find(request_id, attempt):
-            self.waiting.remove(waiting)
-            self.shared.decline(waiting.offer)
+        self._decline(self.waiting.find(request_id, attempt))
 
     def make_way(self) -> bool:
         """Free the blocks of the last offer for decoding sequences; tell whether there was an offer.
@@ -120,14 +118,16 @@ class Offers:
         self._failures.append((last.sequence.key, ErrorCode.PREEMPTED, reason))
         return True
 
-    def decline_all(self) -> list[DecodeSequence]:
-        """Decline every offer; return the sequences."""
-        waiting = self.waiting.clear()
-        for each in waiting:
-            self.shared.decline(each.offer)
-        return [each.sequence for each in waiting]
+    def drop_all(self) -> None:
+        """Decline every offer."""
+        self._decline(list(self.waiting))
 
     def take_failures(self) -> list[Failure]:
         """Take the failed handoffs."""
         failures, self._failures = self._failures, []
         return failures
+
+    def _decline(self, offers: list[Waiting]) -> None:
+        for waiting in offers:
+            self.waiting.remove(waiting)
+            self.shared.decline(waiting.offer)

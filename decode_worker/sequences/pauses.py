@@ -1,6 +1,6 @@
 """Pauses: decoding sequences give their rows to others, keep their blocks, and go on later. Torch-free."""
 
-from decode_worker.sequences.row_queue import Group, RowQueue, group_of
+from decode_worker.sequences.row_queue import Group, group_of
 from decode_worker.sequences.scheduler import DecodeScheduler, Paused
 from decode_worker.sequences.sequence import DecodeSequence
 
@@ -9,12 +9,7 @@ class Pauses:
     """Exchange of rows among active sequences; the scheduler owns the sequences."""
 
     def __init__(self, scheduler: DecodeScheduler) -> None:
-        self.scheduler = scheduler
-
-    @property
-    def waiting(self) -> RowQueue[Paused]:
-        """Paused sequences."""
-        return self.scheduler.paused
+        self.scheduler, self.waiting = scheduler, scheduler.paused
 
     def pause(self, group: Group) -> bool:
         """Take the row, or the promised row, of a group's last admitted sequence; false if no sequence has a row."""

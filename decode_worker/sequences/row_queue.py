@@ -106,10 +106,3 @@ class RowQueue(Generic[AnyWaiter]):
     def find(self, request_id: str, attempt: int) -> list[AnyWaiter]:
         """Return waiters that are attempts of a request up to `attempt`."""
         return [waiter for waiter in self if is_attempt(waiter.sequence.key, request_id, attempt)]
-
-    def clear(self) -> list[AnyWaiter]:
-        """Take all waiters out and return them."""
-        waiters = list(self)
-        self._groups.clear()
-        self._num_waiting = 0
-        return waiters

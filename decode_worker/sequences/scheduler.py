@@ -34,12 +34,7 @@ class Paused(NamedTuple):
 
 
 class DecodeScheduler:
-    """Owner of every sequence with blocks here.
-
-    Args:
-        max_len: tokens of the longest sequence that fits a row of the batch.
-        step_tokens: most tokens of a prompt chunk computed here.
-    """
+    """Owner of every sequence with blocks here; for the arguments see `Capacity`."""
 
     def __init__(self, allocator: Allocator, max_num_seqs: int, max_len: int, step_tokens: int = 1) -> None:
         self.allocator, self.layout = allocator, allocator.shape.layout

@@ -180,7 +180,7 @@ class Rig:
         """With the generations of a lease of them, of which `lease` is the number; the router announced the prompt."""
         self._announce(prompt_of(name, range(num_tokens), attempt))
         generations = pack_ids(source_id + 100 * lease for source_id in source_ids)
-        self.pulls.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids), generations))
+        self.pulls.early.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids), generations))
 
     def hand_off(
         self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, worker_id: str = "p"
@@ -223,7 +223,7 @@ class Rig:
 
     def check(self) -> None:
         """Each block has an owner."""
-        self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks(), *self.found()])
+        self.allocator.check([*self.scheduler.blocks(), *self.pulls.early.ahead.blocks(), *self.found()])
 
     def found(self) -> list[list[int]]:
         """Blocks that are granted to those that wait."""

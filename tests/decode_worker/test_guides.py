@@ -21,7 +21,7 @@ from common.ops.sampler import Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
-from decode_worker.grammar_masks import Guides
+from decode_worker.grammar_masks import SequenceMasks
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import MAX_LATE, DecodeSequence
 from tests.adjusting import adjusted
@@ -135,7 +135,7 @@ class GuidedRig(Rig):
         self.rng = random.Random(seed)
         self.device, self.followers = Device(self.rng), LateFollowers(self.rng)
         worker = self.worker
-        worker.guides.close()
+        worker.masks.close()
         apply = self.device.batch.apply
 
         def apply_behind_the_last_step(changes: Any) -> None:
@@ -147,7 +147,7 @@ class GuidedRig(Rig):
         cast(Any, worker).runner = self.device
         worker.batch = self.device.batch
         followers = cast(Followers[DecodeSequence], self.followers)
-        worker.guides = worker.outputs.guides = Guides(followers, self.device.batch.grammars)
+        worker.masks = worker.outputs.masks = SequenceMasks(followers, self.device.batch.grammars)
         worker.scheduler.capacity.max_num_seqs = MAX_ROWS
 
     @property
@@ -161,8 +161,8 @@ class GuidedRig(Rig):
         for position, token in enumerate(prompt[:-1]):
             slot = sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
             self.device.keys[slot] = token
-        self.worker.guides.begin(sequence)
-        self.worker.guides.enter(sequence)
+        self.worker.masks.begin(sequence)
+        self.worker.masks.enter(sequence)
         self.scheduler.activate(sequence)
         return sequence
 
@@ -271,7 +271,7 @@ def test_all_rows_may_change_hands_twice_while_two_steps_are_in_flight() -> None
     def arrive(name: str) -> list[DecodeSequence]:
         arrived = [rig.arrive(f"{name}-{row}", [1, 2], sampling) for row in range(MAX_ROWS)]
         while rig.followers.asked:
-            rig.worker.outputs.heed()
+            rig.worker.outputs.handle_answers()
         return arrived
 
     try:
@@ -282,7 +282,7 @@ def test_all_rows_may_change_hands_twice_while_two_steps_are_in_flight() -> None
             for sequence in sequences:
                 rig.scheduler.end(sequence)
         arrive("c")
-        places = {sequence.place for sequence in rig.worker.guides._places}
+        places = {sequence.place for sequence in rig.worker.masks._places}
         assert len(places) == 3 * MAX_ROWS, "none is another's while a step may read there"
     finally:
         rig.close()

@@ -14,10 +14,11 @@ from common.wire.transport.sockets import Hub
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.arrivals import Arrivals
 from decode_worker.arrivals.local_prompts import LocalPrompts
 from decode_worker.arrivals.offers import Offers
 from decode_worker.arrivals.pulls import Pulls
-from decode_worker.grammar_masks import Guides
+from decode_worker.grammar_masks import SequenceMasks
 from decode_worker.inbox import Inbox
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
@@ -132,7 +133,8 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     assert rig.enter() == ["a"]
     assert rig.offers.make_way() and rig.shared.magazine.has((2,)), "its blocks are at hand here, and nobody else's"
     assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("c", 0), ErrorCode.PREEMPTED)]
-    assert [sequence.request_id for sequence in rig.offers.decline_all()] == ["b"]
+    assert [waiting.sequence.request_id for waiting in rig.offers.waiting] == ["b"]
+    rig.offers.drop_all()
     assert not rig.offers.make_way()
     rig.shared.magazine.check(rig.scheduler.blocks())
 
@@ -146,11 +148,11 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     looked_for = list[Key]()
     nothing = SimpleNamespace(
         has=looked_for.append, receive=list, sources=sources, take_messages=list, take_failures=list, waiting=[],
-        announced=Announced(rig.shared), engine=SimpleNamespace(vocab_size=100),
+        engine=SimpleNamespace(vocab_size=100),
     )  # fmt: skip
+    arrivals = Arrivals(Announced(rig.shared), cast(Pulls, nothing), rig.offers, cast(LocalPrompts, nothing))
     inbox = Inbox(
-        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Pulls, nothing), rig.offers,
-        cast(LocalPrompts, nothing), cast(Guides, nothing), Drain(1.0),
+        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, arrivals, cast(SequenceMasks, nothing), Drain(1.0)
     )  # fmt: skip
     rig.arriving.append(rig.offer("b"))
     inbox.receive()
