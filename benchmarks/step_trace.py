@@ -59,7 +59,7 @@ class LaunchAhead:
         for row in range(num_rows):
             token_ids = [row + 7] * (context + row % self.bench.block_size)
             sequence = DecodeSequence(str(row), 0, token_ids, 0, sampling)
-            blocks = self.bench.engine.allocator.allocate(self.scheduler.num_blocks_of_prompt(sequence))
+            blocks = self.bench.engine.allocator.allocate(self.scheduler.capacity.num_blocks_of_prompt(sequence))
             self.scheduler.reserve_prompt(sequence, blocks)
             self.scheduler.activate(sequence)
         return True
@@ -81,8 +81,8 @@ class LaunchAhead:
 
     def _launch(self) -> tuple[PendingOutput, list[DecodeSequence]]:
         with self.trace.phase("apply"):
-            self.scheduler.make_slots()
-            assert not self.scheduler.resting, "`enter` saw to it that the pool suffices"
+            self.scheduler.slots.make()
+            assert not self.scheduler.slots.resting, "`enter` saw to it that the pool suffices"
             self.bench.batch.apply(self.scheduler.rows.take_changes())
         with self.trace.phase("launch"):
             return self.bench.runner.launch(len(self.scheduler.rows)), self.scheduler.launched()

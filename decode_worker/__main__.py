@@ -85,7 +85,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         followers=followers,
     )
     if short_tokens:
-        worker.local_prompts.note_chunk(short_tokens, time_prompt(prompt_runner, short_tokens))
+        worker.local_prompts.times.add(short_tokens, time_prompt(prompt_runner, short_tokens))
     return worker
 
 

@@ -13,12 +13,13 @@ another client has two rows more.
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Protocol
 
 from decode_worker.arrivals.local_prompts import LocalPrompts
 from decode_worker.arrivals.offers import Offers
 from decode_worker.arrivals.pulls import Pulls
-from decode_worker.sequences.row_queue import Rank, Ranked
+from decode_worker.sequences.pauses import Pauses
+from decode_worker.sequences.row_queue import Rank, RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 
@@ -26,15 +27,16 @@ PATIENCE_S = 1.0
 """Rows usually come free faster, without a pause for any stream."""
 
 
-PULLS = 2
-"""Number of the queue of pulls; blocks of these sequences are still to come."""
+class RowSource(Protocol):
+    """Sequences waiting for rows."""
 
+    waiting: RowQueue[Any]
 
-class Started(NamedTuple):
-    """A sequence that has got a row."""
+    def has_blocks_for_next(self) -> bool:
+        """Tell whether the first sequence lacks only a row."""
 
-    sequence: DecodeSequence
-    enters: bool  # the KV is complete
+    def start_next(self) -> DecodeSequence | None:
+        """Give the first sequence a row, if nothing lacks."""
 
 
 class Admission:
@@ -49,17 +51,19 @@ class Admission:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler, self.offers, self.pulls, self.local_prompts = scheduler, offers, pulls, local_prompts
-        self._clock = clock
+        self.scheduler, self.pulls, self.local_prompts, self._clock = scheduler, pulls, local_prompts, clock
+        self.pauses, self.capacity = Pauses(scheduler), scheduler.capacity
+        self._sources: list[RowSource] = [self.pauses, offers, pulls]
 
     def fill_rows(self) -> list[DecodeSequence]:
         """Give free rows to waiting sequences; return the sequences that may enter a row at once."""
         entered: list[DecodeSequence] = []
-        while self.scheduler.has_row() and (started := self._start_next()) is not None:
-            if started.enters:
-                entered.append(started.sequence)
-        if not self.scheduler.has_row():
-            self.pulls.has_room_for_next()  # to ask for blocks before a row is free
+        while self.capacity.has_row() and (started := self._start_next()) is not None:
+            source, sequence = started
+            if source is not self.pulls:  # the KV is complete
+                entered.append(sequence)
+        if not self.capacity.has_row():
+            self.pulls.prepare_next()  # asks for blocks before a row is free
         return entered
 
     def make_room(self) -> bool:
@@ -67,14 +71,14 @@ class Admission:
 
         Call between steps, then fill rows.
         """
-        if self.scheduler.has_row() or not self.scheduler.num_rows or not (ready := self._ready()):
+        if self.capacity.has_row() or not self.capacity.num_rows or not (ready := self._ready()):
             return False
         first = min(ready)
-        (priority, client), _ = max(self.scheduler.num_rows.items(), key=lambda item: (item[0][0], item[1]))
-        is_unfair = self.scheduler.num_rows_of[client] - first.num_rows >= 2
+        (priority, client), _ = max(self.capacity.num_rows.items(), key=lambda item: (item[0][0], item[1]))
+        is_unfair = self.capacity.num_rows_of[client] - first.num_rows >= 2
         is_patient = self._clock() - first.since_s < PATIENCE_S
         gives_way = priority > first.priority or (priority == first.priority and is_unfair and not is_patient)
-        return gives_way and self.scheduler.pause((priority, client))
+        return gives_way and self.pauses.pause((priority, client))
 
     def make_blocks(self) -> DecodeSequence | None:
         """End and return a sequence of worse priority than a sequence that waits for blocks, if no blocks are left."""
@@ -86,28 +90,26 @@ class Admission:
 
     def _ready(self) -> list[Rank]:
         """Return the ranks of sequences that lack only a row: the first of each queue, and a prompt computed here."""
-        are_ready = self.scheduler.can_resume_next, self.offers.has_blocks_for_next, self.pulls.has_blocks_for_next
         local = self.local_prompts.wants_row
-        ranks = [] if local is None else [self.scheduler.paused.rank(local)]
-        return ranks + [rank for rank, number in self._in_turn() if are_ready[number]()]
+        ranks = [] if local is None else [self.pauses.waiting.rank(local)]
+        return ranks + [rank for rank, source in self._in_turn() if source.has_blocks_for_next()]
 
-    def _in_turn(self) -> list[tuple[Rank, int]]:
-        """Return the rank of the first of each queue with the queue's number, in the order of turns."""
-        queues: list[Ranked] = [self.scheduler.paused, self.offers.waiting, self.pulls.waiting]
-        ranks = ((queue.first_rank(), number) for number, queue in enumerate(queues))
-        return sorted((rank, number) for rank, number in ranks if rank is not None)
+    def _in_turn(self) -> list[tuple[Rank, RowSource]]:
+        """Return the sources with waiting sequences, each with the rank of its first, in the order of turns."""
+        firsts = [(source, source.waiting.first()) for source in self._sources]
+        ranks = [(source.waiting.rank(first.sequence), source) for source, first in firsts if first is not None]
+        return sorted(ranks, key=lambda ranked: ranked[0])
 
-    def _start_next(self) -> Started | None:
+    def _start_next(self) -> tuple[RowSource, DecodeSequence] | None:
         """Start the first sequence by turn that lacks nothing.
 
         Keep the last free row for a prompt to be computed here whose turn is earlier.
         """
-        starts = self.scheduler.resume_next, self.offers.accept_next, self.pulls.start_next
         local = self.local_prompts.wants_row
-        local_rank = None if local is None else self.scheduler.paused.rank(local)
-        for rank, number in self._in_turn():
-            if local_rank is not None and local_rank < rank and not self.scheduler.has_row(but=1):
+        local_rank = None if local is None else self.pauses.waiting.rank(local)
+        for rank, source in self._in_turn():
+            if local_rank is not None and local_rank < rank and not self.capacity.has_row(but=1):
                 return None
-            if (sequence := starts[number]()) is not None:
-                return Started(sequence, enters=number != PULLS)
+            if (sequence := source.start_next()) is not None:
+                return source, sequence
         return None

@@ -13,7 +13,7 @@ from common.wire.values.output_token import OutputToken
 from decode_worker.sequences.sequence import DecodeSequence
 
 
-class Guides:
+class SequenceMasks:
     """Masks and answers of grammars; never waits."""
 
     def __init__(self, followers: Followers[DecodeSequence], masks: GrammarMasks) -> None:

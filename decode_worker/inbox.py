@@ -15,34 +15,31 @@ from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import Hub
 from common.wire.values.packing import unpack_array
 from decode_worker.arrivals.announced import Received
-from decode_worker.arrivals.local_prompts import LocalPrompts
-from decode_worker.arrivals.offers import Offers
-from decode_worker.arrivals.pulls import Pulls
-from decode_worker.grammar_masks import Guides
+from decode_worker.arrivals.arrivals import Arrivals
+from decode_worker.arrivals.local_prompt import LocalPrompt
+from decode_worker.grammar_masks import SequenceMasks
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
 
 logger = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Reader of both sockets; never waits."""
+    """Reader of all sockets; never waits."""
 
     def __init__(
         self,
         link: RouterLink,
         hub: Hub,
         scheduler: DecodeScheduler,
-        pulls: Pulls,
-        offers: Offers,
-        local_prompts: LocalPrompts,
-        guides: Guides,
+        arrivals: Arrivals,
+        masks: SequenceMasks,
         drain: Drain,
     ) -> None:
         self.worker_id, self.epoch = link.ready.worker_id, link.ready.epoch
-        self.link, self.hub, self.drain = link, hub, drain
-        self.scheduler, self.pulls, self.offers, self.announced = scheduler, pulls, offers, pulls.announced
-        self.local_prompts, self.guides = local_prompts, guides
+        self.link, self.hub, self.scheduler, self.masks, self.drain = link, hub, scheduler, masks, drain
+        self.arrivals, self.announced = arrivals, arrivals.announced
+        self.pulls, self.offers, self.local_prompts = arrivals.pulls, arrivals.offers, arrivals.local_prompts
 
     def receive(self) -> None:
         """Handle all arrived messages."""
@@ -57,18 +54,18 @@ class Inbox:
         for visit, offered in self.pulls.sources.visits.receive():
             if isinstance(offered, KVOffer):
                 self._take(self.announced.offer(offered, visit))
-        self.tell()  # first, because an answer may say a request is not here
+        self.report()  # first, because an answer may say a request is not here
         for message in self.link.receive():
             self._from_router(message)
         self.announced.tend()
         for identity, message in self.hub.receive():
             self._from_prefill(identity, message)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report on prompts not yet decoding; call before sending the first token of any such prompt."""
         for message in self.local_prompts.take_messages():
             self.link.send(message)
-        for failure in [*self.offers.take_failures(), *self.pulls.take_failures()]:
+        for failure in self.arrivals.take_failures():
             self.fail(*failure)
 
     def fail(self, key: Key, code: ErrorCode, message: str) -> None:
@@ -76,13 +73,13 @@ class Inbox:
         logger.warning("[%s #%d] %s", *key, message)
         self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
 
-    def give_back_prompts(self, problem: str) -> None:
-        """Return prompts that wait for blocks or offers to the router, because no more of either come."""
-        waiting = [sequence.key for sequence in self.local_prompts.waiting]
-        for key in waiting:
-            self.local_prompts.abort(*key)
-        for key in [*waiting, *self.announced.take_back()]:
-            self.fail(key, ErrorCode.DRAINING, problem)
+    def give_up(self, sequence: DecodeSequence, code: ErrorCode, message: str) -> None:
+        """Fail a sequence that decodes, or whose prompt is computed here."""
+        if self.scheduler.active.get(sequence.key) is sequence:
+            self.scheduler.end(sequence)
+        else:
+            self.local_prompts.abort(*sequence.key)
+        self.fail(sequence.key, code, message)
 
     def _from_router(self, message: Message) -> None:
         match message:
@@ -92,10 +89,12 @@ class Inbox:
                 self._announce(message)
             case Abort():
                 self._abort(message.request_id, message.attempt)
-            case Inquiry():
-                self.link.send(answer(message, self.worker_id, self.epoch, self._keys().__contains__))
+            case Inquiry():  # may ask about many at once
+                waiting = (sequence.key for sequence in self.arrivals.waiting())
+                keys = {*self.scheduler.active, *self.scheduler.reserved, *waiting}
+                self.link.send(answer(message, self.worker_id, self.epoch, keys.__contains__))
             case PeerGone():
-                self.pulls.forget(message.worker_id, message.epoch)
+                self.pulls.early.forget(message.worker_id, message.epoch)
             case Leave():
                 self.drain.ask(message.reason)
             case _:
@@ -107,17 +106,13 @@ class Inbox:
             return
         match message:
             case KVPoolExport():
-                self._meet(identity, message)
+                for epoch in self.pulls.sources.epochs(message.worker_id) - {message.epoch}:
+                    self.pulls.early.forget(message.worker_id, epoch)  # an earlier incarnation
+                self.pulls.sources.add(identity, message)
             case KVProgress():
-                self.pulls.progress(message)
+                self.pulls.early.progress(message)
             case _:
                 self.hub.refuse(identity, message, "a prefill worker does not send it")
-
-    def _meet(self, identity: bytes, export: KVPoolExport) -> None:
-        """Start a proof of a prefill worker's pool; forget earlier incarnations of the worker."""
-        for epoch in self.pulls.sources.epochs(export.worker_id) - {export.epoch}:
-            self.pulls.forget(export.worker_id, epoch)
-        self.pulls.sources.meet(identity, export)
 
     def _announce(self, message: DecodeRequest) -> None:
         """Expect a prompt computed by a prefill worker."""
@@ -145,9 +140,9 @@ class Inbox:
             key = message.request_id, message.attempt
             self.fail(key, ErrorCode.DRAINING, "the decode worker is shutting down")
         elif (sequence := self._admitted(message)) is not None:
-            sequence.num_prompt_logprobs, sequence.first_scored = message.num_prompt_logprobs, message.first_scored
-            self.guides.begin(sequence)
-            self.local_prompts.accept(sequence, message.turn, message.salt, message.most_tokens)
+            self.masks.begin(sequence)
+            scored = message.num_prompt_logprobs, message.first_scored
+            self.local_prompts.accept(LocalPrompt(sequence, message.turn, message.most_tokens, *scored), message.salt)
 
     def _admitted(self, message: PrefillRequest | DecodeRequest) -> DecodeSequence | None:
         """Return the sequence of a request; None, with a report to the router, if decoding here is impossible."""
@@ -160,31 +155,19 @@ class Inbox:
             priority=message.priority,
             client=message.client,
         )
-        if self._has(sequence.key) or sequence.key in self.announced:
+        key, scheduler = sequence.key, self.scheduler
+        has_begun = key in scheduler.active or key in scheduler.reserved
+        if has_begun or key in self.announced or self.arrivals.has(key):  # else its blocks would change owners
             self.link.spoke.refuse(message, f"attempt {message.attempt} of {message.request_id} is here already")
         elif problem := stranger(sequence.token_ids, self.pulls.engine.vocab_size):
-            self.fail(sequence.key, ErrorCode.INTERNAL, problem)
-        elif objection := self.scheduler.objection(sequence):
-            self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
+            self.fail(key, ErrorCode.INTERNAL, problem)
+        elif objection := scheduler.capacity.objection(sequence):
+            self.fail(key, ErrorCode.NEVER_FITS, objection)
         else:
             return sequence
         return None
 
     def _abort(self, request_id: str, attempt: int) -> None:
-        self.announced.abort(request_id, attempt)
-        self.pulls.abort(request_id, attempt)
-        self.offers.abort(request_id, attempt)
-        self.local_prompts.abort(request_id, attempt)
-        for sequence in self.scheduler.find(request_id, attempt):
-            self.scheduler.end(sequence)
-
-    def _keys(self) -> set[Key]:
-        """Return all attempts being served, as a set because the router may ask about many at once."""
-        waiting = [handoff.sequence for handoff in self.pulls.waiting] + self.local_prompts.waiting
-        waiting += [each.sequence for each in self.offers.waiting]
-        return {*self.scheduler.active, *self.scheduler.reserved, *(sequence.key for sequence in waiting)}
-
-    def _has(self, key: Key) -> bool:
-        """Tell whether an attempt is being served; a duplicate would replace the owner of the attempt's blocks."""
-        is_handed_over = self.pulls.has(key) or self.offers.has(key)
-        return is_handed_over or self.scheduler.has(key) or self.local_prompts.has(key)
+        self.arrivals.abort(request_id, attempt)
+        for key in [key for key in self.scheduler.active if is_attempt(key, request_id, attempt)]:
+            self.scheduler.end(self.scheduler.active[key])

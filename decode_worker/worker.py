@@ -32,9 +32,9 @@ from common.settings.config import Config
 from common.wire.messages.worker import WorkerReady
 from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import Hub
-from common.wire.values.output_token import OutputToken
 from decode_worker.admission import Admission
 from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.arrivals import Arrivals
 from decode_worker.arrivals.local_prompts import LocalPrompts
 from decode_worker.arrivals.offers import Offers
 from decode_worker.arrivals.pulls import Pulls
@@ -42,7 +42,7 @@ from decode_worker.arrivals.sources import Sources
 from decode_worker.batch.pace import Pace
 from decode_worker.batch.prefix_sharing import PrefixSharing
 from decode_worker.batch.runner import DecodeRunner
-from decode_worker.grammar_masks import Guides
+from decode_worker.grammar_masks import SequenceMasks
 from decode_worker.inbox import Inbox
 from decode_worker.outputs import Outputs
 from decode_worker.sequences.scheduler import DecodeScheduler
@@ -83,24 +83,21 @@ class DecodeWorker:
         self.engine, self.batch, self.runner, self.hub, self.drain = engine, runner.batch, runner, hub, drain
         chunk_tokens = config.decode.local_chunk_tokens
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
-        self.poller, self.announced = zmq.Poller(), Announced(engine.shared)
+        self.poller, announced = zmq.Poller(), Announced(engine.shared)
         self.sources = Sources(engine, Visits(engine, worker, self.poller), hub)
-        self.pulls = Pulls(engine, self.scheduler, config, self.sources, self.announced)
+        self.pulls = Pulls(engine, self.scheduler, config, self.sources, announced)
         self.sealing = Sealing(engine.shared.magazine)
         self.offers = Offers(engine.shared, self.scheduler, self.sealing)
         self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config, worker)
+        self.arrivals = Arrivals(announced, self.pulls, self.offers, self.local_prompts)
         self.admission = Admission(self.scheduler, self.offers, self.pulls, self.local_prompts)
-        self.guides, self.trace = Guides(followers, self.batch.grammars), runner.trace
+        self.masks, self.trace = SequenceMasks(followers, self.batch.grammars), runner.trace
         self.sharing = PrefixSharing(self.scheduler.layout.groups[0])
         self.in_flight: DecodeStep | None = None
         self.pace = Pace()
         self.link = RouterLink(zmq.Context.instance(), config.net, ready, self.forget_everything)
-        self.inbox = Inbox(
-            self.link, hub, self.scheduler, self.pulls, self.offers, self.local_prompts, self.guides, drain
-        )
-        self.outputs = Outputs(
-            self.link, self.scheduler, self.sealing, self.guides, self.local_prompts, self.trace, self.inbox.fail
-        )
+        self.inbox = Inbox(self.link, hub, self.scheduler, self.arrivals, self.masks, drain)
+        self.outputs = Outputs(self.link, self.scheduler, self.sealing, self.masks, self.trace, self.inbox.give_up)
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
             self.poller.register(source, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
@@ -123,7 +120,7 @@ class DecodeWorker:
         with self.trace.phase("receive"):
             self.inbox.receive()
             self.admit()
-            self.outputs.heed()
+            self.outputs.handle_answers()
         self.step()
         with self.trace.phase("emit"):
             self.outputs.flush()
@@ -136,13 +133,15 @@ class DecodeWorker:
         """Move handoffs along; never waits for a copy."""
         self._enter([*self.admission.fill_rows(), *self.pulls.finish()])
         self.pulls.tend()
-        self.inbox.tell()
+        self.inbox.report()
         for report in self.sources.tend():
             self.link.send(report)
 
     def step(self) -> None:
         """Launch the next step shortly before the running step ends, then collect the running step."""
-        self._hold()
+        if self.in_flight is not None:
+            with self.trace.phase(WAIT):
+                self._tend(self.in_flight.pending, self.pace.should_wait)  # handoffs join the next step meanwhile
         self._give_way()
         launched = self._launch()
         collected, self.in_flight = self.in_flight, launched
@@ -154,18 +153,21 @@ class DecodeWorker:
             self._collect(launched)  # so that the next step finds the masks
             self.in_flight = None
         finished = self.local_prompts.finish()
-        self.inbox.tell()
+        self.inbox.report()
         if finished is not None:
-            self._begin_local(*finished)
+            sequence, token = finished
+            self.masks.enter(sequence)
+            self.scheduler.adopt(sequence)
+            self.outputs.append(sequence, [token])
 
     def _enter(self, sequences: list[DecodeSequence]) -> None:
         """Let sequences with a row join the next step."""
         for sequence in sequences:
             if self.scheduler.active.get(sequence.key) is not sequence:
-                sequence.tell_arrival(self.trace)
-                self.guides.begin(sequence)
+                sequence.trace_arrival(self.trace)
+                self.masks.begin(sequence)
                 self.scheduler.activate(sequence)
-            self.guides.enter(sequence)
+            self.masks.enter(sequence)
 
     def _give_way(self) -> None:
         """Take rows, or blocks if none are left, from sequences of worse priority or of clients with more rows."""
@@ -174,18 +176,12 @@ class DecodeWorker:
         if (victim := self.admission.make_blocks()) is not None:
             self.inbox.fail(victim.key, ErrorCode.PREEMPTED, "out of KV blocks, requests of better priority go first")
 
-    def _hold(self) -> None:
-        """Let handoffs join the next step while the running step surely lasts."""
-        if self.in_flight is not None:
-            with self.trace.phase(WAIT):
-                self._tend(self.in_flight.pending, self.pace.should_wait)
-
     def _tend(self, pending: PendingOutput, wanted: Callable[[], bool] = lambda: True) -> None:
         """Serve sockets and pulls until the step is over, or as long as `wanted`."""
         while not pending.ready() and wanted():
             self.inbox.receive()
             self.admit()
-            self.outputs.heed()
+            self.outputs.handle_answers()
             self.outputs.flush()
             self.tend()
             time.sleep(LOOK_INTERVAL_S)
@@ -211,16 +207,12 @@ class DecodeWorker:
 
     def _make_slots(self) -> None:
         """Get blocks for every row's next token; rows without a block rest. If nothing helps, preempt a sequence."""
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved() and not self._make_way():
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.arrivals.make_way():
             victim = self.scheduler.preempt()
             reason = f"{self.offers.shortage}, the youngest sequence makes room"
             self.inbox.fail(victim.key, ErrorCode.PREEMPTED, reason)
-            self.scheduler.make_slots()
-
-    def _make_way(self) -> bool:
-        """Free blocks of sequences that have not begun to decode; tell whether there were any."""
-        return self.local_prompts.make_way() or self.pulls.make_way() or self.offers.make_way()
+            self.scheduler.slots.make()
 
     def _collect(self, step: DecodeStep) -> None:
         """Read the tokens of a step, and free the blocks of ended sequences."""
@@ -230,24 +222,19 @@ class DecodeWorker:
             self.link.load.step_ended(step.launched_s, len(step.sequences), len(step.sequences))
             for sequence, tokens in zip(step.sequences, output.rows, strict=True):
                 if tokens[0].token_id == NO_CHOICE and sequence in step.unsure:
-                    self.scheduler.was_late(sequence)
+                    self.scheduler.slots.was_late(sequence)
                 else:
                     self.outputs.append(sequence, tokens)
             self.sealing.seal()
             self.scheduler.collected(step.sequences)
-
-    def _begin_local(self, sequence: DecodeSequence, token: OutputToken) -> None:
-        """Begin to decode behind a prompt computed here; only the first token is known to the host."""
-        self.guides.enter(sequence)
-        self.scheduler.adopt(sequence)
-        self.outputs.append(sequence, [token])
 
     def tend(self) -> None:
         """Keep blocks at hand for every sequence to grow and for handoffs; drain if the memory server is lost."""
         if problem := self.offers.tend(self.pulls.foreseen()):
             self.poller.unregister(self.offers.shared)
             self.drain.ask(problem, at_once=self.offers.shared.is_tainted)
-            self.inbox.give_back_prompts(problem)
+            for key in self.arrivals.give_back_prompts():  # neither blocks nor offers come any more
+                self.inbox.fail(key, ErrorCode.DRAINING, problem)
 
     def beat(self) -> None:
         """Report the load to the heartbeat thread."""
@@ -256,14 +243,14 @@ class DecodeWorker:
         load.num_paused = len(self.scheduler.paused)
         load.num_free_blocks, load.num_dropped_frames = self.engine.allocator.num_unused, self.hub.drops.dropped
         load.spared_bytes = self.runner.spared_bytes
-        self.pulls.tell(load)
-        self.local_prompts.tell(load)
+        self.pulls.report(load)
+        self.local_prompts.report(load)
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
     def launch_prompt(self) -> None:
         """Launch a chunk of a prompt computed here behind the step in flight; known tokens are sent first."""
-        if not self.local_prompts.has_chunk():
+        if not self.local_prompts.choose_chunk():
             return
         if self.in_flight is not None and self.in_flight.pending.ready():  # always so on a CPU
             collected, self.in_flight = self.in_flight, None
@@ -274,20 +261,14 @@ class DecodeWorker:
     def give_everything_back(self) -> None:
         """Return every request to the router at the end of a drain."""
         sequences = [*self.scheduler.active.values(), *self.scheduler.reserved.values()]
-        sequences += [*self.pulls.decline_all(), *self.local_prompts.waiting, *self.offers.decline_all()]
-        for sequence in sequences:
+        for sequence in [*sequences, *self.arrivals.drop_all()]:
             self.inbox.fail(sequence.key, ErrorCode.DRAINING, "the decode worker is shutting down")
 
     def forget_everything(self) -> None:
         """Drop every request after a restart of the router, because no client waits for the tokens."""
         for sequence in list(self.scheduler.active.values()):
             self.scheduler.end(sequence)
-        for handoff in self.pulls.pulling:
-            handoff.aborted = True
-        self.announced.take_back()
-        self.pulls.decline_all()
-        self.offers.decline_all()
-        self.local_prompts.drop_all()
+        self.arrivals.drop_all()
 
     def tell_fault(self, problem: str) -> None:
         """Report a device fault to the owners of other pools mapped here."""
@@ -295,7 +276,7 @@ class DecodeWorker:
 
     def close(self) -> None:
         self.trace.finish()
-        self.guides.close()
+        self.masks.close()
         self.sources.close()
         self.hub.close()
         self.link.close()
@@ -315,4 +296,4 @@ class DecodeWorker:
         return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
 
     def _owns_something(self) -> bool:
-        return bool(self.scheduler.num_owned or len(self.pulls) or len(self.offers) or len(self.local_prompts))
+        return bool(self.scheduler.active or self.scheduler.lingering or self.arrivals)

@@ -10,14 +10,14 @@ from prefill_worker.sequence import PromptSequence
 
 
 @dataclass(slots=True)
-class Heard:
+class Answers:
     """Answers of grammars."""
 
     taken: list[tuple[PromptSequence, OutputToken, bool]] = field(default_factory=list)  # true: the token ends the text
     lost: list[tuple[PromptSequence, str]] = field(default_factory=list)  # failed sequences with reasons
 
 
-class PromptGuides:
+class PromptMasks:
     """Questions to grammars of prompts, and their answers; no method waits."""
 
     def __init__(self, followers: Followers[PromptSequence]) -> None:
@@ -38,9 +38,9 @@ class PromptGuides:
         self.followers.ask(sequence, sequence.follower, [token.token_id])
         return True
 
-    def hear(self) -> Heard:
+    def take(self) -> Answers:
         """Return answers for live prompts; masks are stored in the sequences."""
-        heard = Heard()
+        answers = Answers()
         for sequence, outcome in self.followers.take():
             token, sequence.unsent = sequence.unsent, None
             if sequence.ended:
@@ -48,7 +48,7 @@ class PromptGuides:
             if token is None and outcome.mask is not None:
                 sequence.mask = outcome.mask
             elif token is None or (outcome.problem and sequence.may_go_on):
-                heard.lost.append((sequence, outcome.problem or "nothing can follow the text"))
+                answers.lost.append((sequence, outcome.problem or "nothing can follow the text"))
             else:
-                heard.taken.append((sequence, token, outcome.is_over))
-        return heard
+                answers.taken.append((sequence, token, outcome.is_over))
+        return answers

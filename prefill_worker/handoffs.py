@@ -5,14 +5,15 @@ offered ──KVReceived──▶ owned by the decode worker
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from common.base.errors import ErrorCode
 from common.memory.client.shared_pool import SharedPool
 from common.serving.prompts.inquiry import Key
 from common.wire.messages.handoff import KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages.memory import KVDeclined, KVReceived
-from common.wire.messages.worker import Message, PeerGone
+from common.wire.messages.worker import Message, PeerGone, RequestFailed
+from common.wire.transport.router_link import RouterLink
 from common.wire.values.packing import pack_ids
 from prefill_worker.reply_pools import Holders
 from prefill_worker.sequence import PromptSequence
@@ -20,18 +21,13 @@ from prefill_worker.targets import Target, Targets
 
 logger = logging.getLogger(__name__)
 
-Fail = Callable[[Key, ErrorCode, str], None]
-"""Tells the router about a failed attempt."""
-
 
 class Delivery:
     """Owner of each complete request until the decode worker has received the offer."""
 
-    def __init__(
-        self, shared: SharedPool, targets: Targets, holders: Holders, worker: tuple[str, int], fail: Fail
-    ) -> None:
-        self.shared, self.targets, self.holders, self.fail = shared, targets, holders, fail
-        self.worker_id, self.epoch = worker
+    def __init__(self, shared: SharedPool, targets: Targets, holders: Holders, link: RouterLink) -> None:
+        self.shared, self.targets, self.holders, self.link = shared, targets, holders, link
+        self.worker = link.ready.worker_id, link.ready.epoch
         self.offered: dict[Key, tuple[str, int]] = {}  # decode worker and epoch, by unanswered offer
 
     def hand_off(self, sequence: PromptSequence, token_id: int, block_ids: Sequence[int]) -> None:
@@ -74,7 +70,7 @@ class Delivery:
         sequence.was_announced = True
         ids, generations = pack_ids(block_ids), self.shared.magazine.generations(block_ids).tobytes()
         num_tokens = len(sequence.token_ids)
-        target.spoke.send(KVProgress(self.worker_id, self.epoch, *sequence.key, num_tokens, ids, generations))
+        target.spoke.send(KVProgress(*self.worker, *sequence.key, num_tokens, ids, generations))
 
     def let_go(self, sequence: PromptSequence, block_ids: Sequence[int]) -> None:
         """Free the blocks of a sequence without a handoff; a pulling decode worker hears that no offer will follow."""
@@ -85,15 +81,15 @@ class Delivery:
     def receive(self) -> None:
         """Act on messages of decode workers about paths and pools."""
         for target, message in self.targets.receive():
-            self.heed(target, message)
+            self.handle(target, message)
 
-    def heed(self, target: Target, message: Message) -> None:
+    def handle(self, target: Target, message: Message) -> None:
         """Act on a message of a decode worker."""
         match message:
             case KVPathResult():
-                self.targets.note_result(message)
+                self.targets.handle_result(message)
             case KVPoolExport():
-                self.holders.meet(message)
+                self.holders.add(message)
             case _:
                 target.spoke.refuse(message, "a decode worker does not send it")
 
@@ -105,9 +101,10 @@ class Delivery:
         self.holders.leave(gone.worker_id, gone.epoch)
         logger.info("decode worker %s is gone", gone.worker_id)
 
-    def has(self, key: Key) -> bool:
-        """Tell whether an attempt is offered, and not yet received."""
-        return key in self.offered
+    def fail(self, key: Key, code: ErrorCode, message: str) -> None:
+        """Report a failed attempt to the router; nothing of the attempt is left here."""
+        logger.warning("[%s #%d] %s", *key, message)
+        self.link.send(RequestFailed(*self.worker, *key, code, message))
 
     def _target(self, sequence: PromptSequence) -> Target | None:
         return self.targets.proven(sequence.decode_worker_id, sequence.decode_epoch)

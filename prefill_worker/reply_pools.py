@@ -50,7 +50,7 @@ class Holders:
         """Tell whether a path is being proven."""
         return any(holder.proof is not None for holder in self.by_id.values())
 
-    def meet(self, export: KVPoolExport) -> None:
+    def add(self, export: KVPoolExport) -> None:
         """Note a decode worker's pool, in place of an earlier incarnation's."""
         known = self.by_id.get(export.worker_id)
         if not self._is_on or (known is not None and known.export == export):

@@ -17,7 +17,6 @@ from common.device.steps.loop_trace import UNTRACED, Trace
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
 from common.memory.base.reply_worth import copying_us, is_worth_taking
-from common.memory.client.magazine import Magazine
 from common.serving.prompts.inquiry import Key
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.rate import PromptRate
@@ -54,7 +53,7 @@ class Worth:
         computing_us = self.rate.block_us(self.block_size)
         return is_worth_taking(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
 
-    def note(self, num_blocks: int, gb_per_s: float, took_s: float) -> None:
+    def add(self, num_blocks: int, gb_per_s: float, took_s: float) -> None:
         """Note the duration of a retrieval."""
         self._overheads_us.append(max(0.0, took_s - self.copy_s(num_blocks, gb_per_s)) * 1e6)
 
@@ -87,14 +86,12 @@ class Retrievals:
     """Owner of blocks being filled from other pools.
 
     Args:
-        magazine: leases of the own pool.
         pool: the own pool.
         prefixes: lends the blocks of prompts, and hears of arrived blocks.
     """
 
     def __init__(
         self,
-        magazine: Magazine,
         pool: KVPool,
         holders: Holders,
         prefixes: PromptPrefixes[PromptSequence],
@@ -104,7 +101,8 @@ class Retrievals:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.trace = trace
-        self.magazine, self.pool, self.holders, self.prefixes, self.worth = magazine, pool, holders, prefixes, worth
+        self.pool, self.holders, self.prefixes, self.worth = pool, holders, prefixes, worth
+        self.magazine = prefixes.magazine
         self._clock = clock
         self.under_way: list[Retrieval] = []
         self.late: list[Retrieval] = []  # without waiting prompts, but copies may still write the blocks
@@ -140,7 +138,7 @@ class Retrievals:
         """Drive all retrievals and visits, and free late blocks; call once per turn of the loop."""
         for visit, said in self.holders.visits.receive():
             if isinstance(said, PromptBlocks):
-                self._hear(visit, said)
+                self._receive(visit, said)
         for visit in self.holders.visits.tend(self._uses):
             self.silent.discard(visit)
             self.holders.lose(visit)
@@ -161,50 +159,43 @@ class Retrievals:
         is_heard = holder.visit not in self.silent and holder.visit is not None and not holder.visit.problem
         return is_free and is_heard and self.worth.is_worth(num_blocks, holder.gb_per_s)
 
-    def _hear(self, visit: Visit, found: PromptBlocks) -> None:
+    def _receive(self, visit: Visit, found: PromptBlocks) -> None:
         self.silent.discard(visit)
         key, num_found = (found.request_id, found.attempt), len(unpack_ids(found.block_ids))
         each = next((each for each in self.under_way if each.key == key and each.visit is visit), None)
-        is_awaited = each is not None and each.found is None
-        if each is not None and is_awaited and num_found and self._is_of_use(each, num_found):
-            self._pull(each, found, num_found)
+        if each is None or each.found is not None:
+            if num_found:
+                visit.guest.free(found)
+            return
+        is_answer = 0 < num_found <= len(each.digests) and not visit.problem
+        if is_answer and each.is_wanted and self.worth.is_worth(num_found, each.gb_per_s):
+            assert visit.pool is not None, "what is proven is mapped"
+            each.found = found
+            each.copies.start(visit.pool, unpack_ids(found.block_ids), self.pool, each.target_ids[:num_found])
             return
         if num_found:
             visit.guest.free(found)
-        if each is not None and is_awaited:
-            self._end(each)
-
-    def _is_of_use(self, each: Retrieval, num_found: int) -> bool:
-        is_answer = num_found <= len(each.digests) and not each.visit.problem
-        return is_answer and each.is_wanted and self.worth.is_worth(num_found, each.gb_per_s)
-
-    def _pull(self, each: Retrieval, found: PromptBlocks, num_found: int) -> None:
-        each.found = found
-        assert each.visit.pool is not None, "what is proven is mapped"
-        each.copies.start(each.visit.pool, unpack_ids(found.block_ids), self.pool, each.target_ids[:num_found])
+        self._end(each)
 
     def _go_on(self, each: Retrieval) -> None:
+        copy_s = self.worth.copy_s(len(each.digests), each.gb_per_s)
         if each.found is not None and each.copies.over():
             each.visit.guest.look()
             if each.copies.problem or each.visit.problem:
                 self._end(each)
             else:
                 self._arrive(each)
-        elif self._is_late(each) or each.visit.problem:
+        elif each.visit.problem or self._clock() - each.begin_s > WAIT_S + 2 * copy_s:
             if each.found is None:
                 self.silent.add(each.visit)
             self._end(each)
-
-    def _is_late(self, each: Retrieval) -> bool:
-        copy_s = self.worth.copy_s(len(each.digests), each.gb_per_s)
-        return self._clock() - each.begin_s > WAIT_S + 2 * copy_s
 
     def _arrive(self, each: Retrieval) -> None:
         """Seal the arrived blocks, return the blocks to the prompt, and wake other prompts."""
         assert each.found is not None, "it was pulled"
         num_found = len(unpack_ids(each.found.block_ids))
         sealed, unfilled = each.target_ids[:num_found], each.target_ids[num_found:]
-        self.worth.note(num_found, each.gb_per_s, self._clock() - each.begin_s)
+        self.worth.add(num_found, each.gb_per_s, self._clock() - each.begin_s)
         self.meter.note(each.copies.num_pulls, each.copies.num_bytes, each.copies.seconds)
         self.num_pulled += num_found
         each.visit.guest.free(each.found)

@@ -64,7 +64,7 @@ class PromptSequence:
             holder=(request.holder_worker_id, request.holder_epoch) if request.holder_worker_id else None,
         )
 
-    def tell_launch(self, trace: Trace) -> None:
+    def trace_launch(self, trace: Trace) -> None:
         """Record a launch in the trace; the first launch ends the wait."""
         if self.arrived_s:
             trace.stretch("wait", self.key, self.arrived_s, time.monotonic())

@@ -89,7 +89,7 @@ class Targets:
                 target.pause_s = min(2 * target.pause_s, LONGEST_PAUSE_S)
                 target.spoke.send(self.export)
 
-    def note_result(self, result: KVPathResult) -> None:
+    def handle_result(self, result: KVPathResult) -> None:
         """Note whether a target's path is proven; after a failure the pool export is sent again."""
         target = self.by_id.get(result.worker_id)
         if target is None or target.epoch != result.epoch:

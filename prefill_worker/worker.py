@@ -21,41 +21,26 @@ from collections import deque
 
 import zmq
 
-from common.base.errors import ErrorCode
 from common.device.engine.engine import Engine
 from common.device.steps.loop_trace import WAIT
 from common.device.steps.output_ring import LOOK_INTERVAL_S
 from common.device.steps.prompt_runner import PromptRunner
 from common.grammar.followers import Followers
-from common.kernels.base.operands import NO_CHOICE
 from common.kv.tables import complete_blocks
-from common.memory.client.shared_pool import OfPrompt
-from common.serving.prompts.inquiry import Key, answer
 from common.serving.prompts.prefixes import PromptPrefixes
-from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason, stranger
 from common.serving.worker.drain import Drain
 from common.serving.worker.idling import Idling
 from common.serving.worker.peer_servers import Visits, export_of
 from common.settings.config import Config
-from common.wire.messages.memory import KVDeclined, KVOffer, KVReceived, PromptBlocks
-from common.wire.messages.operator import Leave
-from common.wire.messages.token_columns import TokenColumns
 from common.wire.messages.worker import (
-    Abort,
-    DecodePeer,
-    FinishReason,
-    Inquiry,
-    Message,
-    PeerGone,
-    PrefillRequest,
     PromptCached,
-    RequestFailed,
     WorkerReady,
 )
 from common.wire.transport.router_link import RouterLink
-from common.wire.values.output_token import OutputToken
-from prefill_worker.grammar_masks import PromptGuides
+from prefill_worker.grammar_masks import PromptMasks
 from prefill_worker.handoffs import Delivery
+from prefill_worker.inbox import Inbox
+from prefill_worker.outputs import Outputs
 from prefill_worker.reply_pools import Holders
 from prefill_worker.retrievals import Retrievals, Worth
 from prefill_worker.scheduler import PromptScheduler
@@ -87,11 +72,16 @@ class PrefillWorker:
         followers: Followers[PromptSequence],
     ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self.worker_id, self.epoch = worker = ready.worker_id, ready.epoch
+        self.worker = worker = ready.worker_id, ready.epoch
         self.engine = engine
         self.drain = drain
-        self.guides = PromptGuides(followers)
-        self.prefixes = PromptPrefixes(engine.shared.magazine, self._tell_cached, config.kv)
+        self.masks = PromptMasks(followers)
+        self.link = RouterLink(context, config.net, ready, lambda: self.inbox.forget_everything())
+
+        def tell_cached(sequence: PromptSequence) -> None:
+            self.link.send(PromptCached(*worker, *sequence.key, sequence.num_scheduled_tokens))
+
+        self.prefixes = PromptPrefixes(engine.shared.magazine, tell_cached, config.kv)
         self.scheduler = PromptScheduler(
             config.prefill, engine.allocator, engine.max_len, self.prefixes, batching=config.worker.batching
         )
@@ -105,52 +95,36 @@ class PrefillWorker:
         holders = Holders(Visits(engine, worker, self.poller), is_on=ready.takes_replies)
         group = engine.pool.layout.groups[0]
         worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
-        self.retrievals = Retrievals(
-            engine.shared.magazine, engine.pool, holders, self.prefixes, worth, trace=self.trace
-        )
-        self.delivery = Delivery(engine.shared, self.targets, holders, worker, self._fail)
-        self.link = RouterLink(context, config.net, ready, self.forget_everything)
+        self.retrievals = Retrievals(engine.pool, holders, self.prefixes, worth, trace=self.trace)
+        self.delivery = Delivery(engine.shared, self.targets, holders, self.link)
+        self.inbox = Inbox(self.link, engine, self.scheduler, self.delivery, self.masks, drain)
+        self.outputs = Outputs(self.link, self.scheduler, self.delivery, self.masks, self.trace)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(engine.shared, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
 
     def run(self) -> None:
         """Work until drained."""
-        while not self.drain.finished(self._owns_something() or self.link.is_needed()):
+        while not self.drain.finished(self.inbox.owns_something() or self.link.is_needed()):
             if self.drain.begins():
                 self.link.leave()
             self._await_work()
             with self.trace.turn():
                 with self.trace.phase("receive"):
                     self.receive()
-                    self.heed()
+                    self.outputs.handle_answers()
                 self.step()
                 self.tend()
                 self.beat()
-        self.give_everything_back()
+        self.inbox.give_everything_back()
         self.link.farewell(self.drain.reason)
         self.engine.leave()
         self.close()
 
     def receive(self) -> None:
-        for message in self.link.receive():
-            self._from_router(message)
-        self.delivery.receive()
-        for said in self.engine.shared.receive():
-            self._from_memory(said)
+        self.inbox.receive()
         self.retrievals.tend()
         self.targets.offer()
-
-    def heed(self) -> None:
-        """Act on answers of grammars: fail lost prompts, and emit first tokens held back for a grammar."""
-        heard = self.guides.hear()
-        for sequence, problem in heard.lost:
-            if sequence in self.scheduler.ending:
-                self.delivery.let_go(sequence, self.scheduler.take(sequence))
-            else:
-                self.scheduler.remove(*sequence.key)
-            self._fail(sequence.key, ErrorCode.GRAMMAR, problem)
-        self.emit(heard.taken)
 
     def step(self) -> None:
         """Collect finished steps, then launch a step ahead."""
@@ -158,36 +132,6 @@ class PrefillWorker:
             self._collect(self.in_flight.popleft())
         if len(self.in_flight) < MAX_IN_FLIGHT and not self.engine.shared.is_behind:
             self._launch()
-
-    def emit(self, ended: list[tuple[PromptSequence, OutputToken, bool]]) -> None:
-        """Offer blocks to decode workers, then send first tokens to the router.
-
-        In this order, so a text with a first token at the router no longer needs the prefill worker.
-
-        Args:
-            ended: sequence, first token, and a flag: the grammar ends the text after the token.
-        """
-        columns, handed_off = TokenColumns(), []
-        for sequence, token, is_over in ended:
-            self.trace.meet(sequence.key)
-            block_ids = self.scheduler.take(sequence)
-            if token.token_id == NO_CHOICE:
-                is_guided = sequence.follower is not None
-                code = ErrorCode.GRAMMAR if is_guided else ErrorCode.NO_CHOICE
-                self._fail(sequence.key, code, NO_TOKEN_FOLLOWS if is_guided else NO_CHOICE_REASON)
-                self.delivery.let_go(sequence, block_ids)
-                continue
-            reason = finish_reason(token.token_id, sequence.num_outputs + 1, sequence.sampling)
-            reason = FinishReason.STOP if is_over else reason
-            columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs, token, reason)
-            if reason is FinishReason.NOT_FINISHED:
-                handed_off.append((sequence, token.token_id, block_ids))
-            else:
-                self.delivery.let_go(sequence, block_ids)
-        for sequence, token_id, block_ids in handed_off:
-            self.delivery.hand_off(sequence, token_id, block_ids)
-        if columns:
-            self.link.send(columns.batch(self.worker_id, self.epoch))
 
     def tend(self) -> None:
         """Keep blocks leased for the next step's prompts; after the memory server's loss, drain."""
@@ -197,7 +141,7 @@ class PrefillWorker:
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)
-            self.give_everything_back(problem)  # neither leases nor offers work without the memory server
+            self.inbox.give_everything_back(problem)  # neither leases nor offers work without the memory server
 
     def beat(self) -> None:
         """Update the load for the heartbeat thread."""
@@ -211,26 +155,13 @@ class PrefillWorker:
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
-    def give_everything_back(self, reason: str = "the prefill worker is shutting down") -> None:
-        """Fail every request here, so the router replays the requests elsewhere."""
-        keys = [*self.delivery.take_back(), *(sequence.key for sequence in self.scheduler.sequences())]
-        for key in keys:
-            self._fail(key, ErrorCode.DRAINING, reason)
-            self.scheduler.remove(*key)
-
-    def forget_everything(self) -> None:
-        """Drop every request after a restart of the router, because no client waits any more."""
-        self.delivery.take_back()
-        for sequence in self.scheduler.sequences():
-            self.scheduler.remove(sequence.request_id, sequence.attempt)
-
     def tell_fault(self, problem: str) -> None:
         """Report a device fault to the memory servers of other pools mapped here."""
         self.retrievals.holders.visits.report_fault(problem)
 
     def close(self) -> None:
         self.trace.finish()
-        self.guides.followers.close()
+        self.masks.followers.close()
         self.retrievals.holders.close()
         self.targets.close()
         self.link.close()
@@ -241,7 +172,7 @@ class PrefillWorker:
             self.idling.worked()
             if not self.in_flight[0].pending.ready():
                 time.sleep(LOOK_INTERVAL_S)
-        elif self.guides.followers.num_pending or self.engine.shared.is_sending or self.retrievals.is_busy:
+        elif self.masks.followers.num_pending or self.engine.shared.is_sending or self.retrievals.is_busy:
             time.sleep(LOOK_INTERVAL_S)
         else:  # waiting prompts need blocks, which come by message
             self.idling.await_message(IDLE_POLL_MS)
@@ -254,7 +185,7 @@ class PrefillWorker:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
             with self.trace.phase("launch"):
                 for chunk in chunks:
-                    chunk.sequence.tell_launch(self.trace)
+                    chunk.sequence.trace_launch(self.trace)
                 self.prefixes.rate.launched(sum(chunk.num_tokens for chunk in chunks))
                 self.in_flight.append(launch_chunks(self.runner, chunks))
             self.scheduler.launched(chunks)
@@ -268,65 +199,12 @@ class PrefillWorker:
         self.scheduler.collected(step.sequences)
         with self.trace.phase("emit"):
             for sequence, scores in step.scored():
-                for message in scores.messages(self.worker_id, self.epoch, *sequence.key):
+                for message in scores.messages(*self.worker, *sequence.key):
                     self.link.send(message)
             self.prefixes.computed(step.reached(), self.scheduler.waiting)
-            self.emit([(sequence, token, False) for sequence, token in ended if not self.guides.holds(sequence, token)])
+            self.outputs.emit(
+                [(sequence, token, False) for sequence, token in ended if not self.masks.holds(sequence, token)]
+            )
             for sequence, num_tokens in step.unfinished():
                 if sequence.may_go_on:
                     self.delivery.announce(sequence, complete_blocks(sequence.tables, num_tokens))
-
-    def _from_router(self, message: Message) -> None:
-        match message:
-            case PrefillRequest():
-                self._accept(message)
-            case Abort():
-                self.scheduler.remove(message.request_id, message.attempt)
-                self.delivery.abort(message.request_id, message.attempt)
-            case Inquiry():
-                self.link.send(answer(message, self.worker_id, self.epoch, self._has))
-            case DecodePeer():
-                self.targets.join(message)
-            case PeerGone():
-                self.delivery.lose(message)
-            case Leave():
-                self.drain.ask(message.reason)
-            case _:
-                self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
-
-    def _from_memory(self, said: OfPrompt) -> None:
-        match said:
-            case PromptBlocks():
-                self.prefixes.hear(said)
-            case KVReceived() | KVDeclined():
-                self.delivery.answered(said)
-            case KVOffer():
-                logger.error("[%s #%d] is offered to a prefill worker", said.request_id, said.attempt)
-
-    def _tell_cached(self, sequence: PromptSequence) -> None:
-        self.link.send(PromptCached(self.worker_id, self.epoch, *sequence.key, sequence.num_scheduled_tokens))
-
-    def _accept(self, request: PrefillRequest) -> None:
-        sequence = PromptSequence.of(request)
-        if self._has(sequence.key):
-            self.link.spoke.refuse(request, f"attempt {request.attempt} of {request.request_id} is here already")
-        elif self.drain.asked:
-            self._fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
-        elif problem := stranger(sequence.token_ids, self.engine.vocab_size):
-            self._fail(sequence.key, ErrorCode.INTERNAL, problem)
-        elif objection := self.scheduler.objection(sequence):
-            self._fail(sequence.key, ErrorCode.NEVER_FITS, objection)
-        else:
-            self.guides.begin(sequence)
-            self.prefixes.begin(sequence, request.salt)
-            self.scheduler.add(sequence)
-
-    def _fail(self, key: Key, code: ErrorCode, message: str) -> None:
-        logger.warning("[%s #%d] %s", *key, message)
-        self.link.send(RequestFailed(self.worker_id, self.epoch, *key, code, message))
-
-    def _has(self, key: Key) -> bool:
-        return self.scheduler.has(key) or self.delivery.has(key)
-
-    def _owns_something(self) -> bool:
-        return bool(self.scheduler.sequences() or self.delivery.offered)

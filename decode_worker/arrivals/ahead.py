@@ -19,7 +19,7 @@ from common.kv.pool import KVPool
 from common.kv.tables import BlockTable, Tables, held_by, num_seen, tables_handed_over
 from common.kv.transport import PeerPool
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import Key
+from decode_worker.sequences.sequence import Key, is_attempt
 
 SILENCE_S = 30.0
 """A prompt without progress or offer for so long is given up."""
@@ -55,7 +55,7 @@ class Ahead:
 
     def begin(self, key: Key, source_pool: PeerPool, num_tokens: int) -> None:
         """Reserve blocks for a prompt of `num_tokens`, if there is room for such a sequence."""
-        if key not in self.begun and self.scheduler.has_room(num_tokens + 1):
+        if key not in self.begun and self.scheduler.capacity.has_room(num_tokens + 1):
             layout = self.scheduler.layout
             fresh = self.scheduler.allocator.allocate(num_seen(layout, num_tokens + 1))
             tables = tables_handed_over(layout, num_tokens, fresh)
@@ -102,7 +102,7 @@ class Ahead:
 
     def drop(self, request_id: str, attempt: int) -> None:
         """Give up every attempt of a request up to `attempt`."""
-        self._give_up([key for key in self.begun if key[0] == request_id and key[1] <= attempt])
+        self._give_up([key for key in self.begun if is_attempt(key, request_id, attempt)])
 
     def drop_source(self, source_pool: PeerPool) -> None:
         self._give_up([key for key, begun in self.begun.items() if begun.source_pool is source_pool])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from common.memory.client.shared_pool import SharedPool
 from common.serving.worker.peer_servers import Visit
 from common.wire.messages.memory import KVOffer
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
 
 EARLY_S = 2.0
 """Time that an offer waits for its request."""
@@ -69,7 +69,7 @@ class Announced:
     def abort(self, request_id: str, attempt: int) -> None:
         """Forget every attempt up to `attempt`."""
         sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.attempt <= attempt:
+        if sequence is not None and is_attempt(sequence.key, request_id, attempt):
             del self._sequences[request_id]
 
     def take_back(self) -> list[Key]:

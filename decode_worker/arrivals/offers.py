@@ -49,7 +49,7 @@ class Offers:
     def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, sealing: Sealing) -> None:
         self.shared, self.scheduler = shared, scheduler
         self.sealing = sealing
-        self.waiting: RowQueue[Waiting] = RowQueue(scheduler.num_rows_of.__getitem__)
+        self.waiting: RowQueue[Waiting] = RowQueue(scheduler.capacity.num_rows_of.__getitem__)
         self._failures: list[Failure] = []
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Offers:
 
         Return why the memory server of the pool is lost, once.
         """
-        floor = self.scheduler.num_growing
+        floor = self.scheduler.capacity.num_growing
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
         self.shared.tend(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()
@@ -86,12 +86,12 @@ class Offers:
         if waiting is None:
             return False
         num_tokens = len(waiting.sequence.token_ids)
-        return self.scheduler.has_blocks(num_lacking(waiting.tables, num_tokens, num_tokens))
+        return self.scheduler.capacity.has_blocks(num_lacking(waiting.tables, num_tokens, num_tokens))
 
-    def accept_next(self) -> DecodeSequence | None:
+    def start_next(self) -> DecodeSequence | None:
         """Accept the first offer and reserve a row, if there is room; the KV is complete."""
         waiting = self.waiting.first()
-        if waiting is None or not self.scheduler.has_row() or not self.has_blocks_for_next():
+        if waiting is None or not self.scheduler.capacity.has_row() or not self.has_blocks_for_next():
             return None
         self.waiting.remove(waiting)
         self.shared.accept(waiting.offer)
@@ -101,9 +101,7 @@ class Offers:
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Decline every attempt up to `attempt`."""
-        for waiting in self.waiting.find(request_id, attempt):
-            self.waiting.remove(waiting)
-            self.shared.decline(waiting.offer)
+        self._decline(self.waiting.find(request_id, attempt))
 
     def make_way(self) -> bool:
         """Free the blocks of the last offer for decoding sequences; tell whether there was an offer.
@@ -120,18 +118,16 @@ class Offers:
         self._failures.append((last.sequence.key, ErrorCode.PREEMPTED, reason))
         return True
 
-    def decline_all(self) -> list[DecodeSequence]:
-        """Decline every offer; return the sequences."""
-        waiting = self.waiting.clear()
-        for each in waiting:
-            self.shared.decline(each.offer)
-        return [each.sequence for each in waiting]
-
-    def has(self, key: Key) -> bool:
-        """Tell whether a sequence waits; the scheduler knows accepted sequences."""
-        return key in self.waiting
+    def drop_all(self) -> None:
+        """Decline every offer."""
+        self._decline(list(self.waiting))
 
     def take_failures(self) -> list[Failure]:
         """Take the failed handoffs."""
         failures, self._failures = self._failures, []
         return failures
+
+    def _decline(self, offers: list[Waiting]) -> None:
+        for waiting in offers:
+            self.waiting.remove(waiting)
+            self.shared.decline(waiting.offer)

@@ -22,24 +22,22 @@ from common.kv.tables import num_handed_over, tables_handed_over
 from common.serving.prompts.standstill import Standstill
 from common.serving.worker.peer_servers import Visit
 from common.settings.config import Config
-from common.wire.messages.handoff import KVProgress
 from common.wire.messages.memory import KVOffer
 from common.wire.transport.router_link import Load
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import plus
 from common.wire.values.step_counts import PullMeter
-from decode_worker.arrivals.ahead import SILENCE_S, Ahead, Begun
 from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.early import EarlyPulls
 from decode_worker.arrivals.offers import Failure, flaw
 from decode_worker.arrivals.prefixes import Prefixes
 from decode_worker.arrivals.pulled_prompt import Handoff
 from decode_worker.arrivals.sources import Sources
 from decode_worker.sequences.row_queue import RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence, is_attempt
 
-MAX_HINTS = 64
 REMEMBERED = 8
 """Handoffs remembered; the largest sets the blocks kept at hand for the next."""
 
@@ -50,24 +48,21 @@ class Pulls:
     def __init__(
         self, engine: Engine, scheduler: DecodeScheduler, config: Config, sources: Sources, announced: Announced
     ) -> None:
-        self.engine, self.scheduler, self.sources, self.announced = engine, scheduler, sources, announced
+        self.engine, self.scheduler, self.sources = engine, scheduler, sources
         self.prefixes = Prefixes(engine.shared, min_tokens=config.kv.prefix_min_tokens)
         self.standstill = Standstill()
         self.layout = scheduler.layout
         self.max_pulls = config.decode.max_pulls
-        self.ahead = Ahead(scheduler, engine.pool)
-        self.waiting: RowQueue[Handoff] = RowQueue(scheduler.num_rows_of.__getitem__)
+        self.waiting: RowQueue[Handoff] = RowQueue(scheduler.capacity.num_rows_of.__getitem__)
+        self.early = EarlyPulls(scheduler, engine.pool, sources, announced, self.waiting)
         self.pulling: list[Handoff] = []
-        self.hints: dict[Key, tuple[KVProgress, float]] = {}  # latest progress without room yet, with its time
         self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks of the latest handoffs
         self.meter = PullMeter()
         self._failures: list[Failure] = []
 
     def __len__(self) -> int:
         """Return the number of handoffs that wait or are pulled, and of prompts pulled ahead."""
-        return len(self.waiting) + len(self.pulling) + len(self.ahead)
-
-    # --- messages of prefill workers, memory servers and the router ------------------------------
+        return len(self.waiting) + len(self.pulling) + len(self.early.ahead)
 
     def add(self, visit: Visit, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Queue an offer, or decline an offer whose blocks cannot be pulled or cannot hold the prompt."""
@@ -80,49 +75,24 @@ class Pulls:
             self._decline(visit, offer)
             self._failures.append((sequence.key, ErrorCode.INTERNAL, problem))
         else:
-            self.hints.pop(sequence.key, None)
+            self.early.hints.pop(sequence.key, None)
             num_filled = num_handed_over(self.layout, len(sequence.token_ids) - 1)
             source_ids = [ids[:count] for ids, count in zip(offered, num_filled, strict=True)]
             handoff = Handoff(sequence, visit, offer, source_ids)
             self.waiting.add(handoff)
-            self.prefixes.begin(handoff, was_begun=self._begun(handoff) is not None)
+            self.prefixes.begin(handoff, was_begun=self.early.find(handoff) is not None)
             if handoff.is_looked_up:
                 self._ask_for_next()
             else:
                 self.latest.append(self.prefixes.lacking(handoff))
 
-    def progress(self, message: KVProgress) -> None:
-        """Pull the complete blocks of an announced prompt once there is room; complete prompts come first."""
-        request_id, attempt = key = (message.request_id, message.attempt)
-        source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
-        self._drop_ahead(request_id, attempt - 1 if source_ids else attempt)
-        pool = source.visit.pool if source is not None and source.visit is not None else None
-        if not source_ids or pool is None or key not in self.announced:
-            return
-        if not self.waiting and self._may_be_of(message.num_tokens, pool.shape.by_group(source_ids)):
-            self.ahead.begin(key, pool, message.num_tokens)
-        if key in self.ahead.begun:
-            self.ahead.pull(key, source_ids, unpack_ids(message.generations))
-        elif len(self.hints) < MAX_HINTS:
-            self.hints[key] = message, time.monotonic()
-
     def abort(self, request_id: str, attempt: int) -> None:
         """Give up every attempt up to `attempt`."""
-        self._drop_ahead(request_id, attempt)
+        self.early.drop(request_id, attempt)
         for handoff in self.waiting.find(request_id, attempt):
-            self.waiting.remove(handoff)
-            self.prefixes.forget(handoff)
-            self._decline(handoff.visit, handoff.offer)
+            self._refuse(handoff)
         for handoff in self.pulling:
-            handoff.aborted |= _is_attempt(handoff.sequence, request_id, attempt)
-
-    def forget(self, worker_id: str, epoch: int) -> None:
-        """Forget a dead prefill worker: give up prompts pulled ahead; offers of complete prompts stay."""
-        source = self.sources.forget(worker_id, epoch)
-        if source is not None and source.visit is not None and source.visit.pool is not None:
-            self.ahead.drop_source(source.visit.pool)
-
-    # --- a turn of the loop ---------------------------------------------------------------------
+            handoff.aborted |= is_attempt(handoff.sequence.key, request_id, attempt)
 
     def finish(self) -> list[DecodeSequence]:
         """Return sequences whose blocks have arrived; free the source blocks."""
@@ -146,7 +116,7 @@ class Pulls:
     def start_next(self) -> DecodeSequence | None:
         """Accept the next handoff and begin to pull, if there is a row and room."""
         handoff = self._next()
-        if handoff is None or not self.has_room_for_next():
+        if handoff is None or not self.prepare_next():
             return None
         self.waiting.remove(handoff)
         handoff.visit.guest.accept(handoff.offer)
@@ -155,36 +125,36 @@ class Pulls:
         self.pulling.append(handoff)
         return handoff.sequence
 
-    def has_room_for_next(self) -> bool:
-        """Tell whether a row and blocks are free for the next handoff; if not, give up blocks pulled ahead.
+    def prepare_next(self) -> bool:
+        """Ask for blocks of the next handoff, and give up blocks pulled ahead if too few are free.
 
-        Asks for blocks even without a free row, so that a handoff needs nothing else when a row comes free.
+        Tell whether a row and blocks are free. Without a free row blocks are asked for, too, so that a handoff needs
+        nothing else when a row comes free.
         """
         handoff = self._next()
         if handoff is None or self.has_blocks_for_next():
-            return handoff is not None and self.scheduler.has_row()
+            return handoff is not None and self.scheduler.capacity.has_row()
         waits_in_vain = self.engine.shared.magazine.is_short or not self.prefixes.awaits_blocks(handoff)
-        if self.scheduler.has_row() and waits_in_vain:
-            self._give_up_ahead(but=handoff.sequence.key if self._begun(handoff) else None)
-        return self.scheduler.has_row() and self.has_blocks_for_next()
+        if self.scheduler.capacity.has_row() and waits_in_vain:
+            self.early.drop_begun(but=handoff.sequence.key if self.early.find(handoff) else None)
+        return self.scheduler.capacity.has_row() and self.has_blocks_for_next()
 
     def has_blocks_for_next(self) -> bool:
         """Tell whether the next handoff lacks only a row."""
         handoff = self._next()
         if handoff is None or self.prefixes.awaits_blocks(handoff):
             return False
-        return self.scheduler.has_blocks(
-            self.layout.nothing if self._begun(handoff) else self.prefixes.lacking(handoff)
+        return self.scheduler.capacity.has_blocks(
+            self.layout.nothing if self.early.find(handoff) else self.prefixes.lacking(handoff)
         )
 
     def tend(self) -> None:
         """Give up handoffs of lost memory servers, stale prompts pulled ahead, and handoffs at a standstill."""
-        self.ahead.tend()
+        self.early.ahead.tend()
         if self.waiting:
             self._ask_for_next()
         self._end_standstill()
-        if self.hints and not self.waiting:
-            self._follow_hint()
+        self.early.follow_hint()
         for visit in self.sources.visits.tend(self._uses):
             lost = [handoff for handoff in self.waiting if handoff.visit is visit]
             for handoff in lost:
@@ -192,7 +162,7 @@ class Pulls:
                 self.prefixes.forget(handoff)
             self._lose(lost, visit.problem)
             if visit.pool is not None:
-                self.ahead.drop_source(visit.pool)
+                self.early.ahead.drop_source(visit.pool)
             self.sources.lose(visit)
 
     def foreseen(self) -> Counts:
@@ -209,7 +179,7 @@ class Pulls:
         failures, self._failures = self._failures, []
         return failures
 
-    def tell(self, load: Load) -> None:
+    def report(self, load: Load) -> None:
         """Report waiting handoffs, and blocks pulled and found."""
         load.num_waiting = len(self.waiting)
         load.num_pulled_blocks, load.num_found_blocks = self.prefixes.num_pulled, self.prefixes.num_found
@@ -220,61 +190,33 @@ class Pulls:
 
         Blocks come free as copies end.
         """
-        had_any = self.prefixes.let_go(self.waiting) or bool(self.ahead)
-        self._give_up_ahead()
+        had_any = self.prefixes.let_go(self.waiting) or bool(self.early.ahead)
+        self.early.drop_begun()
         return had_any
 
-    def decline_all(self) -> list[DecodeSequence]:
-        """Decline every waiting handoff; return the sequences."""
-        self.ahead.drop_all()
-        self.hints.clear()
-        waiting = self.waiting.clear()
-        for handoff in waiting:
-            self.prefixes.forget(handoff)
-            self._decline(handoff.visit, handoff.offer)
-        return [handoff.sequence for handoff in waiting]
-
-    def has(self, key: Key) -> bool:
-        """Tell whether a handoff waits; the scheduler knows handoffs being pulled."""
-        return key in self.waiting
+    def drop_all(self) -> None:
+        """Decline every waiting handoff, and abort every pull."""
+        self.early.ahead.drop_all()
+        self.early.hints.clear()
+        for handoff in list(self.waiting):
+            self._refuse(handoff)
+        for handoff in self.pulling:
+            handoff.aborted = True
 
     def is_copying(self) -> bool:
         """Tell whether a copy may be over soon."""
         return bool(self.pulling or self.sources.meetings)
 
-    # --- inside ---------------------------------------------------------------------------------
-
     def _end_standstill(self) -> None:
         """Decline the first handoff if no room will come, because its own pool may wait for blocks held here."""
-        is_idle = not self.pulling and not self.scheduler.num_taken
+        is_idle = not self.pulling and not self.scheduler.capacity.num_taken
         is_still = bool(self.waiting) and is_idle
         if self.standstill.is_over(is_still=is_still, num_done=self.engine.shared.num_done) and (
             (handoff := self.waiting.first()) is not None
         ):
-            self.waiting.remove(handoff)
-            self.prefixes.forget(handoff)
-            self._decline(handoff.visit, handoff.offer)
+            self._refuse(handoff)
             reason = "no KV blocks come free for it, and nobody gets on in the pool"
             self._failures.append((handoff.sequence.key, ErrorCode.STANDSTILL, reason))
-
-    def _may_be_of(self, num_tokens: int, complete: Sequence[Sequence[int]]) -> bool:
-        """Tell whether a prompt of `num_tokens` can have so many complete blocks, by group."""
-        pairs = zip(self.layout.groups, complete, strict=True)
-        return all(len(ids) * group.block_size <= num_tokens for group, ids in pairs)
-
-    def _follow_hint(self) -> None:
-        """Begin with the oldest hint if there is room by now; complete prompts come first."""
-        key, (message, heard_s) = next(iter(self.hints.items()))
-        if has_room := self.scheduler.has_room(message.num_tokens + 1):
-            self.progress(message)
-        if has_room or time.monotonic() - heard_s > SILENCE_S:
-            del self.hints[key]
-
-    def _drop_ahead(self, request_id: str, attempt: int) -> None:
-        """Give up every attempt up to `attempt`, whether begun or only hinted at."""
-        self.ahead.drop(request_id, attempt)
-        for key in [key for key in self.hints if key[0] == request_id and key[1] <= attempt]:
-            del self.hints[key]
 
     def _uses(self, visit: Visit) -> bool:
         return any(handoff.visit is visit for handoff in [*self.waiting, *self.pulling])
@@ -298,22 +240,9 @@ class Pulls:
         for handoff in self.waiting.next(self.max_pulls) if num_more > 0 else ():
             self.prefixes.ask(handoff)
 
-    def _give_up_ahead(self, but: Key | None = None) -> None:
-        """Give up every prompt pulled ahead except `but`."""
-        self.ahead.drop_all(but)
-        self.ahead.tend()
-
-    def _begun(self, handoff: Handoff) -> Begun | None:
-        """Return the part of a handoff pulled ahead, if any."""
-        if handoff.visit.pool is None:
-            return None
-        sequence, pool = handoff.sequence, handoff.visit.pool
-        num_tokens = len(sequence.token_ids) - 1
-        return self.ahead.find(sequence.key, pool, num_tokens, handoff.source_ids, handoff.generations)
-
     def _start(self, handoff: Handoff) -> None:
         """Reserve blocks, and pull blocks neither found nor pulled ahead."""
-        sequence, begun = handoff.sequence, self._begun(handoff)
+        sequence, begun = handoff.sequence, self.early.find(handoff)
         grant = self.prefixes.take(handoff)
         here: Sequence[Sequence[int]] = [[] for _ in handoff.source_ids]
         blocks = here if grant is None else [[*grant.found, *grant.fresh]]
@@ -321,24 +250,26 @@ class Pulls:
         if grant is not None:
             here = [grant.found]
         if begun is not None:
-            self.ahead.take(sequence.key)
+            self.early.ahead.take(sequence.key)
             tables, here, handoff.copies = begun.tables, begun.source_ids, begun.copies
-        self._drop_ahead(*sequence.key)  # an entry that does not match the offer
+        self.early.drop(*sequence.key)  # an entry that does not match the offer
         self.scheduler.reserve(sequence, tables)
         rest = missing(sequence.tables, handoff.source_ids, here)
         assert handoff.visit.pool is not None, "what waits was offered in a pool that is mapped"
         if rest.source_ids:
             handoff.copies.start(handoff.visit.pool, rest.source_ids, self.engine.pool, rest.target_ids)
 
+    def _refuse(self, handoff: Handoff) -> None:
+        """Decline a waiting handoff."""
+        self.waiting.remove(handoff)
+        self.prefixes.forget(handoff)
+        self._decline(handoff.visit, handoff.offer)
+
     def _decline(self, visit: Visit, offer: KVOffer) -> None:
-        self._drop_ahead(offer.request_id, offer.attempt)
+        self.early.drop(offer.request_id, offer.attempt)
         visit.guest.decline(offer)
 
     def _lose(self, handoffs: list[Handoff], reason: str) -> None:
         """Report lost handoffs to the router, except aborted handoffs."""
         lost = [handoff.sequence.key for handoff in handoffs if not handoff.aborted]
         self._failures += [(key, ErrorCode.HANDOFF_LOST, reason) for key in lost]
-
-
-def _is_attempt(sequence: DecodeSequence, request_id: str, attempt: int) -> bool:
-    return sequence.request_id == request_id and sequence.attempt <= attempt

@@ -50,7 +50,7 @@ class Sources:
         self.by_id: dict[str, Source] = {}
         self.meetings: deque[Meeting] = deque()
 
-    def meet(self, identity: bytes, export: KVPoolExport) -> None:
+    def add(self, identity: bytes, export: KVPoolExport) -> None:
         """Queue a proof of a prefill worker's pool, unless queued already; forget earlier incarnations first."""
         if not any(_is_of(meeting, export.worker_id, export.epoch) for meeting in self.meetings):
             self.meetings.append(Meeting(identity, export, self._prove(identity, export)))
@@ -86,7 +86,7 @@ class Sources:
         """Drop the sources of a lost memory server; their paths are down until proven again."""
         for source in [source for source in self.by_id.values() if source.visit is visit]:
             self._drop(source)
-            self._tell(source.identity, source.export, 0.0, visit.problem)
+            self._answer(source.identity, source.export, 0.0, visit.problem)
 
     def close(self) -> None:
         for meeting in self.meetings:
@@ -104,19 +104,21 @@ class Sources:
             error = str(problem)
             logger.error("no KV path from %s: %s", meeting.export.worker_id, error)
         self.meetings.popleft()
-        self._tell(meeting.identity, meeting.export, gb_per_s, error)
+        self._answer(meeting.identity, meeting.export, gb_per_s, error)
 
     def _drop(self, source: Source) -> None:
         del self.by_id[source.export.worker_id]
         if source.visit is not None:
             self.visits.leave(source.visit)
 
-    def _tell(self, identity: bytes, export: KVPoolExport, gb_per_s: float, error: str) -> None:
+    def _answer(self, identity: bytes, export: KVPoolExport, gb_per_s: float, error: str) -> None:
         is_shared = self._is_shared(export)
         self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, is_shared, error))
         if not (error or is_shared):
             self.hub.send(identity, export_of(self.engine, self.visits.worker))
-        self._reports.append(self._report(export, gb_per_s, error))
+        transport = SHARED_POOL if is_shared else export.transport
+        peers = self.worker_id, self.epoch, export.worker_id, export.epoch
+        self._reports.append(KVPathReport(*peers, transport, gb_per_s, error))
 
     def _prove(self, identity: bytes, export: KVPoolExport) -> Generator[None, None, Source]:
         """Map a pool and prove the path.
@@ -134,17 +136,6 @@ class Sources:
 
     def _is_shared(self, export: KVPoolExport) -> bool:
         return export.pool_id == self.engine.shared.pool_id
-
-    def _report(self, export: KVPoolExport, gb_per_s: float, error: str) -> KVPathReport:
-        return KVPathReport(
-            worker_id=self.worker_id,
-            epoch=self.epoch,
-            prefill_worker_id=export.worker_id,
-            prefill_epoch=export.epoch,
-            transport=SHARED_POOL if self._is_shared(export) else export.transport,
-            gb_per_s=gb_per_s,
-            error=error,
-        )
 
 
 def _is_of(meeting: Meeting, worker_id: str, epoch: int) -> bool:

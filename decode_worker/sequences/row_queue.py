@@ -9,7 +9,7 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
 
 
 class Rank(NamedTuple):
@@ -26,13 +26,6 @@ class Waiter(Protocol):
     @property
     def sequence(self) -> DecodeSequence:
         """The sequence to be put into the row."""
-
-
-class Ranked(Protocol):
-    """A queue for rows, compared with other queues by first rank."""
-
-    def first_rank(self) -> Rank | None:
-        """Return the rank of the next waiter."""
 
 
 AnyWaiter = TypeVar("AnyWaiter", bound=Waiter)
@@ -101,11 +94,6 @@ class RowQueue(Generic[AnyWaiter]):
         heads = chain.from_iterable(islice(group.values(), count) for group in self._groups.values())
         return nsmallest(count, heads, key=lambda waiter: self.rank(waiter.sequence))
 
-    def first_rank(self) -> Rank | None:
-        """Return the rank of the next waiter."""
-        waiter = self.first()
-        return None if waiter is None else self.rank(waiter.sequence)
-
     def last(self) -> AnyWaiter:
         """Return the waiter with the worst rank: worst priority, most rows, latest."""
         tails = (next(reversed(group.values())) for group in self._groups.values())
@@ -117,11 +105,4 @@ class RowQueue(Generic[AnyWaiter]):
 
     def find(self, request_id: str, attempt: int) -> list[AnyWaiter]:
         """Return waiters that are attempts of a request up to `attempt`."""
-        return [w for w in self if w.sequence.request_id == request_id and w.sequence.attempt <= attempt]
-
-    def clear(self) -> list[AnyWaiter]:
-        """Take all waiters out and return them."""
-        waiters = list(self)
-        self._groups.clear()
-        self._num_waiting = 0
-        return waiters
+        return [waiter for waiter in self if is_attempt(waiter.sequence.key, request_id, attempt)]

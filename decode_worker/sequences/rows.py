@@ -125,17 +125,14 @@ class Rows:
             for row, sequence in enumerate(self.sequences):
                 source = sources.get(sequence, -1)
                 if source != row:
-                    changes.append(self._fill(row, sequence, source))
+                    slot, prefix = self.state_slots.get(sequence, NO_SLOT), self.prefixes.get(sequence, UNSHARED)
+                    changes.append(Fill(row, sequence, source, slot, prefix))
             changes += [Clear(row) for row in range(len(self.sequences), len(told))]
         changes += [Share(each.row, self.prefixes.get(each, UNSHARED)) for each in reshared if each.row >= 0]
         if changes:
             self.num_spared = _num_spared(self.prefixes.values())
         changes += [Grow(sequence.row, *place) for sequence, *place in grown if sequence.row >= 0]
         return changes
-
-    def _fill(self, row: int, sequence: DecodeSequence, source: int) -> Fill:
-        slot, prefix = self.state_slots.get(sequence, NO_SLOT), self.prefixes.get(sequence, UNSHARED)
-        return Fill(row, sequence, source, slot, prefix)
 
     def _assign_slots(self, told: Container[DecodeSequence]) -> None:
         """Give each new sequence a slot if needed; free the slots of sequences without a row."""

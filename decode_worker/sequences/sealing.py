@@ -21,7 +21,7 @@ class Sealing:
         if offer.num_sealed == (len(sequence.token_ids) - 1) // self.block_size:
             sequence.num_sealed, sequence.digest = offer.num_sealed, offer.digest
 
-    def note(self, sequence: DecodeSequence) -> None:
+    def add(self, sequence: DecodeSequence) -> None:
         """Collect the next block of a sequence if full; call when the last token is logged.
 
         KV of all tokens before the last is written, and the block is not written again.

@@ -18,6 +18,11 @@ MAX_LATE = 4
 """Consecutive steps that may compute a row in vain."""
 
 
+def is_attempt(key: Key, request_id: str, attempt: int) -> bool:
+    """Tell whether a key is an attempt of a request up to `attempt`."""
+    return key[0] == request_id and key[1] <= attempt
+
+
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
     """State of one completion and attempt.
@@ -37,8 +42,6 @@ class DecodeSequence:
     num_scheduled: int = 0
     num_in_flight: int = 0  # launched, uncollected steps, which touch the blocks
     row: int = -1  # in the batch; -1: none
-    num_prompt_logprobs: int = 0  # per prompt token, for prompts computed here
-    first_scored: int = 0  # first prompt position with log-probabilities
     ended: bool = False  # finished, failed or aborted; later tokens are dropped
     follower: Follower | None = None  # None: no grammar
     mask: np.ndarray | None = None  # tokens allowed next by the grammar, once known
@@ -68,7 +71,7 @@ class DecodeSequence:
         self.num_scheduled = len(self.token_ids)
         self.offered_s = time.monotonic()
 
-    def tell_arrival(self, trace: Trace) -> None:
+    def trace_arrival(self, trace: Trace) -> None:
         """Trace the wait since the offer, the pull if any, and the join of the next step."""
         now_s = time.monotonic()
         trace.stretch("handoff", self.key, self.offered_s, self.claimed_s or now_s)

@@ -131,8 +131,8 @@ def with_slot(source_ids: Sequence[int], num_tokens: int) -> list[int]:
 
 def reserved(scheduler: DecodeScheduler, sequence: DecodeSequence) -> bool:
     """Reserve a sequence in blocks of its tokens so far, if there is room."""
-    counts = scheduler.layout.most_blocks(len(sequence.token_ids), scheduler.step_tokens)
-    if not scheduler.has_row() or not scheduler.has_blocks(counts):
+    counts = scheduler.layout.most_blocks(len(sequence.token_ids), scheduler.capacity.step_tokens)
+    if not scheduler.capacity.has_row() or not scheduler.capacity.has_blocks(counts):
         return False
     scheduler.reserve_prompt(sequence, scheduler.allocator.allocate(counts))
     return True
@@ -180,7 +180,7 @@ class Rig:
         """With the generations of a lease of them, of which `lease` is the number; the router announced the prompt."""
         self._announce(prompt_of(name, range(num_tokens), attempt))
         generations = pack_ids(source_id + 100 * lease for source_id in source_ids)
-        self.pulls.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids), generations))
+        self.pulls.early.progress(KVProgress("p", 1, name, attempt, num_tokens, pack_ids(source_ids), generations))
 
     def hand_off(
         self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, worker_id: str = "p"
@@ -223,7 +223,7 @@ class Rig:
 
     def check(self) -> None:
         """Each block has an owner."""
-        self.allocator.check([*self.scheduler.blocks(), *self.pulls.ahead.blocks(), *self.found()])
+        self.allocator.check([*self.scheduler.blocks(), *self.pulls.early.ahead.blocks(), *self.found()])
 
     def found(self) -> list[list[int]]:
         """Blocks that are granted to those that wait."""
@@ -247,10 +247,10 @@ class Rig:
 
 def num_that_made_way(scheduler: DecodeScheduler) -> int:
     """Blocks for every row's next token, as the loop gets them; how many sequences had to go for that."""
-    scheduler.make_slots()
+    scheduler.slots.make()
     num_gone = 0
-    while scheduler.is_starved():
+    while scheduler.slots.is_starved(scheduler.lingering):
         scheduler.preempt()
         num_gone += 1
-        scheduler.make_slots()
+        scheduler.slots.make()
     return num_gone

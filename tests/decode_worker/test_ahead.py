@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from decode_worker.arrivals import ahead, pulls
+from decode_worker.arrivals import ahead, early
 from tests.decode_worker.bench import BLOCK_SIZE, Rig
 from tests.support.layouts import allocator_of, take
 
@@ -62,7 +62,7 @@ def test_progress_that_found_no_room_is_followed_once_there_is_some() -> None:
     assert rig.copied() == [[21], [1, 2]]
     rig.hand_off("a", 16, [1, 2, 3, 4])
     rig.turn()
-    assert rig.copied() == [[21], [1, 2], [3, 4]] and not rig.pulls.hints
+    assert rig.copied() == [[21], [1, 2], [3, 4]] and not rig.pulls.early.hints
 
 
 @pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "source", "silence"])
@@ -70,7 +70,7 @@ def test_hints_of_what_does_not_come_are_forgotten(how: str, monkeypatch: pytest
     rig = Rig(num_blocks=12)
     rig.progress("other", 30, [21])  # takes 8 blocks
     rig.progress("a", 16, [1], attempt=1)
-    assert rig.pulls.hints
+    assert rig.pulls.early.hints
     match how:
         case "abort":
             rig.abort("a", 1)
@@ -79,22 +79,22 @@ def test_hints_of_what_does_not_come_are_forgotten(how: str, monkeypatch: pytest
         case "over":
             rig.progress("a", 16, [], attempt=1)
         case "source":
-            rig.pulls.forget("p", 1)
+            rig.pulls.early.forget("p", 1)
         case "silence":
-            monkeypatch.setattr(pulls, "SILENCE_S", -1.0)
+            monkeypatch.setattr(early, "SILENCE_S", -1.0)
             rig.turn()
     rig.progress("other", 30, [])
     rig.end_copies()
     rig.turn()
-    assert not rig.pulls.hints and rig.copied() == [[21]]
+    assert not rig.pulls.early.hints and rig.copied() == [[21]]
 
 
 def test_blocks_of_handoffs_are_foreseen() -> None:
     rig = Rig(num_blocks=12)
     assert rig.pulls.foreseen() == (0,)
     rig.progress("other", 30, [21])  # takes 8 blocks
-    rig.pulls.ahead.leaving += rig.pulls.ahead.begun.values()  # until its copy is over
-    rig.pulls.ahead.begun.clear()
+    rig.pulls.early.ahead.leaving += rig.pulls.early.ahead.begun.values()  # until its copy is over
+    rig.pulls.early.ahead.begun.clear()
     rig.hand_off("a", 16, [1, 2, 3, 4])
     rig.hand_off("b", 8, [5, 6])
     rig.turn()
@@ -120,13 +120,14 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
         case "over":
             rig.progress("a", 30, [], attempt=1)
         case "source":
-            rig.pulls.forget("p", 1)
+            rig.pulls.early.forget("p", 1)
         case "silence":
             monkeypatch.setattr(ahead, "SILENCE_S", -1.0)
         case "wanted":
             assert rig.pulls.make_way()
         case "shutdown":
-            assert rig.pulls.decline_all() == []
+            assert not rig.pulls.waiting
+            rig.pulls.drop_all()
     rig.turn()
     assert not rig.all_free()
     rig.end_copies()
@@ -150,7 +151,7 @@ def test_blocks_that_are_not_the_handoffs_do_not_count() -> None:
     rig.hand_off("a", 16, [21, 22, 23, 24])
     rig.turn()
     assert rig.copied() == [[11, 12], [21, 22, 23, 24]]
-    assert not rig.pulls.ahead.begun, "nothing more is said of what was begun"
+    assert not rig.pulls.early.ahead.begun, "nothing more is said of what was begun"
 
 
 def test_blocks_of_the_same_number_and_another_lease_do_not_count() -> None:
@@ -174,13 +175,13 @@ def test_what_its_offer_has_overtaken_begins_nothing(when: str) -> None:
         rig.end_copies()
         rig.turn()
     if when == "it is over":
-        rig.scheduler.end(*rig.scheduler.find("a", 0))
+        rig.scheduler.end(rig.scheduler.active["a", 0])
     num_copies = len(rig.pool.copies)
     rig.progress("a", 30, [11, 12])
     rig.turn()
-    assert not rig.pulls.ahead and not rig.pulls.hints and len(rig.pool.copies) == num_copies
+    assert not rig.pulls.early.ahead and not rig.pulls.early.hints and len(rig.pool.copies) == num_copies
     rig.progress("a", 30, [11, 12], attempt=1)
-    assert rig.pulls.ahead.begun or rig.pulls.hints, "another attempt, which may come here again"
+    assert rig.pulls.early.ahead.begun or rig.pulls.early.hints, "another attempt, which may come here again"
 
 
 def test_complete_prompts_come_before_those_that_go_on() -> None:

@@ -24,7 +24,7 @@ class Heard(Trace):
 def arrived(claimed_s: float) -> Heard:
     sequence, heard = DecodeSequence("cmpl-1", 2, [1, 2, 3], 1, SamplingParams()), Heard()
     sequence.offered_s, sequence.claimed_s = 1.0, claimed_s
-    sequence.tell_arrival(heard)
+    sequence.trace_arrival(heard)
     assert heard.joined == [("cmpl-1", 2)]
     return heard
 

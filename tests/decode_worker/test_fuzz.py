@@ -57,7 +57,7 @@ class Careful(Rig):
     def __init__(self) -> None:
         super().__init__()
         engine = cast(SimpleNamespace, self.worker.engine)
-        engine.pool = self.worker.pulls.ahead.pool = cast(KVPool, Pool())
+        engine.pool = self.worker.pulls.early.ahead.pool = cast(KVPool, Pool())
         magazine = cast(Any, self.allocator)
         magazine.want_prompt, magazine.unwant_prompt = self._grant, lambda key: None
         magazine.granted = lambda message: Grant([], unpack_ids(message.block_ids))
@@ -76,7 +76,7 @@ class Careful(Rig):
             self.pool.arriving.append(PromptBlocks(*key, ids, ids, 0))
 
     def check_blocks(self) -> None:
-        owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.ahead.blocks()]
+        owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.early.ahead.blocks()]
         owned += [handoff.grant.fresh for handoff in self.worker.pulls.waiting if handoff.grant is not None]
         owned += [prompt.beginning.granted for prompt in self.worker.local_prompts.prompts]
         owned += [unpack_ids(each.block_ids) for each in self.pool.arriving if isinstance(each, PromptBlocks)]
@@ -125,7 +125,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
 def test_after_all_that_it_serves(rig: Careful) -> None:
     rig.meet()
     rig.tell(decode_request("last", range(30), sampling=SamplingParams(max_tokens=9)))
-    rig.turn_until(lambda: ("last", 0) in rig.worker.announced)
+    rig.turn_until(lambda: ("last", 0) in rig.worker.arrivals.announced)
     rig.offer(kv_offer("last", [1, 2]))
     rig.turn_until(lambda: len(rig.sent("last")) == 8)
     rig.turn()

@@ -55,7 +55,9 @@ class Device:
         """As if handed over in a pool of all, with the token that follows the prompt."""
         token_ids = [*prompt, next_token(self.layout, prompt)]
         counts = num_seen(self.layout, len(token_ids))
-        if not self.scheduler.has_row() or not self.scheduler.has_blocks(plus(counts, (1,) * len(counts))):
+        if not self.scheduler.capacity.has_row() or not self.scheduler.capacity.has_blocks(
+            plus(counts, (1,) * len(counts))
+        ):
             return None
         tables = tables_handed_over(self.layout, len(prompt), self.allocator.allocate(counts))
         sequence = DecodeSequence(name, 0, token_ids, 1, SamplingParams(max_tokens=max_tokens))
@@ -74,7 +76,7 @@ class Device:
     def launch(self) -> Step:
         """What the loop does, and the step itself at once."""
         self.num_preempted += num_that_made_way(self.scheduler)
-        self.num_rested += len(self.scheduler.resting)
+        self.num_rested += len(self.scheduler.slots.resting)
         self.batch.apply(self.scheduler.rows.take_changes())
         batch = self.batch.forward_batch(len(self.scheduler.rows))
         tokens = []

@@ -21,7 +21,7 @@ from common.ops.sampler import Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
-from decode_worker.grammar_masks import Guides
+from decode_worker.grammar_masks import SequenceMasks
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import MAX_LATE, DecodeSequence
 from tests.decode_worker.bench import reserved
@@ -135,7 +135,7 @@ class GuidedRig(Rig):
         self.rng = random.Random(seed)
         self.device, self.followers = Device(self.rng), LateFollowers(self.rng)
         worker = self.worker
-        worker.guides.close()
+        worker.masks.close()
         apply = self.device.batch.apply
 
         def apply_behind_the_last_step(changes: Any) -> None:
@@ -147,8 +147,8 @@ class GuidedRig(Rig):
         cast(Any, worker).runner = self.device
         worker.batch = self.device.batch
         followers = cast(Followers[DecodeSequence], self.followers)
-        worker.guides = worker.outputs.guides = Guides(followers, self.device.batch.grammars)
-        worker.scheduler.max_num_seqs = MAX_ROWS
+        worker.masks = worker.outputs.masks = SequenceMasks(followers, self.device.batch.grammars)
+        worker.scheduler.capacity.max_num_seqs = MAX_ROWS
 
     @property
     def scheduler(self) -> DecodeScheduler:
@@ -161,8 +161,8 @@ class GuidedRig(Rig):
         for position, token in enumerate(prompt[:-1]):
             slot = sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
             self.device.keys[slot] = token
-        self.worker.guides.begin(sequence)
-        self.worker.guides.enter(sequence)
+        self.worker.masks.begin(sequence)
+        self.worker.masks.enter(sequence)
         self.scheduler.activate(sequence)
         return sequence
 
@@ -194,7 +194,7 @@ def test_texts_are_those_of_grammars_that_are_never_late(rig: GuidedRig) -> None
     rng, seen = rig.rng, dict[str, tuple[DecodeSequence, int]]()
     for number in range(400):
         length = rng.randint(2, 40)
-        if rng.random() < 0.3 and rig.scheduler.has_room(length):
+        if rng.random() < 0.3 and rig.scheduler.capacity.has_room(length):
             sampling = SamplingParams(
                 temperature=0.0,
                 max_tokens=rng.randint(2, 60),
@@ -247,7 +247,7 @@ def test_steps_do_without_a_row_whose_grammar_is_slow_until_its_mask_is_there() 
         num_late = rig.device.num_late
         rig.turn_until(lambda: free.num_outputs > 90)
         assert rig.device.num_late == num_late <= MAX_LATE + 2, "steps that are in flight do not know yet"
-        assert slow.row < 0 and not rig.scheduler.is_starved()
+        assert slow.row < 0 and not rig.scheduler.slots.is_starved(rig.scheduler.lingering)
         rig.followers.rng = rig.rng
         rig.turn_until(lambda: slow.ended)
         assert slow.token_ids == expected(slow, 2, len(slow.token_ids))
@@ -272,7 +272,7 @@ def test_all_rows_may_change_hands_twice_while_two_steps_are_in_flight() -> None
     def arrive(name: str) -> list[DecodeSequence]:
         arrived = [rig.arrive(f"{name}-{row}", [1, 2], sampling) for row in range(MAX_ROWS)]
         while rig.followers.asked:
-            rig.worker.outputs.heed()
+            rig.worker.outputs.handle_answers()
         return arrived
 
     try:
@@ -283,7 +283,7 @@ def test_all_rows_may_change_hands_twice_while_two_steps_are_in_flight() -> None
             for sequence in sequences:
                 rig.scheduler.end(sequence)
         arrive("c")
-        places = {sequence.place for sequence in rig.worker.guides._places}
+        places = {sequence.place for sequence in rig.worker.masks._places}
         assert len(places) == 3 * MAX_ROWS, "none is another's while a step may read there"
     finally:
         rig.close()

@@ -19,6 +19,7 @@ from common.wire.messages.worker import PromptCached, RequestFailed
 from common.wire.transport.router_link import Load
 from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
+from decode_worker.arrivals.local_prompt import LocalPrompt
 from decode_worker.arrivals.local_prompts import LocalPrompts
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
@@ -53,12 +54,12 @@ class LocalHouse(House):
         self.is_busy = False
         self.num_named = 0
         super().__init__(**options)
-        self.scheduler.step_tokens = CHUNK_TOKENS
+        self.scheduler.capacity.step_tokens = CHUNK_TOKENS
         runner = cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace()))
         config = Config(kv=KVSection(prefix_min_tokens=0), decode=DecodeSection(short_prompt_tokens=CHUNK_TOKENS))
         self.local = LocalPrompts(runner, self.scheduler, self.magazine, config, ("d", 1))
-        tell, self.seen = self.local._tell_cached, list[DecodeSequence]()
-        self.local.prefixes = PromptPrefixes(self.magazine, tell, config.kv, self.scheduler.has_blocks)
+        tell, self.seen = self.local._report_cached, list[DecodeSequence]()
+        self.local.prefixes = PromptPrefixes(self.magazine, tell, config.kv, self.scheduler.capacity.has_blocks)
         self.given_back: list[str] = []
 
     def hear(self, message: PromptBlocks) -> None:
@@ -75,9 +76,9 @@ class LocalHouse(House):
     def ask(
         self, name: str, token_ids: Sequence[int], max_tokens: int = 16, most_tokens: int = 0, **fields: Any
     ) -> DecodeSequence:
-        sequence = DecodeSequence(name, 0, [*token_ids], 0, SamplingParams(max_tokens=max_tokens), **fields)
+        sequence = DecodeSequence(name, 0, [*token_ids], 0, SamplingParams(max_tokens=max_tokens))
         self.num_named += 1
-        self.local.accept(sequence, self.num_named, SALT, most_tokens)
+        self.local.accept(LocalPrompt(sequence, self.num_named, most_tokens, **fields), SALT)
         return sequence
 
     def compute(self) -> bool:
@@ -88,7 +89,7 @@ class LocalHouse(House):
             self.scheduler.adopt(sequence)
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
-            self.sealing.note(sequence)
+            self.sealing.add(sequence)
             self.sealing.seal()
             self.seen.append(sequence)
             if sequence.num_outputs == sequence.sampling.max_tokens:
@@ -100,7 +101,7 @@ class LocalHouse(House):
                 case RequestFailed():
                     assert message.code is ErrorCode.NOT_HERE
                     self.given_back.append(message.request_id)
-        if has_chunk := self.local.has_chunk():
+        if has_chunk := self.local.choose_chunk():
             self.local.launch()
         self.exchange()
         self.check()
@@ -226,12 +227,12 @@ def test_a_short_prompt_waits_for_who_computes_what_it_begins_with_and_is_not_gi
 
 def test_what_a_short_prompt_takes_is_told_by_those_that_are_short() -> None:
     house, load = LocalHouse(), Load((0,))
-    house.local.note_chunk(CHUNK_TOKENS + 1, 9.0)
-    house.local.tell(load)
+    house.local.times.add(CHUNK_TOKENS + 1, 9.0)
+    house.local.report(load)
     assert load.short_prompt_s == 0.0
-    house.local.note_chunk(CHUNK_TOKENS, 0.01)
-    house.local.note_chunk(1, 0.02)
-    house.local.tell(load)
+    house.local.times.add(CHUNK_TOKENS, 0.01)
+    house.local.times.add(1, 0.02)
+    house.local.report(load)
     assert load.short_prompt_s == pytest.approx(0.012)
 
 
@@ -281,8 +282,8 @@ def test_a_sequence_that_starves_gets_what_prompts_that_wait_have_found() -> Non
     for _ in range(40):
         house.now_s += 0.2
         house.compute()
-        house.scheduler.make_slots()
-        if house.scheduler.is_starved():
+        house.scheduler.slots.make()
+        if house.scheduler.slots.is_starved(house.scheduler.lingering):
             house.local.make_way()
         house.decode()
         if grows.ended:

@@ -14,10 +14,11 @@ from common.wire.transport.sockets import Hub
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.arrivals import Arrivals
 from decode_worker.arrivals.local_prompts import LocalPrompts
 from decode_worker.arrivals.offers import Offers
 from decode_worker.arrivals.pulls import Pulls
-from decode_worker.grammar_masks import Guides
+from decode_worker.grammar_masks import SequenceMasks
 from decode_worker.inbox import Inbox
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
@@ -62,7 +63,7 @@ class Rig:
 
     def enter(self) -> list[str]:
         names = []
-        while (sequence := self.offers.accept_next()) is not None:
+        while (sequence := self.offers.start_next()) is not None:
             self.scheduler.activate(sequence)
             names.append(sequence.request_id)
         return names
@@ -78,7 +79,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     assert rig.said[:2] == [KVAccepted("a", 0), KVAccepted("b", 0)]
     assert [rig.scheduler.active[name, 0].tables[0].block_ids.tolist() for name in "ab"] == [[20, 21], [22, 23]]
     rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
-    assert rig.enter() == ["c"] and not rig.offers.has(("c", 0))
+    assert rig.enter() == ["c"] and ("c", 0) not in rig.offers.waiting
     few = Rig(max_num_seqs=1)
     for name in "ab":
         few.add(name)
@@ -117,7 +118,7 @@ def test_that_an_offer_was_received_or_accepted_is_said_once_and_before_anything
         if offer is not offers[-1]:
             rig.offers.add(received.sequence, offer)
     assert not rig.said, "a step may be launched first"
-    rig.scheduler.max_num_seqs = 1
+    rig.scheduler.capacity.max_num_seqs = 1
     assert rig.enter() == ["a"]
     rig.shared.decline(offers[-1])
     assert rig.said == [KVAccepted("a", 0), KVReceived("b", 0), KVReceived("c", 0), KVDeclined("c", 0)]
@@ -132,7 +133,8 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     assert rig.enter() == ["a"]
     assert rig.offers.make_way() and rig.shared.magazine.has((2,)), "its blocks are at hand here, and nobody else's"
     assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("c", 0), ErrorCode.PREEMPTED)]
-    assert [sequence.request_id for sequence in rig.offers.decline_all()] == ["b"]
+    assert [waiting.sequence.request_id for waiting in rig.offers.waiting] == ["b"]
+    rig.offers.drop_all()
     assert not rig.offers.make_way()
     rig.shared.magazine.check(rig.scheduler.blocks())
 
@@ -146,11 +148,11 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     looked_for = list[Key]()
     nothing = SimpleNamespace(
         has=looked_for.append, receive=list, sources=sources, take_messages=list, take_failures=list, waiting=[],
-        announced=Announced(rig.shared), engine=SimpleNamespace(vocab_size=100),
+        engine=SimpleNamespace(vocab_size=100),
     )  # fmt: skip
+    arrivals = Arrivals(Announced(rig.shared), cast(Pulls, nothing), rig.offers, cast(LocalPrompts, nothing))
     inbox = Inbox(
-        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, cast(Pulls, nothing), rig.offers,
-        cast(LocalPrompts, nothing), cast(Guides, nothing), Drain(1.0),
+        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, arrivals, cast(SequenceMasks, nothing), Drain(1.0)
     )  # fmt: skip
     rig.arriving.append(rig.offer("b"))
     inbox.receive()

@@ -62,7 +62,7 @@ class House(Rig):
 
     def exchange(self) -> None:
         """What was said is heard, and answered unless the server is mute."""
-        self.magazine.tend((self.level,), self.scheduler.num_growing)
+        self.magazine.tend((self.level,), self.scheduler.capacity.num_growing)
         while self.outbox and not self.is_mute:
             said = self.outbox.pop(0)
             self.num_asked += isinstance(said, PromptWanted)
@@ -114,8 +114,8 @@ class House(Rig):
     def decode(self) -> None:
         """A step, as the loop has it."""
         self.exchange()
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved() and not self.pulls.make_way():
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.pulls.make_way():
             self.scheduler.preempt()
         sequences = self.scheduler.launched()
         for sequence in sequences:
@@ -124,7 +124,7 @@ class House(Rig):
             place, rest = divmod(len(sequence.token_ids) - 1, BLOCK_SIZE)
             if not rest:
                 self.memory[sequence.tables[0].block_ids[place - 1]] = keys_of(sequence.token_ids[:-1])[-1]
-            self.sealing.note(sequence)
+            self.sealing.add(sequence)
             if sequence.num_outputs == sequence.sampling.max_tokens:
                 self.scheduler.end(sequence)
         self.sealing.seal()
@@ -232,7 +232,7 @@ def lose_the_visit(house: House) -> None:
 @pytest.mark.parametrize("is_answered", [False, True])
 @pytest.mark.parametrize(
     "give_up",
-    [lambda house: house.pulls.abort("x", 0), lose_the_visit, lambda house: house.pulls.decline_all()],
+    [lambda house: house.pulls.abort("x", 0), lose_the_visit, lambda house: house.pulls.drop_all()],
     ids=["abort", "source lost", "draining"],
 )
 def test_what_waits_and_is_given_up_lets_go_of_what_was_found(

@@ -32,7 +32,7 @@ def test_a_pull_that_fails_costs_its_sequence_and_nobody_else() -> None:
     assert activated(rig) == ["well"]
     assert lost(rig) == ["broken"], "nobody waits for what was aborted"
     assert sorted(rig.released()) == ["aborted", "broken", "well"]
-    rig.scheduler.end(*rig.scheduler.find("well", 0))
+    rig.scheduler.end(rig.scheduler.active["well", 0])
     assert rig.all_free()
 
 
@@ -80,12 +80,12 @@ def test_what_a_dead_prefill_worker_offered_is_pulled_and_then_its_server_is_lef
     for name in ("pulling", "waiting"):
         rig.hand_off(name, 8, [1, 2])
     rig.turn()
-    rig.pulls.forget("p", 2)
+    rig.pulls.early.forget("p", 2)
     assert rig.sources.find("p", 1) is not None, "another incarnation of it"
-    rig.pulls.forget("p", 1)
+    rig.pulls.early.forget("p", 1)
     rig.end_copies()
     assert activated(rig) == ["pulling"] and not rig.guests["p"].is_closed
-    rig.scheduler.end(*rig.scheduler.find("pulling", 0))
+    rig.scheduler.end(rig.scheduler.active["pulling", 0])
     rig.turn()
     rig.end_copies()
     assert activated(rig) == ["waiting"] and not lost(rig)
@@ -105,7 +105,7 @@ def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() ->
     assert activated(rig) == []
     assert lost(rig) == ["pulling", "waiting"], "what was copied last may be another's already"
     rig.turn()
-    assert set(rig.sources.by_id) == {"q"} and rig.guests["p"].is_closed and not len(rig.pulls.ahead)
+    assert set(rig.sources.by_id) == {"q"} and rig.guests["p"].is_closed and not len(rig.pulls.early.ahead)
     assert rig.said == [KVPathResult("d", 1, False, "it closed the connection")]
     assert [(r.prefill_worker_id, r.error) for r in rig.sources.tend()] == [("p", "it closed the connection")]
     assert [handoff.sequence.request_id for handoff in rig.pulls.pulling] == ["other"]
@@ -116,8 +116,8 @@ def test_what_waits_and_what_is_pulled_is_here() -> None:
     rig.hand_off("pulled", 8, [1, 2])
     rig.hand_off("waits", 8, [3, 4])
     rig.turn()
-    assert rig.scheduler.has(("pulled", 0)) and rig.pulls.has(("waits", 0))
-    assert not rig.pulls.has(("waits", 1))
+    assert ("pulled", 0) in rig.scheduler.reserved and ("waits", 0) in rig.pulls.waiting
+    assert ("waits", 1) not in rig.pulls.waiting
 
 
 def test_blocks_that_cannot_be_the_prompts_are_refused_and_no_handoff_waits_behind_them() -> None:
@@ -130,7 +130,7 @@ def test_blocks_that_cannot_be_the_prompts_are_refused_and_no_handoff_waits_behi
     [(key, code, reason)] = rig.pulls.take_failures()
     assert (key, code) == (("uneven", 0), ErrorCode.INTERNAL) and "4 blocks offered" in reason
     assert sorted(rig.released()) == ["uneven", "well"]
-    rig.scheduler.end(*rig.scheduler.find("well", 0))
+    rig.scheduler.end(rig.scheduler.active["well", 0])
     assert rig.all_free()
 
 
@@ -159,7 +159,7 @@ def test_who_waits_for_a_row_asks_for_blocks(monkeypatch: pytest.MonkeyPatch) ->
     rig.turn()
     monkeypatch.setattr(rig.allocator, "fetch", fetch)
     rig.hand_off("waits", 8, [3, 4])
-    assert not rig.pulls.has_room_for_next() and not rig.pulls.pulling
+    assert not rig.pulls.prepare_next() and not rig.pulls.pulling
     assert asked == [(3 + 1,)], "for its tokens, and for the other to grow"
 
 
@@ -179,27 +179,27 @@ def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wai
     rig.turn()
     now_s = 100.0
     rig.turn()
-    assert rig.pulls.has(("first", 0)), "blocks of what is decoded come free"
-    rig.scheduler.end(*rig.scheduler.find("decoded", 0))
+    assert ("first", 0) in rig.pulls.waiting, "blocks of what is decoded come free"
+    rig.scheduler.end(rig.scheduler.active["decoded", 0])
     rig.start()
     rig.pulls.tend()
     now_s += 1.5 * LEAST_S - 0.1
     rig.pulls.tend()
-    assert rig.pulls.has(("first", 0)) and rig.pulls.take_failures() == []
+    assert ("first", 0) in rig.pulls.waiting and rig.pulls.take_failures() == []
     now_s += 0.1
     rig.pulls.tend()
     [(key, code, _)] = rig.pulls.take_failures()
     assert (key, code) == (("first", 0), ErrorCode.STANDSTILL) and ("decline", "first") in rig.guests["p"].said
     rig.pulls.tend()
-    assert rig.pulls.has(("second", 0)), "as long again"
+    assert ("second", 0) in rig.pulls.waiting, "as long again"
     for _ in range(10):
         now_s += LEAST_S
         rig.engine.shared.num_done += 1
         rig.pulls.tend()
-    assert rig.pulls.has(("second", 0)), "somebody gets on in the pool, whose blocks come free"
+    assert ("second", 0) in rig.pulls.waiting, "somebody gets on in the pool, whose blocks come free"
     rig.allocator.take_back(others)
     rig.turn()
-    assert rig.scheduler.has(("second", 0))
+    assert ("second", 0) in rig.scheduler.reserved
     now_s += 100.0
     rig.pulls.tend()
     assert rig.pulls.take_failures() == []

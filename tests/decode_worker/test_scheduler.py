@@ -24,7 +24,7 @@ def arrive(scheduler: DecodeScheduler, name: str, num_tokens: int = 6, max_token
 
 
 def step(scheduler: DecodeScheduler) -> list[DecodeSequence]:
-    scheduler.make_slots()
+    scheduler.slots.make()
     return scheduler.launched()
 
 
@@ -107,12 +107,12 @@ def test_who_gets_no_block_sits_out_and_the_others_go_on() -> None:
     assert first == [a, b]
     second = step(scheduler)
     assert second == [a], "there was one block for the two"
-    assert not scheduler.is_starved(), "the step in flight may end somebody"
+    assert not scheduler.slots.is_starved(scheduler.lingering), "the step in flight may end somebody"
     collect(scheduler, first)
     assert step(scheduler) == [a]
-    assert scheduler.is_starved()
+    assert scheduler.slots.is_starved(scheduler.lingering)
     scheduler.end(a)
-    assert not scheduler.is_starved(), "its blocks come free with the steps in flight"
+    assert not scheduler.slots.is_starved(scheduler.lingering), "its blocks come free with the steps in flight"
     assert step(scheduler) == []
     collect(scheduler, second)
     collect(scheduler, [a])
@@ -125,7 +125,7 @@ def test_the_youngest_goes_when_no_block_comes_free() -> None:
     scheduler = make(num_blocks=4)
     a, b = arrive(scheduler, "a", num_tokens=8), arrive(scheduler, "b", num_tokens=8)
     collect(scheduler, step(scheduler))
-    assert step(scheduler) == [] and scheduler.is_starved()
+    assert step(scheduler) == [] and scheduler.slots.is_starved(scheduler.lingering)
     assert scheduler.preempt() is b and b.ended
     assert step(scheduler) == [a]
     scheduler.allocator.check([a.tables[0].block_ids])
@@ -136,28 +136,30 @@ def test_the_longest_rest_ends_first() -> None:
     a, b, c = (arrive(scheduler, name, num_tokens=size) for name, size in (("a", 7), ("b", 8), ("c", 4)))
     for _ in range(2):
         collect(scheduler, step(scheduler))
-    assert scheduler.resting == [b, c] and scheduler.rows.sequences == [a]
-    scheduler.make_slots()
-    assert scheduler.resting == [b, c, a]
+    assert scheduler.slots.resting == [b, c] and scheduler.rows.sequences == [a]
+    scheduler.slots.make()
+    assert scheduler.slots.resting == [b, c, a]
     scheduler.end(c)
     assert step(scheduler) == [b]
-    assert scheduler.resting == [a]
+    assert scheduler.slots.resting == [a]
 
 
 def test_admission_leaves_every_sequence_a_block_to_grow() -> None:
     scheduler = make(num_blocks=6)
-    assert scheduler.has_room(24)
+    assert scheduler.capacity.has_room(24)
     arrive(scheduler, "a", num_tokens=8)
-    assert scheduler.has_room(12)
-    assert not scheduler.has_room(13)
+    assert scheduler.capacity.has_room(12)
+    assert not scheduler.capacity.has_room(13)
 
 
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(6, 1000), (100, 24)])
 def test_a_sequence_is_decoded_only_where_all_of_it_will_have_room(num_blocks: int, max_len: int) -> None:
     scheduler = DecodeScheduler(allocator_of(num_blocks, BLOCK_SIZE), 8, max_len)
     fits, too_long = (DecodeSequence("a", 0, [0] * 15, 1, SamplingParams(max_tokens=n)) for n in (10, 11))
-    assert scheduler.objection(fits) == ""
-    assert "25 tokens" in scheduler.objection(too_long) and "at most 24" in scheduler.objection(too_long)
+    assert scheduler.capacity.objection(fits) == ""
+    assert "25 tokens" in scheduler.capacity.objection(too_long) and "at most 24" in scheduler.capacity.objection(
+        too_long
+    )
 
 
 def test_rows_are_limited_by_reserved_sequences_too() -> None:
@@ -165,9 +167,9 @@ def test_rows_are_limited_by_reserved_sequences_too() -> None:
     arrive(scheduler, "a")
     waiting = DecodeSequence("b", 0, [1], 1, SamplingParams())
     assert reserved(scheduler, waiting)
-    assert not scheduler.has_room(1)
+    assert not scheduler.capacity.has_room(1)
     scheduler.unreserve(waiting)
-    assert scheduler.has_room(1)
+    assert scheduler.capacity.has_room(1)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -176,14 +178,14 @@ def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(see
     table: dict[int, tuple[str, list[int]]] = {}
     in_flight: list[DecodeSequence] = []
     for i in range(200):
-        if rng.random() < 0.5 and scheduler.has_room(6):
+        if rng.random() < 0.5 and scheduler.capacity.has_room(6):
             arrive(scheduler, f"r{i}", rng.randint(1, 6), rng.randint(2, 12))
         if rng.random() < 0.1 and scheduler.active:
             scheduler.end(rng.choice(list(scheduler.active.values())))
-        scheduler.make_slots()
-        while scheduler.is_starved():
+        scheduler.slots.make()
+        while scheduler.slots.is_starved(scheduler.lingering):
             scheduler.preempt()
-            scheduler.make_slots()
+            scheduler.slots.make()
         replay(scheduler, table)
         expected = {s.row: (s.request_id, s.tables[0].block_ids.tolist()) for s in scheduler.rows.sequences}
         assert {row: (name, ids) for row, (name, ids) in table.items()} == expected

@@ -45,7 +45,7 @@ class Device:
     def launch(self) -> Step:
         """What the loop does, and the step itself at once."""
         self.num_preempted += num_that_made_way(self.scheduler)
-        self.num_rested += len(self.scheduler.resting)
+        self.num_rested += len(self.scheduler.slots.resting)
         self.batch.apply(self.scheduler.rows.take_changes())
         num_rows = len(self.scheduler.rows)
         batch = self.batch.forward_batch(num_rows)
@@ -81,7 +81,7 @@ def test_texts_are_those_of_sequences_that_never_had_to_wait(seed: int) -> None:
     in_flight: Step = ([], [])
     for number in range(300):
         length = rng.randint(1, 12)
-        if scheduler.has_room(length):
+        if scheduler.capacity.has_room(length):
             device.arrive(f"r{number}", [rng.randrange(1000) for _ in range(length)], rng.randint(2, 40))
         if rng.random() < 0.05 and scheduler.active:
             scheduler.end(rng.choice(list(scheduler.active.values())))

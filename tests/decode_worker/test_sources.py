@@ -55,7 +55,7 @@ class Rig:
         self.sources = Sources(cast(Engine, engine), self.visits, hub)
 
     def meet(self, worker_id: str, epoch: int = 1, pool_id: int = 0) -> None:
-        self.sources.meet(worker_id.encode(), pool_export(worker_id, epoch, pool_id=pool_id or ord(worker_id[0])))
+        self.sources.add(worker_id.encode(), pool_export(worker_id, epoch, pool_id=pool_id or ord(worker_id[0])))
 
     def tend(self, num_turns: int = 50) -> list[KVPathReport]:
         return [report for _ in range(num_turns) for report in self._tended()]

@@ -182,11 +182,11 @@ class Rig:
     def announce(self, name: str, num_tokens: int, max_tokens: int = 100) -> None:
         """A prefill worker computes the prompt."""
         self.tell(decode_request(name, range(num_tokens), sampling=SamplingParams(max_tokens=max_tokens)))
-        self.turn_until(lambda: (name, 0) in self.worker.announced)
+        self.turn_until(lambda: (name, 0) in self.worker.arrivals.announced)
 
     def offer(self, offer: KVOffer) -> None:
         """At a memory server where this worker is a guest."""
-        self.worker.inbox._take(self.worker.announced.offer(offer, self.worker.sources.visits.by_pool[1]))
+        self.worker.inbox._take(self.worker.arrivals.announced.offer(offer, self.worker.sources.visits.by_pool[1]))
 
     def turn(self) -> None:
         self.worker.turn()
@@ -284,7 +284,7 @@ def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed
 def test_the_router_learns_how_many_sequences_are_paused(rig: Rig) -> None:
     begin(rig, "stream")
     [sequence] = rig.worker.scheduler.active.values()
-    assert rig.worker.scheduler.pause(group_of(sequence))
+    assert rig.worker.admission.pauses.pause(group_of(sequence))
     rig.worker.beat()
     beat = rig.worker.link._heartbeat()
     assert (beat.num_running, beat.num_paused) == (1, 1)
@@ -336,7 +336,7 @@ def test_a_prompt_that_can_never_be_decoded_here_is_refused_when_it_is_announced
     rig.announce("odd", 20)
     rig.offer(kv_offer("odd", range(2), token_id=VOCAB))
     rig.turn_until(lambda: rig.failed("odd") == [ErrorCode.INTERNAL])
-    assert not rig.worker.pulls.waiting and ("odd", 0) not in rig.worker.announced
+    assert not rig.worker.pulls.waiting and ("odd", 0) not in rig.worker.arrivals.announced
 
 
 def test_without_a_memory_server_what_is_announced_goes_back_to_the_router(
@@ -357,10 +357,10 @@ def test_what_is_announced_twice_counts_once_and_an_abort_or_a_new_router_ends_i
     rig.tell(decode_request("a", range(20)))
     rig.turn_until(lambda: rig.worker.link.spoke.drops.dropped == 1)
     rig.tell(Abort("a", 0))
-    rig.turn_until(lambda: ("a", 0) not in rig.worker.announced)
-    assert ("b", 0) in rig.worker.announced
+    rig.turn_until(lambda: ("a", 0) not in rig.worker.arrivals.announced)
+    assert ("b", 0) in rig.worker.arrivals.announced
     rig.worker.forget_everything()
-    assert ("b", 0) not in rig.worker.announced and not rig.worker._owns_something()
+    assert ("b", 0) not in rig.worker.arrivals.announced and not rig.worker._owns_something()
 
 
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:

@@ -31,7 +31,7 @@ def hold_texts(worker: DecodeWorker, holds: Holds) -> None:
 def hold_prompts(worker: DecodeWorker, holds: Holds) -> None:
     """Of prompts that are computed here a step is a chunk."""
     prompts, num_steps = worker.local_prompts, 0
-    has_chunk, launch = prompts.has_chunk, prompts.launch
+    choose_chunk, launch = prompts.choose_chunk, prompts.launch
 
     def counted() -> None:
         nonlocal num_steps
@@ -39,7 +39,7 @@ def hold_prompts(worker: DecodeWorker, holds: Holds) -> None:
         launch()
 
     prompts.launch = counted  # type: ignore[method-assign]
-    prompts.has_chunk = lambda: holds.prompt_steps.allows(num_steps) and has_chunk()  # type: ignore[method-assign]
+    prompts.choose_chunk = lambda: holds.prompt_steps.allows(num_steps) and choose_chunk()  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

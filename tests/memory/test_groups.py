@@ -181,13 +181,13 @@ class Decode(Worker):
             sequence.handed_over(said.token_id)
             self.shared.receive_offer(said)
             self.offers.add(sequence, said)
-        while (accepted := self.offers.accept_next()) is not None:
+        while (accepted := self.offers.start_next()) is not None:
             self.scheduler.activate(accepted)
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved() and not self.offers.make_way():
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.offers.make_way():
             self.over.append(self.scheduler.preempt())
             self.num_preempted += 1
-            self.scheduler.make_slots()
+            self.scheduler.slots.make()
         sequences = self.scheduler.launched()
         for sequence in sequences:
             tables, position = self.tables(sequence.tables), len(sequence.token_ids) - 1
@@ -261,7 +261,9 @@ class Fleet:
 
     def is_idle(self) -> bool:
         is_computed = any(worker.scheduler.sequences() or worker.offered for worker in self.prefills)
-        is_decoded = any(worker.scheduler.num_owned or worker.offers.waiting for worker in self.decodes)
+        is_decoded = any(
+            worker.scheduler.active or worker.scheduler.lingering or worker.offers.waiting for worker in self.decodes
+        )
         is_on_its_way = self.server.pools.usage().num_offered or any(
             isinstance(message, KVOffer) for worker in self.workers for message in worker.said
         )

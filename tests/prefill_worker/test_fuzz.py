@@ -48,15 +48,15 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
     for message in messages:
         rig.meet()
         message = decode(encode(message))
-        worker._from_router(message)
+        worker.inbox._from_router(message)
         target = worker.targets.by_id.get("d")
         if target is not None and is_from(connection_of(target.worker_id, target.epoch), message):
-            worker.delivery.heed(target, message)
+            worker.delivery.handle(target, message)
         rig.turn()
         for step in rig.steps:
             step.over = True
     worker.drain.asked = False  # who is told to leave takes nothing more
-    worker.forget_everything()
+    worker.inbox.forget_everything()
     worker.drain.asked = False  # a router may have it leave
     rig.allocator.check(worker.scheduler.blocks())
 

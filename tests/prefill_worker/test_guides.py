@@ -11,7 +11,7 @@ from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
 from common.wire.messages.worker import Abort, FinishReason, TokenBatch
 from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.grammar_masks import PromptGuides
+from prefill_worker.grammar_masks import PromptMasks
 from prefill_worker.sequence import PromptSequence
 from tests.prefill_worker.test_worker import TOKEN, VOCAB, Rig, until
 from tests.support.messages import prefill_request
@@ -51,9 +51,11 @@ class GuidedRig(Rig):
 
     def __init__(self) -> None:
         super().__init__(max_batch_tokens=64)
-        self.worker.guides.followers.close()
+        self.worker.masks.followers.close()
         self.followers = ToldFollowers()
-        self.worker.guides = PromptGuides(cast(Followers[PromptSequence], self.followers))
+        self.worker.masks = self.worker.inbox.masks = self.worker.outputs.masks = PromptMasks(
+            cast(Followers[PromptSequence], self.followers)
+        )
 
     def begin(self, name: str, num_tokens: int = 20, **sampling: Any) -> None:
         """A prompt under a grammar whose last chunk is launched."""

@@ -63,7 +63,7 @@ def rig() -> Rig:
 
 def test_pools_are_proven_one_after_the_other_and_known_by_incarnation(rig: Rig) -> None:
     for name in ("d", "e", "d"):
-        rig.holders.meet(pool_export(name))
+        rig.holders.add(pool_export(name))
     rig.turns(3)
     assert rig.visits.proven == ["d"] and rig.visits.num_open == 1, "one at a time"
     rig.turns(3)
@@ -71,14 +71,14 @@ def test_pools_are_proven_one_after_the_other_and_known_by_incarnation(rig: Rig)
     found = rig.holders.find("d", 1)
     assert found is not None and found.gb_per_s == SPEED
     assert rig.holders.find("d", 2) is None and rig.holders.find("f", 1) is None
-    rig.holders.meet(pool_export("d"))
+    rig.holders.add(pool_export("d"))
     rig.turns()
     assert rig.visits.proven == ["d", "e"], "it is known"
 
 
 def test_a_path_that_fails_is_tried_again_ever_less_often(rig: Rig) -> None:
     rig.visits.broken.add("d")
-    rig.holders.meet(pool_export("d"))
+    rig.holders.add(pool_export("d"))
     rig.turns()
     assert rig.holders.find("d", 1) is None and not rig.visits.num_open
     rig.turns(20, seconds=0.9 * FIRST_PAUSE_S)
@@ -91,15 +91,15 @@ def test_a_path_that_fails_is_tried_again_ever_less_often(rig: Rig) -> None:
 
 
 def test_who_leaves_amid_its_proof_or_later_leaves_nothing(rig: Rig) -> None:
-    rig.holders.meet(pool_export("d"))
+    rig.holders.add(pool_export("d"))
     rig.turns(1)
     rig.holders.leave("d", 2)
     assert rig.visits.num_open == 1, "that is another one"
     rig.holders.leave("d", 1)
     assert not rig.visits.num_open and not rig.holders.is_proving
-    rig.holders.meet(pool_export("d"))
+    rig.holders.add(pool_export("d"))
     rig.turns()
-    rig.holders.meet(pool_export("d", epoch=2))
+    rig.holders.add(pool_export("d", epoch=2))
     assert not rig.visits.num_open and rig.holders.find("d", 1) is None
     rig.turns()
     assert rig.holders.find("d", 2) is not None
@@ -107,7 +107,7 @@ def test_who_leaves_amid_its_proof_or_later_leaves_nothing(rig: Rig) -> None:
 
 def test_a_visit_that_is_lost_is_made_again(rig: Rig) -> None:
     for name in ("d", "e"):
-        rig.holders.meet(pool_export(name))
+        rig.holders.add(pool_export(name))
     rig.turns()
     lost = rig.holders.by_id["d"].visit
     assert lost is not None
@@ -119,7 +119,7 @@ def test_a_visit_that_is_lost_is_made_again(rig: Rig) -> None:
 
 
 def test_the_end_amid_a_proof_ends_it(rig: Rig) -> None:
-    rig.holders.meet(pool_export("d"))
+    rig.holders.add(pool_export("d"))
     rig.turns(1)
     rig.holders.close()
     assert not rig.visits.num_open and rig.visits.is_closed
@@ -127,7 +127,7 @@ def test_the_end_amid_a_proof_ends_it(rig: Rig) -> None:
 
 def test_where_nothing_is_to_be_taken_nobody_is_visited() -> None:
     rig = Rig(is_on=False)
-    rig.holders.meet(pool_export("d"))
+    rig.holders.add(pool_export("d"))
     assert not rig.holders.is_proving
     rig.turns()
     assert rig.holders.find("d", 1) is None and not rig.visits.num_open and not rig.visits.proven

@@ -141,7 +141,7 @@ class FakeVisits:
 def retrievals_of(house: House, theirs: Theirs, written: dict[int, bytes], worth: Worth) -> Retrievals:
     holders = Holders(cast(Visits, FakeVisits(theirs)), clock=lambda: house.now_s)
     holders.by_id["d"] = Holder(pool_export("d"), visit=theirs.visit, gb_per_s=1.0)
-    return Retrievals(house.magazine, cast(KVPool, written), holders, house.prefixes, worth, clock=lambda: house.now_s)
+    return Retrievals(cast(KVPool, written), holders, house.prefixes, worth, clock=lambda: house.now_s)
 
 
 class Rig(House):
@@ -254,7 +254,7 @@ def test_too_little_to_pay_is_computed() -> None:
     worth = rig.retrievals.worth
     assert [worth.is_worth(count, 1.0) for count in (1, 2, 5)] == [False, True, True]
     for _ in range(20):
-        worth.note(5, 1.0, took_s=0.01)
+        worth.add(5, 1.0, took_s=0.01)
     assert [worth.is_worth(count, 1.0) for count in (5, 12, 13)] == [False, False, True], "it takes 10"
     assert not worth.is_worth(1000, 1e-6), "on a slow way"
     rig.theirs.decode(TEXT[:48])

@@ -30,7 +30,7 @@ class Rig:
         monkeypatch.setattr(spoke, "send", lambda message: self.offers_s.append(self.now_s))
 
     def answer(self, error: str, epoch: int = 1) -> None:
-        self.targets.note_result(KVPathResult("d", epoch, False, error))
+        self.targets.handle_result(KVPathResult("d", epoch, False, error))
 
     def pass_time(self, seconds: float) -> list[float]:
         """Turn the loop a few times a second; returns when the pool was offered."""

@@ -153,7 +153,7 @@ class Rig:
     def turn(self) -> None:
         """One turn of the loop and what it made others see."""
         self.worker.receive()
-        self.worker.heed()
+        self.worker.outputs.handle_answers()
         self.worker.step()
         self.worker.beat()
         self.said += [message for _, message in self.router.receive()]
@@ -190,7 +190,7 @@ class Rig:
 
     def abort(self, name: str) -> None:
         self.tell(Abort(name, 0))
-        self.turn_until(lambda: not self.worker._has((name, 0)))
+        self.turn_until(lambda: not self.worker.inbox._has((name, 0)))
 
     def launched(self) -> list[list[int]]:
         """Tokens of each chunk of each step."""
@@ -345,7 +345,7 @@ def test_the_router_learns_of_an_offer_that_its_decode_worker_did_not_receive(ri
     rig.offer("a")
     rig.pool.arriving.append(KVDeclined("a", 0))
     rig.turn_until(lambda: bool(rig.failed()))
-    assert rig.failed() == [("a", 0, ErrorCode.HANDOFF_LOST)] and not rig.worker._owns_something()
+    assert rig.failed() == [("a", 0, ErrorCode.HANDOFF_LOST)] and not rig.worker.inbox.owns_something()
     rig.allocator.check([])
 
 
@@ -364,10 +364,10 @@ def test_the_router_learns_which_requests_are_here(rig: Rig) -> None:
 
 def test_who_leaves_waits_until_what_it_offered_is_received(rig: Rig) -> None:
     rig.offer("a")
-    assert rig.worker._owns_something()
+    assert rig.worker.inbox.owns_something()
     rig.pool.arriving.append(KVReceived("a", 0))
     rig.turn()
-    assert not rig.worker._owns_something() and not rig.failed()
+    assert not rig.worker.inbox.owns_something() and not rig.failed()
 
 
 def test_an_offered_request_is_the_routers_again_when_nothing_more_comes_of_it_here(rig: Rig) -> None:
@@ -375,12 +375,12 @@ def test_an_offered_request_is_the_routers_again_when_nothing_more_comes_of_it_h
     rig.offer("a", "b", "c")
     rig.abort("b")
     assert {*rig.worker.delivery.offered} == {("a", 0), ("c", 0)}
-    rig.worker.give_everything_back()
+    rig.worker.inbox.give_everything_back()
     rig.turn_until(lambda: len(rig.failed()) == 2)
     assert rig.failed() == [("a", 0, ErrorCode.DRAINING), ("c", 0, ErrorCode.DRAINING)]
     rig.pool.arriving += [KVReceived("a", 0), KVDeclined("b", 0), KVDeclined("c", 0)]
     rig.turn()
-    assert len(rig.failed()) == 2 and not rig.worker._owns_something()
+    assert len(rig.failed()) == 2 and not rig.worker.inbox.owns_something()
 
 
 def test_an_offered_request_is_forgotten_with_its_decode_worker_and_with_the_router(rig: Rig) -> None:
@@ -389,12 +389,12 @@ def test_an_offered_request_is_forgotten_with_its_decode_worker_and_with_the_rou
     rig.tell(PeerGone("d", 2))
     rig.tell(PeerGone("d", 1))
     rig.turn_until(lambda: rig.worker.targets.proven("d", 1) is None)
-    assert not rig.worker._owns_something()
+    assert not rig.worker.inbox.owns_something()
     rig.tell(DecodePeer("d", 1, rig.decode.endpoint))
     rig.turn_until(lambda: rig.worker.targets.proven("d", 1) is not None)
     rig.offer("b")
-    rig.worker.forget_everything()
-    assert not rig.worker._owns_something()
+    rig.worker.inbox.forget_everything()
+    assert not rig.worker.inbox.owns_something()
     rig.pool.arriving += [KVDeclined("a", 0), KVDeclined("b", 0)]
     rig.turn()
     assert not rig.failed()
@@ -410,7 +410,7 @@ def test_without_its_memory_server_it_gives_back_what_is_offered_and_offers_noth
     assert rig.failed() == [("b", 0, ErrorCode.DRAINING)], "at once"
     rig.worker.tend()
     rig.turn_until(lambda: len(rig.failed()) == 2)
-    assert rig.failed()[1] == ("a", 0, ErrorCode.DRAINING) and not rig.worker._owns_something()
+    assert rig.failed()[1] == ("a", 0, ErrorCode.DRAINING) and not rig.worker.inbox.owns_something()
 
 
 def test_an_attempt_that_is_offered_is_not_computed_again(rig: Rig) -> None:
@@ -487,7 +487,7 @@ def test_everything_in_flight_is_given_back_when_the_time_to_drain_is_over(rig: 
     for name in "abc":
         rig.ask(name, 60)
         rig.turn()
-    rig.worker.give_everything_back()
+    rig.worker.inbox.give_everything_back()
     for step in rig.steps:
         step.over = True
     rig.turn_until(lambda: len([m for m in rig.said if isinstance(m, RequestFailed)]) == 3)
@@ -498,7 +498,7 @@ def test_everything_in_flight_is_given_back_when_the_time_to_drain_is_over(rig: 
 def test_a_new_router_is_not_told_what_the_old_one_asked(rig: Rig) -> None:
     rig.ask("a", 60)
     rig.turn()
-    rig.worker.forget_everything()
+    rig.worker.inbox.forget_everything()
     rig.ask("b", 60)
     rig.turn()
     for step in rig.steps:

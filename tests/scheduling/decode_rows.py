@@ -52,10 +52,10 @@ class NoPulls:
     def __init__(self) -> None:
         self.waiting: RowQueue[Any] = RowQueue(lambda client: 0)
 
-    def has_room_for_next(self) -> bool:
+    def prepare_next(self) -> bool:
         return False
 
-    has_blocks_for_next = has_room_for_next
+    has_blocks_for_next = prepare_next
 
     def start_next(self) -> None: ...
 
@@ -111,10 +111,10 @@ class RowsSimulation:
             self.enter(self.admission.fill_rows())
         if (victim := self.admission.make_blocks()) is not None:
             self.fail(victim)
-        self.scheduler.make_slots()
-        while self.scheduler.is_starved():
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering):
             self.fail(self.scheduler.preempt())
-            self.scheduler.make_slots()
+            self.scheduler.slots.make()
         sequences = self.scheduler.launched()
         for sequence in sequences:
             sequence.token_ids.append(4)
@@ -139,7 +139,7 @@ class RowsSimulation:
     def check(self) -> None:
         """Each block has one owner, rows are counted right, and no row is free that a sequence waits for."""
         self.shared.magazine.check(self.scheduler.blocks())
-        scheduler = self.scheduler
+        scheduler, capacity = self.scheduler, self.scheduler.capacity
         with_row = [s for s in scheduler.active.values() if not s.is_paused]
-        assert sum(scheduler.num_rows.values()) == sum(scheduler.num_rows_of.values()) == len(with_row)
-        assert scheduler.num_taken == len(with_row) <= scheduler.max_num_seqs
+        assert sum(capacity.num_rows.values()) == sum(capacity.num_rows_of.values()) == len(with_row)
+        assert capacity.num_taken == len(with_row) <= capacity.max_num_seqs

@@ -44,7 +44,7 @@ def test_two_clients_that_flood_come_to_have_as_many_rows() -> None:
         simulation.step()
         simulation.check()
         simulation.now_s += STEP_S
-    assert simulation.scheduler.num_rows_of == {1: 8, 2: 8}
+    assert simulation.scheduler.capacity.num_rows_of == {1: 8, 2: 8}
 
 
 def test_worse_priority_gives_up_its_blocks_when_there_are_no_others() -> None:
