@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.memory.base.pattern import pattern
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.index import FREE, OFFERS, SEALED, TIER, BlockIndex, BlockState, Claim
-from common.memory.client.magazine import LACKING_S
+from common.memory.client.demand import LACKING_S
 from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
     def _server_reads(self, party: Party) -> None:
         message = party.said.popleft()
         assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfGuests))
-        answers = self.house.pools.heed(party.client, message)
+        answers = self.house.pools.handle(party.client, message)
         if isinstance(message, KVReceived | KVAccepted):
             self.house.received.add(message.request_id)
         if isinstance(message, KVOffer):

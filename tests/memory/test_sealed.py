@@ -177,7 +177,7 @@ def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> Non
     magazine.seal(text[:2], [bytes([1]) * 32, bytes([2]) * 32])
     [sealed] = said
     assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
-    assert unpack_ids(sealed.block_ids) == text[:2] and magazine.in_use == text[2:]
+    assert unpack_ids(sealed.block_ids) == text[:2] and magazine.leases.in_use == text[2:]
     assert magazine.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
     magazine.check([text, text[:2]])
     assert magazine.num_unused == (5,)
