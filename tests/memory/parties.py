@@ -8,6 +8,7 @@ import numpy as np
 
 from common.memory.blocks.index import BlockIndex, BlockState, Offered
 from common.memory.blocks.pool import Pool, User
+from common.memory.blocks.sealed import SealedBlocks
 from common.memory.client.magazine import Magazine
 from common.memory.devices.backing import Memory
 from common.memory.server.pools import NAN_BYTE, Pools
@@ -96,6 +97,12 @@ def leases_of(magazine: Magazine) -> dict[int, int]:
     generation = magazine.leases._generation
     block_ids = np.flatnonzero(generation)
     return dict(zip(block_ids.tolist(), generation[block_ids].tolist(), strict=True))
+
+
+def readings_of(sealed: SealedBlocks, client: int) -> dict[int, int]:
+    """How often a client reads each block, as the server has it."""
+    readings = sealed.of_client.get(client, np.zeros(0, np.int64))
+    return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
 
 
 class House:
@@ -229,7 +236,7 @@ class Party:
         offers = self.house.index.offers.items()
         held = Held(
             self.blocks(BlockState.LEASED),
-            Counter(self.house.index.sealed.readings(self.client)),
+            Counter(readings_of(self.house.index.sealed, self.client)),
             sum((blocks_in(of_text) for key, of_text in offers if key.client == self.client), Counter[int]()),
         )
         for message in self.heard:

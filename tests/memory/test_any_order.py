@@ -20,7 +20,7 @@ from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
 from tests.layouts import one_group, state, window
-from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in
+from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in, readings_of
 
 LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
@@ -401,7 +401,7 @@ class Machine(RuleBasedStateMachine):
             all_of_them = [*slots.slot_of.values(), *slots.free, *leaving]
             assert sorted(all_of_them) == list(range(slots.num_slots)), "each is somewhere, once"
             read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.going_on))
-            assert sum(read.values()) + slots.num_unread == len(slots.slot_of) and max(read.values(), default=1) == 1
+            assert sum(read.values()) + len(slots._unread) == len(slots.slot_of) and max(read.values(), default=1) == 1
 
     @invariant()
     def what_was_written_stays(self) -> None:
@@ -454,12 +454,14 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.OFFERED] == index.num_offered
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
         sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
-        readings = sum((Counter(sealed.readings(client)) for client in sealed.of_client), Counter[int]())
+        readings = sum((Counter(readings_of(sealed, client)) for client in sealed.of_client), Counter[int]())
         offered = sum((blocks_in(of_text) for of_text in index.offers.values()), Counter[int]())
         leased = Counter(i for i, claim in enumerate(claims) if claim.state is BlockState.OFFERED)
-        assert offered - leased == sealed.readings(OFFERS), "what is offered is read, and nothing else"
+        assert offered - leased == readings_of(sealed, OFFERS), "what is offered is read, and nothing else"
         assert {i: count for i, count in enumerate(sealed.num_readings) if count} == readings
-        assert {client: Counter(sealed.readings(client)).total() for client in sealed.of_client} == sealed.num_of_client
+        assert {
+            client: Counter(readings_of(sealed, client)).total() for client in sealed.of_client
+        } == sealed.num_of_client
         assert len(cached) == len(sealed.cached) == len(set(cached)) and not readings.keys() & set(cached)
         assert {i for i, claim in enumerate(claims) if claim == SEALED} == readings.keys() | set(cached)
         found = {i: sealed.key[i].tobytes() for i in np.flatnonzero(sealed.is_found).tolist()}

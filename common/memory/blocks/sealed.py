@@ -109,12 +109,6 @@ class SealedBlocks:
             return not blocks.total
         return not np.count_nonzero(readings[blocks.block_ids] < blocks.times)
 
-    def readings(self, client: int) -> dict[int, int]:
-        """Return how often the client reads each block."""
-        if (readings := self.of_client.get(client)) is None:
-            return {}
-        return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
-
     def move(self, client: int, other: int, blocks: Named) -> None:
         """Move readings from a client, which must have them, to another."""
         self._count(client, blocks, -1)
