@@ -101,7 +101,7 @@ def leases_of(magazine: Magazine) -> dict[int, int]:
 
 def readings_of(sealed: SealedBlocks, client: int) -> dict[int, int]:
     """How often a client reads each block, as the server has it."""
-    readings = sealed.of_client.get(client, np.zeros(0, np.int64))
+    readings = sealed.readers.of_client.get(client, np.zeros(0, np.int64))
     return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
 
 

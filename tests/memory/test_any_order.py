@@ -454,14 +454,14 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.OFFERED] == index.num_offered
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
         sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
-        readings = sum((Counter(readings_of(sealed, client)) for client in sealed.of_client), Counter[int]())
+        readings = sum((Counter(readings_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())
         offered = sum((blocks_in(of_text) for of_text in index.offers.values()), Counter[int]())
         leased = Counter(i for i, claim in enumerate(claims) if claim.state is BlockState.OFFERED)
         assert offered - leased == readings_of(sealed, OFFERS), "what is offered is read, and nothing else"
-        assert {i: count for i, count in enumerate(sealed.num_readings) if count} == readings
+        assert {i: count for i, count in enumerate(sealed.readers.num_readings) if count} == readings
         assert {
-            client: Counter(readings_of(sealed, client)).total() for client in sealed.of_client
-        } == sealed.num_of_client
+            client: Counter(readings_of(sealed, client)).total() for client in sealed.readers.of_client
+        } == sealed.readers.num_of_client
         assert len(cached) == len(sealed.cached) == len(set(cached)) and not readings.keys() & set(cached)
         assert {i for i, claim in enumerate(claims) if claim == SEALED} == readings.keys() | set(cached)
         found = {i: sealed.key[i].tobytes() for i in np.flatnonzero(sealed.is_found).tolist()}

@@ -84,7 +84,7 @@ class Theirs:
     def num_read(self) -> int:
         """Blocks that are kept for us."""
         [pool] = self.pools.pools.values()
-        return pool.index.sealed.num_of_client[GUEST]
+        return pool.index.sealed.readers.num_of_client[GUEST]
 
     # --- as the guest's end of the connection ---------------------------------------------------
 
