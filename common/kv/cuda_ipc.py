@@ -4,8 +4,6 @@ A pull launches a gather kernel for each group over the mapping, on a stream of 
 `done` polls an event.
 """
 
-from typing import Any
-
 import torch
 from cuda.bindings import driver, runtime
 from torch import Tensor
@@ -34,7 +32,7 @@ class CudaPeerPool:
         status, self.address = runtime.cudaIpcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
         if status != runtime.cudaError_t.cudaSuccess:
             raise TransferFailed(
-                f"cannot map the pool of worker {worker_id}: {_text(status)}; both workers need to see both GPUs and "
+                f"cannot map the pool of worker {worker_id}: {status.name}; both workers need to see both GPUs and "
                 "process ids that differ from its memory server's (docker: pid: host)"
             )
         try:
@@ -76,15 +74,6 @@ class CudaPull:
         return float(self.begin.elapsed_time(self.end)) / 1e3
 
 
-class CudaIpcTransport:
-    """The `cuda_ipc` entry of `TRANSPORTS`."""
-
-    name = "cuda_ipc"
-
-    def open_peer(self, claim: PoolClaim, worker_id: str, device: torch.device) -> CudaPeerPool:
-        return CudaPeerPool(claim, worker_id, device)
-
-
 def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
@@ -100,8 +89,4 @@ def _mapped_bytes(address: int) -> int | None:
     return int(base) + int(num_bytes) - address if status == driver.CUresult.CUDA_SUCCESS else None
 
 
-def _text(status: Any) -> str:
-    return f"{status.name}"
-
-
-TRANSPORT = CudaIpcTransport()
+open_peer = CudaPeerPool

@@ -54,13 +54,6 @@ class FinishedPull:
         return self.seconds
 
 
-class ShmTransport:
-    """The `shm` entry of `TRANSPORTS`."""
-
-    name = "shm"
-
-    def open_peer(self, claim: PoolClaim, worker_id: str, device: torch.device) -> ShmPeerPool:
-        return ShmPeerPool(claim, worker_id)
-
-
-TRANSPORT = ShmTransport()
+def open_peer(claim: PoolClaim, worker_id: str, device: torch.device) -> ShmPeerPool:
+    """Open a peer's pool (see `Transport`)."""
+    return ShmPeerPool(claim, worker_id)

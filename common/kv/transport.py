@@ -1,11 +1,11 @@
 """Transport of KV blocks from a prefill worker's pool to a decode worker's: interface and choice.
 
-The decode worker pulls. A transport is a file with a `Transport`, and a line in `TRANSPORTS`; it maps memory of another
+The decode worker pulls. A transport is a file with `open_peer`, and a line in `TRANSPORTS`; it maps memory of another
 memory server. Requests send only block ids.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,17 +47,16 @@ class PeerPool(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """A way of moving blocks."""
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A way of moving blocks.
+
+    open_peer: maps the claimed pool of a worker, called by worker id, for a device. Raises TransferFailed with reason
+    and remedy. The claim's descriptor stays the caller's, who closes it after the pool.
+    """
 
     name: str
-
-    def open_peer(self, claim: PoolClaim, worker_id: str, device: torch.device) -> PeerPool:
-        """Map the pool of a worker; raises TransferFailed with reason and remedy.
-
-        The claim's descriptor stays the caller's, who closes it after the pool.
-        """
-        ...
+    open_peer: Callable[[PoolClaim, str, torch.device], PeerPool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,7 @@ def make_transport(name: str, device: torch.device) -> Transport:
     choice = TRANSPORTS[name]
     if choice.device_type != device.type:
         raise ConfigError(f"kv.transport = {name} moves {choice.device_type} memory, this worker runs on {device.type}")
-    transport: Transport = importlib.import_module(choice.module).TRANSPORT
-    return transport
+    return Transport(name, importlib.import_module(choice.module).open_peer)
 
 
 def pairs_by_group(

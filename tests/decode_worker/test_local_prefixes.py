@@ -11,6 +11,7 @@ from common.base.errors import ErrorCode
 from common.device.steps.loop_trace import Trace
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
+from common.memory.server.report import usage
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.settings.config import Config, DecodeSection
 from common.settings.memory_sections import KVSection
@@ -121,7 +122,7 @@ class LocalHouse(House):
         written = [self.memory[block_id] for block_id in table[: begin // BLOCK_SIZE]]
         assert written == keys[: begin // BLOCK_SIZE], "it reads another's text"
         for number in range(begin // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
-            assert table[number] not in self.magazine.readings, "it writes what others read"
+            assert table[number] not in self.magazine.leases.readings, "it writes what others read"
             self.memory[table[number]] = keys[number] if (number + 1) * BLOCK_SIZE <= end else b"of a part"
         self.chunks.append((begin, end - begin))
         return Chunk(self, chunk)
@@ -278,7 +279,7 @@ def test_a_sequence_that_starves_gets_what_prompts_that_wait_have_found() -> Non
     house.run()
     house.ask("waits", [*range(24), *range(500, 520)], 4)
     house.exchange()
-    assert len(house.magazine.readings) == 6 + 6, "of both"
+    assert len(house.magazine.leases.readings) == 6 + 6, "of both"
     for _ in range(40):
         house.now_s += 0.2
         house.compute()
@@ -301,7 +302,7 @@ def act(house: LocalHouse, rng: random.Random, number: int, texts: list[list[int
         house.decode,
         house.end_copies,
         lambda: house.local.abort(f"r{rng.randrange(number + 1)}", 0),
-        lambda: taken.append(house.take_away(15)) if not taken and house.pools.usage().num_free > 20 else None,
+        lambda: taken.append(house.take_away(15)) if not taken and usage(house.pools).num_free > 20 else None,
         lambda: house.give_back(taken.pop()) if taken else None,
     ]
     rng.choices(acts, weights=(3, 3, 9, 6, 4, 1, 1, 2))[0]()

@@ -12,9 +12,11 @@ from common.memory.blocks.pool import User
 from common.memory.client.magazine import Magazine
 from common.memory.client.shared_pool import SharedPool
 from common.memory.server.pools import Pools
+from common.memory.server.report import usage
 from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
+    BlocksWanted,
     MemoryMessage,
     OfBlocks,
     PoolShortage,
@@ -66,7 +68,7 @@ class House(Rig):
         while self.outbox and not self.is_mute:
             said = self.outbox.pop(0)
             self.num_asked += isinstance(said, PromptWanted)
-            self._hear(self.pools.heed(US, cast(OfBlocks, said)))
+            self._hear(self.pools.handle(US, cast(OfBlocks, said)))
 
     def _hear(self, answers: list[Answer]) -> None:
         for client, message, _ in answers:
@@ -76,7 +78,7 @@ class House(Rig):
                 case BlocksLeased() if client == US:
                     self.magazine.leased(message)
                 case PoolShortage() if client == US:
-                    self.magazine.shortage(is_short=message.is_short)
+                    self.magazine.demand.shortage(is_short=message.is_short)
 
     def hear(self, message: PromptBlocks) -> None:
         """What there is of a text."""
@@ -142,18 +144,18 @@ class House(Rig):
 
     def take_away(self, num_blocks: int) -> BlocksFreed:
         """Others lease so many and write there; returns how they give them back."""
-        [leased] = [a.message for a in self.pools.want_blocks(OTHER, (num_blocks,)) if a.client == OTHER]
+        [leased] = [a.message for a in self.pools.handle(OTHER, BlocksWanted((num_blocks,))) if a.client == OTHER]
         assert isinstance(leased, BlocksLeased)
         self.memory.update(dict.fromkeys(unpack_ids(leased.block_ids), b"another's"))
         return BlocksFreed(leased.block_ids, leased.generations)
 
     def give_back(self, freed: BlocksFreed) -> None:
-        self._hear(self.pools.freed(OTHER, freed))
+        self._hear(self.pools.handle(OTHER, freed))
 
     def all_let_go(self) -> bool:
         """Nothing is kept here for anyone."""
         self.exchange()
-        return not (self.prefixes.asked or len(self.magazine.readings) or self.magazine.in_use)
+        return not (self.prefixes.asked or len(self.magazine.leases.readings) or self.magazine.leases.in_use)
 
 
 def test_turn_two_of_a_conversation_pulls_the_new_blocks_alone() -> None:
@@ -245,7 +247,7 @@ def test_what_waits_and_is_given_up_lets_go_of_what_was_found(
     house.offer("x", text)
     house.is_mute = not is_answered
     house.exchange()
-    assert bool(len(house.magazine.readings) > 2) is is_answered and bool(house.prefixes.asked) is not is_answered
+    assert (len(house.magazine.leases.readings) > 2) is is_answered and bool(house.prefixes.asked) is not is_answered
     give_up(house)
     house.is_mute = False
     house.exchange()
@@ -259,7 +261,7 @@ def test_what_is_pulled_and_given_up_lets_go_of_what_was_found(how: str) -> None
     text = house.converse("one", range(22))
     house.offer("x", [*text, *range(500, 509)])
     house.turn()
-    assert len(house.magazine.readings) == 7 and house.pulls.pulling
+    assert len(house.magazine.leases.readings) == 7 and house.pulls.pulling
     match how:
         case "abort":
             house.pulls.abort("x", 0)
@@ -301,7 +303,7 @@ def test_those_that_wait_for_blocks_hold_none() -> None:
     taken = house.take_away(6)  # 14 are left, all of them found by two that want 12 each
     for text in texts:
         house.offer(f"two {text[0]}", [*text, *range(500, 514)], 2)
-    assert house.turn() == [] and len(house.magazine.readings) == 7, "the other holds nothing"
+    assert house.turn() == [] and len(house.magazine.leases.readings) == 7, "the other holds nothing"
     over: list[DecodeSequence] = []
     for _ in range(10):
         over += house.arrive()
@@ -316,7 +318,7 @@ def test_what_is_there_is_found_when_there_are_blocks_for_the_rest() -> None:
     text = house.converse("one", range(22))
     taken = house.take_away(16)
     source_ids = house.offer("two", [*text, *range(500, 514)])
-    assert house.turn() == [] and not len(house.magazine.readings), "nothing is kept from others"
+    assert house.turn() == [] and not len(house.magazine.leases.readings), "nothing is kept from others"
     house.give_back(taken)
     assert [sequence.request_id for sequence in house.arrive()] == ["two"]
     assert house.copied()[-1] == source_ids[7:]
@@ -333,7 +335,7 @@ def test_a_sequence_that_starves_gets_what_those_that_wait_have_found() -> None:
         house.turn()
         house.now_s += 0.2
         house.decode()
-        if not len(house.magazine.readings) > 7:
+        if not len(house.magazine.leases.readings) > 7:
             break
     for _ in range(12):
         house.turn()
@@ -353,7 +355,7 @@ def test_whatever_comes_goes_and_is_evicted_each_reads_its_own_text(seed: int) -
         for handoffs in (house.pulls.waiting, house.pulls.pulling):
             if rng.random() < 0.1 and handoffs:
                 house.pulls.abort(rng.choice([*handoffs]).sequence.request_id, 0)
-        if rng.random() < 0.1 and not taken and house.pools.usage().num_free > 20:
+        if rng.random() < 0.1 and not taken and usage(house.pools).num_free > 20:
             taken.append(house.take_away(15))
         elif rng.random() < 0.2 and taken:
             house.give_back(taken.pop())

@@ -71,7 +71,7 @@ def test_those_of_one_step_are_said_at_once() -> None:
     sequences = [rig.sequence(4, 0, first) for first in (100, 200, 300)]
     [said] = rig.step(*sequences)
     assert unpack_ids(said.block_ids) == [sequence.tables[0].block_ids[0] for sequence in sequences]
-    assert unpack_ids(said.generations) == [7, 7, 7] and len(rig.magazine.readings) == 3
+    assert unpack_ids(said.generations) == [7, 7, 7] and len(rig.magazine.leases.readings) == 3
     for sequence in sequences:
         rig.magazine.free(sequence.tables[0].block_ids)
     rig.magazine.check([])

@@ -46,7 +46,7 @@ class Cuda:
     def open(self) -> None:
         module = importlib.import_module("common.kv.cuda_ipc")
         claim = PoolClaim(bytes(64), None, NUM_BYTES, 1, PoolShape(LAYOUT, (NUM_BLOCKS,)))
-        module.TRANSPORT.open_peer(claim, "p", torch.device("cuda:0"))
+        module.open_peer(claim, "p", torch.device("cuda:0"))
 
 
 @pytest.fixture

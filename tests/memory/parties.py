@@ -8,6 +8,7 @@ import numpy as np
 
 from common.memory.blocks.index import BlockIndex, BlockState, Offered
 from common.memory.blocks.pool import Pool, User
+from common.memory.blocks.sealed import SealedBlocks
 from common.memory.client.magazine import Magazine
 from common.memory.devices.backing import Memory
 from common.memory.server.pools import NAN_BYTE, Pools
@@ -89,6 +90,19 @@ class Text:
     block_ids: list[int]
     is_written: bool = False
     num_sealed: int = 0  # of the first blocks, which are written no more
+
+
+def leases_of(magazine: Magazine) -> dict[int, int]:
+    """The generation of each leased block."""
+    generation = magazine.leases._generation
+    block_ids = np.flatnonzero(generation)
+    return dict(zip(block_ids.tolist(), generation[block_ids].tolist(), strict=True))
+
+
+def readings_of(sealed: SealedBlocks, client: int) -> dict[int, int]:
+    """How often a client reads each block, as the server has it."""
+    readings = sealed.readers.of_client.get(client, np.zeros(0, np.int64))
+    return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
 
 
 class House:
@@ -222,7 +236,7 @@ class Party:
         offers = self.house.index.offers.items()
         held = Held(
             self.blocks(BlockState.LEASED),
-            Counter(self.house.index.sealed.readings(self.client)),
+            Counter(readings_of(self.house.index.sealed, self.client)),
             sum((blocks_in(of_text) for key, of_text in offers if key.client == self.client), Counter[int]()),
         )
         for message in self.heard:
@@ -255,12 +269,12 @@ class Worker(Party):
         """Blocks that this worker or its device may write."""
         if self.has_left:
             return {block_id for text in self.texts for block_id in text.block_ids[text.num_sealed :]}
-        return set(self.magazine.leases)
+        return set(leases_of(self.magazine))
 
     @property
     def readable(self) -> Counter[int]:
         """Blocks that it reads, as the server will have it when it has heard everything."""
-        return Counter(self.magazine.readings) + Counter(self.magazine.unread)
+        return Counter(self.magazine.leases.readings) + Counter(self.magazine.unread)
 
     @property
     def may_end(self) -> bool:
@@ -274,7 +288,7 @@ class Worker(Party):
                 for block_id in unpack_ids(leased.block_ids):
                     assert self.house.holds(block_id, NAN_BYTE), "somebody wrote what is free"
             case PoolShortage(is_short):
-                self.magazine.shortage(is_short=is_short)
+                self.magazine.demand.shortage(is_short=is_short)
             case KVOffer() as offer:
                 self.offered.append(offer)
             case PromptBlocks() as granted:
@@ -326,7 +340,7 @@ class Worker(Party):
         self.write()
         text = self.texts.pop()
         request_id = f"r{len(self.house.offers)}"
-        generations = self.magazine.release(text.block_ids).tolist()
+        generations = self.magazine.leases.release(text.block_ids).tolist()
         offer = offer_of(worker_id, request_id, text.block_ids, generations, text.num_sealed)
         self.house.offers[request_id], self.house.bytes_offered[request_id] = offer, text.byte
         self.owned.add(request_id)
@@ -335,7 +349,7 @@ class Worker(Party):
     def accept(self, offer: KVOffer) -> None:
         block_ids, byte = unpack_ids(offer.block_ids), self.house.bytes_offered[offer.request_id]
         assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what was offered"
-        self.magazine.adopt(block_ids, unpack_ids(offer.generations), offer.num_sealed)
+        self.magazine.leases.adopt(block_ids, unpack_ids(offer.generations), offer.num_sealed)
         self.owned.discard(offer.request_id)
         self.said.append(KVAccepted(offer.request_id, offer.attempt))
         self.texts.append(Text(byte, block_ids, is_written=True, num_sealed=offer.num_sealed))
@@ -348,7 +362,7 @@ class Worker(Party):
     def part(self) -> None:
         """Say what the device may still write, and that all else is free; do nothing more."""
         self.has_left = True
-        block_ids = self.magazine.in_use
+        block_ids = self.magazine.leases.in_use
         self.said.append(PoolLeft(pack_ids(block_ids), self.magazine.generations(block_ids).tobytes()))
         for text in self.texts:  # what is sealed of them may be another's as soon as that is heard
             text.block_ids, text.num_sealed = text.block_ids[text.num_sealed :], 0

@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.memory.base.pattern import pattern
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.index import FREE, OFFERS, SEALED, TIER, BlockIndex, BlockState, Claim
-from common.memory.client.magazine import LACKING_S
+from common.memory.client.demand import LACKING_S
 from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
-from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in
+from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in, readings_of
 from tests.support.layouts import one_group, state, window
 
 LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
     def _server_reads(self, party: Party) -> None:
         message = party.said.popleft()
         assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfGuests))
-        answers = self.house.pools.heed(party.client, message)
+        answers = self.house.pools.handle(party.client, message)
         if isinstance(message, KVReceived | KVAccepted):
             self.house.received.add(message.request_id)
         if isinstance(message, KVOffer):
@@ -402,7 +402,7 @@ class Machine(RuleBasedStateMachine):
             all_of_them = [*slots.slot_of.values(), *slots.free, *leaving]
             assert sorted(all_of_them) == list(range(slots.num_slots)), "each is somewhere, once"
             read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.going_on))
-            assert sum(read.values()) + slots.num_unread == len(slots.slot_of) and max(read.values(), default=1) == 1
+            assert sum(read.values()) + len(slots._unread) == len(slots.slot_of) and max(read.values(), default=1) == 1
 
     @invariant()
     def what_was_written_stays(self) -> None:
@@ -455,12 +455,14 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.OFFERED] == index.num_offered
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
         sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
-        readings = sum((Counter(sealed.readings(client)) for client in sealed.of_client), Counter[int]())
+        readings = sum((Counter(readings_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())
         offered = sum((blocks_in(of_text) for of_text in index.offers.values()), Counter[int]())
         leased = Counter(i for i, claim in enumerate(claims) if claim.state is BlockState.OFFERED)
-        assert offered - leased == sealed.readings(OFFERS), "what is offered is read, and nothing else"
-        assert {i: count for i, count in enumerate(sealed.num_readings) if count} == readings
-        assert {client: Counter(sealed.readings(client)).total() for client in sealed.of_client} == sealed.num_of_client
+        assert offered - leased == readings_of(sealed, OFFERS), "what is offered is read, and nothing else"
+        assert {i: count for i, count in enumerate(sealed.readers.num_readings) if count} == readings
+        assert {
+            client: Counter(readings_of(sealed, client)).total() for client in sealed.readers.of_client
+        } == sealed.readers.num_of_client
         assert len(cached) == len(sealed.cached) == len(set(cached)) and not readings.keys() & set(cached)
         assert {i for i, claim in enumerate(claims) if claim == SEALED} == readings.keys() | set(cached)
         found = {i: sealed.key[i].tobytes() for i in np.flatnonzero(sealed.is_found).tolist()}

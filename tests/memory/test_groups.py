@@ -18,6 +18,7 @@ from common.memory.blocks.pool import User
 from common.memory.client.client import MemoryClient, PoolClaim
 from common.memory.client.shared_pool import SharedPool
 from common.memory.server.pools import Pools
+from common.memory.server.report import usage
 from common.settings.config import PrefillSection
 from common.wire.messages.memory import (
     BlocksFreed,
@@ -94,7 +95,7 @@ class Server:
     def read(self, worker: "Worker") -> None:
         match worker.said.popleft():
             case BlocksWanted() | BlocksFreed() | KVOffer() | KVReceived() | KVAccepted() | KVDeclined() as message:
-                self.answer(self.pools.heed(worker.client, message))
+                self.answer(self.pools.handle(worker.client, message))
             case MemoryKnock() as knock:
                 worker.heard.append(knock)
 
@@ -264,7 +265,7 @@ class Fleet:
         is_decoded = any(
             worker.scheduler.active or worker.scheduler.lingering or worker.offers.waiting for worker in self.decodes
         )
-        is_on_its_way = self.server.pools.usage().num_offered or any(
+        is_on_its_way = usage(self.server.pools).num_offered or any(
             isinstance(message, KVOffer) for worker in self.workers for message in worker.said
         )
         return not (is_computed or is_decoded or is_on_its_way or self.dying)
@@ -298,12 +299,12 @@ def test_whoever_dies_and_whatever_is_short_texts_are_right_and_every_block_come
             ids[position] == next_token(layout, ids[:position])
             for position in range(len(ids) - sequence.num_outputs, len(ids))
         )
-    usage, num_held = fleet.server.pools.usage(), 0
-    assert (usage.num_offered, usage.num_quarantined) == (0, 0), "somebody hangs"
+    used, num_held = usage(fleet.server.pools), 0
+    assert (used.num_offered, used.num_quarantined) == (0, 0), "somebody hangs"
     for worker in fleet.workers:
         assert not any(worker.blocks())
         num_held += sum(worker.shared.magazine.num_free)
-    assert usage.num_free + num_held == usage.num_blocks
+    assert used.num_free + num_held == used.num_blocks
 
 
 def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() -> None:
@@ -341,9 +342,9 @@ def test_who_waits_for_one_group_holds_up_nobody_who_wants_another() -> None:
     server = Server(LAYOUTS["windowed"], random.Random(0))
     pools, capacity = server.pools, server.shape.capacity
     workers = [Prefill(server) for _ in range(3)]
-    pools.want_blocks(0, (capacity[0], 0))
-    waits = pools.want_blocks(1, (1, 1))
+    pools.handle(0, BlocksWanted((capacity[0], 0)))
+    waits = pools.handle(1, BlocksWanted((1, 1)))
     assert {type(answer.message) for answer in waits} == {PoolShortage} and len(waits) == len(workers)
-    [leased] = pools.want_blocks(2, (0, capacity[1] - 1))
+    [leased] = pools.handle(2, BlocksWanted((0, capacity[1] - 1)))
     assert leased.client == 2, "what is left of it is enough for who came before"
-    assert pools.want_blocks(2, (0, 1)) == [], "and that is his"
+    assert pools.handle(2, BlocksWanted((0, 1))) == [], "and that is his"

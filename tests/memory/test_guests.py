@@ -15,6 +15,7 @@ from common.memory.client.guest import Guest, OfGuest
 from common.memory.client.pulse import ASK_S, MAX_UNANSWERED
 from common.memory.client.shared_pool import OfPrompt, SharedPool
 from common.memory.server import server as server_module
+from common.memory.server.report import num_cached, usage
 from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
@@ -31,6 +32,7 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.fields import DIGEST_BYTES
 from common.wire.values.packing import pack_ids, unpack_ids
+from tests.memory.parties import leases_of
 from tests.memory.test_server import Backed, eventually
 from tests.support.layouts import take
 from tests.support.messages import LAYOUT
@@ -99,7 +101,7 @@ class House:
         self.pool.magazine.seal(block_ids, digests)
         self.pool.magazine.free(block_ids)
         self.pool.tend((0,), (0,))
-        eventually(lambda: self.backed.server.pools.num_cached == len(digests))
+        eventually(lambda: num_cached(self.backed.server.pools) == len(digests))
         return block_ids
 
     def told(self) -> list[OfPrompt]:
@@ -108,12 +110,12 @@ class House:
         return self.answers
 
     def usage(self) -> tuple[int, ...]:
-        return tuple(self.backed.server.pools.usage())
+        return tuple(usage(self.backed.server.pools))
 
     def num_claimed(self) -> int:
         """Blocks that are neither free nor offered nor the prefill worker's."""
         num_blocks, num_free, num_offered, num_quarantined = self.usage()
-        return num_blocks - num_free - num_offered - num_quarantined - len(self.pool.magazine.leases)
+        return num_blocks - num_free - num_offered - num_quarantined - len(leases_of(self.pool.magazine))
 
     def is_let_go(self) -> bool:
         self.guest.look()
@@ -172,7 +174,7 @@ def test_a_guest_reads_what_it_has_found_until_it_gives_it_back_or_is_gone(house
     house.guest.look_up("r", 0, digests[:2])
     found = house.hear()
     assert isinstance(found, PromptBlocks) and (found.request_id, found.attempt) == ("r", 0)
-    assert unpack_ids(found.block_ids) == block_ids[:2] and house.backed.server.pools.num_cached == 1
+    assert unpack_ids(found.block_ids) == block_ids[:2] and num_cached(house.backed.server.pools) == 1
     house.guest.look_up("s", 0, digests[3:])
     nothing = house.hear()
     assert isinstance(nothing, PromptBlocks) and not nothing.block_ids
@@ -181,7 +183,7 @@ def test_a_guest_reads_what_it_has_found_until_it_gives_it_back_or_is_gone(house
         house.guest.free(found)
     else:
         house.guest.close()
-    eventually(lambda: house.backed.server.pools.num_cached == 3)
+    eventually(lambda: num_cached(house.backed.server.pools) == 3)
     assert not house.pool.problem
 
 

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from common.base.errors import MemoryShort
-from common.memory.blocks.pool import Pool
 from common.memory.devices.backing import Backing, Copy, CopyFailed, HostPiece, Run
 from common.memory.devices.cuda_backing import CudaBacking
 from common.memory.devices.host_backing import HostBacking
 from common.memory.host_tier.traffic import MAX_BATCH, Traffic
-from common.memory.server.pools import Pools
+from common.memory.server.pools import make_pool
 from common.wire.values.pool_shape import PoolShape
 from tests.support.layouts import one_group
 
@@ -39,8 +38,7 @@ def there_and_back(backing: Backing) -> None:
     """Blocks in any order to slots in any order, and from there to other blocks."""
     rng = np.random.default_rng(1)
     memory = backing.allocate(PoolShape(LAYOUT, (NUM_BLOCKS,)).num_bytes)
-    pools = Pools(lambda num_bytes: memory, 0.0, poisons=False)
-    pool: Pool = pools._made(PoolShape(LAYOUT, (NUM_BLOCKS,)))
+    pool = make_pool(PoolShape(LAYOUT, (NUM_BLOCKS,)), memory, 0.0, poisons=False)
     with ThreadPoolExecutor(1) as thread:  # which it binds to some of the cores
         sizes = [NUM_IN_PIECE * BLOCK_BYTES] * NUM_PIECES
         pieces = list(thread.map(backing.host_piece, sizes))
@@ -103,7 +101,7 @@ def test_neighbours_are_one_run_within_a_piece() -> None:
             begun.append(runs)
 
     memory = HostBacking().allocate(PoolShape(LAYOUT, (NUM_BLOCKS,)).num_bytes)
-    pool = Pools(lambda num_bytes: memory, 0.0, poisons=False)._made(PoolShape(LAYOUT, (NUM_BLOCKS,)))
+    pool = make_pool(PoolShape(LAYOUT, (NUM_BLOCKS,)), memory, 0.0, poisons=False)
     copies: Any = Copies()
     traffic = Traffic(copies, [HostPiece(np.zeros(1, np.uint8)) for _ in range(2)])
     traffic.serve(pool, NUM_IN_PIECE)

@@ -22,7 +22,15 @@ from common.memory.host_tier.tier import IDLE_S, make_tier
 from common.memory.host_tier.traffic import STALL_S
 from common.memory.server.pools import Pools
 from common.settings.memory_sections import MemorySection
-from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, PoolLeft, PromptBlocks, PromptWanted
+from common.wire.messages.memory import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksSealed,
+    BlocksWanted,
+    PoolLeft,
+    PromptBlocks,
+    PromptWanted,
+)
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import pack_keys
 from common.wire.values.fields import KEY_BYTES, SHORT_KEY_BYTES
@@ -63,7 +71,7 @@ class Rig:
         return self.pools.of_client[ALICE]
 
     def lease(self, client: int, num_blocks: int) -> BlocksLeased:
-        [answer] = self.pools.want_blocks(client, (num_blocks,))
+        [answer] = self.pools.handle(client, BlocksWanted((num_blocks,)))
         assert isinstance(answer.message, BlocksLeased)
         return answer.message
 
@@ -75,10 +83,10 @@ class Rig:
         for block_id in unpack_ids(leased.block_ids):
             self.pool.memory.fill(*self.pool.index.shape.place(block_id), text if content is None else content)
         keys = keys_of(text, num_blocks)
-        self.pools.seal(client, BlocksSealed(leased.block_ids, leased.generations, keys))
+        self.pools.handle(client, BlocksSealed(leased.block_ids, leased.generations, keys))
         if is_copied:
             self.copy()
-        self.pools.freed(client, BlocksFreed(leased.block_ids, leased.generations))
+        self.pools.handle(client, BlocksFreed(leased.block_ids, leased.generations))
 
     def copy(self) -> list[Answer]:
         """All that is to be copied, either way; what is told in the end."""
@@ -91,7 +99,7 @@ class Rig:
     def crowd_out(self, num_blocks: int = NUM_BLOCKS - 1) -> None:
         """Somebody uses these for a moment."""
         leased = self.lease(BOB, num_blocks)
-        self.pools.freed(BOB, BlocksFreed(leased.block_ids, leased.generations))
+        self.pools.handle(BOB, BlocksFreed(leased.block_ids, leased.generations))
 
     def keep(self, text: int, num_blocks: int) -> None:
         """A text that is in host memory only."""
@@ -102,7 +110,7 @@ class Rig:
         """Want all blocks of a text; what is not found is to be filled."""
         self.num_asked += 1
         wanted = PromptWanted(f"r{self.num_asked}", 0, keys_of(text, num_blocks), block_us, num_blocks, 0)
-        return self.pools.want_prompt(client, wanted)
+        return self.pools.handle(client, wanted)
 
     def found(self, answers: list[Answer], client: int, text: int) -> list[int]:
         """Blocks of which a client is told, which hold that text; it gives the others back."""
@@ -121,7 +129,7 @@ class Rig:
     def let_go(self, client: int, block_ids: list[int]) -> None:
         ids = np.array(block_ids, np.intp)
         generations = self.pool.index.generations(ids).tobytes()
-        self.pools.freed(client, BlocksFreed(ids.astype(np.int32).tobytes(), generations))
+        self.pools.handle(client, BlocksFreed(ids.astype(np.int32).tobytes(), generations))
 
     def all_come_free(self) -> None:
         """Nobody has blocks any more, the tier neither."""
@@ -181,7 +189,7 @@ def test_who_lacks_more_than_another_waits_for_waits_for_that_first(rig: Rig) ->
     """As a text may begin amid another."""
     rig.keep(1, 16)
     end = PromptWanted("r", 0, keys_of(1, 16)[8 * 16 :], BLOCK_US, 8, 0)
-    assert rig.pools.want_prompt(ALICE, end) == []
+    assert rig.pools.handle(ALICE, end) == []
     assert rig.ask(BOB, 1, 16) == []
     answers = rig.copy()
     assert len(rig.found(answers, ALICE, 1)) == 8 and len(rig.found(answers, BOB, 1)) == 16
@@ -226,12 +234,12 @@ def test_it_begins_when_there_is_room_for_all_of_the_prompt_and_nobody_waits_bef
     rest = rig.lease(BOB, 20)
     rig.ask(ALICE, 1, 10)
     assert not rig.copies.begun, "four are left"
-    rig.pools.want_blocks(CAROL, (5,))
-    answers = rig.pools.freed(BOB, BlocksFreed(rest.block_ids[: 8 * 4], rest.generations[: 8 * 4]))
+    rig.pools.handle(CAROL, BlocksWanted((5,)))
+    answers = rig.pools.handle(BOB, BlocksFreed(rest.block_ids[: 8 * 4], rest.generations[: 8 * 4]))
     [leased] = [answer for answer in answers if isinstance(answer.message, BlocksLeased)]
     rig.pools.tend()
     assert leased.client == CAROL and not rig.copies.begun, "who decodes was first, and seven are left"
-    rig.pools.freed(BOB, BlocksFreed(rest.block_ids[8 * 4 :], rest.generations[8 * 4 :]))
+    rig.pools.handle(BOB, BlocksFreed(rest.block_ids[8 * 4 :], rest.generations[8 * 4 :]))
     told = [a for a in rig.copy() if isinstance(a.message, PromptBlocks)]
     assert len(rig.found(told, ALICE, 1)) == 10
 
@@ -239,8 +247,8 @@ def test_it_begins_when_there_is_room_for_all_of_the_prompt_and_nobody_waits_bef
 def test_who_waits_for_blocks_gets_those_that_nobody_reads_when_they_have_come_back(rig: Rig) -> None:
     rig.keep(1, 10)
     assert rig.ask(ALICE, 1, 10) == []
-    assert not any(isinstance(answer.message, BlocksLeased) for answer in rig.pools.want_blocks(CAROL, (20,)))
-    rig.pools.left(ALICE, PoolLeft(b"", b""))
+    assert not any(isinstance(answer.message, BlocksLeased) for answer in rig.pools.handle(CAROL, BlocksWanted((20,))))
+    rig.pools.handle(ALICE, PoolLeft(b"", b""))
     told = rig.copy()
     assert [answer.client for answer in told if isinstance(answer.message, BlocksLeased)] == [CAROL]
 
@@ -255,7 +263,7 @@ def test_who_goes_amid_a_restore_is_told_nothing_and_others_find_it(rig: Rig, is
         rig.pools.leave(ALICE)
         rig.pools.cure(ALICE)
     else:
-        rig.pools.left(ALICE, PoolLeft(b"", b""))
+        rig.pools.handle(ALICE, PoolLeft(b"", b""))
     assert rig.pools.of_client[BOB].index.num_leased[TIER] == in_flight == 10, "nobody gets what is being written"
     assert not any(answer.client == ALICE for answer in rig.copy())
     rig.pools.of_client[ALICE] = rig.pools.of_client[BOB]

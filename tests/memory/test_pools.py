@@ -9,9 +9,11 @@ from common.base.errors import MemoryShort
 from common.memory.blocks.answers import Answer, Misbehaved
 from common.memory.blocks.index import FREE, BlockIndex, BlockState, OfferKey
 from common.memory.blocks.pool import User
-from common.memory.client.magazine import LACKING_S, PATIENCE_S, Magazine
+from common.memory.client.demand import LACKING_S, PATIENCE_S
+from common.memory.client.magazine import Magazine
 from common.memory.devices.backing import Memory
 from common.memory.server.pools import Pools
+from common.memory.server.report import usage
 from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
@@ -46,12 +48,12 @@ class Rig:
         return self.made[-1]
 
     def lease(self, client: int, count: int) -> BlocksLeased:
-        [answer] = self.pools.want_blocks(client, (count,))
+        [answer] = self.pools.handle(client, BlocksWanted((count,)))
         assert isinstance(answer.message, BlocksLeased) and answer.client == client
         return answer.message
 
     def free(self, client: int, leased: BlocksLeased) -> list[Answer]:
-        return self.pools.freed(client, BlocksFreed(leased.block_ids, leased.generations))
+        return self.pools.handle(client, BlocksFreed(leased.block_ids, leased.generations))
 
 
 def test_what_is_said_of_another_lease_of_a_block_or_of_anothers_is_refused_by_name() -> None:
@@ -65,28 +67,28 @@ def test_what_is_said_of_another_lease_of_a_block_or_of_anothers_is_refused_by_n
     with pytest.raises(Misbehaved, match="is LEASED, and not its own"):
         rig.free(1, second)
     with pytest.raises(Misbehaved, match=f"block {NUM_BLOCKS} of a pool of {NUM_BLOCKS}"):
-        rig.pools.freed(0, BlocksFreed(pack_ids([NUM_BLOCKS]), pack_ids([1])))
+        rig.pools.handle(0, BlocksFreed(pack_ids([NUM_BLOCKS]), pack_ids([1])))
     with pytest.raises(Misbehaved, match="named twice"):
-        rig.pools.freed(0, BlocksFreed(second.block_ids * 2, second.generations * 2))
+        rig.pools.handle(0, BlocksFreed(second.block_ids * 2, second.generations * 2))
     with pytest.raises(Misbehaved, match="is FREE, and not its own"):
-        rig.pools.freed(0, BlocksFreed(pack_ids([0]), pack_ids([0])))
+        rig.pools.handle(0, BlocksFreed(pack_ids([0]), pack_ids([0])))
     with pytest.raises(Misbehaved, match="not offered to it"):
-        rig.pools.taken(1, KVAccepted("r", 0))
+        rig.pools.handle(1, KVAccepted("r", 0))
     with pytest.raises(Misbehaved, match="has \\(12,\\) to give"):
-        rig.pools.want_blocks(0, (NUM_BLOCKS,))
+        rig.pools.handle(0, BlocksWanted((NUM_BLOCKS,)))
     with pytest.raises(Misbehaved, match="no pool"):
-        rig.pools.want_blocks(7, (1,))
+        rig.pools.handle(7, BlocksWanted((1,)))
     rig.free(0, second)
 
 
 def test_who_decodes_comes_first_and_prompts_leave_it_a_reserve_to_grow_into() -> None:
     rig = Rig(reserve=0.25)  # 3 blocks
     decoding = rig.lease(1, 1)
-    assert rig.pools.want_blocks(0, (9,)) == [Answer(client, PoolShortage(True)) for client in (0, 1)]
+    assert rig.pools.handle(0, BlocksWanted((9,))) == [Answer(client, PoolShortage(True)) for client in (0, 1)]
     rig.lease(1, 3)
     answers = rig.free(1, decoding)
     assert answers == [], "9 and the reserve are more than are free"
-    [leased, *shortages] = rig.pools.want_blocks(0, (6,))
+    [leased, *shortages] = rig.pools.handle(0, BlocksWanted((6,)))
     assert (leased.client, type(leased.message)) == (0, BlocksLeased)
     assert shortages == [Answer(client, PoolShortage(False)) for client in (0, 1)]
 
@@ -102,22 +104,22 @@ def test_an_offer_outlives_who_made_it_and_is_kept_when_who_it_is_for_dies_and_m
     leased = rig.lease(0, 5)
     index = rig.pools.pools[LAYOUT].index
     offer = offer_of("w1", "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations))
-    assert rig.pools.offered(0, offer) == [Answer(1, offer)]
+    assert rig.pools.handle(0, offer) == [Answer(1, offer)]
     rig.pools.leave(0)
     rig.pools.cure(0)
     assert index.num_offered == 5 and index.num_free == (CAPACITY - 5,)
-    rig.pools.taken(1, KVAccepted("r", 0))
+    rig.pools.handle(1, KVAccepted("r", 0))
     assert index.num_leased[1] == 5
     rig.pools.want(User(2, ("w2", 1), False), LAYOUT, (5,))
     leased = rig.lease(2, 3)
-    rig.pools.offered(2, offer_of("w1", "s", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
+    rig.pools.handle(2, offer_of("w1", "s", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
     rig.pools.leave(1)
-    assert rig.pools.num_quarantined(1) == 8 and rig.pools.usage() == (CAPACITY, CAPACITY - 8, 0, 8)
+    assert rig.pools.num_quarantined(1) == 8 and usage(rig.pools) == (CAPACITY, CAPACITY - 8, 0, 8)
     rig.pools.cure(1)
     assert index.num_free == (CAPACITY,)
     late = rig.lease(2, 2)
     refused = offer_of("w1", "t", unpack_ids(late.block_ids), unpack_ids(late.generations))
-    assert rig.pools.offered(2, refused) == [Answer(2, KVDeclined("t", 0))]
+    assert rig.pools.handle(2, refused) == [Answer(2, KVDeclined("t", 0))]
     assert index.num_free == (CAPACITY,), "nobody is there to take it"
 
 
@@ -125,9 +127,9 @@ def test_who_says_nothing_of_what_it_was_offered_holds_up_who_waits_for_blocks()
     """So that the server ends it when it hangs, though it has no block of its own."""
     rig = Rig()
     leased = rig.lease(0, 5)
-    rig.pools.offered(0, offer_of("w1", "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
+    rig.pools.handle(0, offer_of("w1", "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
     assert not rig.pools.holds_up_others(1), "nobody waits"
-    rig.pools.want_blocks(0, (CAPACITY,))
+    rig.pools.handle(0, BlocksWanted((CAPACITY,)))
     assert rig.pools.holds_up_others(1) and not rig.pools.holds_up_others(0)
 
 
@@ -141,7 +143,7 @@ def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more()
     rig.pools.cure(0)
     assert rig.made[0].is_closed and not rig.pools.pools
     rig.pools.want(User(3, ("w3", 1), False), LAYOUT, (7,))
-    assert rig.pools.usage() == (6, 6, 0, 0)
+    assert usage(rig.pools) == (6, 6, 0, 0)
 
 
 def test_a_pool_that_may_be_damaged_goes_to_nobody_who_comes_and_ends_with_those_who_are_there() -> None:
@@ -150,7 +152,7 @@ def test_a_pool_that_may_be_damaged_goes_to_nobody_who_comes_and_ends_with_those
     assert rig.pools.taint(0) == {0, 1} and rig.pools.taint(7) == set()
     rig.pools.want(User(2, ("w2", 1), True), LAYOUT, (NUM_BLOCKS,))
     assert len(rig.made) == 2 and rig.pools.of_client[2].pool_id != rig.pools.of_client[0].pool_id
-    assert rig.pools.usage() == (2 * CAPACITY, 2 * CAPACITY - 5, 0, 0)
+    assert usage(rig.pools) == (2 * CAPACITY, 2 * CAPACITY - 5, 0, 0)
     assert rig.pools.taint(0) == {0, 1}, "as often as they say so"
     rig.free(1, leased)
     for client in (0, 1):
@@ -167,15 +169,15 @@ def test_an_offer_to_who_does_not_decode_is_an_offer_to_nobody() -> None:
     rig.pools.want(User(2, ("w2", 1), False), LAYOUT, (NUM_BLOCKS,))
     leased = rig.lease(0, 2)
     offer = offer_of("w2", "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations))
-    assert rig.pools.offered(0, offer) == [Answer(0, KVDeclined("r", 0))]
-    assert rig.pools.usage() == (CAPACITY, CAPACITY, 0, 0)
+    assert rig.pools.handle(0, offer) == [Answer(0, KVDeclined("r", 0))]
+    assert usage(rig.pools) == (CAPACITY, CAPACITY, 0, 0)
 
 
 def test_other_layouts_have_pools_of_their_own_and_blocks_beyond_reason_are_refused() -> None:
     rig = Rig()
     other = one_group("model", 2, 1, 1, 1, "float16")
     rig.pools.want(User(2, ("w2", 1), True), other, (5,))
-    assert rig.pools.usage() == (CAPACITY + 4, CAPACITY + 4, 0, 0)
+    assert usage(rig.pools) == (CAPACITY + 4, CAPACITY + 4, 0, 0)
     with pytest.raises(Misbehaved, match="at most"):
         rig.pools.want(User(3, ("w3", 1), True), one_group("m", 1 << 16, 8, 1 << 10, 16, "float16"), (5,))
 
@@ -210,12 +212,12 @@ def test_a_block_to_grow_into_never_waits_for_a_prompt() -> None:
     rig = Rig(reserve=0.25)
     rig.pools.want(User(2, ("w2", 1), True), LAYOUT, (NUM_BLOCKS,))
     rig.lease(1, 8)
-    assert rig.pools.want_blocks(1, (9,)) == [Answer(client, PoolShortage(True)) for client in (0, 1, 2)]
-    assert rig.pools.want_blocks(0, (4,)) == []
+    assert rig.pools.handle(1, BlocksWanted((9,))) == [Answer(client, PoolShortage(True)) for client in (0, 1, 2)]
+    assert rig.pools.handle(0, BlocksWanted((4,))) == []
     assert len(unpack_ids(rig.lease(2, 1).block_ids)) == 1
     now_s, said = 0.0, list[MemoryMessage]()
     magazine = Magazine(ONE, said.append, clock=lambda: now_s)
-    magazine.shortage(is_short=True)
+    magazine.demand.shortage(is_short=True)
     for _ in range(3):
         assert not magazine.fetch((9,))
         magazine.tend((0,), (0,))
@@ -269,23 +271,23 @@ def test_prompts_that_want_little_pass_one_that_wants_much_but_not_for_ever() ->
     for client in (2, 3):
         rig.pools.want(User(client, (f"w{client}", 1), False), LAYOUT, (NUM_BLOCKS,))
     held = rig.lease(3, 4)
-    rig.pools.want_blocks(0, (10,))
+    rig.pools.handle(0, BlocksWanted((10,)))
     passing = [rig.lease(2, 2), rig.lease(2, 2)]
-    assert rig.pools.want_blocks(2, (2,)) == [], "6 are more than half of 10"
-    assert rig.pools.usage().num_free == 4
-    assert rig.pools.want_blocks(2, (1,))[0].client == 2, "5 are not"
+    assert rig.pools.handle(2, BlocksWanted((2,))) == [], "6 are more than half of 10"
+    assert usage(rig.pools).num_free == 4
+    assert rig.pools.handle(2, BlocksWanted((1,)))[0].client == 2, "5 are not"
     for blocks in passing:
         assert rig.free(2, blocks) == []
     [answer] = rig.free(3, held)[:1]
     assert answer.client == 0 and isinstance(answer.message, BlocksLeased)
-    assert rig.pools.usage().num_free == 1 and not rig.pools.pools[LAYOUT].wants
+    assert usage(rig.pools).num_free == 1 and not rig.pools.pools[LAYOUT].wants
 
 
 def test_nobody_passes_what_is_wanted_to_go_on_decoding() -> None:
     rig = Rig()
     rig.lease(0, 8)
-    rig.pools.want_blocks(1, (6,))
-    assert rig.pools.want_blocks(0, (1,)) == []
+    rig.pools.handle(1, BlocksWanted((6,)))
+    assert rig.pools.handle(0, BlocksWanted((1,))) == []
 
 
 def test_generations_go_round() -> None:
@@ -310,7 +312,7 @@ def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_ans
     assert said.pop() == BlocksWanted((3,))
     now_s = 5 * PATIENCE_S
     assert not magazine.is_exhausted(), "the server has not answered yet"
-    magazine.shortage(is_short=True)
+    magazine.demand.shortage(is_short=True)
     magazine.tend((1,), (0,))
     assert said == [BlocksWanted((5,)), BlocksFreed(pack_ids([2, 1]), pack_ids([1, 1]))], (
         "nobody waits for what it holds"

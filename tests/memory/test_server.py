@@ -40,6 +40,7 @@ from common.memory.devices.host_backing import HostBacking
 from common.memory.server import listener as listener_module
 from common.memory.server import requests as requests_module
 from common.memory.server import server as server_module
+from common.memory.server.report import usage
 from common.memory.server.server import MemoryServer
 from common.settings.memory_sections import MemorySection
 from common.wire.messages.frames import encode
@@ -60,6 +61,7 @@ from common.wire.messages.memory import (
     WeightsWanted,
 )
 from common.wire.messages.worker import Message
+from tests.memory.parties import leases_of
 from tests.support.announcing import announcer
 from tests.support.layouts import take
 from tests.support.messages import LAYOUT
@@ -354,8 +356,8 @@ def test_blocks_of_who_hung_up_are_nobodys_until_its_process_is_over(
         late = backed.connect("prefill-1")
         assert late.claim_pool(LAYOUT, (100,)).shape.num_blocks == (9,), "it is as large as who came first wanted it"
         eventually(lambda: "its process lives on" in caplog.text)
-        assert pool.index.num_quarantined.total() == 3 and backed.server.pools.usage()[:2] == (8, 5)
-    eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
+        assert pool.index.num_quarantined.total() == 3 and usage(backed.server.pools)[:2] == (8, 5)
+    eventually(lambda: usage(backed.server.pools) == (8, 8, 0, 0))
     said = [record.getMessage() for record in caplog.records]
     told = [text.removeprefix("decode-0.1: ") for text in said if text.startswith("decode-0.1: ")]
     assert told == [
@@ -407,8 +409,8 @@ def test_who_hangs_in_a_pid_namespace_out_of_reach_is_named_and_keeps_what_it_ma
     with holder(backed):
         client.send(BlocksWanted((8,)))
         eventually(lambda: "cannot be killed from here (Invalid argument): restart it" in caplog.text)
-        assert backed.server.pools.usage()[:2] == (8, 5)
-    eventually(lambda: backed.server.pools.usage()[1] == 0)
+        assert usage(backed.server.pools)[:2] == (8, 5)
+    eventually(lambda: usage(backed.server.pools)[1] == 0)
 
 
 def test_who_hangs_in_nobodys_way_is_left_alone(backed: Backed) -> None:
@@ -428,8 +430,8 @@ def test_who_is_killed_again_and_again_takes_nothing_along(backed: Backed) -> No
     neighbour.claim_pool(LAYOUT, (9,))
     for _ in range(4):
         with holder(backed):
-            assert backed.server.pools.usage()[:2] == (8, 5)
-        eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
+            assert usage(backed.server.pools)[:2] == (8, 5)
+        eventually(lambda: usage(backed.server.pools) == (8, 8, 0, 0))
     processes = backed.server.processes
     eventually(lambda: not processes._leaving and len(processes._pidfds) == 1)
 
@@ -473,10 +475,10 @@ def test_a_prompt_changes_hands_and_who_gave_it_hears_when_it_was_received(backe
     taker.tend((0,), (0,))
     assert heard_by(giver, 1) == [KVReceived("r", 3)]
     taker.accept(offer)
-    assert taker.magazine.leases.keys() >= set(block_ids)
+    assert leases_of(taker.magazine).keys() >= set(block_ids)
     taker.magazine.free(block_ids)
     taker.tend((0,), (0,))
-    eventually(lambda: backed.server.pools.usage() == (8, 6, 0, 0))
+    eventually(lambda: usage(backed.server.pools) == (8, 6, 0, 0))
     with pytest.raises(KVError, match="not in use here"):
         giver.magazine.free(block_ids)
     assert not giver.receive(), "it hears of each offer once"
@@ -578,7 +580,7 @@ def test_who_leaves_in_order_gives_back_what_it_has_at_hand_and_wants_nothing_mo
     pool.leave()
     pool.client.close()
     eventually(lambda: len(backed.server.clients) == 1)
-    assert backed.server.pools.usage()[:2] == (8, 6) and "are kept" not in caplog.text
+    assert usage(backed.server.pools)[:2] == (8, 6) and "are kept" not in caplog.text
     pool.leave()
 
 
@@ -595,16 +597,16 @@ def test_what_is_given_to_who_has_said_that_it_leaves_comes_back_at_once(backed:
     def has_made_way() -> bool:
         giver.receive()
         giver.tend((0,), (0,))
-        return backed.server.pools.usage() == (8, 4, 1, 0)
+        return usage(backed.server.pools) == (8, 4, 1, 0)
 
     eventually(has_made_way)
     leaver.leave()
-    eventually(lambda: backed.server.pools.usage() == (8, 8, 0, 0))
+    eventually(lambda: usage(backed.server.pools) == (8, 8, 0, 0))
     giver.offer(("decode-0", 1), ("s", 0), 7, [])
     eventually(lambda: KVDeclined("s", 0) in giver.receive())
     leaver.client.close()
     eventually(lambda: len(backed.server.clients) == 1)
-    assert backed.server.pools.usage() == (8, 8, 0, 0) and not backed.server.parted
+    assert usage(backed.server.pools) == (8, 8, 0, 0) and not backed.server.parted
 
 
 def test_who_leaves_keeps_what_a_launched_step_may_still_write(backed: Backed) -> None:
@@ -613,9 +615,9 @@ def test_who_leaves_keeps_what_a_launched_step_may_still_write(backed: Backed) -
     eventually(lambda: bool(pool.receive() or pool.magazine.has((4,))))
     take(pool.magazine, 1)
     pool.leave()
-    eventually(lambda: backed.server.pools.usage() == (8, 7, 0, 0))
+    eventually(lambda: usage(backed.server.pools) == (8, 7, 0, 0))
     pool.client.close()
-    eventually(lambda: backed.server.pools.usage() == (8, 7, 0, 1))
+    eventually(lambda: usage(backed.server.pools) == (8, 7, 0, 1))
 
 
 def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
@@ -762,7 +764,7 @@ def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, s
     assert not mine.receive() and not mine.problem
     index = backed.server.pools.pools[layout].index
     [number] = [client.number for client in backed.server.clients.values() if client.worker == ("neighbour", 1)]
-    for block_id, generation in mine.magazine.leases.items():
+    for block_id, generation in leases_of(mine.magazine).items():
         assert index.claim(block_id) == (BlockState.LEASED, number)
         assert index.generation[block_id] == generation
     neighbour.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.memory.client.magazine import Magazine
+from common.memory.server.report import num_cached
 from common.wire.messages.memory import BlocksLeased, MemoryTainted, PoolShortage
 from common.wire.messages.memory_reports import BlockEvent, KVEvents, MemoryHeartbeat
 from common.wire.messages.worker import Knock, KVEventsWanted, Refused, Reregister
@@ -171,7 +172,7 @@ def test_while_nothing_is_heard_of_the_router_nothing_piles_up(rig: Rig) -> None
     rig.announcer.heard_s -= 2 * rig.announcer.timeout_s
     rig.until(lambda: not rig.announcer.logs)
     writer.write(TEXTS[0])
-    rig.until(lambda: rig.server.pools.num_cached == 20)
+    rig.until(lambda: num_cached(rig.server.pools) == 20)
     assert not rig.server.pools.pools[LAYOUT].index.sealed.log.has_news
     assert rig.got(MemoryHeartbeat), "it says that it lives all the same"
 

@@ -38,7 +38,7 @@ class World(House):
     def say(self) -> None:
         """The server hears the next message."""
         if self.said:
-            self.answers += self.pools.heed(US, cast(OfBlocks, self.said.pop(0)))
+            self.answers += self.pools.handle(US, cast(OfBlocks, self.said.pop(0)))
 
     def hear_next(self) -> None:
         if self.answers:
@@ -130,7 +130,7 @@ class World(House):
         while self.said or self.answers:
             self.say()
             self.hear_next()
-        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.readings)
+        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
 
 
 @pytest.mark.medium

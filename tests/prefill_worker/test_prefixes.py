@@ -7,10 +7,19 @@ from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
 from common.memory.client.magazine import Magazine
 from common.memory.server.pools import Pools
+from common.memory.server.report import usage
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.settings.config import PrefillSection
 from common.settings.memory_sections import KVSection
-from common.wire.messages.memory import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PoolShortage, PromptBlocks
+from common.wire.messages.memory import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksWanted,
+    MemoryMessage,
+    OfBlocks,
+    PoolShortage,
+    PromptBlocks,
+)
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
@@ -71,7 +80,7 @@ class House:
         """What was said is heard, and answered."""
         self.magazine.tend((self.num_at_hand,), (0,))
         while self.said:
-            self.hear(self.pools.heed(US, cast(OfBlocks, self.said.pop(0))))
+            self.hear(self.pools.handle(US, cast(OfBlocks, self.said.pop(0))))
 
     def hear(self, answers: list[Answer]) -> None:
         for client, message, _ in answers:
@@ -81,7 +90,7 @@ class House:
                 case BlocksLeased() if client == US:
                     self.magazine.leased(message)
                 case PoolShortage() if client == US:
-                    self.magazine.shortage(is_short=message.is_short)
+                    self.magazine.demand.shortage(is_short=message.is_short)
 
     def step(self) -> list[tuple[str, int]]:
         """One step, which is over at once; complete prompts are let go."""
@@ -117,16 +126,16 @@ class House:
         while self.scheduler.sequences():
             assert self.step(), "somebody waits for ever"
         self.check()
-        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.readings)
+        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
 
     def take_away(self, num_blocks: int) -> tuple[list[int], list[int]]:
         """Others lease so many."""
-        [(_, leased, _)] = [a for a in self.pools.want_blocks(DECODER, (num_blocks,)) if a.client == DECODER]
+        [(_, leased, _)] = [a for a in self.pools.handle(DECODER, BlocksWanted((num_blocks,))) if a.client == DECODER]
         assert isinstance(leased, BlocksLeased)
         return unpack_ids(leased.block_ids), unpack_ids(leased.generations)
 
     def give_back(self, block_ids: list[int], generations: list[int]) -> None:
-        self.hear(self.pools.freed(DECODER, BlocksFreed(pack_ids(block_ids), pack_ids(generations))))
+        self.hear(self.pools.handle(DECODER, BlocksFreed(pack_ids(block_ids), pack_ids(generations))))
 
 
 def test_what_is_found_is_not_computed_but_one_token_always_is() -> None:
@@ -161,7 +170,7 @@ def test_an_answer_that_was_on_its_way_while_blocks_were_sealed_is_asked_for_aga
         chunks = house.scheduler.schedule()
         house.scheduler.launched(chunks)
     house.add("second", text)
-    answers = [answer for message in house.said for answer in house.pools.heed(US, cast(OfBlocks, message))]
+    answers = [answer for message in house.said for answer in house.pools.handle(US, cast(OfBlocks, message))]
     house.said.clear()
     house.scheduler.collected([first, first])
     house.prefixes.computed([(first, 50)], house.scheduler.waiting)
@@ -237,7 +246,7 @@ def test_what_is_given_up_lets_go_of_what_was_found_and_of_what_is_still_to_come
     house.scheduler.remove("asked", 0)
     house.add("found", text)
     house.exchange()
-    assert house.told["found"] == 16 and len(house.magazine.readings) == 4
+    assert house.told["found"] == 16 and len(house.magazine.leases.readings) == 4
     house.scheduler.remove("found", 0)
     house.exchange()
     house.check()
@@ -271,7 +280,7 @@ def test_those_that_wait_for_blocks_hold_none_so_that_they_never_wait_for_one_an
     for base in (0, 1000):
         house.add(f"long {base}", range(base, base + 12 * BLOCK))
     house.exchange()
-    assert house.told == {"long 0": 7 * BLOCK} and len(house.magazine.readings) == 7, "the other holds nothing"
+    assert house.told == {"long 0": 7 * BLOCK} and len(house.magazine.leases.readings) == 7, "the other holds nothing"
     house.all_done()
     assert sum(count for name, count in house.computed if name == "long 0") == 5 * BLOCK
     house.give_back(*taken)
@@ -283,7 +292,7 @@ def test_a_prompt_that_waits_gets_all_its_blocks_at_once_and_what_is_there_by_th
     house.step()
     taken = house.take_away(10)
     house.add("long", text)
-    assert house.step() == [] and not house.magazine.in_use and not len(house.magazine.readings)
+    assert house.step() == [] and not house.magazine.leases.in_use and not len(house.magazine.leases.readings)
     house.give_back(*taken)
     house.all_done()
     assert house.computed == [("first", 8 * BLOCK), ("long", 4 * BLOCK)]
@@ -292,12 +301,12 @@ def test_a_prompt_that_waits_gets_all_its_blocks_at_once_and_what_is_there_by_th
 def test_a_grant_that_crosses_the_end_of_its_prompt_is_given_back() -> None:
     house = House(num_blocks=20, num_at_hand=0)
     house.add("gone", range(30))
-    answers = [answer for message in house.said for answer in house.pools.heed(US, cast(OfBlocks, message))]
+    answers = [answer for message in house.said for answer in house.pools.handle(US, cast(OfBlocks, message))]
     house.said.clear()
     house.scheduler.remove("gone", 0)
     house.hear(answers)
     house.exchange()
-    assert not house.prefixes.asked and not house.magazine.in_use and house.pools.usage().num_free == 20
+    assert not house.prefixes.asked and not house.magazine.leases.in_use and usage(house.pools).num_free == 20
 
 
 def test_a_prompt_that_is_given_up_while_it_waits_keeps_no_other_waiting() -> None:
@@ -345,7 +354,7 @@ def test_what_is_in_host_memory_comes_back_when_there_is_room_for_all_of_the_pro
     assert not house.told and not house.copies.begun, "too few are free for that"
     house.give_back(block_ids[20:51], generations[20:51])
     house.exchange()
-    assert not house.magazine.in_use, "nothing is leased ahead of what is restored"
+    assert not house.magazine.leases.in_use, "nothing is leased ahead of what is restored"
     copy(house)
     assert house.told["second"] == 40 * BLOCK and house.tier.traffic.num_restored == 40
     house.computed.clear()

@@ -13,6 +13,7 @@ from common.memory.blocks.pool import User
 from common.memory.client.guest import Guest, OfGuest
 from common.memory.client.magazine import Magazine
 from common.memory.server.pools import Pools
+from common.memory.server.report import usage
 from common.serving.prompts.rate import PromptRate
 from common.serving.worker.peer_servers import Visit, Visits
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PromptBlocks, PromptWanted
@@ -64,7 +65,7 @@ class Theirs:
 
     def forget(self, num_blocks: int) -> None:
         """Other texts want so many blocks, if there are so many."""
-        num_free = self.pools.usage().num_free
+        num_free = usage(self.pools).num_free
         self._exchange(min(num_blocks, num_free))
         [block_ids] = self.magazine.allocate(self.magazine.num_free)
         self.pool.memory.update(dict.fromkeys(block_ids, b"another's"))
@@ -76,7 +77,7 @@ class Theirs:
             self.magazine.fetch((count,))
             self.magazine.tend((0,), (0,))
             while self.outbox:
-                for answer in self.pools.heed(OWNER, cast(OfBlocks, self.outbox.pop(0))):
+                for answer in self.pools.handle(OWNER, cast(OfBlocks, self.outbox.pop(0))):
                     if isinstance(answer.message, BlocksLeased):
                         self.magazine.leased(answer.message)
 
@@ -84,7 +85,7 @@ class Theirs:
     def num_read(self) -> int:
         """Blocks that are kept for us."""
         [pool] = self.pools.pools.values()
-        return pool.index.sealed.num_of_client[GUEST]
+        return pool.index.sealed.readers.num_of_client[GUEST]
 
     # --- as the guest's end of the connection ---------------------------------------------------
 
@@ -102,7 +103,7 @@ class Theirs:
     def answer(self) -> None:
         """The server hears the next that was said."""
         if self.said:
-            answers = self.pools.heed(GUEST, cast(OfBlocks, self.said.popleft()))
+            answers = self.pools.handle(GUEST, cast(OfBlocks, self.said.popleft()))
             self.heard += [cast(PromptBlocks, answer.message) for answer in answers if answer.client == GUEST]
 
     def lose(self) -> None:
@@ -183,7 +184,7 @@ class Rig(House):
         self.copied()
         self.all_done()
         self.answered()
-        assert not self.theirs.num_read and not self.magazine.in_use and not self.retrievals.is_busy
+        assert not self.theirs.num_read and not self.magazine.leases.in_use and not self.retrievals.is_busy
 
 
 def test_a_reply_is_taken_where_it_is_and_sealed_here() -> None:
@@ -396,7 +397,7 @@ class RetrievingWorld(World):
         ]  # fmt: skip
 
     def decode(self, text: list[int]) -> None:
-        if self.theirs.pools.usage().num_free >= len(text) // BLOCK:
+        if usage(self.theirs.pools).num_free >= len(text) // BLOCK:
             self.theirs.decode(text)
 
     def break_copies(self) -> None:

@@ -15,7 +15,14 @@ from common.memory.blocks import event_log
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
 from common.memory.server.pools import Pools
-from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, PromptBlocks, PromptWanted
+from common.wire.messages.memory import (
+    BlocksFreed,
+    BlocksLeased,
+    BlocksSealed,
+    BlocksWanted,
+    PromptBlocks,
+    PromptWanted,
+)
 from common.wire.messages.memory_reports import KVEvents
 from common.wire.messages.worker import KVEventsWanted
 from common.wire.values.block_key import unpack_short_keys
@@ -93,20 +100,20 @@ class Machine(RuleBasedStateMachine):
         """Blocks of a text are computed, and evict others if need be; nobody reads them then."""
         for leased in self._leased(len(numbers)):
             keys = b"".join(map(key, numbers))
-            self.pools.seal(WRITER, BlocksSealed(leased.block_ids, leased.generations, keys))
-            self.pools.freed(WRITER, BlocksFreed(leased.block_ids, leased.generations))
+            self.pools.handle(WRITER, BlocksSealed(leased.block_ids, leased.generations, keys))
+            self.pools.handle(WRITER, BlocksFreed(leased.block_ids, leased.generations))
 
     @rule(num_blocks=st.integers(1, NUM_BLOCKS - 1))
     def evict(self, num_blocks: int) -> None:
         """Somebody wants so many blocks, and gives them back."""
         for leased in self._leased(num_blocks):
-            self.pools.freed(WRITER, BlocksFreed(leased.block_ids, leased.generations))
+            self.pools.handle(WRITER, BlocksFreed(leased.block_ids, leased.generations))
 
     @rule(numbers=TEXT)
     def look_up(self, numbers: list[int]) -> None:
         """Somebody wants a text, of which some may be in host memory."""
         wanted = PromptWanted("r", 0, b"".join(map(key, numbers)), BLOCK_US, len(numbers), 0)
-        self._heed(self.pools.want_prompt(WRITER, wanted))
+        self._heed(self.pools.handle(WRITER, wanted))
 
     @rule(numbers=TEXT)
     def park(self, numbers: list[int]) -> None:
@@ -137,14 +144,14 @@ class Machine(RuleBasedStateMachine):
         """If so many are not being restored."""
         if self.index.num_free < (num_blocks,):
             return []
-        answers = self.pools.want_blocks(WRITER, (num_blocks,))
+        answers = self.pools.handle(WRITER, BlocksWanted((num_blocks,)))
         return [answer.message for answer in answers if isinstance(answer.message, BlocksLeased)]
 
     def _heed(self, answers: list[Answer]) -> None:
         """What was given is let go of."""
         for _, given, _ in answers:
             if isinstance(given, PromptBlocks | BlocksLeased):
-                self._heed(self.pools.freed(WRITER, BlocksFreed(given.block_ids, given.generations)))
+                self._heed(self.pools.handle(WRITER, BlocksFreed(given.block_ids, given.generations)))
 
     @rule(is_beat=st.booleans(), is_lost=st.sampled_from([False, False, True]))
     def tell(self, is_beat: bool, is_lost: bool) -> None:

@@ -89,7 +89,7 @@ class SharedPoolSimulation:
                 self._turn(worker, load)
             for end_s, offer in [item for item in self.decoding if item[0] <= self.now_s]:
                 self.decoding.remove((end_s, offer))
-                self._hear(self.pools.freed(DECODER, BlocksFreed(offer.block_ids, offer.generations)))
+                self._hear(self.pools.handle(DECODER, BlocksFreed(offer.block_ids, offer.generations)))
         return [self.ttft_s[number] for number in range(len(load))]
 
     def _turn(self, worker: Worker, load: list[Asked]) -> None:
@@ -106,19 +106,19 @@ class SharedPoolSimulation:
         while worker.said:
             match worker.said.popleft():
                 case BlocksWanted() as wanted:
-                    self._hear(self.pools.want_blocks(worker.client, wanted.num_blocks))
+                    self._hear(self.pools.handle(worker.client, wanted))
                 case BlocksFreed() as freed:
-                    self._hear(self.pools.freed(worker.client, freed))
+                    self._hear(self.pools.handle(worker.client, freed))
 
     def _hand_over(self, worker: Worker, sequence: PromptSequence, load: list[Asked]) -> None:
         asked = load[int(sequence.request_id)]
         self.ttft_s[int(sequence.request_id)] = self.now_s - asked.arrival_s
         block_ids = worker.scheduler.take(sequence)
-        generations = worker.magazine.release(block_ids)
+        generations = worker.magazine.leases.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
         offer = KVOffer("d", 1, sequence.request_id, 0, 0, *ids, 0, b"", b"")
-        self.pools.offered(worker.client, offer)
-        self.pools.taken(DECODER, KVAccepted(offer.request_id, 0))
+        self.pools.handle(worker.client, offer)
+        self.pools.handle(DECODER, KVAccepted(offer.request_id, 0))
         self.decoding.append((self.now_s + asked.decode_s, offer))
 
     def _hear(self, answers: list[Answer]) -> None:
@@ -128,4 +128,4 @@ class SharedPoolSimulation:
                     case BlocksLeased():
                         self.workers[client].magazine.leased(message)
                     case PoolShortage():
-                        self.workers[client].magazine.shortage(is_short=message.is_short)
+                        self.workers[client].magazine.demand.shortage(is_short=message.is_short)

@@ -28,7 +28,8 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from common.memory.blocks.answers import Misbehaved
-from common.memory.blocks.sealed import NONE_NAMED, Named, SealedBlocks, named
+from common.memory.blocks.readers import NONE_NAMED, Named, named
+from common.memory.blocks.sealed import SealedBlocks
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape, are_enough
@@ -113,7 +114,7 @@ class BlockIndex:
 
     def holds(self, client: int) -> bool:
         """Tell whether a client holds blocks, to write or to read."""
-        return self.num_leased[client] > 0 or self.sealed.num_of_client[client] > 0
+        return self.num_leased[client] > 0 or self.sealed.readers.num_of_client[client] > 0
 
     def claim(self, block_id: int) -> Claim:
         """Return state and client of a block."""
@@ -248,7 +249,7 @@ class BlockIndex:
             self._refuse(client, block_ids, generations)
         if len(set(leased.tolist())) != len(leased):
             raise Misbehaved("a block is named twice")
-        if sealed.total and not self.sealed.reads(client, sealed):
+        if sealed.total and not self.sealed.readers.reads(client, sealed):
             raise Misbehaved("a block is sealed, and it does not read it so often")
         return Offered(leased, sealed)
 
@@ -277,7 +278,7 @@ class BlockIndex:
 
     def _move(self, client: int, other: int, sealed: Named) -> None:
         if sealed.total:
-            self.sealed.move(client, other, sealed)
+            self.sealed.readers.move(client, other, sealed)
 
     def _let_go(self, client: int, sealed: Named) -> None:
         if sealed.total:

@@ -15,7 +15,15 @@ import numpy as np
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.index import BlockIndex, OfferKey
 from common.memory.devices.backing import Memory
-from common.wire.messages.memory import BlocksLeased, KVDeclined, KVReceived, PoolShortage, PromptBlocks, PromptWanted
+from common.wire.messages.memory import (
+    BlocksLeased,
+    KVDeclined,
+    KVReceived,
+    PoolRegion,
+    PoolShortage,
+    PromptBlocks,
+    PromptWanted,
+)
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import are_enough, minus
 
@@ -73,6 +81,12 @@ class Pool:
     senders: dict[OfferKey, int] = field(default_factory=dict)  # sender of each offer not received yet
     _numbers: Iterator[int] = field(default_factory=count)
 
+    def add_user(self, user: User) -> Answer:
+        """Let a client use the pool; return the pool's memory, for the client."""
+        self.users[user.client] = user
+        region = PoolRegion(self.pool_id, self.memory.handle, self.index.shape.num_blocks)
+        return Answer(user.client, region, self.memory.descriptor)
+
     def want(self, client: int, num_blocks: Counts, prompt: PromptWanted | None = None) -> None:
         """Let a client wait for blocks. A new want of equal key replaces the earlier want, and keeps its place."""
         want = Want(client, next(self._numbers), num_blocks, prompt)
@@ -80,14 +94,6 @@ class Pool:
             known.num_blocks = num_blocks
         else:
             self.wants[want.key] = want
-
-    def unwant(self, key: WantKey) -> None:
-        """Forget a want, if it still waits."""
-        self.wants.pop(key, None)
-
-    def forget(self, client: int) -> None:
-        """Forget all wants of a client."""
-        self.wants = {key: want for key, want in self.wants.items() if want.client != client}
 
     def received(self, key: OfferKey) -> list[Answer]:
         """Return an answer to the sender of an offer, once: the offer was received."""
@@ -102,29 +108,31 @@ class Pool:
     def drop_user(self, client: int) -> list[Answer]:
         """Remove a client; offers to the client are void if not received."""
         self.users.pop(client, None)
-        self.forget(client)
+        self.wants = {key: want for key, want in self.wants.items() if want.client != client}
         self.senders = {key: sender for key, sender in self.senders.items() if sender != client}
         return self.undelivered([key for key in self.senders if key.client == client])
 
-    def is_waited_for(self, but: int) -> bool:
-        """Tell whether a client other than `but` waits for blocks."""
-        return any(want.client != but for want in self.wants.values())
+    def holds_up_others(self, client: int) -> bool:
+        """Tell whether others wait for blocks while this client holds blocks or undecided offers."""
+        holds = self.index.holds(client) or any(key.client == client for key in self.index.offers)
+        return holds and any(want.client != client for want in self.wants.values())
 
     def deal(self) -> list[Answer]:
         """Grant wants in order; a small want may pass larger ones for a while."""
         answers, available = [], self.index.num_free
         waiting: list[Want] = []
         for want in self._in_order():
-            lacking, reserve = self._lacking(want), self._reserve_before(want.client)
+            lacking, reserve = _lacking(self.index, want), self._reserve_before(want.client)
             is_next = are_enough(minus(available, reserve), lacking)
-            if is_next or (self.may_pass(waiting, lacking) and are_enough(self._num_free(reserve), lacking)):
+            fits = is_next or are_enough(minus(self.index.num_free, reserve), lacking)
+            if is_next or (fits and self.may_pass(waiting, lacking)):
                 if self.restore(self, want):
                     want.is_restoring = True
                 else:
                     for other in waiting:
                         other.num_passed += sum(lacking)
                     del self.wants[want.key]
-                    answers.append(self._granted(want))
+                    answers.append(_granted(self.index, want))
             else:
                 waiting.append(want)
             available = minus(available, lacking)
@@ -143,23 +151,6 @@ class Pool:
 
         return sorted((want for want in self.wants.values() if not want.is_restoring), key=place)
 
-    def _lacking(self, want: Want) -> Counts:
-        """Return the number of free blocks taken by a want; cached blocks of its prompt count as free."""
-        if want.prompt is None or not want.prompt.keys:
-            return want.num_blocks
-        return (want.num_blocks[0] - self.index.sealed.num_in_use(want.prompt.keys), *want.num_blocks[1:])
-
-    def _granted(self, want: Want) -> Answer:
-        prompt = want.prompt
-        if prompt is None:
-            leased = self.index.lease(want.client, want.num_blocks)
-            return Answer(want.client, BlocksLeased(*packed(leased, self.index.generations(leased))))
-        found = self.index.sealed.match(want.client, prompt.keys)
-        leased = self.index.lease(want.client, (want.num_blocks[0] - len(found), *want.num_blocks[1:]))
-        block_ids = np.concatenate([found, leased])
-        blocks = packed(block_ids, self.index.generations(block_ids))
-        return Answer(want.client, PromptBlocks(prompt.request_id, prompt.attempt, *blocks, len(found)))
-
     def may_pass(self, waiting: list[Want], wanted: Counts) -> bool:
         """Tell whether a want may pass waiting prompts.
 
@@ -170,9 +161,6 @@ class Pool:
             want.num_passed + sum(wanted) <= sum(want.num_blocks) // 2 for want in waiting
         )
 
-    def _num_free(self, reserve: Counts) -> Counts:
-        return minus(self.index.num_free, reserve)
-
     def _reserve_before(self, client: int) -> Counts:
         """Return the number of blocks that a client must leave to decoding."""
         index = self.index
@@ -181,6 +169,25 @@ class Pool:
         if client in decoding or not is_decoding:
             return index.shape.layout.nothing
         return tuple(int(self.reserve * count) for count in index.shape.num_blocks)
+
+
+def _lacking(index: BlockIndex, want: Want) -> Counts:
+    """Return the number of free blocks taken by a want; cached blocks of its prompt count as free."""
+    if want.prompt is None or not want.prompt.keys:
+        return want.num_blocks
+    return (want.num_blocks[0] - index.sealed.num_in_use(want.prompt.keys), *want.num_blocks[1:])
+
+
+def _granted(index: BlockIndex, want: Want) -> Answer:
+    prompt = want.prompt
+    if prompt is None:
+        leased = index.lease(want.client, want.num_blocks)
+        return Answer(want.client, BlocksLeased(*packed(leased, index.generations(leased))))
+    found = index.sealed.match(want.client, prompt.keys)
+    leased = index.lease(want.client, (want.num_blocks[0] - len(found), *want.num_blocks[1:]))
+    block_ids = np.concatenate([found, leased])
+    blocks = packed(block_ids, index.generations(block_ids))
+    return Answer(want.client, PromptBlocks(prompt.request_id, prompt.attempt, *blocks, len(found)))
 
 
 def packed(block_ids: np.ndarray, generations: np.ndarray) -> tuple[bytes, bytes]:

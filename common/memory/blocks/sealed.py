@@ -11,52 +11,28 @@ beginning, because the end cannot be found without the beginning. Knows clients 
 Messages name thousands of blocks. Only keys are looked up singly, in a dict; all else is arrays by block id.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 import numpy as np
 
 from common.memory.blocks.cached import CachedBlocks
 from common.memory.blocks.event_log import EventLog, HostBlocks
+from common.memory.blocks.readers import NONE_NAMED, Named, Readers, named
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.fields import KEY_BYTES
 
 KEY = np.dtype(f"V{KEY_BYTES}")
 
 
-class Named(NamedTuple):
-    """Distinct blocks of a message, with counts, because several texts of a reader may begin alike."""
-
-    block_ids: np.ndarray  # [num_blocks] intp, each once, in order of first mention
-    times: np.ndarray | int  # mentions of each: [num_blocks] int64, or a number for all
-    total: int  # sum of `times`
-
-
-NONE_NAMED = Named(np.zeros(0, np.intp), 1, 0)
-
-
-def named(block_ids: np.ndarray) -> Named:
-    """Count ids in any order: [num_named] intp."""
-    ids = block_ids.tolist()
-    if len(set(ids)) == len(ids):
-        return Named(block_ids, 1, len(ids))
-    times = Counter(ids)
-    return Named(np.array(list(times), np.intp), np.array(list(times.values()), np.int64), len(ids))
-
-
 class SealedBlocks:
     """Sealed blocks of a pool with ids below `num_ids`."""
 
     def __init__(self, num_ids: int) -> None:
-        self.num_ids = num_ids
         self.block_of: dict[bytes, int] = {}  # by key, in order of sealing
         self.key = np.zeros(num_ids, KEY)  # by block, valid where `is_found`
         self.is_found = np.zeros(num_ids, bool)
-        self.num_readings = np.zeros(num_ids, np.int64)  # by block, offers included
-        self.of_client: dict[int, np.ndarray] = {}  # readings by block, for each client
-        self.num_of_client: Counter[int] = Counter()  # readings in all
+        self.readers = Readers(num_ids)
         self.cached = CachedBlocks(num_ids)  # found and not read
         self._host: HostBlocks | None = None
         self.log = EventLog(num_ids, self._keys_between)
@@ -75,7 +51,7 @@ class SealedBlocks:
         self.key[found] = keys_of_found
         self.is_found[found] = True
         self.log.note(BlockEvent.SEALED, keys_of_found)
-        self._read(client, Named(block_ids, 1, len(block_ids)))
+        self.readers.add(client, Named(block_ids, 1, len(block_ids)))
 
     def num_found(self, keys: Sequence[bytes]) -> int:
         """Return how many leading keys find a block."""
@@ -84,7 +60,7 @@ class SealedBlocks:
     def num_in_use(self, keys: bytes) -> int:
         """Return how many blocks found by the leading packed keys have readers."""
         found = self._found(keys)
-        return int(np.count_nonzero(self.num_readings[found])) if len(found) else 0
+        return int(np.count_nonzero(self.readers.num_readings[found])) if len(found) else 0
 
     def match(self, client: int, keys: bytes) -> np.ndarray:
         """Return the blocks found by the leading packed keys: [num_found] intp.
@@ -94,8 +70,8 @@ class SealedBlocks:
         block_ids = self._found(keys)
         if len(block_ids):
             blocks = named(block_ids)
-            self.cached.remove(blocks.block_ids[self.num_readings[blocks.block_ids] == 0])
-            self._read(client, blocks)
+            self.cached.remove(blocks.block_ids[self.readers.num_readings[blocks.block_ids] == 0])
+            self.readers.add(client, blocks)
         return block_ids
 
     def _found(self, keys: bytes) -> np.ndarray:
@@ -103,41 +79,22 @@ class SealedBlocks:
         block_ids = takewhile(lambda block_id: block_id is not None, map(self.block_of.get, unpacked(keys)))
         return np.array(list(block_ids), np.intp)
 
-    def reads(self, client: int, blocks: Named) -> bool:
-        """Tell whether the client reads each block as often as named."""
-        if (readings := self.of_client.get(client)) is None:
-            return not blocks.total
-        return not np.count_nonzero(readings[blocks.block_ids] < blocks.times)
-
-    def readings(self, client: int) -> dict[int, int]:
-        """Return how often the client reads each block."""
-        if (readings := self.of_client.get(client)) is None:
-            return {}
-        return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
-
-    def move(self, client: int, other: int, blocks: Named) -> None:
-        """Move readings from a client, which must have them, to another."""
-        self._count(client, blocks, -1)
-        self._count(other, blocks, 1)
-
     def let_go(self, client: int, blocks: Named) -> np.ndarray:
         """End readings, named in the order of a text. Return blocks now free: [num_free] intp.
 
         A block without readers is cached if a key finds the block, else free.
         """
-        self._count(client, blocks, -1)
-        return self._unread(blocks)
+        return self._cache(self.readers.remove(client, blocks))
 
     def forget(self, client: int) -> np.ndarray:
         """End all readings of a client after its end. Return blocks now free: [num_free] intp."""
-        readings = self.of_client.pop(client, None)
-        if not self.num_of_client.pop(client, 0) or readings is None:
+        if (readings := self.readers.pop(client)) is None:
             return NONE_NAMED.block_ids
         found = np.fromiter(self.block_of.values(), np.intp, len(self.block_of))
         its_own = np.flatnonzero((readings > 0) & ~self.is_found)
         block_ids = np.concatenate([found[readings[found] > 0], its_own])
         times = readings[block_ids]
-        return self._unread(Named(block_ids, times, int(times.sum())))
+        return self._cache(self.readers.end(Named(block_ids, times, int(times.sum()))))
 
     def evict(self, count: int) -> np.ndarray:
         """Evict `count` cached blocks and forget their keys: [count] intp.
@@ -148,38 +105,21 @@ class SealedBlocks:
         keys = self.key[block_ids]
         for key in keys.tolist():
             del self.block_of[key]
-        self._tell_evicted(keys)
-        self.is_found[block_ids] = False
-        return block_ids
-
-    def _tell_evicted(self, keys: np.ndarray) -> None:
-        """Log evicted keys, [num_evicted] KEY: PARKED if host memory has the block, else GONE."""
-        if self._host is None or not self.log.is_on:
-            self.log.note(BlockEvent.GONE, keys)
-            return
-        are_parked = self._host.have(keys.tolist())
+        are_parked = np.zeros(count, bool)
+        if self._host is not None and self.log.is_on:
+            are_parked = self._host.have(keys.tolist())
         self.log.note(BlockEvent.PARKED, keys[are_parked])
         self.log.note(BlockEvent.GONE, keys[~are_parked])
+        self.is_found[block_ids] = False
+        return block_ids
 
     def _keys_between(self, begin: int, end: int) -> np.ndarray:
         """Return keys of findable blocks with ids in [begin, end): [num_found] KEY."""
         keys: np.ndarray = self.key[begin:end][self.is_found[begin:end]]
         return keys
 
-    def _read(self, client: int, blocks: Named) -> None:
-        self.num_readings[blocks.block_ids] += blocks.times
-        self._count(client, blocks, 1)
-
-    def _count(self, client: int, blocks: Named, sign: int) -> None:
-        if client not in self.of_client:
-            self.of_client[client] = np.zeros(self.num_ids, np.int64)
-        self.of_client[client][blocks.block_ids] += sign * blocks.times
-        self.num_of_client[client] += sign * blocks.total
-
-    def _unread(self, blocks: Named) -> np.ndarray:
-        num_left = self.num_readings[blocks.block_ids] - blocks.times
-        self.num_readings[blocks.block_ids] = num_left
-        unread = blocks.block_ids[num_left == 0][::-1]
+    def _cache(self, unread: np.ndarray) -> np.ndarray:
+        """Cache unread blocks, [num_unread] intp, if a key finds them; return the others: [num_free] intp."""
         are_found = self.is_found[unread]
         self.cached.add(unread[are_found])
         if self._host is not None and are_found.any():

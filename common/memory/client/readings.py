@@ -31,19 +31,19 @@ class Readings:
         """Return how many leading blocks are read here; sealed blocks come first in a text."""
         if not len(block_ids) or not self._num_readings[block_ids[0]]:
             return 0
-        others = np.flatnonzero(self._num_readings[_ids(block_ids)] == 0)
+        others = np.flatnonzero(self._num_readings[as_ids(block_ids)] == 0)
         return int(others[0]) if len(others) else len(block_ids)
 
     def add(self, block_ids: Sequence[int], generations: Sequence[int] | np.ndarray) -> None:
         """Count a reading of each block of a text."""
-        ids = _ids(block_ids)
+        ids = as_ids(block_ids)
         self._num_blocks += int(np.count_nonzero(self._num_readings[ids] == 0))
         self._num_readings[ids] += 1
         self._generation[ids] = generations
 
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
         """Return generations of blocks: [num_ids] int32."""
-        generations: np.ndarray = self._generation[_ids(block_ids)]
+        generations: np.ndarray = self._generation[as_ids(block_ids)]
         return generations
 
     def take(self, block_ids: Sequence[int]) -> np.ndarray:
@@ -51,7 +51,7 @@ class Readings:
 
         Raises KVError, and changes nothing, if a block is read less often than named.
         """
-        ids, num_readings = np.unique(_ids(block_ids), return_counts=True)
+        ids, num_readings = np.unique(as_ids(block_ids), return_counts=True)
         if (self._num_readings[ids] < num_readings).any():
             raise KVError(f"of {len(block_ids)} blocks some are not read here so often")
         self._num_readings[ids] -= num_readings
@@ -59,5 +59,6 @@ class Readings:
         return self.generations(block_ids)
 
 
-def _ids(block_ids: Sequence[int]) -> np.ndarray:
+def as_ids(block_ids: Sequence[int]) -> np.ndarray:
+    """Return ids as an array: [num_ids] int32."""
     return np.asarray(block_ids, np.int32)

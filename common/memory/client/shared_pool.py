@@ -78,7 +78,7 @@ class SharedPool:
                     self.is_tainted = True
                     self._lose(message.problem)
                 case PoolShortage():
-                    self.magazine.shortage(is_short=message.is_short)
+                    self.magazine.demand.shortage(is_short=message.is_short)
                 case KVOffer() | KVReceived() | KVDeclined() | PromptBlocks():
                     prompts.append(message)
         return prompts
@@ -110,8 +110,8 @@ class SharedPool:
             token_id: the token just sampled.
             chain: root of the key chain, and digest of the last full block; b"" if no block will be sealed.
         """
-        num_sealed, ids = self.magazine.readings.num_first(block_ids), pack_ids(block_ids)
-        generations = self.magazine.release(block_ids).tobytes()
+        num_sealed, ids = self.magazine.leases.readings.num_first(block_ids), pack_ids(block_ids)
+        generations = self.magazine.leases.release(block_ids).tobytes()
         self._send(KVOffer(*target, *key, token_id, ids, generations, num_sealed, *chain))
         return not self.problem
 
@@ -128,7 +128,7 @@ class SharedPool:
         The answer is sent by `tend`, or before the next message, so no step waits for it. A delay is safe because the
         server quarantines offered blocks if this worker dies.
         """
-        self.magazine.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations), offer.num_sealed)
+        self.magazine.leases.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations), offer.num_sealed)
         self._answers[offer.request_id, offer.attempt] = KVAccepted(offer.request_id, offer.attempt)
 
     def by_group(self, offer: KVOffer) -> Sequence[Sequence[int]]:
@@ -141,8 +141,8 @@ class SharedPool:
 
     def leave(self) -> None:
         """Give all blocks to others, except blocks that launched steps may still write; call last of all."""
-        block_ids = self.magazine.in_use
-        self._send(PoolLeft(pack_ids(block_ids), pack_ids(self.magazine.generations(block_ids))))
+        block_ids = self.magazine.leases.in_use
+        self._send(PoolLeft(pack_ids(block_ids), pack_ids(self.magazine.leases.generations(block_ids))))
         if not self.problem:
             with suppress(MemoryLost):
                 self.client.finish_sending()

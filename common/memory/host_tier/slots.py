@@ -8,6 +8,7 @@ let_go:    the block is not read any more.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -31,11 +32,6 @@ class HostSlots:
         """Return the number of blocks in slots."""
         return len(self.slot_of)
 
-    @property
-    def num_unread(self) -> int:
-        """Blocks in slots that are not being read."""
-        return len(self._unread)
-
     def grow(self, num_slots: int) -> None:
         """Add free slots."""
         self.free[:0] = range(self.num_slots + num_slots - 1, self.num_slots - 1, -1)
@@ -43,12 +39,8 @@ class HostSlots:
 
     def find(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return slots of the leading keys: [num_found] intp."""
-        found = []
-        for slot in map(self.slot_of.get, keys):
-            if slot is None:
-                break
-            found.append(slot)
-        return np.array(found, np.intp)
+        slots = takewhile(lambda slot: slot is not None, map(self.slot_of.get, keys))
+        return np.array(list(slots), np.intp)
 
     def take(self, count: int) -> np.ndarray:
         """Take up to `count` slots to fill, free slots first, then those of the oldest blocks not being read.

@@ -101,7 +101,8 @@ class Regions:
         region = self.of_client.get(client)
         if region is None:
             return set()
-        self._retire(region)
+        if self.regions.get(region.key) is region:
+            del self.regions[region.key]
         return set(region.users)
 
     def leave(self, client: int) -> Iterator[Answer]:
@@ -122,10 +123,6 @@ class Regions:
 
     def _all(self) -> set[Region]:
         return {*self.regions.values(), *self.of_client.values()}
-
-    def _retire(self, region: Region) -> None:
-        if self.regions.get(region.key) is region:
-            del self.regions[region.key]
 
     def _filled_by(self, client: int) -> Region:
         region = self.of_client.get(client)

@@ -1,7 +1,9 @@
-"""Heartbeat of a memory server."""
+"""Reports of a memory server's use: for its heartbeat, and block events for the router."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from common.memory.blocks.event_log import EventLog
 from common.memory.devices.backing import Backing
 from common.memory.host_tier.tier import HostTier
 from common.memory.server.pools import Pools
@@ -10,21 +12,51 @@ from common.wire.messages.memory import MAX_BYTES
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 
 
+class Usage(NamedTuple):
+    """Blocks by state, summed over groups; the rest are leased or read."""
+
+    num_blocks: int
+    num_free: int  # cached blocks included
+    num_offered: int
+    num_quarantined: int
+
+
+def usage(pools: Pools) -> Usage:
+    """Return the sums over all pools."""
+    indexes = [pool.index for pool in set(pools.of_client.values())]
+    return Usage(
+        num_blocks=sum(sum(index.shape.capacity) for index in indexes),
+        num_free=sum(sum(index.num_free) for index in indexes),
+        num_offered=sum(index.num_offered for index in indexes),
+        num_quarantined=sum(index.num_quarantined.total() for index in indexes),
+    )
+
+
+def num_cached(pools: Pools) -> int:
+    """Return the number of cached blocks, included in the free blocks of `usage`."""
+    return sum(len(pool.index.sealed.cached) for pool in set(pools.of_client.values()))
+
+
+def log_of(pools: Pools, pool_id: int) -> EventLog | None:
+    """Return the event log of a pool, if the pool exists."""
+    return next((pool.index.sealed.log for pool in pools.of_client.values() if pool.pool_id == pool_id), None)
+
+
 def heartbeat(
     ready: MemoryReady, backing: Backing, regions: Regions, pools: Pools, worker_ids: Iterable[str]
 ) -> MemoryHeartbeat:
     """Build a heartbeat: memory use, device load, connected workers."""
-    usage, use = pools.usage(), backing.use()
+    blocks, use = usage(pools), backing.use()
     return MemoryHeartbeat(
         server_id=ready.server_id,
         epoch=ready.epoch,
         weights_bytes=min(regions.num_bytes, MAX_BYTES),
         free_bytes=min(backing.free_bytes(), MAX_BYTES),
-        num_blocks=usage.num_blocks,
-        num_free_blocks=usage.num_free,
-        num_cached_blocks=pools.num_cached,
-        num_offered_blocks=usage.num_offered,
-        num_quarantined_blocks=usage.num_quarantined,
+        num_blocks=blocks.num_blocks,
+        num_free_blocks=blocks.num_free,
+        num_cached_blocks=num_cached(pools),
+        num_offered_blocks=blocks.num_offered,
+        num_quarantined_blocks=blocks.num_quarantined,
         **_of_tier(pools.tier),
         worker_ids=tuple(worker_ids),
         gpu_percent=use.percent,

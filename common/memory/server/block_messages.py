@@ -1,0 +1,142 @@
+"""Messages of clients about blocks of a pool: a handler for each message type.
+
+A handler gets the pool and the client's number, and returns answers to any clients. Handlers raise Misbehaved.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.index import OfferKey
+from common.memory.blocks.pool import Pool, packed
+from common.wire.messages.memory import (
+    BlocksFreed,
+    BlocksSealed,
+    BlocksWanted,
+    KVAccepted,
+    KVDeclined,
+    KVOffer,
+    KVReceived,
+    OfBlocks,
+    PoolLeft,
+    PromptBlocks,
+    PromptUnwanted,
+    PromptWanted,
+)
+from common.wire.values.fields import KEY_BYTES
+from common.wire.values.pool_shape import are_enough
+
+Done = BlocksSealed | KVOffer | KVAccepted | KVDeclined
+"""Messages of work done, counted in `num_done`; `BlocksWanted` and `BlocksFreed` may come from stuck workers."""
+
+
+def handle(pool: Pool, client: int, message: OfBlocks) -> list[Answer]:
+    """Handle a message of a pool's user."""
+    pool.num_done += isinstance(message, Done)
+    return _HANDLERS[type(message)](pool, client, message)
+
+
+def _want_blocks(pool: Pool, client: int, message: BlocksWanted) -> list[Answer]:
+    """Grant blocks now or later, in place of the client's earlier want."""
+    counts, capacity = message.num_blocks, pool.index.shape.capacity
+    if len(counts) != len(capacity) or not are_enough(capacity, counts):
+        raise Misbehaved(f"{counts} blocks of a pool that has {capacity} to give")
+    if any(counts):
+        pool.want(client, counts)
+    else:
+        pool.wants.pop((client, "", 0), None)
+    return pool.deal()
+
+
+def _want_prompt(pool: Pool, client: int, message: PromptWanted) -> list[Answer]:
+    """Grant all blocks of a prompt now or later; answer a guest with readable blocks."""
+    index = pool.index
+    if pool.users[client].is_guest:
+        block_ids = index.sealed.match(client, message.keys)
+        blocks = packed(block_ids, index.generations(block_ids))
+        return [Answer(client, PromptBlocks(message.request_id, message.attempt, *blocks, len(block_ids)))]
+    num_keys, capacity = len(message.keys) // KEY_BYTES, index.shape.capacity
+    if not num_keys <= message.num_blocks <= capacity[0]:
+        raise Misbehaved(f"{message.num_blocks} blocks for {num_keys} keys, of a pool that has {capacity[0]}")
+    pool.want(client, (message.num_blocks, *index.shape.layout.nothing[1:]), message)
+    return pool.deal()
+
+
+def _unwant_prompt(pool: Pool, client: int, message: PromptUnwanted) -> list[Answer]:
+    pool.wants.pop((client, message.request_id, message.attempt), None)
+    return pool.deal()
+
+
+def _seal(pool: Pool, client: int, message: BlocksSealed) -> list[Answer]:
+    """Seal blocks written by a client, so other clients find them."""
+    pool.index.seal(client, *_blocks(message), message.keys)
+    return []
+
+
+def _free(pool: Pool, client: int, message: BlocksFreed) -> list[Answer]:
+    pool.index.free(client, *_blocks(message))
+    return pool.deal()
+
+
+def _offer(pool: Pool, client: int, message: KVOffer) -> list[Answer]:
+    """Pass an offer to a decode worker; decline the offer and free its blocks if the worker is unknown."""
+    worker = message.decode_worker_id, message.decode_epoch
+    takers = (user for user in pool.users.values() if user.is_decoding or user.is_guest)
+    target = next((user.client for user in takers if user.worker == worker), None)
+    if target is None:
+        pool.index.free(client, *_blocks(message))
+        return [Answer(client, KVDeclined(message.request_id, message.attempt)), *pool.deal()]
+    key = OfferKey(target, message.request_id, message.attempt)
+    pool.index.offer(client, key, *_blocks(message), message.num_sealed)
+    pool.senders[key] = client
+    return [Answer(target, message)]
+
+
+def _receive(pool: Pool, client: int, message: KVReceived) -> list[Answer]:
+    key = _key(client, message)
+    if key not in pool.index.offers:
+        raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
+    return pool.received(key)
+
+
+def _accept(pool: Pool, client: int, message: KVAccepted) -> list[Answer]:
+    """Lease the blocks of an offer to its target, which may have sent no receipt."""
+    pool.index.accept(key := _key(client, message))
+    return pool.received(key)
+
+
+def _decline(pool: Pool, client: int, message: KVDeclined) -> list[Answer]:
+    """Free the blocks of a declined offer."""
+    pool.index.decline(key := _key(client, message))
+    return [*pool.undelivered([key]), *pool.deal()]
+
+
+def _leave(pool: Pool, client: int, message: PoolLeft) -> list[Answer]:
+    """Take back all blocks and offers of a client, except blocks its device may still write."""
+    pool.index.retain(client, *_blocks(message))
+    return [*pool.drop_user(client), *pool.deal()]
+
+
+def _key(client: int, message: KVReceived | KVAccepted | KVDeclined) -> OfferKey:
+    return OfferKey(client, message.request_id, message.attempt)
+
+
+def _blocks(message: BlocksSealed | BlocksFreed | PoolLeft | KVOffer) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids, [num_blocks] intp, and generations, [num_blocks] int32, of a message."""
+    return np.frombuffer(message.block_ids, np.int32).astype(np.intp), np.frombuffer(message.generations, np.int32)
+
+
+_HANDLERS: dict[type[OfBlocks], Callable[[Pool, int, Any], list[Answer]]] = {
+    BlocksWanted: _want_blocks,
+    BlocksSealed: _seal,
+    BlocksFreed: _free,
+    PromptWanted: _want_prompt,
+    PromptUnwanted: _unwant_prompt,
+    KVOffer: _offer,
+    KVReceived: _receive,
+    KVAccepted: _accept,
+    KVDeclined: _decline,
+    PoolLeft: _leave,
+}

@@ -1,0 +1,116 @@
+"""Messages of clients to a memory server: a greeting first, then a handler for each message type."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
+
+from common.memory.base.channel import Gone
+from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.pool import User
+from common.memory.server.clients import Client
+from common.memory.server.processes import Processes
+from common.memory.server.requests import Wishes
+from common.memory.server.taint import taint
+from common.wire.messages.memory import (
+    MemoryHello,
+    MemoryKnock,
+    MemoryRefused,
+    MemoryTainted,
+    MemoryVisit,
+    MemoryWelcome,
+    OfBlocks,
+    OfGuests,
+    PoolWanted,
+    WeightsFilled,
+    WeightsProgress,
+    WeightsWanted,
+)
+from common.wire.messages.memory_reports import MemoryReady
+from common.wire.messages.worker import Message
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Client, Any], Iterable[Answer]]
+
+
+class Messages:
+    """Handlers of messages; `handle` raises Misbehaved, and Gone for a client to drop.
+
+    Args:
+        server: identity of the memory server.
+        clients: connected clients by number.
+        processes: takes the process descriptor of a worker.
+    """
+
+    def __init__(
+        self, server: MemoryReady, clients: Mapping[int, Client], wishes: Wishes, processes: Processes
+    ) -> None:
+        self.server, self.clients, self.wishes, self.processes = server, clients, wishes, processes
+        self.regions, self.pools = wishes.regions, wishes.pools
+        self._handlers: dict[type[Message], Handler] = {
+            WeightsWanted: self._add_wish,
+            PoolWanted: self._add_wish,
+            WeightsProgress: lambda client, message: self.regions.progressed(client.number, message.num_filled),
+            WeightsFilled: self._fill,
+            MemoryKnock: self._knock,
+            MemoryTainted: lambda client, message: taint(
+                client, message.problem, self.clients, self.regions, self.pools
+            ),
+            **dict.fromkeys(get_args(OfBlocks), self._handle_blocks),
+        }
+
+    def handle(self, client: Client, message: Message, descriptor: int | None) -> Iterable[Answer]:
+        """Handle a message, and return answers to any clients; closes the descriptor."""
+        if isinstance(message, MemoryHello):
+            self.processes.add(client.number, descriptor)
+            return self._greet(client, message)
+        if descriptor is not None:
+            os.close(descriptor)
+        if isinstance(message, MemoryVisit):
+            return self._greet_guest(client, message)
+        if client.worker is None:
+            raise Misbehaved("it has not said who it is")
+        handler = self._handlers.get(type(message))
+        if handler is None or (client.is_guest and not isinstance(message, OfGuests)):
+            raise Misbehaved(type(message).__name__)
+        return handler(client, message)
+
+    def _greet(self, client: Client, hello: MemoryHello | MemoryVisit) -> Iterable[Answer]:
+        """Note a client's identity and send a welcome.
+
+        An incarnation may have a single connection, because the end of a second would pass for the end of the worker.
+        """
+        worker = hello.worker_id, hello.epoch
+        if client.worker or any(other.worker == worker for other in self.clients.values()):
+            raise Misbehaved(f"{worker[0]}.{worker[1]:x} is connected already")
+        client.worker, client.is_decoding = worker, isinstance(hello, MemoryHello) and hello.is_decoding
+        client.channel.send(MemoryWelcome(self.server.server_id, self.server.epoch))
+        return ()
+
+    def _greet_guest(self, client: Client, visit: MemoryVisit) -> Iterable[Answer]:
+        self._greet(client, visit)
+        client.is_guest = True
+        answers = self.pools.visit(User(client.number, (visit.worker_id, visit.epoch), is_guest=True), visit.pool_id)
+        if not answers:
+            client.channel.send(MemoryRefused(f"there is no pool {visit.pool_id:x} here, or not any more"))
+            raise Gone(f"it wants to visit a pool {visit.pool_id:x}")
+        logger.info("%s is a guest, to pull KV blocks", client)
+        return answers
+
+    def _add_wish(self, client: Client, message: WeightsWanted | PoolWanted) -> Iterable[Answer]:
+        if client.wish is not None:
+            raise Misbehaved(type(message).__name__)
+        return self.wishes.add(client, message)
+
+    def _fill(self, client: Client, message: WeightsFilled) -> Iterable[Answer]:
+        logger.info("%s has filled its region of %.2f GB", client, message.num_bytes / 1e9)
+        return self.regions.filled(client.number)
+
+    def _knock(self, client: Client, knock: MemoryKnock) -> Iterable[Answer]:
+        client.is_running = True
+        pool = self.pools.of_client.get(client.number)
+        return [Answer(client.number, MemoryKnock(pool.num_done if pool is not None else 0))]
+
+    def _handle_blocks(self, client: Client, message: OfBlocks) -> Iterable[Answer]:
+        return self.pools.handle(client.number, message)
