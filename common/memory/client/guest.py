@@ -84,10 +84,11 @@ class Guest:
         if self.problem:
             return
         try:
+            has_ended = self.connection.has_ended  # first, because a refusal may arrive just before the end
             for message, descriptor in self.connection.receive():
                 self._pulse.heard()
                 self._heed(message, descriptor)
-            if self.connection.has_ended:
+            if has_ended:
                 self._lose("it closed the connection")
         except (MemoryLost, ConfigError) as lost:
             self.problem = self.problem or str(lost)
