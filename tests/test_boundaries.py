@@ -104,6 +104,7 @@ FORBIDDEN = {
         "decode_worker",
     },
     "prefill_worker.__main__": {
+        "triton",
         "llguidance",
         "aiohttp",
         "tokenizers",
@@ -113,6 +114,7 @@ FORBIDDEN = {
         "deploy",
     },
     "decode_worker.__main__": {
+        "triton",
         "llguidance",
         "aiohttp",
         "tokenizers",

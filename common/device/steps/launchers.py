@@ -1,4 +1,4 @@
-"""Thread-safe loading of Triton's launchers.
+"""Thread-safe compilation and loading of Triton's kernels and launchers; imported where Triton is.
 
 Before 3.7, Triton compiles a launcher for each signature as an extension module, always with the same module name.
 Loading a launcher again, for another kernel of the signature, makes Python update whatever module has the name then.

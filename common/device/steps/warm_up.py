@@ -19,7 +19,6 @@ import torch
 
 from common.device.engine.engine import Engine
 from common.device.steps.adjustments import Adjustments, make_grammar_masks
-from common.device.steps.launchers import launchers_apart
 from common.device.steps.output_ring import make_logprob_ring, make_ring
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
@@ -101,7 +100,7 @@ def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
     from triton.runtime import build  # here, so that a process on a CPU loads no triton
 
     import common.device.steps.kernel_code  # noqa: F401 - waits for the thread that imports it
-    from common.device.steps.launchers import OneOfEach
+    from common.device.steps.launchers import OneOfEach, launchers_apart
 
     begin_s = time.monotonic()
     threads = min(MAX_THREADS, os.cpu_count() or 1)
