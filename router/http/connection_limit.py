@@ -15,9 +15,9 @@ from aiohttp import web
 
 from common.base.errors import ConfigError
 from common.serving.worker.settle import raise_open_files
+from common.wire.messages.operator import MAX_WORKERS
 from router.dispatch.waiting_queue import busy
 from router.http.connection import Connection
-from router.workers.membership import MAX_WORKERS
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Set
 
 from common.wire.messages.memory_reports import WorkerEnded
-from common.wire.messages.operator import MAX_WORKERS as MAX_WORKERS
+from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import (
     DecodePeer,
     Heartbeat,
