@@ -26,7 +26,10 @@ WORKERS = ("prefill_worker", "decode_worker")
 
 
 def main(argv: list[str]) -> int:
-    """Become the program, or return the exit status: 0, or 2 for a missing model."""
+    """Become the program, or return the exit status: 0, or 2 for a wrong command line or a missing model."""
+    if len(argv) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
     program, model, *flags = argv
     if program == "secret":
         make_secret(Path(model))
