@@ -29,7 +29,7 @@ from benchmarks.kernel_cases import (
 )
 from common.kernels.base.gpu import gpu_of
 from common.kernels.products.join_parts import join_parts
-from common.ops.base import ForwardBatch, Ops, Residual
+from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps
@@ -73,25 +73,26 @@ class Operands:
     """Operands of a product; matrices rotate between launches, the rest stays."""
 
     x: Tensor  # [num_tokens, k]
-    norm: Tensor  # [k]
-    weights: list[Tensor]  # each [rows, k]
+    norm: Norm  # [k]
+    weights: list[Weight]  # each [rows, k]
     residual: Tensor  # [num_tokens, n], zero before the first launch
 
-    def apply(self, ops: Ops, fusion: Fusion, weight: Tensor) -> Tensor:
+    def apply(self, ops: Ops, fusion: Fusion, weight: Weight) -> Tensor:
         match fusion:
             case Fusion.NORM:
-                return ops.norm_linear(Residual(self.x), self.norm, EPS, weight)
+                return ops.norm_linear(Residual(self.x), self.norm, weight)
             case Fusion.ADD:
                 return _whole(ops.linear_add(self.x, weight, Residual(self.residual)))
             case Fusion.GATE:
-                return ops.norm_gate_up(Residual(self.x), self.norm, EPS, weight)
+                return ops.norm_gate_up(Residual(self.x), self.norm, weight)
             case Fusion.LOGITS:
-                return ops.logits(Residual(self.x), self.norm, EPS, weight)
+                return ops.logits(Residual(self.x), self.norm, weight)
 
     def in_fp32(self) -> "Operands":
         """Return float32 copies for the reference, with a single matrix and a zero residual."""
-        weights, residual = [self.weights[0].float()], torch.zeros_like(self.residual, dtype=torch.float32)
-        return replace(self, x=self.x.float(), norm=self.norm.float(), weights=weights, residual=residual)
+        weights, residual = [Weight(self.weights[0].data.float())], torch.zeros_like(self.residual, dtype=torch.float32)
+        norm = replace(self.norm, weight=self.norm.weight.float())
+        return replace(self, x=self.x.float(), norm=norm, weights=weights, residual=residual)
 
 
 def _whole(x: Residual) -> Tensor:
@@ -104,8 +105,8 @@ def product_case(num_tokens: int, which: Product) -> Case:
     pool, _ = decode_batch(num_tokens, BLOCK_SIZE, 1)
     operands = Operands(
         x=random(num_tokens, which.k),
-        norm=random(which.k),
-        weights=[random(which.rows, which.k) * 0.02 for _ in range(variants_for(num_bytes))],
+        norm=Norm(random(which.k), EPS),
+        weights=[Weight(random(which.rows, which.k) * 0.02) for _ in range(variants_for(num_bytes))],
         residual=torch.zeros(num_tokens, which.n, dtype=torch.bfloat16, device="cuda"),
     )
     ops = decode_ops(pool, num_tokens)

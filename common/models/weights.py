@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from common.base.errors import ModelError
-from common.models.decoder import Piece
+from common.models.config import Piece, Pieces
 from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although their values follow from the config.
@@ -33,7 +33,7 @@ ALIGNMENT_BYTES = 256
 class WeightsLayout:
     """Places of the stacked tensors in one region of memory."""
 
-    pieces: dict[str, list[Piece]]
+    pieces: Pieces
     dtype: torch.dtype
     offsets: dict[str, int]  # bytes
     num_bytes: int
@@ -53,7 +53,7 @@ class WeightsLayout:
         return region[begin : begin + math.prod(shape) * self.dtype.itemsize].view(self.dtype).view(shape)
 
 
-def weights_layout(pieces: dict[str, list[Piece]], dtype: torch.dtype) -> WeightsLayout:
+def weights_layout(pieces: Pieces, dtype: torch.dtype) -> WeightsLayout:
     """Lay tensors out one behind the other, each aligned like a separate allocation."""
     offsets, end = {}, 0
     for name, stacked in pieces.items():

@@ -62,8 +62,31 @@ class Residual:
         return Residual(self.rows[tokens], None if self.parts is None else self.parts[:, tokens])
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix that activations are multiplied by."""
+
+    data: Tensor  # [out, in], contiguous
+
+    @property
+    def num_out(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def num_in(self) -> int:
+        return self.data.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A root-mean-square norm over the last dimension."""
+
+    weight: Tensor  # [width]
+    eps: float
+
+
 class Ops(Protocol):
-    """Fused operations; activations are `[num_tokens, ...]` in the model's dtype, weights `[out, in]`, contiguous."""
+    """Fused operations; activations are `[num_tokens, ...]` in the model's dtype."""
 
     @property
     def shares_prefixes(self) -> bool:
@@ -74,11 +97,11 @@ class Ops(Protocol):
         """Return the batch with work common to `attention` of all layers done; the first call of a step."""
         ...
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
+    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
         """Return rows of `table [vocab, hidden]`: `[num_tokens, hidden]`."""
         ...
 
-    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         """Return `rms_norm(x) @ weight.T`: `[num_tokens, out]`."""
         ...
 
@@ -93,14 +116,14 @@ class Ops(Protocol):
         """Do `attention`, but return only `batch.last_tokens`: `[num_seqs, q_heads * head_dim]`."""
         ...
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
+    def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         """Return `residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
 
-    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
         """Return `silu(g) * u` with `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
         ...
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         """Return `rms_norm(x) @ weight.T` as fp32: `[num_tokens, vocab]`."""
         ...

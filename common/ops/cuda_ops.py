@@ -25,7 +25,7 @@ from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.row_slots import row_slots
 from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
-from common.ops.base import ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 from common.ops.prompt_attention import has_few_queries, is_gathered
@@ -55,6 +55,7 @@ class CudaOps:
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
+            pdl=pdl,
         )
         self._making = Lock()  # threads that compile kernels ask for workspaces at the same time
         self._workspace: PartsWorkspace | None = None
@@ -91,14 +92,14 @@ class CudaOps:
             batch = replace(batch, shared=self._share(batch.prefixes, batch.seq_lens, num_q_heads))
         return replace(batch, division=self._divide(batch))
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
+    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
         if self.pdl:
-            return Residual(embedding(token_ids, table, pdl=True))
-        return Residual(functional.embedding(token_ids, table))
+            return Residual(embedding(token_ids, table.data, pdl=True))
+        return Residual(functional.embedding(token_ids, table.data))
 
-    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        plan = self._plan(Fusion.NORM, x.rows, weight.shape[0])
-        return self._linear.norm_linear(plan, x, norm, eps, weight, x.rows.dtype, self.pdl)
+    def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        plan = self._plan(Fusion.NORM, weight.num_out, x.rows)
+        return self._linear.norm_linear(plan, x, norm, weight, x.rows.dtype)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         if batch.one_token_each and self.fuses_attention(weights.num_q_heads):
@@ -114,19 +115,19 @@ class CudaOps:
         q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)[batch.last_tokens]
         return self._prefill_attention(q, k_cache, v_cache, batch.one_query_each()).flatten(1)
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
-        plan = self._plan(Fusion.ADD, x, weight.shape[0])
-        return self._linear.linear_add(plan, x, weight, residual, self.pdl)
+    def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
+        plan = self._plan(Fusion.ADD, weight.num_out, x)
+        return self._linear.linear_add(plan, x, weight, residual)
 
-    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        plan = self._plan(Fusion.GATE, x.rows, gate_up.shape[0] // 2)
-        return self._linear.norm_gate_up(plan, x, norm, eps, gate_up, self.pdl)
+    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
+        plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
+        return self._linear.norm_gate_up(plan, x, norm, gate_up)
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        plan = self._plan(Fusion.LOGITS, x.rows, weight.shape[0])
-        return self._linear.norm_linear(plan, x, norm, eps, weight, torch.float32, self.pdl)
+    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
+        return self._linear.norm_linear(plan, x, norm, weight, torch.float32)
 
-    def _plan(self, fusion: Fusion, x: Tensor, n: int) -> Plan:
+    def _plan(self, fusion: Fusion, n: int, x: Tensor) -> Plan:
         return self.plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)
 
     def _rotate_and_write(

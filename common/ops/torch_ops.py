@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from common.kernels.base.operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
 
 
 class TorchOps:
@@ -30,11 +30,11 @@ class TorchOps:
         slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], self.kv_cache.shape[3])
         return replace(batch, slot_mapping=slots)
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
-        return Residual(functional.embedding(token_ids, table))
+    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
+        return Residual(functional.embedding(token_ids, table.data))
 
-    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return functional.linear(reference.rms_norm(x.rows, norm, eps), weight)
+    def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        return functional.linear(reference.rms_norm(x.rows, norm.weight, norm.eps), weight.data)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         assert batch.slot_mapping is not None, "a step begins with `begin`"
@@ -45,11 +45,11 @@ class TorchOps:
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
-        return Residual(residual.rows + functional.linear(x, weight))
+    def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
+        return Residual(residual.rows + functional.linear(x, weight.data))
 
-    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        return reference.silu_mul(self.norm_linear(x, norm, eps, gate_up))
+    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
+        return reference.silu_mul(self.norm_linear(x, norm, gate_up))
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return self.norm_linear(x, norm, eps, weight).float()
+    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        return self.norm_linear(x, norm, weight).float()

@@ -36,12 +36,13 @@ from common.kernels.products.join_parts import join_parts
 from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
-from common.models.decoder import Decoder, DecoderConfig, weight_pieces
-from common.ops.base import ForwardBatch, Residual
+from common.models.decoder import Decoder
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
+from tests.support.decoders import qwen3_4b
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -54,21 +55,8 @@ GPUS = {
     "10.0": Gpu("NVIDIA B200", (10, 0), num_sms=148, shared_bytes=227 << 10),
     "12.0": Gpu("NVIDIA GeForce RTX 5090", (12, 0), num_sms=170, shared_bytes=99 << 10),
 }
-MODEL = DecoderConfig(  # Qwen3-4B; of its layers as many as differ
-    vocab_size=151_936,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_layers=2,
-    num_q_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    norm_eps=1e-6,
-    max_positions=4096,
-    tied_embeddings=True,
-    qk_norm=True,
-    inverse_frequencies=(1.0,) * 64,
-    dtype="bfloat16",
-)
+MODEL = qwen3_4b(num_layers=2, max_positions=4096)  # of its layers as many as differ
+[HEADS] = MODEL.heads
 
 
 class AbsentGpu:
@@ -131,7 +119,7 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
 
 
 def make_ops(num_kv_heads: int, head_dim: int, max_num_seqs: int, *, pdl: bool) -> CudaOps:
-    pool = empty(NUM_BLOCKS, MODEL.num_layers, 2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=BF16)
+    pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=BF16)
     return CudaOps(pool, KernelsSection(), max_num_seqs, pdl=pdl)
 
 
@@ -141,17 +129,16 @@ def run_model(gpu: Gpu) -> None:
     Their last layer is attention of few queries.
     """
     shapes = {
-        name: (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
-        for name, pieces in weight_pieces(MODEL).items()
+        name: (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]) for name, pieces in MODEL.pieces().items()
     }
     tensors = {name: empty(*shape, dtype=BF16) for name, shape in shapes.items()}
     model = Decoder(MODEL, tensors, MODEL.max_positions)
-    step_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 64, pdl=gpu.has_dependent_launch)
+    step_ops = make_ops(HEADS.num_kv_heads, HEADS.head_dim, 64, pdl=gpu.has_dependent_launch)
     for num_rows in (1, 64):
         model.forward(make_batch(num_rows, num_rows), step_ops)
     prefixes = SharedPrefixes(numbers=empty(64), num_tokens=empty(64))
     model.forward(replace(make_batch(64, 64), prefixes=prefixes), step_ops)
-    prompt_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 2, pdl=False)
+    prompt_ops = make_ops(HEADS.num_kv_heads, HEADS.head_dim, 2, pdl=False)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     for num_tokens in (32, 300, 800, 1200):
         model.forward(make_batch(num_tokens, 2), prompt_ops)
@@ -180,9 +167,9 @@ def run_large_heads(gpu: Gpu) -> None:
 
 def run_odd_shape(gpu: Gpu) -> None:
     """A product that `ring_gemm` is not made for: what Hopper does as others do."""
-    ops, hidden = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 64, pdl=gpu.has_dependent_launch), 2560 + 64
+    ops, hidden = make_ops(HEADS.num_kv_heads, HEADS.head_dim, 64, pdl=gpu.has_dependent_launch), 2560 + 64
     rows, norm, weight = empty(64, hidden, dtype=BF16), empty(hidden, dtype=BF16), empty(9728, hidden, dtype=BF16)
-    ops.norm_gate_up(Residual(rows), norm, 1e-6, weight)
+    ops.norm_gate_up(Residual(rows), Norm(norm, 1e-6), Weight(weight))
 
 
 def run_sampler(rows: int, *, pdl: bool) -> None:

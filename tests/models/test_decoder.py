@@ -11,13 +11,14 @@ import torch
 
 from common.base.dtypes import DTYPES
 from common.models.decoder import Decoder
-from common.models.loader import architectures, load_model, read_config
+from common.models.loader import load_model
+from common.models.reading import architectures, read_config
 from common.models.weights import Fill, Loading, WeightsLayout
 from common.ops.base import ForwardBatch, Ops
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
 from tests.support.checkpoints import VARIANTS, VOCAB, write_checkpoint
-from tests.support.layouts import allocator_of, full, take
+from tests.support.layouts import allocator_of, take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK_SIZE = 16
@@ -58,6 +59,7 @@ def load(directory: Path, backend: Backend = CPU) -> Decoder:
         memory=OwnWeights(backend.device),
     )
     upload.wait()
+    assert isinstance(model, Decoder)
     return model
 
 
@@ -76,8 +78,7 @@ class Cache:
     """A poisoned pool and scattered blocks for each sequence."""
 
     def __init__(self, model: Decoder, backend: Backend = CPU, num_blocks: int = 100) -> None:
-        config = model.config
-        group = full(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, backend.dtype)
+        [group] = model.config.cache_groups(BLOCK_SIZE, backend.dtype)
         self.cache = torch.full(
             (num_blocks, *group.block_shape), torch.nan, dtype=DTYPES[backend.dtype], device=backend.device
         )
@@ -181,13 +182,15 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoin
     write_checkpoint("llama", tmp_path, shard_bytes="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     sharded, single = load(tmp_path), load(checkpoint("llama")[0])
-    assert torch.equal(sharded.lm_head, single.lm_head)
-    assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(sharded.layers, single.layers, strict=True))
+    assert torch.equal(sharded.lm_head.data, single.lm_head.data)
+    assert all(
+        torch.equal(a.qkv.data, b.qkv.data) for (a, _), (b, _) in zip(sharded.layers, single.layers, strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_checkpoints_load(dtype: torch.dtype, tmp_path: Path) -> None:
     write_checkpoint("qwen3-untied", tmp_path, dtype=dtype)
     model = load(tmp_path)
-    assert model.embed.dtype == torch.float32
+    assert model.embed.data.dtype == torch.float32
     assert read_config(tmp_path).dtype == str(dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.operands import AttentionWeights
-from common.ops.base import ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
 from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
@@ -30,22 +30,22 @@ def cuda() -> torch.device:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    table: Tensor  # [VOCAB, HIDDEN]
-    norm: Tensor  # [HIDDEN]
-    qkv: Tensor
+    table: Weight  # [VOCAB, HIDDEN]
+    norm: Norm  # [HIDDEN]
+    qkv: Weight
     attention: AttentionWeights
-    o: Tensor
-    gate_up: Tensor
-    down: Tensor
+    o: Weight
+    gate_up: Weight
+    down: Weight
 
 
 def make_weights(device: torch.device, dtype: torch.dtype, has_norm: bool) -> Weights:
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape).div(shape[-1] ** 0.5).to(device, dtype)
+    def random(*shape: int, factor: float = 1.0) -> Weight:
+        return Weight(torch.randn(shape).mul(factor / shape[-1] ** 0.5).to(device, dtype))
 
     return Weights(
-        table=random(VOCAB, HIDDEN) * 10,
-        norm=(torch.rand(HIDDEN) + 0.5).to(device, dtype),
+        table=random(VOCAB, HIDDEN, factor=10.0),
+        norm=Norm((torch.rand(HIDDEN) + 0.5).to(device, dtype), EPS),
         qkv=random((NUM_Q + 2 * NUM_KV) * HEAD_DIM, HIDDEN),
         attention=attention_weights(NUM_Q, NUM_KV, HEAD_DIM, 600, device, dtype, has_norm=has_norm, eps=EPS),
         o=random(HIDDEN, NUM_Q * HEAD_DIM),
@@ -108,12 +108,12 @@ def test_a_layer_equals_the_reference(
             decodes = whole.max_query_len == 1 and not is_last
             batch = ops.begin(dataclasses.replace(whole, slot_mapping=None) if decodes else whole, NUM_Q)
             x = ops.embed(batch.token_ids, weights.table)
-            qkv = ops.norm_linear(x, weights.norm, EPS, weights.qkv)
+            qkv = ops.norm_linear(x, weights.norm, weights.qkv)
             attend = ops.attention_of_last if is_last else ops.attention
             attended = attend(qkv, weights.attention, 1, batch)
             x = ops.linear_add(attended, weights.o, Residual(x.rows[batch.last_tokens]) if is_last else x)
-            x = ops.linear_add(ops.norm_gate_up(x, weights.norm, EPS, weights.gate_up), weights.down, x)
-            logits.append(ops.logits(x, weights.norm, EPS, weights.table))
+            x = ops.linear_add(ops.norm_gate_up(x, weights.norm, weights.gate_up), weights.down, x)
+            logits.append(ops.logits(x, weights.norm, weights.table))
         ours, theirs = logits
         assert ours.dtype == torch.float32 and ours.isfinite().all()
         assert whole.slot_mapping is not None
@@ -132,7 +132,7 @@ def test_the_gate_of_many_tokens_equals_the_reference(dtype: torch.dtype, cuda: 
     pool = torch.zeros((1, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), dtype=dtype, device=cuda)
     x = torch.randn(MIN_GATED_TOKENS + 7, HIDDEN).to(cuda, dtype)
     ops, reference = CudaOps(pool, KernelsSection(), 1), TorchOps(pool)
-    ours, theirs = (each.norm_gate_up(Residual(x), weights.norm, EPS, weights.gate_up) for each in (ops, reference))
+    ours, theirs = (each.norm_gate_up(Residual(x), weights.norm, weights.gate_up) for each in (ops, reference))
     assert (ours.float() - theirs.float()).norm() <= 1e-2 * theirs.float().norm()
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from common.kernels.base.operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
 from common.ops.torch_ops import TorchOps
 from tests.support.attention_weights import attention_weights
 
@@ -102,10 +102,12 @@ def test_linears_and_gate() -> None:
     ops = TorchOps(torch.zeros(1, 1, 2, 16, 1, 32))
     x, norm, weight, residual = torch.randn(5, 8), torch.rand(8), torch.randn(12, 8), torch.randn(5, 12)
     normed = functional.rms_norm(x, (8,), norm, 1e-6)
-    torch.testing.assert_close(ops.norm_linear(Residual(x), norm, 1e-6, weight), normed @ weight.T)
-    torch.testing.assert_close(ops.linear_add(x, weight, Residual(residual)).rows, residual + x @ weight.T)
+    torch.testing.assert_close(ops.norm_linear(Residual(x), Norm(norm, 1e-6), Weight(weight)), normed @ weight.T)
+    torch.testing.assert_close(ops.linear_add(x, Weight(weight), Residual(residual)).rows, residual + x @ weight.T)
     gate, up = (normed @ weight.T).chunk(2, dim=1)
-    torch.testing.assert_close(ops.norm_gate_up(Residual(x), norm, 1e-6, weight), functional.silu(gate) * up)
+    torch.testing.assert_close(
+        ops.norm_gate_up(Residual(x), Norm(norm, 1e-6), Weight(weight)), functional.silu(gate) * up
+    )
 
 
 def test_logits_are_fp32() -> None:
@@ -113,7 +115,7 @@ def test_logits_are_fp32() -> None:
     ops = TorchOps(torch.zeros(1, 1, 2, 16, 1, 32))
     x, norm = torch.randn(9, 8).bfloat16(), torch.rand(8).bfloat16()
     weight = torch.randn(30, 8).bfloat16()
-    logits = ops.logits(Residual(x), norm, 1e-6, weight)
+    logits = ops.logits(Residual(x), Norm(norm, 1e-6), Weight(weight))
     assert logits.dtype == torch.float32
     expected = functional.rms_norm(x.float(), (8,), norm.float(), 1e-6) @ weight.float().T
     torch.testing.assert_close(logits, expected, rtol=2e-2, atol=5e-2)

@@ -25,13 +25,14 @@ from common.memory.base.pattern import pattern
 from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
-from common.models.decoder import Decoder, DecoderConfig
-from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
+from common.models.base import Model, ModelConfig
+from common.models.loader import load_model, resolve_dtype, resolve_max_len
+from common.models.reading import read_config
 from common.ops.base import Ops
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint
-from common.wire.values.kv_layout import CacheKind, Counts, KVGroup, KVLayout
+from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import shown
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Engine:
     """Everything on the device, built once."""
 
     device: torch.device
-    model: Decoder
+    model: Model
     ops: Ops
     step_ops: Ops  # for decode steps, captured in graphs
     pdl: bool  # kernels of a decode step start before their predecessors end
@@ -89,10 +90,11 @@ def build_engine(
     model_dir = Path(config.model.path)
     model_config = read_config(model_dir)
     if device.type == "cuda":
-        check_model(config.kernels, model_config.head_dim, model_config.vocab_size)
+        check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
-    layout = _kv_layout(config, model_config, dtype)
+    groups = model_config.cache_groups(config.kv.block_size, dtype)
+    layout = KVLayout(model_fingerprint(model_dir), groups)
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
@@ -117,7 +119,7 @@ def build_engine(
 def _assemble(
     config: Config,
     device: torch.device,
-    model: Decoder,
+    model: Model,
     layout: KVLayout,
     memory: MemoryClient,
     *,
@@ -162,20 +164,6 @@ def _import_ahead(config: Config) -> None:
     """Begin a second of imports while the GPU makes a context; later imports of the same modules wait."""
     if config.worker.device != "cpu" and torch.cuda.is_available():
         Thread(target=importlib.import_module, args=("common.device.steps.kernel_code",), daemon=True).start()
-
-
-def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLayout:
-    """Return a layout with a single group, because all layers of supported models see all tokens."""
-    group = KVGroup(
-        kind=CacheKind.FULL,
-        num_layers=model_config.num_layers,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        block_size=config.kv.block_size,
-        window=0,
-        dtype=dtype,
-    )
-    return KVLayout(model_fingerprint(Path(config.model.path)), (group,))
 
 
 def _log_pool(config: Config, pool: KVPool, device: torch.device, num_blocks: Counts) -> None:
@@ -290,12 +278,13 @@ def claimed_pool(
     return pool, shared
 
 
-def check_model(kernels: KernelsSection, head_dim: int, vocab_size: int) -> None:
+def check_model(kernels: KernelsSection, model: ModelConfig) -> None:
     """Raise ModelError for a model that a chosen kernel does not compute."""
-    attention = ("rope", "prefill_attention", "decode_attention")
-    if head_dim not in HEAD_DIMS and (chosen := _chosen(kernels, *attention)):
+    others = [heads.head_dim for heads in model.heads if heads.head_dim not in HEAD_DIMS]
+    if others and (chosen := _chosen(kernels, "rope", "prefill_attention", "decode_attention")):
         sizes = ", ".join(map(str, HEAD_DIMS))
-        raise ModelError(f"head_dim = {head_dim}: kernels compute heads of {sizes}; {_remedy(chosen)}")
+        raise ModelError(f"head_dim = {others[0]}: kernels compute heads of {sizes}; {_remedy(chosen)}")
+    vocab_size = model.vocab_size
     if vocab_size > MAX_VOCAB and (chosen := _chosen(kernels, "sampling")):
         raise ModelError(
             f"vocab_size = {vocab_size}: kernels sample from at most {MAX_VOCAB} tokens; {_remedy(chosen)}"

@@ -4,8 +4,9 @@ import math
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.decoder import DecoderConfig
-from common.models.settings import Settings, dense_config, is_positive
+from common.models.config import DecoderConfig
+from common.models.dense import dense_config
+from common.models.settings import Settings, is_positive
 
 FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 

@@ -2,8 +2,9 @@
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.decoder import DecoderConfig
-from common.models.settings import Settings, dense_config
+from common.models.config import DecoderConfig
+from common.models.dense import dense_config
+from common.models.settings import Settings
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
