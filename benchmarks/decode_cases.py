@@ -33,6 +33,7 @@ from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps
+from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 
 TOKENS = (1, 4, 16, 64)
@@ -116,7 +117,7 @@ def product_case(num_tokens: int, which: Product) -> Case:
 
     def expected() -> Tensor:
         exact = operands.in_fp32()
-        return exact.apply(TorchOps(pool), which.fusion, exact.weights[0])
+        return exact.apply(TorchOps([pool]), which.fusion, exact.weights[0])
 
     plans = LinearPlans(gpu_of(pool.device))
     kind = plans.plan(which.fusion, num_tokens, which.n, which.k).kind
@@ -134,15 +135,15 @@ def attention_case(num_seqs: int, seq_len: int) -> Case:
     pool, batch = decode_batch(num_seqs, seq_len, num_layers)
     ops, weights, qkv = decode_ops(pool, num_seqs), attention_weights(seq_len), random(num_seqs, QKV)
 
-    batch = ops.begin(batch, NUM_Q)
+    batch = ops.begin(batch)
 
     def run(i: int) -> Tensor:
         return ops.attention(qkv, weights, i, batch)
 
     def expected() -> Tensor:
-        return TorchOps(pool).attention(qkv, weights, 0, batch)
+        return TorchOps([pool]).attention(qkv, weights, 0, batch)
 
-    how = "fused" if ops.fuses_attention(NUM_Q) else "split"
+    how = "fused" if ops.shares_prefixes else "split"
     return Case(f"decode attention {num_seqs} x {seq_len} ({how})", run, expected, num_layers, num_bytes)
 
 
@@ -151,11 +152,11 @@ def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, 
     pool, batch = paged_batch(1, seq_len, num_seqs, num_layers)
     positions = batch.seq_lens - 1
     slots = batch.block_tables[0][:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
-    return pool, replace(batch, positions=positions, slot_mapping=slots, last_tokens=None)
+    return pool, replace(batch, positions=positions, slots=(slots,), last_tokens=None)
 
 
 def decode_ops(pool: Tensor, num_seqs: int) -> CudaOps:
-    return CudaOps(pool, KernelsSection(), num_seqs, pdl=gpu_of(pool.device).has_dependent_launch)
+    return CudaOps([GroupCache(pool, NUM_Q)], KernelsSection(), num_seqs, pdl=gpu_of(pool.device).has_dependent_launch)
 
 
 def decode_cases() -> Iterator[Case]:

@@ -133,7 +133,7 @@ def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) ->
     batch = ForwardBatch(
         token_ids=none,
         positions=none,
-        slot_mapping=none,
+        slots=(none,),
         block_tables=(torch.randperm(num_blocks, device="cuda").int().view(num_seqs, -1),),
         seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32, device="cuda"),
         cu_seqlens=torch.arange(num_seqs + 1, dtype=torch.int32, device="cuda") * query_len,

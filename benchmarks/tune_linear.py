@@ -30,6 +30,7 @@ from common.models.settings import Settings
 from common.ops.base import ForwardBatch
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
+from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 
 TOKENS = (1, 4, 8, 16, 32, 64)  # each stands for the token counts up to it
@@ -63,12 +64,9 @@ class Step:
         self.model = Decoder(config, tensors, CONTEXT)
         num_blocks = tokens * CONTEXT // BLOCK_SIZE
         [group] = config.cache_groups(BLOCK_SIZE, "bfloat16")
-        self.ops = CudaOps(
-            torch.randn(num_blocks, *group.block_shape, device="cuda", dtype=torch.bfloat16),
-            KernelsSection(),
-            tokens,
-            pdl=_gpu().has_dependent_launch,
-        )
+        blocks = torch.randn(num_blocks, *group.block_shape, device="cuda", dtype=torch.bfloat16)
+        cache = GroupCache(blocks, config.heads[0].num_q_heads)
+        self.ops = CudaOps([cache], KernelsSection(), tokens, pdl=_gpu().has_dependent_launch)
         self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens)
         self.batch = _decode_batch(tokens, num_blocks)
 
@@ -136,7 +134,7 @@ def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
     return ForwardBatch(
         token_ids=torch.arange(tokens, dtype=torch.int32, device="cuda"),
         positions=last,
-        slot_mapping=tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,
+        slots=(tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,),
         block_tables=(tables,),
         seq_lens=last + 1,
         cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device="cuda"),

@@ -35,11 +35,11 @@ class ModelConfig(Protocol):
 
     @property
     def heads(self) -> tuple[Heads, ...]:
-        """Return distinct attention heads of all layers, for kernels' workspaces and limits."""
+        """Return the distinct attention heads of all layers: one for each group of KV blocks."""
         ...
 
     def cache_groups(self, block_size: int, dtype: str) -> tuple[KVGroup, ...]:
-        """Return a group of KV blocks for all layers with equal caches, in order of their first layers."""
+        """Return the group of KV blocks of each of `heads`, for all layers with these heads."""
         ...
 
     def pieces(self) -> Pieces:

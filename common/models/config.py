@@ -1,6 +1,7 @@
 """Sizes of a decoder as data: a family's file turns config.json into a `DecoderConfig`. Needs no torch."""
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.wire.values.kv_layout import CacheKind, KVGroup
@@ -41,11 +42,6 @@ class Attention:
     @property
     def kv_width(self) -> int:
         return self.heads.num_kv_heads * self.heads.head_dim
-
-    def cache(self, block_size: int, dtype: str) -> KVGroup:
-        """Return the cache of a single layer."""
-        _, num_kv_heads, head_dim = self.heads
-        return KVGroup(CacheKind.FULL, 1, num_kv_heads, head_dim, block_size, 0, dtype)
 
     def pieces(self, hidden_size: int, prefix: str) -> Pieces:
         q_width, kv_width, name = self.q_width, self.kv_width, f"{prefix}.self_attn"
@@ -112,6 +108,7 @@ class DecoderConfig:
 
     @property
     def heads(self) -> tuple[Heads, ...]:
+        """Return the distinct attention heads of all layers, in order of their first layers."""
         return tuple(dict.fromkeys(layer.attention.heads for layer in self.layers))
 
     @property
@@ -120,9 +117,9 @@ class DecoderConfig:
         return sum(layer.num_weights(self.hidden_size) for layer in self.layers) + self.vocab_size * self.hidden_size
 
     def cache_groups(self, block_size: int, dtype: str) -> tuple[KVGroup, ...]:
-        """Return a group of KV blocks for all layers with equal caches, in order of their first layers."""
-        caches = [layer.attention.cache(block_size, dtype) for layer in self.layers]
-        return tuple(replace(cache, num_layers=caches.count(cache)) for cache in dict.fromkeys(caches))
+        """Return the group of KV blocks of each of `heads`, for all layers with these heads."""
+        count = Counter(layer.attention.heads for layer in self.layers)
+        return tuple(_cache(heads, count[heads], block_size, dtype) for heads in self.heads)
 
     def pieces(self) -> Pieces:
         """Return the checkpoint tensors of all weights."""
@@ -151,3 +148,7 @@ class DecoderConfig:
         """Return the bytes of the rotary tables for sequences of `max_len` tokens."""
         tables = dict.fromkeys(layer.attention.inverse_frequencies for layer in self.layers)
         return sum(max_len * 2 * len(frequencies) * 4 for frequencies in tables)
+
+
+def _cache(heads: Heads, num_layers: int, block_size: int, dtype: str) -> KVGroup:
+    return KVGroup(CacheKind.FULL, num_layers, heads.num_kv_heads, heads.head_dim, block_size, 0, dtype)

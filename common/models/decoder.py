@@ -39,8 +39,7 @@ class Decoder:
         return ops.logits(x, self.norm, self.lm_head)
 
     def hidden(self, batch: ForwardBatch, ops: Ops) -> Residual:
-        [heads] = self.config.heads
-        batch = ops.begin(batch, heads.num_q_heads)
+        batch = ops.begin(batch)
         x, last = self.embedded(batch.token_ids, ops), self.layers[-1][0]
         for attention, mlp in self.layers:
             of_last = attention is last and batch.last_tokens is not None  # of other tokens only K and V are needed
@@ -79,9 +78,10 @@ class Decoder:
                 num_q_heads=attention.heads.num_q_heads,
                 num_kv_heads=attention.heads.num_kv_heads,
                 head_dim=attention.heads.head_dim,
+                group=self.config.heads.index(attention.heads),
             ),
             o=Weight(tensors[f"{prefix}.o"]),
-            layer_id=number,
+            layer_id=[each.attention.heads for each in self.config.layers[:number]].count(attention.heads),
         )
 
     def _mlp(self, tensors: Mapping[str, Tensor], number: int) -> MLPPart:

@@ -13,7 +13,7 @@ from common.ops.base import AttentionWeights, ForwardBatch, Norm, Ops, Residual,
 class AttentionPart:
     """Norm, Q, K and V, attention, and the product behind attention.
 
-    `layer_id` is the layer's place in the cache.
+    `layer_id` is the layer's place in the cache of its group.
     """
 
     norm: Norm
@@ -33,7 +33,7 @@ class AttentionPart:
     def attend(self, ops: Ops, batch: ForwardBatch, *, of_last: bool) -> None:
         """Attend with zeros, to warm up."""
         attention = ops.attention_of_last if of_last else ops.attention
-        batch = ops.begin(batch, self.attention.num_q_heads)
+        batch = ops.begin(batch)
         qkv = zeros(self.qkv, batch.token_ids.shape[0], self.qkv.num_out)
         attention(qkv, self.attention, self.layer_id, batch)
 

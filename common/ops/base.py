@@ -5,7 +5,7 @@ Operations have the granularity of fused kernels. So one `forward` is fast both 
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,22 +14,26 @@ from common.kernels.base.operands import AttentionWeights as AttentionWeights  #
 from common.kernels.base.operands import Division, SharedDivision, SharedPrefixes
 
 
+class DecodeWork(NamedTuple):
+    """Division of a decode step's attention over a group of KV blocks; holds for all layers of the group."""
+
+    division: Division
+    shared: SharedDivision | None  # made from `ForwardBatch.prefixes`
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """Tokens and sequences computed by one step; ragged, without padding between sequences.
 
     A decode batch has the last token of each sequence (`max_query_len` 1). The token's position is seq_len - 1, and the
-    slot of this position follows from the block table. Layers of the models here all belong to the first group of
-    blocks. A row may be padding, with slot -1 and seq_len 0. Nothing is written for padding, and its output is
-    unspecified but finite.
+    slot of this position follows from the block table. A row may be padding, with slot -1 and seq_len 0. Nothing is
+    written for padding, and its output is unspecified but finite.
     """
 
     token_ids: Tensor  # [num_tokens] int32
     positions: Tensor  # [num_tokens] int32, from 0 in each sequence
-    slot_mapping: (
-        Tensor | None
-    )  # [num_tokens] int64: where K and V of the token go, -1 for padding; None in a decode batch
-    block_tables: tuple[Tensor, ...]  # for each group of KV blocks [num_seqs, max_blocks] int32
+    slots: tuple[Tensor, ...]  # of each group [num_tokens] int64: for K and V, -1 for padding; () in a decode batch
+    block_tables: tuple[Tensor, ...]  # of each group of KV blocks [num_seqs, max_blocks] int32
     seq_lens: Tensor  # [num_seqs] int32: KV length, tokens of the step included
     cu_seqlens: Tensor  # [num_seqs + 1] int32: begins of the sequences' tokens, then the end
     last_tokens: Tensor | None  # [num_seqs] int64: last token of each sequence, if only these logits are wanted
@@ -37,8 +41,7 @@ class ForwardBatch:
     max_seq_len: int
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
     prefixes: SharedPrefixes | None = None  # of a decode batch, where shared blocks are to be read once for all rows
-    shared: SharedDivision | None = None  # made from `prefixes` by `Ops.begin`
-    division: Division | None = None  # of a decode batch, made by `Ops.begin`
+    work: tuple[DecodeWork, ...] = ()  # of each group, made by `Ops.begin` for a decode batch
 
     @property
     def one_token_each(self) -> bool:
@@ -93,7 +96,7 @@ class Ops(Protocol):
         """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
         ...
 
-    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
+    def begin(self, batch: ForwardBatch) -> ForwardBatch:
         """Return the batch with work common to `attention` of all layers done; the first call of a step."""
         ...
 
@@ -108,6 +111,7 @@ class Ops(Protocol):
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Apply query/key norm and RoPE, write K and V into the pool, and attend causally over the pool.
 
+        `layer_id` is the layer's place in the cache of its group, `weights.group`.
         `qkv [num_tokens, (q_heads + 2 * kv_heads) * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
         """
         ...

@@ -77,6 +77,7 @@ def paged_attention(
     q: Tensor,  # [num_tokens, q_heads, head_dim]
     k_cache: Tensor,  # [num_blocks, block_size, kv_heads, head_dim], strided
     v_cache: Tensor,
+    block_table: Tensor,  # [num_seqs, max_blocks]
     batch: ForwardBatch,
     scale: float,
 ) -> Tensor:
@@ -87,7 +88,7 @@ def paged_attention(
         begin, end = bounds[i], bounds[i + 1]
         if seq_len == 0 or begin == end:
             continue
-        blocks = batch.block_tables[0][i, : -(-seq_len // k_cache.shape[1])].long()
+        blocks = block_table[i, : -(-seq_len // k_cache.shape[1])].long()
         k = k_cache[blocks].flatten(0, 1)[:seq_len].float()  # [seq_len, kv_heads, head_dim]
         v = v_cache[blocks].flatten(0, 1)[:seq_len].float()
         out[begin:end] = _attend(q[begin:end].float(), k, v, scale).to(q.dtype)

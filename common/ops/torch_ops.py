@@ -1,5 +1,6 @@
 """Operations in plain torch: the CPU backend, and the standard for the GPU's operations."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -14,21 +15,22 @@ class TorchOps:
     """`Ops` by the reference functions, on any device; linears in the model's dtype.
 
     Args:
-        kv_cache: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, the pool.
+        caches: of each group of KV blocks `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`.
     """
 
-    def __init__(self, kv_cache: Tensor) -> None:
-        self.kv_cache = kv_cache
+    def __init__(self, caches: Sequence[Tensor]) -> None:
+        self.caches = tuple(caches)
 
     @property
     def shares_prefixes(self) -> bool:
         return False
 
-    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
-        if batch.slot_mapping is not None:
+    def begin(self, batch: ForwardBatch) -> ForwardBatch:
+        if batch.slots:
             return batch
-        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], self.kv_cache.shape[3])
-        return replace(batch, slot_mapping=slots)
+        pairs = zip(batch.block_tables, self.caches, strict=True)
+        slots = [reference.row_slots(batch.positions, batch.seq_lens, table, cache.shape[3]) for table, cache in pairs]
+        return replace(batch, slots=tuple(slots))
 
     def embed(self, token_ids: Tensor, table: Weight) -> Residual:
         return Residual(functional.embedding(token_ids, table.data))
@@ -37,10 +39,12 @@ class TorchOps:
         return functional.linear(reference.rms_norm(x.rows, norm.weight, norm.eps), weight.data)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        assert batch.slot_mapping is not None, "a step begins with `begin`"
-        k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
-        q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
-        return reference.paged_attention(q, k_cache, v_cache, batch, weights.head_dim**-0.5).flatten(1)
+        assert batch.slots, "a step begins with `begin`"
+        k_cache, v_cache = self.caches[weights.group][:, layer_id].unbind(1)
+        slots, table = batch.slots[weights.group], batch.block_tables[weights.group]
+        q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache)
+        scale = weights.head_dim**-0.5
+        return reference.paged_attention(q, k_cache, v_cache, table, batch, scale).flatten(1)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]

@@ -45,7 +45,7 @@ class DecodeBatch:
         return ForwardBatch(
             token_ids=state.token_ids[:num_rows],
             positions=state.positions[:num_rows],
-            slot_mapping=None,
+            slots=(),
             block_tables=tuple(table[:num_rows] for table in self.block_tables),
             seq_lens=state.seq_lens[:num_rows],
             cu_seqlens=self.cu_seqlens[: num_rows + 1],

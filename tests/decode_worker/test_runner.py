@@ -21,7 +21,8 @@ from common.memory.client.shared_pool import SharedPool
 from common.models.decoder import Decoder
 from common.ops.base import ForwardBatch
 from common.ops.cuda_ops import CudaOps
-from common.ops.sampler import Sampler
+from common.ops.sampler import AdjustedRows, Sampler
+from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.output_token import OutputToken
@@ -41,6 +42,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda", 0), torch.bfloat16, 16
 STEPS, MAX_LEN = 200, 1536
 CONFIG = qwen3_4b(num_layers=4, max_positions=MAX_LEN)
+[HEADS] = CONFIG.heads
 
 
 class WatchedSampler(Sampler):
@@ -55,14 +57,12 @@ class WatchedSampler(Sampler):
         self,
         logits: Tensor,
         params: SamplingTensors,
-        slots: Tensor,
+        rows: AdjustedRows,
         adjustments: AdjustmentTensors,
-        token_ids: Tensor,
-        positions: Tensor,
         grammars: GrammarMasks | None = None,
     ) -> None:
         self.raw[: logits.shape[0]].copy_(logits)
-        super().adjust(logits, params, slots, adjustments, token_ids, positions, grammars)
+        super().adjust(logits, params, rows, adjustments, grammars)
 
     def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch, ring: TokenRing) -> None:
         self.logits[: logits.shape[0]].copy_(logits)
@@ -136,7 +136,7 @@ def start(model: Decoder) -> Iterator[Start]:
 
 
 def step_ops(pool: KVPool, max_rows: int, pdl: bool) -> CudaOps:
-    return CudaOps(pool.caches[0], KernelsSection(), max_rows, pdl=pdl)
+    return CudaOps([GroupCache(pool.caches[0], HEADS.num_q_heads)], KernelsSection(), max_rows, pdl=pdl)
 
 
 def fill(batch: DecodeBatch, allocator: BlockAllocator, num_rows: int) -> None:

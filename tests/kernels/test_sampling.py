@@ -71,7 +71,7 @@ def make_step(token_ids: Tensor, positions: Tensor, seq_lens: Tensor) -> Forward
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=None,
+        slots=(),
         block_tables=(torch.empty((num_rows, 1), dtype=torch.int32, device=device),),
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),

@@ -33,12 +33,13 @@ class Backend:
     mean_error: float
     p99_error: float
 
-    def ops(self, cache: torch.Tensor) -> Ops:
+    def ops(self, cache: torch.Tensor, num_q_heads: int) -> Ops:
         if self.device == "cpu":
-            return TorchOps(cache)
+            return TorchOps([cache])
         from common.ops.cuda_ops import CudaOps
+        from common.ops.workspaces import GroupCache
 
-        return CudaOps(cache, KernelsSection(), 16)
+        return CudaOps([GroupCache(cache, num_q_heads)], KernelsSection(), 16)
 
 
 CPU = Backend("cpu", "float32", 1e-5, 1e-4)
@@ -83,7 +84,7 @@ class Cache:
             (num_blocks, *group.block_shape), torch.nan, dtype=DTYPES[backend.dtype], device=backend.device
         )
         self.allocator = allocator_of(num_blocks - 1)
-        self.ops = backend.ops(self.cache)
+        self.ops = backend.ops(self.cache, model.config.heads[0].num_q_heads)
 
     def blocks(self, num_tokens: int) -> list[int]:
         wanted = -(-num_tokens // BLOCK_SIZE)
@@ -105,7 +106,7 @@ def batch_of(chunks: list[tuple[list[int], int, list[int]]], device: str = "cpu"
     return ForwardBatch(
         token_ids=torch.tensor([i for ids, _, _ in chunks for i in ids], dtype=torch.int32, device=device),
         positions=positions.int().to(device),
-        slot_mapping=slots.to(device),
+        slots=(slots.to(device),),
         block_tables=(tables.to(device),),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device),

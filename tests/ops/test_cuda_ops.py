@@ -66,7 +66,7 @@ def make_batch(chunks: list[tuple[int, int]], tables: Tensor) -> ForwardBatch:
     return ForwardBatch(
         token_ids=torch.randint(0, VOCAB, (len(positions),), dtype=torch.int32).to(device),
         positions=positions.int().to(device),
-        slot_mapping=slots.to(device),
+        slots=(slots.to(device),),
         block_tables=(tables,),
         seq_lens=torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
@@ -93,6 +93,7 @@ def test_a_layer_equals_the_reference(
     dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, is_last: bool, cuda: torch.device
 ) -> None:
     from common.ops.cuda_ops import CudaOps
+    from common.ops.workspaces import GroupCache
 
     torch.manual_seed(11)
     weights = make_weights(cuda, dtype, has_norm)
@@ -100,13 +101,13 @@ def test_a_layer_equals_the_reference(
     tables = torch.randperm(70)[:66].view(3, 22).int().to(cuda)
     families: dict[str, Any] = {field.name: choice for field in dataclasses.fields(KernelsSection) if field.type is str}
     kernels = dataclasses.replace(KernelsSection(), **families)
-    both = (CudaOps(pools[0], kernels, 3), TorchOps(pools[1]))
+    both = (CudaOps([GroupCache(pools[0], NUM_Q)], kernels, 3), TorchOps([pools[1]]))
     for step in STEPS:
         whole = make_batch(step, tables)
         logits = []
         for ops in both:
             decodes = whole.max_query_len == 1 and not is_last
-            batch = ops.begin(dataclasses.replace(whole, slot_mapping=None) if decodes else whole, NUM_Q)
+            batch = ops.begin(dataclasses.replace(whole, slots=()) if decodes else whole)
             x = ops.embed(batch.token_ids, weights.table)
             qkv = ops.norm_linear(x, weights.norm, weights.qkv)
             attend = ops.attention_of_last if is_last else ops.attention
@@ -116,8 +117,8 @@ def test_a_layer_equals_the_reference(
             logits.append(ops.logits(x, weights.norm, weights.table))
         ours, theirs = logits
         assert ours.dtype == torch.float32 and ours.isfinite().all()
-        assert whole.slot_mapping is not None
-        kept = (whole.slot_mapping[whole.last_tokens] if is_last else whole.slot_mapping) >= 0
+        [slots] = whole.slots
+        kept = (slots[whole.last_tokens] if is_last else slots) >= 0
         assert (ours - theirs)[kept].norm() <= tolerance * theirs[kept].norm()
     assert torch.equal(pools[0].isnan(), pools[1].isnan())
 
@@ -126,33 +127,37 @@ def test_a_layer_equals_the_reference(
 def test_the_gate_of_many_tokens_equals_the_reference(dtype: torch.dtype, cuda: torch.device) -> None:
     """On Hopper, another kernel's work than that of few."""
     from common.ops.cuda_ops import CudaOps
+    from common.ops.workspaces import GroupCache
 
     torch.manual_seed(12)
     weights = make_weights(cuda, dtype, has_norm=True)
     pool = torch.zeros((1, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), dtype=dtype, device=cuda)
     x = torch.randn(MIN_GATED_TOKENS + 7, HIDDEN).to(cuda, dtype)
-    ops, reference = CudaOps(pool, KernelsSection(), 1), TorchOps(pool)
+    ops, reference = CudaOps([GroupCache(pool, NUM_Q)], KernelsSection(), 1), TorchOps([pool])
     ours, theirs = (each.norm_gate_up(Residual(x), weights.norm, weights.gate_up) for each in (ops, reference))
     assert (ours.float() - theirs.float()).norm() <= 1e-2 * theirs.float().norm()
 
 
 def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
     from common.ops.cuda_ops import CudaOps
+    from common.ops.workspaces import GroupCache
 
-    pool = torch.zeros((1, 1, 2, 16, 1, 64), device=cuda)
-    assert CudaOps(pool, KernelsSection(), 1).graph_safe
-    assert CudaOps(pool, KernelsSection(prefill_attention="torch"), 1).graph_safe
-    assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).graph_safe
-    assert not CudaOps(pool, KernelsSection(rope="torch"), 1).graph_safe
+    caches = [GroupCache(torch.zeros((1, 1, 2, 16, 1, 64), device=cuda), 1)]
+    assert CudaOps(caches, KernelsSection(), 1).graph_safe
+    assert CudaOps(caches, KernelsSection(prefill_attention="torch"), 1).graph_safe
+    assert not CudaOps(caches, KernelsSection(decode_attention="torch"), 1).graph_safe
+    assert not CudaOps(caches, KernelsSection(rope="torch"), 1).graph_safe
 
 
 def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
-    from common.ops.cuda_ops import CudaOps
+    from common.ops.cuda_attention import CudaAttention
+    from common.ops.workspaces import GroupCache
+
+    def is_fused(pool: Tensor, kernels: KernelsSection) -> bool:
+        return CudaAttention(GroupCache(pool, 8), kernels, 1, pdl=False).is_fused
 
     pool = torch.zeros((1, 1, 2, 16, 2, 64), device=cuda, dtype=torch.bfloat16)
-    hopper = gpu_of(cuda).is_hopper
-    ops = CudaOps(pool, KernelsSection(), 1)
-    assert ops.fuses_attention(8) == hopper
-    assert not CudaOps(pool.float(), KernelsSection(), 1).fuses_attention(8)
-    assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).fuses_attention(8)
-    assert not CudaOps(pool, KernelsSection(rope="torch"), 1).fuses_attention(8)
+    assert is_fused(pool, KernelsSection()) == gpu_of(cuda).is_hopper
+    assert not is_fused(pool.float(), KernelsSection())
+    assert not is_fused(pool, KernelsSection(decode_attention="torch"))
+    assert not is_fused(pool, KernelsSection(rope="torch"))

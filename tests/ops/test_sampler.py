@@ -41,7 +41,7 @@ def make_step(num_rows: int, num_blocks: int, device: torch.device) -> ForwardBa
     return ForwardBatch(
         token_ids=torch.arange(num_rows, dtype=torch.int32, device=device),
         positions=positions,
-        slot_mapping=None,
+        slots=(),
         block_tables=(tables,),
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),

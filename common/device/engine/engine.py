@@ -98,15 +98,25 @@ def build_engine(
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
-        engine = _assemble(
-            config,
-            device,
-            model,
-            layout,
-            memory,
-            max_len=max_len,
-            step_tokens=step_tokens,
-            logit_rows=logit_rows,
+        num_blocks = pool_blocks(config, model_config, layout, device, max_len)
+        pool, shared = claimed_pool(memory, layout, num_blocks, device)
+        _log_pool(config, pool, device, num_blocks)
+        pdl = launches_early(config, device)
+        ops, step_ops, graph_safe = _make_ops(config, model_config, pool, device, logit_rows)
+        sampling = config.kernels.sampling if device.type == "cuda" else "torch"
+        engine = Engine(
+            device=device,
+            model=model,
+            ops=ops,
+            step_ops=step_ops,
+            pdl=pdl,
+            sampler=Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl),
+            pool=pool,
+            allocator=shared.magazine,
+            shared=shared,
+            transport=make_transport(config.kv.transport, device),
+            max_len=min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens)),
+            graph_safe=graph_safe,
         )
         logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
         meanwhile(engine)
@@ -114,44 +124,6 @@ def build_engine(
         loading.wait()
     logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
     return engine
-
-
-def _assemble(
-    config: Config,
-    device: torch.device,
-    model: Model,
-    layout: KVLayout,
-    memory: MemoryClient,
-    *,
-    max_len: int,
-    step_tokens: int,
-    logit_rows: int,
-) -> Engine:
-    """Claim the pool beside the model's memory, and build the operations on both."""
-    model_config = model.config
-    transport = make_transport(config.kv.transport, device)
-    num_blocks = pool_blocks(config, model_config, layout, device, max_len)
-    pool, shared = claimed_pool(memory, layout, num_blocks, device)
-    max_len = min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens))
-    _log_pool(config, pool, device, num_blocks)
-    pdl = launches_early(config, device)
-    ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
-    sampling = config.kernels.sampling if device.type == "cuda" else "torch"
-    sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
-    return Engine(
-        device=device,
-        model=model,
-        ops=ops,
-        step_ops=step_ops,
-        pdl=pdl,
-        sampler=sampler,
-        pool=pool,
-        allocator=shared.magazine,
-        shared=shared,
-        transport=transport,
-        max_len=max_len,
-        graph_safe=graph_safe,
-    )
 
 
 def launches_early(config: Config, device: torch.device) -> bool:
@@ -239,19 +211,23 @@ class LoadProgress:
             )
 
 
-def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int, *, pdl: bool) -> tuple[Ops, Ops, bool]:
+def _make_ops(
+    config: Config, model: ModelConfig, pool: KVPool, device: torch.device, max_rows: int
+) -> tuple[Ops, Ops, bool]:
     """Return ops for prompts, ops for decode steps, and whether decode steps may be captured."""
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
 
-        ops = TorchOps(pool.caches[0])
+        ops = TorchOps(pool.caches)
         return ops, ops, False
     from common.ops.cuda_ops import CudaOps
     from common.ops.linear_plan import PromptPlans
+    from common.ops.workspaces import GroupCache
 
-    step_ops = CudaOps(pool.caches[0], config.kernels, max_rows, pdl=pdl)
+    caches = [GroupCache(cache, each.num_q_heads) for cache, each in zip(pool.caches, model.heads, strict=True)]
+    step_ops = CudaOps(caches, config.kernels, max_rows, pdl=launches_early(config, device))
     graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
-    prompt_ops = CudaOps(pool.caches[0], config.kernels, max_rows)
+    prompt_ops = CudaOps(caches, config.kernels, max_rows)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     return prompt_ops, step_ops, graph_safe
 

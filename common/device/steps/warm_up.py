@@ -27,6 +27,7 @@ from common.kernels.base.operands import SamplingTensors, SharedPrefixes, TokenR
 from common.models.base import Task
 from common.ops.base import ForwardBatch, Ops
 from common.ops.linear_plan import SHORT_STEPS
+from common.ops.sampler import AdjustedRows
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 
 
@@ -162,7 +163,7 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
     return ForwardBatch(
         token_ids=zeros(num_tokens),
         positions=zeros(num_tokens),
-        slot_mapping=torch.full((num_tokens,), -1, device=device),
+        slots=tuple(torch.full((num_tokens,), -1, device=device) for _ in groups),
         block_tables=tuple(zeros(num_seqs, group.num_places(engine.max_len)) for group in groups),
         seq_lens=zeros(num_seqs),
         cu_seqlens=zeros(num_seqs + 1),
@@ -207,7 +208,7 @@ def _adjust(engine: Engine, most_rows: int = 0) -> None:
     adjustments = Adjustments(1, engine.vocab_size, engine.device)
     none, ones = torch.full((1,), -1, dtype=torch.int32, device=engine.device), _padding(engine, 1, 1).token_ids
     params = sampling_tensors([PADDING], engine.device)
-    engine.sampler.adjust(_logits(engine, 1), params, none, adjustments.tensors, ones, ones, grammars)
+    engine.sampler.adjust(_logits(engine, 1), params, AdjustedRows(none, ones, ones), adjustments.tensors, grammars)
 
 
 def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:

@@ -41,6 +41,7 @@ class AttentionWeights:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    group: int = 0  # of KV blocks, with the layer's cache
 
 
 @dataclass(frozen=True, slots=True)

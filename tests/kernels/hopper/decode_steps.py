@@ -47,8 +47,8 @@ class Step:
     @property
     def slots(self) -> Tensor:
         """Of the new tokens: `[num_seqs]` int64, -1 for padding."""
-        assert self.batch.slot_mapping is not None
-        return self.batch.slot_mapping
+        [slots] = self.batch.slots
+        return slots
 
     def written(self) -> Tensor:
         """Where in the pool the new keys and values belong: bool, of its shape."""
@@ -93,7 +93,7 @@ class Step:
         batch, weights = self.batch, self.weights
         k, v = pool[:, LAYER].unbind(1)
         q = reference.qk_norm_rope_kv(self.qkv, weights, batch.positions, self.slots, k, v)
-        return reference.paged_attention(q, k, v, batch, weights.head_dim**-0.5).flatten(1)
+        return reference.paged_attention(q, k, v, batch.block_tables[0], batch, weights.head_dim**-0.5).flatten(1)
 
 
 def step_of(make_paged: MakePaged, seq_lens: list[int], shape: Shape) -> Step:
