@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import AttentionWeights as AttentionWeights  # models know no kernels
-from common.kernels.base.operands import Division, SharedDivision, SharedPrefixes
+from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
+from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
 
 
 class DecodeWork(NamedTuple):

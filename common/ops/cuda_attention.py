@@ -11,8 +11,8 @@ from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.attention.shared_parts import shared_slots
 from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
+from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedPrefixes
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import AttentionWeights, SharedDivision, SharedPrefixes
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import AttentionWeights
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference

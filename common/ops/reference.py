@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.base.operands import (
-    HEAD_WORDS,
+from common.kernels.base.attention_operands import AttentionWeights
+from common.kernels.base.row_operands import HEAD_WORDS, RowState, RowUpdates
+from common.kernels.base.sampling_operands import (
     IN_PROMPT,
     LOGPROB_WORDS,
     MAX_LOGPROBS,
     NO_CHOICE,
     AdjustmentTensors,
-    AttentionWeights,
     GrammarMasks,
     LogprobRing,
-    RowState,
-    RowUpdates,
     SamplingTensors,
     TokenRing,
 )

@@ -5,7 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import AdjustmentTensors, GrammarMasks, LogprobRing, SamplingTensors, TokenRing
+from common.kernels.base.sampling_operands import (
+    AdjustmentTensors,
+    GrammarMasks,
+    LogprobRing,
+    SamplingTensors,
+    TokenRing,
+)
 from common.ops import reference
 from common.ops.base import ForwardBatch
 

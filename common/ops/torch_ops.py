@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.base.operands import AttentionWeights
+from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
 from common.ops.base import ForwardBatch, Norm, Residual, Weight
 

@@ -9,8 +9,8 @@ from common.kernels.attention.decode_division import MOST_PROGRAMS_PER_SM, limit
 from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
 from common.kernels.attention.query_parts import QueryParts, make_query_parts
 from common.kernels.attention.shared_parts import make_shared_parts, most_shared_slots
+from common.kernels.base.attention_operands import SharedParts
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import SharedParts
 
 
 class GroupCache(NamedTuple):

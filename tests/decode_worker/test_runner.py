@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.device.engine.engine import Engine
 from common.device.steps.output_ring import PendingOutput
-from common.kernels.base.operands import AdjustmentTensors, GrammarMasks, SamplingTensors, TokenRing
+from common.kernels.base.sampling_operands import AdjustmentTensors, GrammarMasks, SamplingTensors, TokenRing
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
 from common.memory.client.shared_pool import SharedPool

@@ -26,8 +26,10 @@ from common.device.steps.adjustments import Adjustments, num_mask_words
 from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
 from common.device.steps.warm_up import sampling_tensors
+from common.kernels.base.attention_operands import AttentionWeights, SharedPrefixes
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.operands import AttentionWeights, GrammarMasks, RowUpdates, SharedPrefixes, TokenRing
+from common.kernels.base.row_operands import RowUpdates
+from common.kernels.base.sampling_operands import GrammarMasks, TokenRing
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kernels.elementwise.row_slots import row_slots

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import AttentionWeights
 from common.ops.base import ForwardBatch, Norm, Residual, Weight
 from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.operands import AttentionWeights
 from common.ops.base import ForwardBatch
 from common.ops.prompt_attention import has_few_queries, is_gathered
 from common.ops.torch_ops import TorchOps

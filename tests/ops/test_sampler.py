@@ -9,7 +9,7 @@ import torch
 from common.device.steps.output_ring import NUM_SLOTS, PendingOutput, RingLanding, StepOutput, make_ring
 from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import NO_CHOICE, SamplingTensors
+from common.kernels.base.sampling_operands import NO_CHOICE, SamplingTensors
 from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import ForwardBatch

@@ -2,7 +2,7 @@
 
 import torch
 
-from common.kernels.base.operands import AttentionWeights
+from common.kernels.base.attention_operands import AttentionWeights
 
 
 def attention_weights(

@@ -16,8 +16,9 @@ import torch
 from common.base.errors import ConfigError, ModelError
 from common.device.engine.pool_budget import pool_blocks
 from common.device.engine.weights_memory import ServedWeights
+from common.kernels.base.attention_operands import HEAD_DIMS
 from common.kernels.base.gpu import MIN_CAPABILITY, gpu_of
-from common.kernels.base.operands import HEAD_DIMS, MAX_VOCAB
+from common.kernels.base.sampling_operands import MAX_VOCAB
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport, make_transport

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.device.steps.word_uploader import WordUploader
-from common.kernels.base.operands import (
+from common.kernels.base.sampling_operands import (
     EDIT_FIELDS,
     IN_PROMPT,
     MAX_EDITS,

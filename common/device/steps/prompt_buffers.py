@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.device.steps.adjustments import Adjustments, SlotFill
-from common.kernels.base.operands import SamplingTensors
+from common.kernels.base.sampling_operands import SamplingTensors
 from common.ops.base import ForwardBatch
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams

@@ -23,7 +23,8 @@ from common.device.steps.output_ring import make_logprob_ring, make_ring
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
-from common.kernels.base.operands import SamplingTensors, SharedPrefixes, TokenRing
+from common.kernels.base.attention_operands import SharedPrefixes
+from common.kernels.base.sampling_operands import SamplingTensors, TokenRing
 from common.models.base import Task
 from common.ops.base import ForwardBatch, Ops
 from common.ops.linear_plan import SHORT_STEPS

@@ -41,10 +41,10 @@ from common.kernels.attention.group_outputs import begin_whole, join_units, stor
 from common.kernels.attention.new_token import begin_part, begin_token
 from common.kernels.attention.paged_tiles import copy_tile, rows_of_tile
 from common.kernels.attention.tile_attention import attend_tile
+from common.kernels.base.attention_operands import AttentionWeights, Division, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
 from common.kernels.base.items import advance, announce, announced
 from common.kernels.base.last_program import is_last
-from common.kernels.base.operands import AttentionWeights, Division, SharedDivision, SharedParts
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head

@@ -13,8 +13,8 @@ from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, TILE
 from common.kernels.attention.prefill_attention import attend_keys
 from common.kernels.attention.shared_division import SHARED_ITEM_WORDS, load_shared_item
 from common.kernels.attention.shared_parts import LARGE_BUNDLE, SMALL_BUNDLE
+from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
-from common.kernels.base.operands import AttentionWeights, SharedDivision, SharedParts
 from common.kernels.base.pdl import wait_behind_next
 
 NUM_WARPS = {SMALL_BUNDLE: 4, LARGE_BUNDLE: 8}  # by queries of a bundle

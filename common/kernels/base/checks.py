@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import HEAD_DIMS, AttentionWeights
+from common.kernels.base.attention_operands import HEAD_DIMS, AttentionWeights
 
 
 def check_column(what: str, column: Tensor, length: int, dtype: torch.dtype = torch.int32) -> None:

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.checks import check_caches, check_column, check_qkv
-from common.kernels.base.operands import AttentionWeights
 from common.kernels.base.pdl import wait_for_predecessor
 
 MAX_HEADS = 8  # heads of a tile; more spills registers, less leaves a program too little work

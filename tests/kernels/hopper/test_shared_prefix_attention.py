@@ -10,7 +10,7 @@ from torch import Tensor
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.attention.shared_parts import make_shared_parts
 from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
-from common.kernels.base.operands import SharedDivision, SharedParts, SharedPrefixes
+from common.kernels.base.attention_operands import SharedDivision, SharedParts, SharedPrefixes
 from tests.kernels.conftest import AssertClose
 from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 
