@@ -33,7 +33,8 @@ class Attention:
 
     heads: Heads
     inverse_frequencies: tuple[float, ...]  # [head_dim / 2], radians a position
-    qk_norm: bool  # query and key heads are normed before the rotation
+    qk_norm: bool = False  # query and key heads are normed before the rotation
+    has_bias: bool = False  # added to Q, K and V
 
     @property
     def q_width(self) -> int:
@@ -54,6 +55,12 @@ class Attention:
             ],
             "o": [Piece(f"{name}.o_proj.weight", (hidden_size, q_width))],
         }
+        if self.has_bias:
+            pieces["qkv_bias"] = [
+                Piece(f"{name}.q_proj.bias", (q_width,)),
+                Piece(f"{name}.k_proj.bias", (kv_width,), q_width),
+                Piece(f"{name}.v_proj.bias", (kv_width,), q_width + kv_width),
+            ]
         if self.qk_norm:
             pieces["q_norm"] = [Piece(f"{name}.q_norm.weight", (self.heads.head_dim,))]
             pieces["k_norm"] = [Piece(f"{name}.k_norm.weight", (self.heads.head_dim,))]

@@ -78,6 +78,7 @@ class Decoder:
                 num_q_heads=attention.heads.num_q_heads,
                 num_kv_heads=attention.heads.num_kv_heads,
                 head_dim=attention.heads.head_dim,
+                bias=tensors.get(f"{prefix}.qkv_bias"),
                 group=self.config.heads.index(attention.heads),
             ),
             o=Weight(tensors[f"{prefix}.o"]),

@@ -12,23 +12,26 @@ Scale = Callable[[list[float], JsonObject], list[float]]
 """Maps plain rotary frequencies and the scaling table of config.json to the frequencies used."""
 
 
-def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale: Scale) -> DecoderConfig:
+def dense_config(
+    settings: Settings, *, default_eps: float, scale: Scale, qk_norm: bool = False, qkv_bias: bool = False
+) -> DecoderConfig:
     """Return the config of a dense decoder whose layers are equal.
 
     Args:
         default_eps: epsilon of the norms if config.json names none.
-        qk_norm: query and key heads are normed before the rotation.
         scale: the family's change to the rotary frequencies, given the scaling table of config.json.
+        qk_norm: query and key heads are normed before the rotation.
+        qkv_bias: Q, K and V have biases, whether config.json says so or not.
     """
     settings.refuse("hidden_act", "silu")
-    settings.refuse("attention_bias", False)
+    settings.refuse("attention_bias", qkv_bias)
     settings.refuse("mlp_bias", False)
     settings.refuse("quantization_config", None)
     settings.refuse_other_layers()
     hidden_size, heads = settings.count("hidden_size", MAX_WIDTH), read_heads(settings)
     base, scaling = settings.rope()
     layer = Layer(
-        Attention(heads, tuple(scale(inverse_frequencies(base, heads.head_dim), scaling)), qk_norm),
+        Attention(heads, tuple(scale(inverse_frequencies(base, heads.head_dim), scaling)), qk_norm, qkv_bias),
         GatedMLP(settings.count("intermediate_size", MAX_WIDTH)),
     )
     return DecoderConfig(
@@ -40,6 +43,21 @@ def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale
         dtype=settings.dtype(),
         layers=(layer,) * settings.count("num_hidden_layers", MAX_LAYERS),
     )
+
+
+def unscaled(settings: Settings) -> Scale:
+    """Return a change to rotary frequencies that refuses any scaling with a ModelError."""
+
+    def scale(frequencies: list[float], scaling: JsonObject) -> list[float]:
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind != "default":
+            model_type = settings.values.get("model_type")
+            raise ModelError(
+                f"{settings.where}: RoPE scaling {kind!r:.80} is not supported for {model_type}, remove it"
+            )
+        return frequencies
+
+    return scale
 
 
 def read_heads(settings: Settings) -> Heads:

@@ -57,7 +57,8 @@ def qk_norm_rope_kv(
 ) -> Tensor:
     """Write K and V of each token to its slot (none for slot -1); return q, normed and rotated."""
     num_q, num_kv = weights.num_q_heads, weights.num_kv_heads
-    heads = qkv.view(qkv.shape[0], -1, weights.head_dim).float()
+    biased = qkv.float() if weights.bias is None else qkv.float() + weights.bias.float()
+    heads = biased.view(qkv.shape[0], -1, weights.head_dim)
     q, k, v = heads[:, :num_q], heads[:, num_q : num_q + num_kv], heads[:, num_q + num_kv :]
     if weights.q_norm is not None and weights.k_norm is not None:
         q = rms_norm(q, weights.q_norm, weights.norm_eps)

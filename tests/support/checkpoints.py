@@ -37,6 +37,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-untied": ("qwen3", {"tie_word_embeddings": False}),
     "llama": ("llama", {"tie_word_embeddings": False}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-odd-group": ("qwen2", {"num_attention_heads": 14, "hidden_size": 96}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 64}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
 }
 

@@ -20,6 +20,7 @@ class AttentionWeights:
     num_kv_heads: int
     head_dim: int
     group: int = 0  # of KV blocks, with the layer's cache
+    bias: Tensor | None = None  # [(q_heads + 2 * kv_heads) * head_dim], added to Q, K and V before norms
 
 
 @dataclass(frozen=True, slots=True)

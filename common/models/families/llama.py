@@ -17,7 +17,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     def scaled(frequencies: list[float], scaling: JsonObject) -> list[float]:
         return _scaled(frequencies, scaling, settings.where)
 
-    return dense_config(settings, default_eps=1e-5, qk_norm=False, scale=scaled)
+    return dense_config(settings, default_eps=1e-5, scale=scaled)
 
 
 def _scaled(frequencies: list[float], scaling: JsonObject, where: str) -> list[float]:

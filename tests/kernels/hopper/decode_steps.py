@@ -31,6 +31,7 @@ class Shape:
     block_size: int
     num_slots: int  # programs that contexts are divided for: the more, the more are cut
     has_norm: bool = True
+    has_bias: bool = False
     programs_per_sm: int = 3
 
 
@@ -103,9 +104,8 @@ def step_of(make_paged: MakePaged, seq_lens: list[int], shape: Shape) -> Step:
     batch = replace(batch, positions=(batch.seq_lens - 1).clamp(min=0))  # the reference looks up every position
     qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
     qkv[batch.seq_lens == 0] = float("nan")
-    weights = attention_weights(
-        num_q, num_kv, head_dim, max(seq_lens) + 1, pool.device, pool.dtype, has_norm=shape.has_norm
-    )
+    given = {"has_norm": shape.has_norm, "has_bias": shape.has_bias}
+    weights = attention_weights(num_q, num_kv, head_dim, max(seq_lens) + 1, pool.device, pool.dtype, **given)
     step = Step(qkv, weights, pool, batch, shape)
     pool[step.written()] = float("nan")
     return step

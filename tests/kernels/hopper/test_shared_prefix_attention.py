@@ -21,6 +21,7 @@ SHAPES = [
     Shape(4, 4, 64, 16, num_slots=396),
     Shape(16, 1, 128, 32, num_slots=1, programs_per_sm=2),
     Shape(24, 2, 64, 16, num_slots=396, has_norm=False),
+    Shape(14, 2, 128, 16, num_slots=396, has_norm=False, has_bias=True),
 ]
 
 
