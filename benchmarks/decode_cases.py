@@ -30,10 +30,10 @@ from benchmarks.kernel_cases import (
 from common.kernels.base.gpu import gpu_of
 from common.kernels.products.join_parts import join_parts
 from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps
-from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 
 TOKENS = (1, 4, 16, 64)
@@ -117,7 +117,7 @@ def product_case(num_tokens: int, which: Product) -> Case:
 
     def expected() -> Tensor:
         exact = operands.in_fp32()
-        return exact.apply(TorchOps([pool]), which.fusion, exact.weights[0])
+        return exact.apply(TorchOps([GroupCache(pool, NUM_Q)]), which.fusion, exact.weights[0])
 
     plans = LinearPlans(gpu_of(pool.device))
     kind = plans.plan(which.fusion, num_tokens, which.n, which.k).kind
@@ -141,7 +141,7 @@ def attention_case(num_seqs: int, seq_len: int) -> Case:
         return ops.attention(qkv, weights, i, batch)
 
     def expected() -> Tensor:
-        return TorchOps([pool]).attention(qkv, weights, 0, batch)
+        return TorchOps([GroupCache(pool, NUM_Q)]).attention(qkv, weights, 0, batch)
 
     how = "fused" if ops.shares_prefixes else "split"
     return Case(f"decode attention {num_seqs} x {seq_len} ({how})", run, expected, num_layers, num_bytes)

@@ -28,9 +28,9 @@ from common.models.decoder import Decoder
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
-from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 
 TOKENS = (1, 4, 8, 16, 32, 64)  # each stands for the token counts up to it
@@ -58,8 +58,8 @@ class Step:
     def __init__(self, preset: str, tokens: int) -> None:
         config = _decoder_config(preset)
         tensors = {}
-        for name, pieces in config.pieces().items():
-            shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+        for name, stack in config.stacks().items():
+            shape = stack.shape
             tensors[name] = torch.randn(shape, device="cuda", dtype=torch.bfloat16) * (0.02 if len(shape) == 2 else 1)
         self.model = Decoder(config, tensors, CONTEXT)
         num_blocks = tokens * CONTEXT // BLOCK_SIZE

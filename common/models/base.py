@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from common.models.config import Heads, Pieces
+from common.models.mixers import Heads
+from common.models.stacks import Stacks
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.wire.values.kv_layout import KVGroup
 
@@ -35,15 +36,20 @@ class ModelConfig(Protocol):
 
     @property
     def heads(self) -> tuple[Heads, ...]:
-        """Return the distinct attention heads of all layers: one for each group of KV blocks."""
+        """Return the heads of each group of KV blocks that attention reads."""
+        ...
+
+    @property
+    def q_heads(self) -> tuple[int, ...]:
+        """Return the query heads of each group of KV blocks; 0 for a group of states."""
         ...
 
     def cache_groups(self, block_size: int, dtype: str) -> tuple[KVGroup, ...]:
-        """Return the group of KV blocks of each of `heads`, for all layers with these heads."""
+        """Return the groups of KV blocks: one for all layers with equal caches."""
         ...
 
-    def pieces(self) -> Pieces:
-        """Return the checkpoint tensors of all weights."""
+    def stacks(self) -> Stacks:
+        """Return all weights, and how they come from a checkpoint."""
         ...
 
     def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
@@ -90,8 +96,14 @@ class Model(Protocol):
         ...
 
 
-def rope_table(inverse_frequencies: tuple[float, ...], max_positions: int, device: torch.device) -> Tensor:
-    """Return cosines, then sines, of every position's half angles: `[max_positions, head_dim]` fp32."""
-    frequencies = torch.tensor(inverse_frequencies, dtype=torch.float32)
+def rope_table(
+    inverse_frequencies: tuple[float, ...], head_dim: int, max_positions: int, device: torch.device
+) -> Tensor:
+    """Return cosines, then sines, of every position's half angles: `[max_positions, head_dim]` fp32.
+
+    Dimensions without a frequency do not turn.
+    """
+    frequencies = torch.zeros(head_dim // 2)
+    frequencies[: len(inverse_frequencies)] = torch.tensor(inverse_frequencies, dtype=torch.float32)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=1).to(device)

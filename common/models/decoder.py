@@ -1,20 +1,21 @@
-"""A decoder: layers of attention and a gated MLP, pre-norm, whose differences are data."""
+"""A decoder: layers of a mixer of tokens and a gated MLP, pre-norm, whose differences are data."""
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
 from common.models.base import Task, rope_table
-from common.models.config import DecoderConfig, Layer
-from common.models.layers import AttentionPart, MLPPart, stream
-from common.ops.base import AttentionWeights, ForwardBatch, Norm, Ops, Residual, Weight
+from common.models.config import DecoderConfig, group_key
+from common.models.layers import AttentionPart, DeltaPart, MixerPart, MLPPart, stream
+from common.models.mixers import Attention
+from common.ops.base import AttentionWeights, DeltaWeights, ForwardBatch, Norm, Ops, Residual, Weight
 
 
 class Decoder:
     """Weights and the forward pass over them; a `Model`.
 
     Args:
-        tensors: as named by `DecoderConfig.pieces`, all on the same device and of the same dtype.
+        tensors: as named by `DecoderConfig.stacks`, all on the same device.
         max_positions: longest sequence served, in tokens.
     """
 
@@ -23,11 +24,10 @@ class Decoder:
         self.embed = Weight(tensors["embed"])
         self.norm = Norm(tensors["norm"], config.norm_eps)
         self.lm_head = self.embed if config.tied_embeddings else Weight(tensors["lm_head"])
-        self._ropes: dict[tuple[float, ...], Tensor] = {}
+        self._ropes: dict[tuple[tuple[float, ...], int], Tensor] = {}
         self._max_positions = max_positions
         self.layers = [
-            (self._attention(tensors, number, layer), self._mlp(tensors, number))
-            for number, layer in enumerate(config.layers)
+            (self._mixer(tensors, number), self._mlp(tensors, number)) for number in range(len(config.layers))
         ]
         first = {layer: number for number, layer in reversed(list(enumerate(config.layers)))}
         self._distinct = [self.layers[number] for number in first.values()]
@@ -41,9 +41,9 @@ class Decoder:
     def hidden(self, batch: ForwardBatch, ops: Ops) -> Residual:
         batch = ops.begin(batch)
         x, last = self.embedded(batch.token_ids, ops), self.layers[-1][0]
-        for attention, mlp in self.layers:
-            of_last = attention is last and batch.last_tokens is not None  # of other tokens only K and V are needed
-            x = mlp.forward(attention.forward(x, batch, ops, of_last=of_last), ops)
+        for mixer, mlp in self.layers:
+            of_last = mixer is last and batch.last_tokens is not None  # of other tokens only the cache is needed
+            x = mlp.forward(mixer.forward(x, batch, ops, of_last=of_last), ops)
         return x
 
     def embedded(self, token_ids: Tensor, ops: Ops) -> Residual:
@@ -53,36 +53,59 @@ class Decoder:
         return stream(self.lm_head, num_tokens)
 
     def attention_tasks(self, ops: Ops, batch: ForwardBatch, *, of_last: bool = False) -> list[Task]:
-        def task(part: AttentionPart) -> Task:
+        def task(part: MixerPart) -> Task:
             return lambda: part.attend(ops, batch, of_last=of_last)
 
-        return [task(attention) for attention, _ in self._distinct]
+        return [task(mixer) for mixer, _ in self._distinct]
 
     def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
         return [
             task
-            for attention, mlp in self._distinct
-            for task in (*attention.product_tasks(ops, num_tokens, mlp), *mlp.product_tasks(ops, num_tokens, attention))
+            for mixer, mlp in self._distinct
+            for task in (*mixer.product_tasks(ops, num_tokens, mlp), *mlp.product_tasks(ops, num_tokens, mixer))
         ]
 
-    def _attention(self, tensors: Mapping[str, Tensor], number: int, layer: Layer) -> AttentionPart:
-        prefix, attention = f"layers.{number}", layer.attention
-        return AttentionPart(
-            norm=Norm(tensors[f"{prefix}.attention_norm"], self.config.norm_eps),
-            qkv=Weight(tensors[f"{prefix}.qkv"]),
-            attention=AttentionWeights(
-                q_norm=tensors.get(f"{prefix}.q_norm"),
-                k_norm=tensors.get(f"{prefix}.k_norm"),
-                norm_eps=self.config.norm_eps,
-                rope=self._rope(attention.inverse_frequencies),
-                num_q_heads=attention.heads.num_q_heads,
-                num_kv_heads=attention.heads.num_kv_heads,
-                head_dim=attention.heads.head_dim,
-                bias=tensors.get(f"{prefix}.qkv_bias"),
-                group=self.config.heads.index(attention.heads),
-            ),
-            o=Weight(tensors[f"{prefix}.o"]),
-            layer_id=[each.attention.heads for each in self.config.layers[:number]].count(attention.heads),
+    def _mixer(self, tensors: Mapping[str, Tensor], number: int) -> MixerPart:
+        """Build what mixes tokens in a layer, with the layer's place in the cache of its group."""
+        mixer = self.config.layers[number].mixer
+        key = group_key(mixer)
+        layer_id = [group_key(each.mixer) for each in self.config.layers[:number]].count(key)
+        group, prefix = self.config.groups.index(key), f"layers.{number}"
+        norm = Norm(tensors[f"{prefix}.attention_norm"], self.config.norm_eps)
+        if isinstance(mixer, Attention):
+            weights = self._attention(mixer, tensors, prefix, group)
+            gate = Weight(tensors[f"{prefix}.gate"]) if mixer.has_gate else None
+            return AttentionPart(
+                norm, Weight(tensors[f"{prefix}.qkv"]), weights, Weight(tensors[f"{prefix}.o"]), layer_id, gate
+            )
+        delta = DeltaWeights(
+            conv=tensors[f"{prefix}.conv"],
+            decay=tensors[f"{prefix}.decay"],
+            dt_bias=tensors[f"{prefix}.dt_bias"],
+            norm=tensors[f"{prefix}.delta_norm"],
+            norm_eps=self.config.norm_eps,
+            num_key_heads=mixer.num_key_heads,
+            num_value_heads=mixer.num_value_heads,
+            key_dim=mixer.key_dim,
+            value_dim=mixer.value_dim,
+            group=group,
+        )
+        inputs, out = Weight(tensors[f"{prefix}.delta_in"]), Weight(tensors[f"{prefix}.delta_out"])
+        return DeltaPart(norm, inputs, delta, out, layer_id)
+
+    def _attention(
+        self, attention: Attention, tensors: Mapping[str, Tensor], prefix: str, group: int
+    ) -> AttentionWeights:
+        return AttentionWeights(
+            q_norm=tensors.get(f"{prefix}.q_norm"),
+            k_norm=tensors.get(f"{prefix}.k_norm"),
+            norm_eps=self.config.norm_eps,
+            rope=self._rope(attention),
+            num_q_heads=attention.heads.num_q_heads,
+            num_kv_heads=attention.heads.num_kv_heads,
+            head_dim=attention.heads.head_dim,
+            bias=tensors.get(f"{prefix}.qkv_bias"),
+            group=group,
         )
 
     def _mlp(self, tensors: Mapping[str, Tensor], number: int) -> MLPPart:
@@ -93,9 +116,9 @@ class Decoder:
             down=Weight(tensors[f"{prefix}.down"]),
         )
 
-    def _rope(self, inverse_frequencies: tuple[float, ...]) -> Tensor:
+    def _rope(self, attention: Attention) -> Tensor:
         """Return the rotary table; layers with equal frequencies share it."""
-        if inverse_frequencies not in self._ropes:
-            table = rope_table(inverse_frequencies, self._max_positions, self.embed.data.device)
-            self._ropes[inverse_frequencies] = table
-        return self._ropes[inverse_frequencies]
+        key = (attention.inverse_frequencies, attention.heads.head_dim)
+        if key not in self._ropes:
+            self._ropes[key] = rope_table(*key, self._max_positions, self.embed.data.device)
+        return self._ropes[key]

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.config import Attention, DecoderConfig, GatedMLP, Heads, Layer
+from common.models.config import DecoderConfig, GatedMLP, Layer
+from common.models.mixers import Attention, Heads
 from common.models.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from common.models.stacks import Source
 from common.settings.config import MAX_TOKENS
 
 Scale = Callable[[list[float], JsonObject], list[float]]
@@ -36,12 +38,12 @@ def dense_config(
     )
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
-        hidden_size=hidden_size,
         norm_eps=settings.positive_float("rms_norm_eps", default_eps),
         max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=(layer,) * settings.count("num_hidden_layers", MAX_LAYERS),
+        source=Source(hidden_size),
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from common.models.base import Task
-from common.ops.base import AttentionWeights, ForwardBatch, Norm, Ops, Residual, Weight
+from common.ops.base import AttentionWeights, DeltaWeights, ForwardBatch, Norm, Ops, Residual, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,20 @@ class AttentionPart:
     attention: AttentionWeights
     o: Weight  # [hidden, q_heads * head_dim]
     layer_id: int
+    gate: Weight | None = None  # [q_heads * head_dim, hidden]
 
     def forward(self, x: Residual, batch: ForwardBatch, ops: Ops, *, of_last: bool) -> Residual:
         """Write K and V of all tokens; return the stream of all tokens, or with `of_last` of each prompt's last."""
         qkv = ops.norm_linear(x, self.norm, self.qkv)
-        if not of_last:
-            return ops.linear_add(ops.attention(qkv, self.attention, self.layer_id, batch), self.o, x)
-        attended = ops.attention_of_last(qkv, self.attention, self.layer_id, batch)
-        return ops.linear_add(attended, self.o, Residual(x.rows[batch.last_tokens]))  # the norm has added the parts
+        x = Residual(x.rows)  # the norm has added the parts
+        if of_last:
+            attended = ops.attention_of_last(qkv, self.attention, self.layer_id, batch)
+            x = Residual(x.rows[batch.last_tokens])
+        else:
+            attended = ops.attention(qkv, self.attention, self.layer_id, batch)
+        if self.gate is not None:
+            attended = ops.sigmoid_mul(attended, ops.norm_linear(x, self.norm, self.gate))
+        return ops.linear_add(attended, self.o, x)
 
     def attend(self, ops: Ops, batch: ForwardBatch, *, of_last: bool) -> None:
         """Attend with zeros, to warm up."""
@@ -39,10 +45,59 @@ class AttentionPart:
 
     def product_tasks(self, ops: Ops, num_tokens: int, then: "MLPPart") -> list[Task]:
         """Return the products on zeros, and the first of `then` behind the addition of this part's result."""
-        return [
+        tasks: list[Task] = [
             lambda: ops.norm_linear(stream(self.qkv, num_tokens), self.norm, self.qkv),
             lambda: ops.norm_gate_up(added(ops, self.o, num_tokens), then.norm, then.gate_up),
         ]
+        if (gate := self.gate) is not None:
+            tasks.append(lambda: ops.norm_linear(stream(gate, num_tokens), self.norm, gate))
+        return tasks
+
+    def first_product(self, ops: Ops, x: Residual) -> Tensor:
+        """Return the first product of the part."""
+        return ops.norm_linear(x, self.norm, self.qkv)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaPart:
+    """Norm, a product of all inputs, the gated delta rule, and the product behind it.
+
+    `layer_id` is the layer's place in the states of its group.
+    """
+
+    norm: Norm
+    inputs: Weight  # [channels + value_width + 2 * value_heads, hidden]
+    delta: DeltaWeights
+    out: Weight  # [hidden, value_width]
+    layer_id: int
+
+    def forward(self, x: Residual, batch: ForwardBatch, ops: Ops, *, of_last: bool) -> Residual:
+        """Advance the states by all tokens; return the stream of all, or with `of_last` of each prompt's last token."""
+        mixed = ops.delta_rule(self.first_product(ops, x), self.delta, self.layer_id, batch)
+        x = Residual(x.rows)  # the norm has added the parts
+        if of_last:
+            mixed, x = mixed[batch.last_tokens], Residual(x.rows[batch.last_tokens])
+        return ops.linear_add(mixed, self.out, x)
+
+    def attend(self, ops: Ops, batch: ForwardBatch, *, of_last: bool) -> None:
+        """Run over zeros, to warm up."""
+        batch = ops.begin(batch)
+        inputs = zeros(self.inputs, batch.token_ids.shape[0], self.inputs.num_out)
+        ops.delta_rule(inputs, self.delta, self.layer_id, batch)
+
+    def product_tasks(self, ops: Ops, num_tokens: int, then: "MLPPart") -> list[Task]:
+        """Return the products on zeros, and the first of `then` behind the addition of this part's result."""
+        return [
+            lambda: self.first_product(ops, stream(self.inputs, num_tokens)),
+            lambda: ops.norm_gate_up(added(ops, self.out, num_tokens), then.norm, then.gate_up),
+        ]
+
+    def first_product(self, ops: Ops, x: Residual) -> Tensor:
+        """Return the first product of the part."""
+        return ops.norm_linear(x, self.norm, self.inputs)
+
+
+MixerPart = AttentionPart | DeltaPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +111,11 @@ class MLPPart:
     def forward(self, x: Residual, ops: Ops) -> Residual:
         return ops.linear_add(ops.norm_gate_up(x, self.norm, self.gate_up), self.down, x)
 
-    def product_tasks(self, ops: Ops, num_tokens: int, then: AttentionPart) -> list[Task]:
+    def product_tasks(self, ops: Ops, num_tokens: int, then: MixerPart) -> list[Task]:
         """Return the products on zeros, and the first of `then` behind the addition of this part's result."""
         return [
             lambda: ops.norm_gate_up(stream(self.gate_up, num_tokens), self.norm, self.gate_up),
-            lambda: ops.norm_linear(added(ops, self.down, num_tokens), then.norm, then.qkv),
+            lambda: then.first_product(ops, added(ops, self.down, num_tokens)),
         ]
 
 

@@ -33,17 +33,17 @@ def resolve_max_len(section: ModelSection, config: ModelConfig) -> int:
 
 def model_bytes(config: ModelConfig, dtype: str) -> int:
     """Return the size of the weights in one region, alignment included."""
-    return weights_layout(config.pieces(), DTYPES[dtype]).num_bytes
+    return weights_layout(config.stacks(), DTYPES[dtype]).num_bytes
 
 
 def load_model(
     model_dir: Path, config: DecoderConfig, *, max_len: int, dtype: str, memory: WeightsMemory
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
-    layout = weights_layout(config.pieces(), DTYPES[dtype])
+    layout = weights_layout(config.stacks(), DTYPES[dtype])
 
     def fill(region: Tensor, progress: Progress) -> Loading:
-        return load_weights(model_dir, layout, region, tied_embeddings=config.tied_embeddings, progress=progress)
+        return load_weights(model_dir, layout, region, ignored=config.ignored, progress=progress)
 
     region, loading = memory.begin(layout, fill)
     return Decoder(config, layout.tensors(region), max_len), loading

@@ -105,6 +105,26 @@ class Settings:
             raise ModelError(f"{self.where}: rope_theta = {base!r:.80}, a positive number is needed")
         return float(base), table
 
+    def partial_rope(self) -> tuple[float, float]:
+        """Return the rotary base, and the share of a head's dimensions that turns; raises ModelError for a scaling."""
+        table = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(table, dict):
+            raise ModelError(f"{self.where}: rope_parameters = {table!r:.200}, an object is needed")
+        self.refuse("rope_type", "default", table)
+        inner = Settings({**self.values, **table}, self.where)
+        base, share = inner.positive_float("rope_theta"), inner.positive_float("partial_rotary_factor", 1.0)
+        if share > 1.0:
+            raise ModelError(f"{self.where}: partial_rotary_factor = {share!r:.80}, at most 1 is needed")
+        return base, share
+
+    def text(self) -> "Settings":
+        """Return the settings of the text model inside a model of several senses."""
+        inner = self.values.get("text_config")
+        if not isinstance(inner, dict):
+            raise ModelError(f"{self.where}: text_config = {inner!r:.80}, an object is needed")
+        outer = ("quantization_config", "tie_word_embeddings")  # some files have them outside
+        return Settings({key: self.values.get(key) for key in outer} | inner, f"{self.where}, text_config")
+
     def dtype(self) -> str:
         """Return the checkpoint's dtype; bfloat16 if config.json names none."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "bfloat16")

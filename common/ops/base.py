@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
 from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
+from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
 
 
 class DecodeWork(NamedTuple):
@@ -19,6 +20,12 @@ class DecodeWork(NamedTuple):
 
     division: Division
     shared: SharedDivision | None  # made from `ForwardBatch.prefixes`
+
+
+class StateWork(NamedTuple):
+    """Sequences of a step that bring tokens which their states have not seen."""
+
+    is_new: Tensor  # [num_seqs] bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class ForwardBatch:
     max_seq_len: int
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
     prefixes: SharedPrefixes | None = None  # of a decode batch, where shared blocks are to be read once for all rows
-    work: tuple[DecodeWork, ...] = ()  # of each group, made by `Ops.begin` for a decode batch
+    work: tuple[DecodeWork | StateWork | None, ...] = ()  # of each group, made by `Ops.begin`
 
     @property
     def one_token_each(self) -> bool:
@@ -118,6 +125,17 @@ class Ops(Protocol):
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `attention`, but return only `batch.last_tokens`: `[num_seqs, q_heads * head_dim]`."""
+        ...
+
+    def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        """Convolve, and advance the states of the sequences by the gated delta rule; norm and gate the result.
+
+        `x [num_tokens, channels + value_width + 2 * value_heads]` -> `[num_tokens, value_width]`.
+        """
+        ...
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Return `x * sigmoid(gate)`."""
         ...
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:

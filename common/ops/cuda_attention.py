@@ -17,8 +17,9 @@ from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import DecodeWork, ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.prompt_attention import has_few_queries, is_gathered
-from common.ops.workspaces import GroupCache, Workspaces
+from common.ops.workspaces import Workspaces
 from common.settings.config import KernelsSection
 
 
@@ -113,9 +114,8 @@ class CudaAttention:
         )
 
     def _fused_attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        assert batch.work, "a step begins with `begin`"
         tables, seq_lens, before = batch.block_tables[weights.group], batch.seq_lens, None
-        division, shared = batch.work[weights.group]
+        division, shared = _work(batch, weights)
         if shared is not None:
             before = self._workspaces.shared_parts()
             k_cache, v_cache = self.cache[:, layer_id].unbind(1)
@@ -140,7 +140,6 @@ class CudaAttention:
         table, scale = batch.block_tables[weights.group], weights.head_dim**-0.5
         if self.kernels.decode_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, table, batch, scale)
-        assert batch.work, "a step begins with `begin`"
         return decode_attention(
             q=q,
             k_cache=k_cache,
@@ -148,7 +147,7 @@ class CudaAttention:
             block_tables=table,
             seq_lens=batch.seq_lens,
             scale=scale,
-            division=batch.work[weights.group].division,
+            division=_work(batch, weights).division,
             workspace=self._workspaces.parts(),
             layer_id=layer_id,
             pdl=self.pdl,
@@ -162,3 +161,9 @@ class CudaAttention:
 
     def _programs_per_sm(self, batch: ForwardBatch) -> int:
         return programs_per_sm(batch.seq_lens.shape[0], self.cache.shape[4], self._gpu.num_sms)
+
+
+def _work(batch: ForwardBatch, weights: AttentionWeights) -> DecodeWork:
+    work = batch.work[weights.group]
+    assert isinstance(work, DecodeWork), "a decode step begins with `begin`"
+    return work

@@ -12,11 +12,12 @@ from common.kernels.base.gpu import gpu_of
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
-from common.ops.base import ForwardBatch, Norm, Residual, Weight
+from common.ops.base import DecodeWork, DeltaWeights, ForwardBatch, Norm, Residual, StateWork, Weight
+from common.ops.caches import GroupCache
 from common.ops.cuda_attention import CudaAttention
+from common.ops.delta_rule import begin_states, delta_rule
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
-from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 
 
@@ -35,7 +36,10 @@ class CudaOps:
     ) -> None:
         self.kernels = kernels
         self.pdl = pdl
-        self.groups = [CudaAttention(cache, kernels, max_num_seqs, pdl=pdl) for cache in caches]
+        self.caches = tuple(caches)
+        self.groups = [
+            None if cache.has_states else CudaAttention(cache, kernels, max_num_seqs, pdl=pdl) for cache in caches
+        ]
         # Planned kernels fuse norm and activation, and exist for two bytes an element only.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and caches[0].blocks.element_size() == 2
@@ -51,22 +55,27 @@ class CudaOps:
         """Tell whether a decode step may be captured; references cannot be, because they wait for the device."""
         kernels = self.kernels
         step = (kernels.norm, kernels.rope, kernels.activation, kernels.decode_attention)
-        return all(choice == "triton" for choice in step)
+        return all(choice == "triton" for choice in step) and None not in self.groups
 
     @property
     def shares_prefixes(self) -> bool:
         """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
-        return all(group.is_fused for group in self.groups)
+        return all(group is not None and group.is_fused for group in self.groups)
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
-        if not batch.one_token_each:
-            return batch
-        if not batch.slots and not all(group.is_fused for group in self.groups):
-            pairs = zip(self.groups, batch.block_tables, strict=True)
-            batch = replace(batch, slots=tuple(group.row_slots(batch, table) for group, table in pairs))
-        if self.kernels.decode_attention == "torch":
-            return batch
-        return replace(batch, work=tuple(group.divide(batch) for group in self.groups))
+        groups = list(zip(self.groups, self.caches, batch.block_tables, strict=True))
+        if batch.one_token_each and not batch.slots and not self.shares_prefixes:
+            slots = (group.row_slots(batch, table) if group else batch.positions for group, _, table in groups)
+            batch = replace(batch, slots=tuple(slots))
+        return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
+
+    def _work(
+        self, group: CudaAttention | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
+    ) -> DecodeWork | StateWork | None:
+        if group is None:
+            return StateWork(begin_states(cache.blocks, table, batch))
+        divides = batch.one_token_each and self.kernels.decode_attention != "torch"
+        return group.divide(batch) if divides else None
 
     def embed(self, token_ids: Tensor, table: Weight) -> Residual:
         if self.pdl:
@@ -78,10 +87,23 @@ class CudaOps:
         return self._linear.norm_linear(plan, x, norm, weight, x.rows.dtype)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        return self.groups[weights.group].attend(qkv, weights, layer_id, batch)
+        return self._attention(weights).attend(qkv, weights, layer_id, batch)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        return self.groups[weights.group].attend_last(qkv, weights, layer_id, batch)
+        return self._attention(weights).attend_last(qkv, weights, layer_id, batch)
+
+    def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        states, work = self.caches[weights.group].blocks[:, layer_id, 0, 0], batch.work[weights.group]
+        assert isinstance(work, StateWork), "a step begins with `begin`"
+        return delta_rule(x, weights, states, batch.block_tables[weights.group], batch, work.is_new)
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.float().sigmoid().to(x.dtype)
+
+    def _attention(self, weights: AttentionWeights) -> CudaAttention:
+        group = self.groups[weights.group]
+        assert group is not None, f"group {weights.group} has states, and no keys"
+        return group
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         plan = self._plan(Fusion.ADD, weight.num_out, x)

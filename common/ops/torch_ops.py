@@ -8,28 +8,36 @@ from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import ForwardBatch, Norm, Residual, Weight
+from common.ops.base import DeltaWeights, ForwardBatch, Norm, Residual, StateWork, Weight
+from common.ops.caches import GroupCache
+from common.ops.delta_rule import begin_states, delta_rule
 
 
 class TorchOps:
     """`Ops` by the reference functions, on any device; linears in the model's dtype.
 
     Args:
-        caches: of each group of KV blocks `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`.
+        caches: of each group of KV blocks.
     """
 
-    def __init__(self, caches: Sequence[Tensor]) -> None:
-        self.caches = tuple(caches)
+    def __init__(self, caches: Sequence[GroupCache]) -> None:
+        self.caches = [cache.blocks for cache in caches]
+        self._has_states = [cache.has_states for cache in caches]
 
     @property
     def shares_prefixes(self) -> bool:
         return False
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
+        groups = list(zip(self.caches, batch.block_tables, self._has_states, strict=True))
+        work = [StateWork(begin_states(cache, table, batch)) if states else None for cache, table, states in groups]
+        batch = replace(batch, work=tuple(work))
         if batch.slots:
             return batch
-        pairs = zip(batch.block_tables, self.caches, strict=True)
-        slots = [reference.row_slots(batch.positions, batch.seq_lens, table, cache.shape[3]) for table, cache in pairs]
+        slots = [
+            batch.positions if states else reference.row_slots(batch.positions, batch.seq_lens, table, cache.shape[3])
+            for cache, table, states in groups
+        ]
         return replace(batch, slots=tuple(slots))
 
     def embed(self, token_ids: Tensor, table: Weight) -> Residual:
@@ -48,6 +56,14 @@ class TorchOps:
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
+
+    def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        states, work = self.caches[weights.group][:, layer_id, 0, 0], batch.work[weights.group]
+        assert isinstance(work, StateWork), "a step begins with `begin`"
+        return delta_rule(x, weights, states, batch.block_tables[weights.group], batch, work.is_new)
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.float().sigmoid().to(x.dtype)
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         return Residual(residual.rows + functional.linear(x, weight.data))

@@ -1,9 +1,6 @@
 """Memory that attention kernels of a group of layers share; layers run in sequence, so one of each kind is enough."""
 
 from threading import Lock
-from typing import NamedTuple
-
-from torch import Tensor
 
 from common.kernels.attention.decode_division import MOST_PROGRAMS_PER_SM, limits_for
 from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
@@ -11,13 +8,7 @@ from common.kernels.attention.query_parts import QueryParts, make_query_parts
 from common.kernels.attention.shared_parts import make_shared_parts, most_shared_slots
 from common.kernels.base.attention_operands import SharedParts
 from common.kernels.base.gpu import gpu_of
-
-
-class GroupCache(NamedTuple):
-    """Cache of a group of layers, and the query heads of each."""
-
-    blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
-    num_q_heads: int
+from common.ops.caches import GroupCache
 
 
 class Workspaces:

@@ -20,9 +20,9 @@ from common.kv.transport import make_transport
 from common.memory.client.shared_pool import SharedPool
 from common.models.decoder import Decoder
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.sampler import AdjustedRows, Sampler
-from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.output_token import OutputToken
@@ -92,8 +92,8 @@ def model() -> Decoder:
         pytest.skip("needs a GPU")
     torch.manual_seed(0)
     tensors = {}
-    for name, pieces in CONFIG.pieces().items():
-        shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+    for name, stack in CONFIG.stacks().items():
+        shape = stack.shape
         drawn = torch.randn(shape, device=DEVICE)
         tensors[name] = (drawn.mul_(0.02) if len(shape) == 2 else drawn.mul_(0.2).add_(1)).to(DTYPE)
     return Decoder(CONFIG, tensors, MAX_LEN)

@@ -6,6 +6,7 @@ import sys
 import torch
 
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.torch_ops import TorchOps
 from common.serving.worker.start import Incarnation, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
@@ -49,7 +50,12 @@ class SharingOps(TorchOps):
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     runner.MIN_SPARED_BYTES = 1  # type: ignore[attr-defined]
     worker = program.build(config, incarnation)
-    object.__setattr__(worker.engine, "step_ops", SharingOps(worker.engine.pool.caches))
+    q_heads = worker.engine.model.config.q_heads
+    object.__setattr__(
+        worker.engine,
+        "step_ops",
+        SharingOps([GroupCache(*each) for each in zip(worker.engine.pool.caches, q_heads, strict=True)]),
+    )
     worker.runner.shares_prefixes = config.decode.share_prefixes and worker.engine.step_ops.shares_prefixes
     worker.sharing._min_places = 1
     return worker

@@ -38,12 +38,12 @@ from common.kernels.products.join_parts import join_parts
 from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
-from common.models.config import Heads
 from common.models.decoder import Decoder
+from common.models.mixers import Heads
 from common.ops.base import ForwardBatch, Norm, Residual, Weight
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
-from common.ops.workspaces import GroupCache
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
 from tests.support.decoders import qwen3_4b
@@ -132,9 +132,7 @@ def run_model(gpu: Gpu) -> None:
 
     Their last layer is attention of few queries.
     """
-    shapes = {
-        name: (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:]) for name, pieces in MODEL.pieces().items()
-    }
+    shapes = {name: stack.shape for name, stack in MODEL.stacks().items()}
     tensors = {name: empty(*shape, dtype=BF16) for name, shape in shapes.items()}
     model = Decoder(MODEL, tensors, MODEL.max_positions)
     step_ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from common.base.errors import ModelError
 from common.models.families.llama import FACTORS
+from common.models.mixers import Attention
 from common.models.reading import decoder_config, read_config
 from common.models.settings import Settings
 from common.models.upload import Progress
@@ -42,9 +43,9 @@ def load_onto(
     device: torch.device, dtype: torch.dtype, directory: Path, progress: Progress = lambda done, total: None
 ) -> dict[str, torch.Tensor]:
     config = read_config(directory)
-    layout = weights_layout(config.pieces(), dtype)
+    layout = weights_layout(config.stacks(), dtype)
     region = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
-    load_weights(directory, layout, region, tied_embeddings=config.tied_embeddings, progress=progress).wait()
+    load_weights(directory, layout, region, ignored=config.ignored, progress=progress).wait()
     return layout.tensors(region)
 
 
@@ -126,7 +127,7 @@ def test_no_weights_at_all(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: llama, qwen3"),
+        ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: llama, mistral, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu' is not supported, only 'silu'"),
         ({"num_hidden_layers": -1}, r"num_hidden_layers = -1, a whole number of 1 to 4096 is needed"),
         ({"num_hidden_layers": 10**9}, r"num_hidden_layers = 1000000000, a whole number of 1 to 4096 is needed"),
@@ -213,7 +214,9 @@ def test_whatever_a_config_says_it_is_computed_or_refused(
     else:
         [heads] = config.heads
         assert max(len(config.layers), heads.num_q_heads, heads.head_dim) <= 4096
-        assert all(0.0 < frequency < math.inf for frequency in config.layers[0].attention.inverse_frequencies)
+        mixer = config.layers[0].mixer
+        assert isinstance(mixer, Attention)
+        assert all(0.0 < frequency < math.inf for frequency in mixer.inverse_frequencies)
 
 
 @pytest.mark.parametrize(

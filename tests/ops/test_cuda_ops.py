@@ -92,8 +92,8 @@ STEPS = [
 def test_a_layer_equals_the_reference(
     dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, is_last: bool, cuda: torch.device
 ) -> None:
+    from common.ops.caches import GroupCache
     from common.ops.cuda_ops import CudaOps
-    from common.ops.workspaces import GroupCache
 
     torch.manual_seed(11)
     weights = make_weights(cuda, dtype, has_norm)
@@ -101,7 +101,7 @@ def test_a_layer_equals_the_reference(
     tables = torch.randperm(70)[:66].view(3, 22).int().to(cuda)
     families: dict[str, Any] = {field.name: choice for field in dataclasses.fields(KernelsSection) if field.type is str}
     kernels = dataclasses.replace(KernelsSection(), **families)
-    both = (CudaOps([GroupCache(pools[0], NUM_Q)], kernels, 3), TorchOps([pools[1]]))
+    both = (CudaOps([GroupCache(pools[0], NUM_Q)], kernels, 3), TorchOps([GroupCache(pools[1], NUM_Q)]))
     for step in STEPS:
         whole = make_batch(step, tables)
         logits = []
@@ -126,21 +126,21 @@ def test_a_layer_equals_the_reference(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_gate_of_many_tokens_equals_the_reference(dtype: torch.dtype, cuda: torch.device) -> None:
     """On Hopper, another kernel's work than that of few."""
+    from common.ops.caches import GroupCache
     from common.ops.cuda_ops import CudaOps
-    from common.ops.workspaces import GroupCache
 
     torch.manual_seed(12)
     weights = make_weights(cuda, dtype, has_norm=True)
     pool = torch.zeros((1, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), dtype=dtype, device=cuda)
     x = torch.randn(MIN_GATED_TOKENS + 7, HIDDEN).to(cuda, dtype)
-    ops, reference = CudaOps([GroupCache(pool, NUM_Q)], KernelsSection(), 1), TorchOps([pool])
+    ops, reference = CudaOps([GroupCache(pool, NUM_Q)], KernelsSection(), 1), TorchOps([GroupCache(pool, NUM_Q)])
     ours, theirs = (each.norm_gate_up(Residual(x), weights.norm, weights.gate_up) for each in (ops, reference))
     assert (ours.float() - theirs.float()).norm() <= 1e-2 * theirs.float().norm()
 
 
 def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
+    from common.ops.caches import GroupCache
     from common.ops.cuda_ops import CudaOps
-    from common.ops.workspaces import GroupCache
 
     caches = [GroupCache(torch.zeros((1, 1, 2, 16, 1, 64), device=cuda), 1)]
     assert CudaOps(caches, KernelsSection(), 1).graph_safe
@@ -150,8 +150,8 @@ def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
 
 
 def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
+    from common.ops.caches import GroupCache
     from common.ops.cuda_attention import CudaAttention
-    from common.ops.workspaces import GroupCache
 
     def is_fused(pool: Tensor, kernels: KernelsSection) -> bool:
         return CudaAttention(GroupCache(pool, 8), kernels, 1, pdl=False).is_fused

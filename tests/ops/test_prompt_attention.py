@@ -9,6 +9,7 @@ from torch import Tensor
 from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import Gpu
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.prompt_attention import has_few_queries, is_gathered
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
@@ -93,8 +94,8 @@ def test_a_layer_and_the_last_layer_have_their_kernels(
     )
     pool = torch.randn(38, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
     qkv = torch.randn(num_tokens, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)
-    cache, section = workspaces.GroupCache(pool.clone(), NUM_Q), KernelsSection(rope="torch")
-    ours, theirs = cuda_attention.CudaAttention(cache, section, 1, pdl=False), TorchOps([pool])
+    cache, section = GroupCache(pool.clone(), NUM_Q), KernelsSection(rope="torch")
+    ours, theirs = cuda_attention.CudaAttention(cache, section, 1, pdl=False), TorchOps([GroupCache(pool, NUM_Q)])
     for attend, law in ((ours.attend, theirs.attention), (ours.attend_last, theirs.attention_of_last)):
         torch.testing.assert_close(attend(qkv, weights, 0, batch), law(qkv, weights, 0, batch), rtol=1e-4, atol=1e-5)
     assert called == kernels

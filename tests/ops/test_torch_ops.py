@@ -8,6 +8,7 @@ from torch.nn import functional
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
 from common.ops.base import ForwardBatch, Norm, Residual, Weight
+from common.ops.caches import GroupCache
 from common.ops.torch_ops import TorchOps
 from tests.support.attention_weights import attention_weights
 
@@ -59,7 +60,7 @@ def test_chunked_paged_attention_equals_contiguous_attention() -> None:
     qkvs = [torch.randn(n, (NUM_Q + 2 * NUM_KV) * HEAD_DIM) for n in lengths]
     pool = torch.full((40, 3, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), float("nan"))
     tables = torch.randperm(40)[:28].view(4, 7).int()
-    ops = TorchOps([pool])
+    ops = TorchOps([GroupCache(pool, NUM_Q)])
     steps: list[dict[int, tuple[int, int]]] = [
         {0: (0, 40), 2: (0, 30)},
         {1: (0, 1), 2: (30, 31), 3: (0, 15)},
@@ -92,14 +93,14 @@ def test_padding_rows_give_zeros_and_write_nothing() -> None:
         max_seq_len=1,
     )
     qkv = torch.randn(2, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)
-    TorchOps([pool]).attention(qkv, make_weights(), 0, batch)
+    TorchOps([GroupCache(pool, NUM_Q)]).attention(qkv, make_weights(), 0, batch)
     assert (~pool.isnan()).sum() == 2 * NUM_KV * HEAD_DIM
     assert not pool[1, 0, :, 3].isnan().any()
 
 
 def test_linears_and_gate() -> None:
     torch.manual_seed(9)
-    ops = TorchOps([torch.zeros(1, 1, 2, 16, 1, 32)])
+    ops = TorchOps([GroupCache(torch.zeros(1, 1, 2, 16, 1, 32), 1)])
     x, norm, weight, residual = torch.randn(5, 8), torch.rand(8), torch.randn(12, 8), torch.randn(5, 12)
     normed = functional.rms_norm(x, (8,), norm, 1e-6)
     torch.testing.assert_close(ops.norm_linear(Residual(x), Norm(norm, 1e-6), Weight(weight)), normed @ weight.T)
@@ -112,7 +113,7 @@ def test_linears_and_gate() -> None:
 
 def test_logits_are_fp32() -> None:
     torch.manual_seed(10)
-    ops = TorchOps([torch.zeros(1, 1, 2, 16, 1, 32)])
+    ops = TorchOps([GroupCache(torch.zeros(1, 1, 2, 16, 1, 32), 1)])
     x, norm = torch.randn(9, 8).bfloat16(), torch.rand(8).bfloat16()
     weight = torch.randn(30, 8).bfloat16()
     logits = ops.logits(Residual(x), Norm(norm, 1e-6), Weight(weight))

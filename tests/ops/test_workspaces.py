@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.kernels.base.gpu import Gpu
+from common.ops.caches import GroupCache
 
 
 @pytest.mark.medium
@@ -33,7 +34,7 @@ def test_it_is_made_once(maker: str, method: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(workspaces, maker, noted)
     monkeypatch.setattr(workspaces, "gpu_of", lambda device: Gpu("nowhere", (9, 0), 132, 227 << 10))
     pool = torch.empty((9, 1, 2, 16, 8, 128), dtype=torch.bfloat16, device="meta")
-    ours = workspaces.Workspaces(workspaces.GroupCache(pool, 8), 256)
+    ours = workspaces.Workspaces(GroupCache(pool, 8), 256)
     other = Thread(target=lambda: found.append(getattr(ours, method)()), daemon=True)
     found.append(getattr(ours, method)())
     other.join()

@@ -30,6 +30,7 @@ from common.models.base import Model, ModelConfig
 from common.models.loader import load_model, resolve_dtype, resolve_max_len
 from common.models.reading import read_config
 from common.ops.base import Ops
+from common.ops.caches import GroupCache
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint
@@ -216,16 +217,15 @@ def _make_ops(
     config: Config, model: ModelConfig, pool: KVPool, device: torch.device, max_rows: int
 ) -> tuple[Ops, Ops, bool]:
     """Return ops for prompts, ops for decode steps, and whether decode steps may be captured."""
+    caches = [GroupCache(*each) for each in zip(pool.caches, model.q_heads, strict=True)]
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
 
-        ops = TorchOps(pool.caches)
+        ops = TorchOps(caches)
         return ops, ops, False
     from common.ops.cuda_ops import CudaOps
     from common.ops.linear_plan import PromptPlans
-    from common.ops.workspaces import GroupCache
 
-    caches = [GroupCache(cache, each.num_q_heads) for cache, each in zip(pool.caches, model.heads, strict=True)]
     step_ops = CudaOps(caches, config.kernels, max_rows, pdl=launches_early(config, device))
     graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
     prompt_ops = CudaOps(caches, config.kernels, max_rows)

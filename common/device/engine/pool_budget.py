@@ -91,7 +91,9 @@ def _workers_bytes(config: Config, model_config: ModelConfig, device: torch.devi
         (config.kv.decode_sharers, decode_step(config, device)),
     )
     gpu = gpu_of(device)
-    parts_bytes = sum(query_parts_bytes(heads.num_kv_heads, heads.head_dim, gpu) for heads in model_config.heads)
+    parts_bytes = sum(
+        query_parts_bytes(heads.num_kv_heads, heads.head_dim, gpu) for heads in model_config.heads if heads
+    )
     each_bytes = model_config.table_bytes(max_len) + parts_bytes + CUDA_CONTEXT_BYTES
     of_steps = sum(count * (model_config.activation_bytes(*step) + each_bytes) for count, step in steps)
     return of_steps + config.kv.decode_sharers * _shared_bytes(config, model_config, device)
@@ -104,7 +106,9 @@ def _shared_bytes(config: Config, model_config: ModelConfig, device: torch.devic
         return 0
     num_slots = most_shared_slots(gpu)
     return sum(
-        shared_parts_bytes(max_rows, num_slots, heads.num_kv_heads, heads.head_dim) for heads in model_config.heads
+        shared_parts_bytes(max_rows, num_slots, heads.num_kv_heads, heads.head_dim)
+        for heads in model_config.heads
+        if heads
     )
 
 
