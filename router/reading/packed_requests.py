@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import msgpack
+from msgspec import structs
 
 from common.base.errors import RequestError
 from common.base.json_file import JsonObject
@@ -18,7 +19,7 @@ PARTS: dict[str, type[Any]] = {
     "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions,
     "grammar": GrammarSource,
 }  # fmt: skip
-"""Fields of a request holding dataclasses."""
+"""Fields of a request that hold fields of their own."""
 
 
 def packed_or_error(reply: Callable[[], bytes], num_bytes: int) -> bytes:
@@ -35,7 +36,8 @@ def packed_or_error(reply: Callable[[], bytes], num_bytes: int) -> bytes:
 def packed_request(request: CompletionRequest) -> bytes:
     """Pack a request for `unpack`; prompts are texts or tokens."""
     prompts = [prompt if isinstance(prompt, str) else prompt.tobytes() for prompt in request.prompts]
-    return _packed(asdict(replace(request, prompts=())) | {"prompts": prompts})
+    sampling = structs.asdict(request.sampling)
+    return _packed(asdict(replace(request, prompts=())) | {"prompts": prompts, "sampling": sampling})
 
 
 def packed_answer(answer: bytes) -> bytes:

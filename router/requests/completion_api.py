@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from common.wire.values.packing import pack_ids
@@ -140,7 +142,7 @@ def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
     warnings = [ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped]
     return replace(
         request,
-        sampling=replace(request.sampling, grammar=found.grammar),
+        sampling=structs.replace(request.sampling, grammar=found.grammar),
         response=replace(request.response, warnings=warnings),
     )
 

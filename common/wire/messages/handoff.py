@@ -1,7 +1,6 @@
 """Messages of a handoff between a prefill and a decode worker; `worker` has the rules for all messages."""
 
-from dataclasses import dataclass
-
+from common.wire.values.columns import num_ids, uneven
 from common.wire.values.fields import (
     BlockIds,
     ClientId,
@@ -14,14 +13,14 @@ from common.wire.values.fields import (
     RequestId,
     Text,
     TokenIds,
+    WireStruct,
     WorkerId,
 )
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRequest:
+class DecodeRequest(WireStruct, tag=37):
     """router -> decode worker: a prefill worker computes a prompt, and will offer the blocks (see `KVOffer`).
 
     Sent before the `PrefillRequest`, where the fields are explained.
@@ -35,9 +34,11 @@ class DecodeRequest:
     priority: Priority
     client: ClientId
 
+    def contradiction(self) -> str:
+        return self.sampling.problem(num_ids(self.token_ids), self.num_outputs)
 
-@dataclass(frozen=True, slots=True)
-class KVPoolExport:
+
+class KVPoolExport(WireStruct, tag=40):
     """prefill worker -> decode worker, after dialing: the location of the prefill worker's pool.
 
     A decode worker with a different pool connects to the memory server there as a guest.
@@ -53,9 +54,11 @@ class KVPoolExport:
     memory_socket: Label  # path of the pool's memory server
     layout: KVLayout
 
+    def contradiction(self) -> str:
+        return self.layout.problem(self.layout.nothing)
 
-@dataclass(frozen=True, slots=True)
-class KVProgress:
+
+class KVProgress(WireStruct, tag=45):
     """prefill worker -> decode worker: complete blocks of a prompt still being computed.
 
     The message is a hint and may be ignored: no process keeps the blocks for the receiver. Copies of the blocks are
@@ -70,9 +73,14 @@ class KVProgress:
     block_ids: BlockIds  # append-only groups' blocks from the first place on; empty: no offer will follow
     generations: BlockIds
 
+    def contradiction(self) -> str:
+        num_blocks = num_ids(self.block_ids)
+        if num_blocks > self.num_tokens:
+            return f"{num_blocks} blocks of {self.num_tokens} tokens"
+        return uneven(num_blocks, num_ids(self.generations))
 
-@dataclass(frozen=True, slots=True)
-class KVPathResult:
+
+class KVPathResult(WireStruct, tag=44):
     """decode worker -> prefill worker: answer to `KVPoolExport`, repeated on a change; an empty error means proven."""
 
     worker_id: WorkerId
