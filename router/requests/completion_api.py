@@ -53,7 +53,7 @@ class ResponseOptions:
     tells_thoughts: bool = True
     tool_format: str = ""  # of a chat; see `tool_calls`
     forced: tuple[str, ...] = ()  # names of tools from which a forced call must choose
-    warnings: Sequence[ResponseWarning] = ()
+    warnings: tuple[ResponseWarning, ...] = ()
     repeated: str = "{}"  # JSON object of request fields repeated by /v1/responses
     has_summary: bool = False  # of /v1/responses: thoughts come as a summary
 
@@ -139,7 +139,7 @@ def request_of(
 def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
     """Return the request with its compiled grammar, and a warning for each keyword without effect on texts."""
     field = request.grammar.field
-    warnings = [ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped]
+    warnings = tuple(ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped)
     return replace(
         request,
         sampling=structs.replace(request.sampling, grammar=found.grammar),

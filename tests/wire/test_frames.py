@@ -3,10 +3,10 @@
 import tracemalloc
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
 from msgspec.structs import replace
 
 from common.base.errors import ErrorCode, WireError
@@ -48,10 +48,10 @@ def test_noise_is_refused(frame: bytes) -> None:
 def test_a_field_with_any_other_value_is_refused_or_makes_a_message_that_may_be_sent(
     message: Message, data: st.DataObject
 ) -> None:
-    values = msgpack.unpackb(encode(message))
+    values = msgpack.decode(encode(message))
     fields = values[1]
     fields[data.draw(st.integers(1, len(fields) - 1))] = data.draw(wild_values())
-    _refused_or_real(msgpack.packb(values))
+    _refused_or_real(msgpack.encode(values))
 
 
 @given(messages(), st.data())
@@ -149,7 +149,7 @@ def test_text_for_people_is_shortened_and_made_one_line() -> None:
 
 
 DEPTH = 1_000_000
-HEAD = b"\x92" + msgpack.packb(WIRE_VERSION)
+HEAD = b"\x92" + msgpack.encode(WIRE_VERSION)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_an_error_of_a_hostile_value_is_short_and_of_one_line() -> None:
 
 @pytest.mark.parametrize("ids", [[[]] * 3_000_000, [[[]] * 60_000] * 50], ids=["flat", "nested"])
 def test_a_frame_full_of_lists_is_refused_before_they_are_made(ids: list[Any]) -> None:
-    frame = msgpack.packb([WIRE_VERSION, [5, "p", 1, ids, b"", b"", b"", b""]])
+    frame = msgpack.encode([WIRE_VERSION, [5, "p", 1, ids, b"", b"", b"", b""]])
     tracemalloc.start()
     with pytest.raises(WireError):
         decode(frame)
@@ -208,18 +208,18 @@ def test_a_frame_full_of_lists_is_refused_before_they_are_made(ids: list[Any]) -
 
 def test_the_error_names_the_field() -> None:
     with pytest.raises(WireError, match=r"Abort\.attempt: Expected `int`, got `str`"):
-        decode(msgpack.packb([WIRE_VERSION, [26, "r", "1"]]))
+        decode(msgpack.encode([WIRE_VERSION, [26, "r", "1"]]))
     with pytest.raises(WireError, match=r"Abort\.attempt: Expected `int`, got `bool`"):
-        decode(msgpack.packb([WIRE_VERSION, [26, "r", True]]))
+        decode(msgpack.encode([WIRE_VERSION, [26, "r", True]]))
     with pytest.raises(WireError, match="Abort: Expected `array` of at least length 3, got 2"):
-        decode(msgpack.packb([WIRE_VERSION, [26, "r"]]))
+        decode(msgpack.encode([WIRE_VERSION, [26, "r"]]))
 
 
 def test_other_versions_tags_and_sizes_are_refused() -> None:
     with pytest.raises(WireError, match=rf"wire version 9, this program speaks {WIRE_VERSION}"):
-        decode(msgpack.packb([9, [26, "r", 0]]))
+        decode(msgpack.encode([9, [26, "r", 0]]))
     with pytest.raises(WireError, match="unknown tag 99"):
-        decode(msgpack.packb([WIRE_VERSION, [99]]))
+        decode(msgpack.encode([WIRE_VERSION, [99]]))
     with pytest.raises(WireError, match=f"limit {MAX_FRAME_BYTES}"):
         decode(b"\0" * (MAX_FRAME_BYTES + 1))
     with pytest.raises(WireError):
@@ -227,7 +227,7 @@ def test_other_versions_tags_and_sizes_are_refused() -> None:
 
 
 def test_tags_are_stable() -> None:
-    assert encode(Abort("r", 1)) == msgpack.packb([WIRE_VERSION, [26, "r", 1]])
+    assert encode(Abort("r", 1)) == msgpack.encode([WIRE_VERSION, [26, "r", 1]])
 
 
 def test_the_version_follows_from_fields_at_any_depth() -> None:
@@ -237,7 +237,7 @@ def test_the_version_follows_from_fields_at_any_depth() -> None:
     assert [name for name, _ in sampling] == [*SamplingParams.__struct_fields__]
     assert ("biases", ["float"]) in sampling and ("seed", "int") in sampling
     assert dict(_shape(WorkerReady))["role"] == [("PREFILL", 1), ("DECODE", 2)]
-    assert msgpack.unpackb(encode(Abort("r", 1)))[0] == WIRE_VERSION
+    assert msgpack.decode(encode(Abort("r", 1)))[0] == WIRE_VERSION
 
 
 def test_ids_are_four_bytes_each() -> None:
