@@ -1,5 +1,6 @@
 """Messages of a handoff between a prefill and a decode worker; `worker` has the rules for all messages."""
 
+from common.wire.messages.senders import FromWorker, OfAttempt
 from common.wire.values.columns import num_ids, uneven
 from common.wire.values.fields import (
     BlockIds,
@@ -13,21 +14,17 @@ from common.wire.values.fields import (
     RequestId,
     Text,
     TokenIds,
-    WireStruct,
-    WorkerId,
 )
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.sampling_params import SamplingParams
 
 
-class DecodeRequest(WireStruct, tag=37):
+class DecodeRequest(OfAttempt, tag=37):
     """router -> decode worker: a prefill worker computes a prompt, and will offer the blocks (see `KVOffer`).
 
     Sent before the `PrefillRequest`, where the fields are explained.
     """
 
-    request_id: RequestId
-    attempt: Count
     token_ids: TokenIds
     num_outputs: Count
     sampling: SamplingParams
@@ -38,7 +35,7 @@ class DecodeRequest(WireStruct, tag=37):
         return self.sampling.problem(num_ids(self.token_ids), self.num_outputs)
 
 
-class KVPoolExport(WireStruct, tag=40):
+class KVPoolExport(FromWorker, tag=40):
     """prefill worker -> decode worker, after dialing: the location of the prefill worker's pool.
 
     A decode worker with a different pool connects to the memory server there as a guest.
@@ -46,8 +43,6 @@ class KVPoolExport(WireStruct, tag=40):
     The first block of each group holds a pattern made from `pool_id`.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     transport: Label
     device_uuid: OptionalLabel  # "" on a CPU
     pool_id: Epoch  # workers of equal pools pull nothing
@@ -58,15 +53,13 @@ class KVPoolExport(WireStruct, tag=40):
         return self.layout.problem(self.layout.nothing)
 
 
-class KVProgress(WireStruct, tag=45):
+class KVProgress(FromWorker, tag=45):
     """prefill worker -> decode worker: complete blocks of a prompt still being computed.
 
     The message is a hint and may be ignored: no process keeps the blocks for the receiver. Copies of the blocks are
     valid only if a `KVOffer` with equal generations follows, because then the blocks belonged to the prompt throughout.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     num_tokens: Positive  # whole prompt, with outputs before a replay
@@ -80,10 +73,8 @@ class KVProgress(WireStruct, tag=45):
         return uneven(num_blocks, num_ids(self.generations))
 
 
-class KVPathResult(WireStruct, tag=44):
+class KVPathResult(FromWorker, tag=44):
     """decode worker -> prefill worker: answer to `KVPoolExport`, repeated on a change; an empty error means proven."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     is_shared: bool  # both workers use the pool, so nothing is pulled
     error: Text

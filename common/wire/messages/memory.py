@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from common.wire.messages.senders import FromMemoryServer, FromWorker, OfAttempt
 from common.wire.values.columns import num_ids, uneven, unsealed
 from common.wire.values.fields import (
     KEY_BYTES,
@@ -41,34 +42,27 @@ class RegionState(IntEnum):
     """All weights are there, and no process writes the region any more."""
 
 
-class MemoryHello(WireStruct, tag=60):
+class MemoryHello(FromWorker, tag=60):
     """worker -> memory server, first: the worker's identity. Claims end with the connection.
 
     A descriptor of the worker's process comes along.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     is_decoding: bool  # decode workers get blocks before prompts do
 
 
-class MemoryVisit(WireStruct, tag=68):
+class MemoryVisit(FromWorker, tag=68):
     """worker -> another pool's memory server, first: the guest's identity, and the pool to pull from.
 
     A guest accepts offers there or looks up prefixes, and gives blocks back after pulling. A guest writes nothing, so
     all claims end at once with the connection. A `PoolRegion` is the answer.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     pool_id: Epoch
 
 
-class MemoryWelcome(WireStruct, tag=66):
+class MemoryWelcome(FromMemoryServer, tag=66):
     """memory server -> worker, first: the memory server's identity, for the worker to name to the router."""
-
-    server_id: WorkerId
-    epoch: Epoch
 
 
 class WeightsWanted(WireStruct, tag=61):
@@ -186,29 +180,25 @@ class BlocksSealed(NamedBlocks, tag=80):
         return NamedBlocks.contradiction(self) or uneven(num_ids(self.block_ids), len(self.keys) // KEY_BYTES)
 
 
-class PromptWanted(WireStruct, tag=81):
+class PromptWanted(OfAttempt, tag=81):
     """worker -> memory server: ask for all blocks of a prompt, with sealed blocks for the longest prefix found by keys.
 
     The server answers once, with all blocks, and waits until enough blocks are free. Blocks in the host tier are
     restored first if a restore is faster than computing. A guest asks for 0 blocks, and gets only the blocks found.
     """
 
-    request_id: RequestId
-    attempt: Count
     keys: BlockKeys
     block_us: Count  # to compute a block, in microseconds; 0: restore nothing
     num_blocks: Count  # blocks of the first group
     priority: Priority  # lower is earlier
 
 
-class PromptBlocks(WireStruct, tag=82):
+class PromptBlocks(OfAttempt, tag=82):
     """memory server -> worker: the blocks of a prompt.
 
     The first `num_sealed` blocks were found by keys and are for reading; the other blocks are leased to the worker.
     """
 
-    request_id: RequestId
-    attempt: Count
     block_ids: BlockIds
     generations: BlockIds
     num_sealed: Count
@@ -217,11 +207,8 @@ class PromptBlocks(WireStruct, tag=82):
         return unsealed(self.block_ids, self.generations, self.num_sealed)
 
 
-class PromptUnwanted(WireStruct, tag=84):
+class PromptUnwanted(OfAttempt, tag=84):
     """worker -> memory server: cancel the attempt's `PromptWanted`, unless already answered."""
-
-    request_id: RequestId
-    attempt: Count
 
 
 class PoolLeft(NamedBlocks, tag=79):
@@ -267,31 +254,22 @@ class KVOffer(WireStruct, tag=76):
         return unsealed(self.block_ids, self.generations, self.num_sealed)
 
 
-class KVReceived(WireStruct, tag=83):
+class KVReceived(OfAttempt, tag=83):
     """decode worker -> memory server -> prefill worker: the offer arrived, and the decode worker owns the request."""
 
-    request_id: RequestId
-    attempt: Count
 
-
-class KVAccepted(WireStruct, tag=77):
+class KVAccepted(OfAttempt, tag=77):
     """decode worker -> memory server: accept an offer; the worker now owns the blocks, and a guest may read the blocks.
 
     Implies `KVReceived` if not sent before.
     """
 
-    request_id: RequestId
-    attempt: Count
 
-
-class KVDeclined(WireStruct, tag=78):
+class KVDeclined(OfAttempt, tag=78):
     """decode worker -> memory server: decline an offer; the blocks are free.
 
     memory server -> prefill worker: an offer never received by the decode worker is void, and the blocks are free.
     """
-
-    request_id: RequestId
-    attempt: Count
 
 
 OfBlocks = (

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from common.wire.messages.memory import Bytes
+from common.wire.messages.senders import FromMemoryServer
 from common.wire.values.columns import uneven
 from common.wire.values.fields import (
     MAX_EVENT_KEYS,
@@ -22,7 +23,6 @@ from common.wire.values.fields import (
     ProcessId,
     ShortKeys,
     Total,
-    WireStruct,
     WorkerId,
 )
 from common.wire.values.packing import unpack_ids
@@ -31,21 +31,17 @@ MAX_CLIENTS = 512
 """Most workers of a memory server."""
 
 
-class MemoryReady(WireStruct, tag=11):
+class MemoryReady(FromMemoryServer, tag=11):
     """memory server -> router: register; sent again whenever the router asks with `Reregister`."""
 
-    server_id: WorkerId
-    epoch: Epoch
     pid: ProcessId
     version: Label  # Baton's
     device: Label  # same form as workers': "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
 
 
-class MemoryHeartbeat(WireStruct, tag=12):
+class MemoryHeartbeat(FromMemoryServer, tag=12):
     """memory server -> router: alive, and the use of memory."""
 
-    server_id: WorkerId
-    epoch: Epoch
     weights_bytes: Bytes
     free_bytes: Bytes  # free memory of the device
     num_blocks: Count  # all KV pools
@@ -63,11 +59,9 @@ class MemoryHeartbeat(WireStruct, tag=12):
     gpu_celsius: Annotated[int, Meta(ge=-1, le=1000)] = -1  # -1: unknown
 
 
-class WorkerEnded(WireStruct, tag=13):
+class WorkerEnded(FromMemoryServer, tag=13):
     """memory server -> router: a worker's connection ended, which the kernel does for an ended process."""
 
-    server_id: WorkerId
-    epoch: Epoch
     ended_worker_id: WorkerId
     ended_epoch: Epoch
 
@@ -80,7 +74,7 @@ class BlockEvent(IntEnum):
     GONE = 2  # no longer found
 
 
-class KVEvents(WireStruct, tag=15):
+class KVEvents(FromMemoryServer, tag=15):
     """memory server -> router: changes of blocks in a pool: found in the pool, found in the host tier, or gone.
 
     Sent after a `KVEventsWanted`, with consecutive `sequence` numbers. Sequence 0 voids all earlier events. From there
@@ -88,8 +82,6 @@ class KVEvents(WireStruct, tag=15):
     send `KVEventsWanted` again. Every heartbeat comes with a `KVEvents`, even an empty message.
     """
 
-    server_id: WorkerId
-    epoch: Epoch
     pool_id: Epoch
     sequence: Total
     kinds: Annotated[bytes, Meta(max_length=MAX_EVENT_KEYS), Codes(bytes(BlockEvent))]

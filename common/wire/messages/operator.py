@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from common.wire.messages.senders import FromOperator
 from common.wire.values.fields import Count, Epoch, Positive, ProcessId, Text, Total, WireStruct, WorkerId
 from common.wire.values.role import Role
 
@@ -16,15 +17,13 @@ MAX_WORKERS = 256
 """Most workers of a router."""
 
 
-class DrainWanted(WireStruct, tag=31):
+class DrainWanted(FromOperator, tag=31):
     """operator -> router: drain a worker or memory server: finish its requests, then end. Answered by `DrainAnswer`.
 
     Repeat the message to follow progress. `incarnation` protects a successor from being drained; 0 means the present
     incarnation.
     """
 
-    operator_id: WorkerId
-    epoch: Epoch
     name: WorkerId  # worker or memory server
     incarnation: Epoch
 
@@ -43,11 +42,8 @@ class Leave(WireStruct, tag=30):
     reason: Text
 
 
-class LoadWanted(WireStruct, tag=34):
+class LoadWanted(FromOperator, tag=34):
     """operator -> router: ask for the load of all workers. Answered by `LoadReport`."""
-
-    operator_id: WorkerId
-    epoch: Epoch
 
 
 class WorkerLoad(WireStruct):
@@ -85,11 +81,9 @@ class Stage(IntEnum):
     GIVEN_UP = 3
 
 
-class RoleChange(WireStruct, tag=36):
+class RoleChange(FromOperator, tag=36):
     """operator -> router: a worker gives way to a worker of the other role. For display only: the router only notes."""
 
-    operator_id: WorkerId
-    epoch: Epoch
     name: WorkerId  # leaving worker
     successor: WorkerId
     role: Role  # successor's
@@ -98,4 +92,3 @@ class RoleChange(WireStruct, tag=36):
 
 
 OperatorMessage = DrainWanted | DrainAnswer | Leave | LoadWanted | LoadReport | RoleChange
-FROM_OPERATORS = (DrainWanted, LoadWanted, RoleChange)

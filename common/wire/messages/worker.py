@@ -18,6 +18,7 @@ from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExpo
 from common.wire.messages.memory import MemoryMessage
 from common.wire.messages.memory_reports import MemoryReport
 from common.wire.messages.operator import OperatorMessage
+from common.wire.messages.senders import FromWorker, OfAttempt
 from common.wire.values.columns import misscored, num_ids, uneven
 from common.wire.values.fields import (
     ClientId,
@@ -54,11 +55,9 @@ from common.wire.values.sampling_params import SamplingParams
 from common.wire.values.step_counts import PullCounts, StepCounts
 
 
-class WorkerReady(WireStruct, tag=1):
+class WorkerReady(FromWorker, tag=1):
     """worker -> router: register; sent again whenever the router asks with `Reregister`."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     role: Role
     pid: ProcessId
     version: Label  # Baton's
@@ -87,11 +86,9 @@ class WorkerReady(WireStruct, tag=1):
         return self.kv_layout.problem(self.num_blocks)
 
 
-class Heartbeat(WireStruct, tag=2):
+class Heartbeat(FromWorker, tag=2):
     """worker -> router, from a separate thread: alive, load, and age of the last step."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     num_waiting: Count
     num_running: Count
     num_paused: Count  # decode: running sequences without a row
@@ -109,18 +106,13 @@ class Heartbeat(WireStruct, tag=2):
     short_prompt_us: Count  # decode: a short prompt from launch to end, in microseconds; 0: unknown
 
 
-class WorkerLeaving(WireStruct, tag=3):
+class WorkerLeaving(FromWorker, tag=3):
     """worker -> router: send no new requests; requests in flight are being finished. Answered by `StillBound`."""
 
-    worker_id: WorkerId
-    epoch: Epoch
 
-
-class WorkerGone(WireStruct, tag=7):
+class WorkerGone(FromWorker, tag=7):
     """worker -> router: the process is ending, drained or by an error; remaining requests are lost."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     reason: Text
 
 
@@ -128,11 +120,9 @@ SHARED_POOL = "shared pool"
 """Transport of a path inside a single pool: blocks change owner without a copy."""
 
 
-class KVPathReport(WireStruct, tag=4):
+class KVPathReport(FromWorker, tag=4):
     """decode worker -> router: result of a test of the KV path from a prefill worker."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     prefill_worker_id: WorkerId
     prefill_epoch: Epoch
     transport: Label
@@ -140,15 +130,13 @@ class KVPathReport(WireStruct, tag=4):
     error: Text  # "" when the path works
 
 
-class TokenBatch(WireStruct, tag=5):
+class TokenBatch(FromWorker, tag=5):
     """worker -> router: tokens of a step, as columns of equal length.
 
     `output_indices` counts a request's output tokens from 0. The first token comes from the prefill worker and the rest
     from the decode worker. The router orders tokens by index, because no order holds between two sockets.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_ids: RequestIds
     attempts: Column
     output_indices: Column
@@ -176,7 +164,7 @@ class LogprobBatch(TokenBatch, tag=9):
         return TokenBatch.contradiction(self) or problem
 
 
-class PromptLogprobs(WireStruct, tag=10):
+class PromptLogprobs(FromWorker, tag=10):
     """worker -> router: log-probabilities of a prompt's tokens from `first_position` on.
 
     Each token has a rank, 1 for the likeliest, and `num_logprobs` entries of `logprob_ids` and `logprobs`: the token's
@@ -184,8 +172,6 @@ class PromptLogprobs(WireStruct, tag=10):
     follows on the same connection.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     first_position: Positive
@@ -198,35 +184,29 @@ class PromptLogprobs(WireStruct, tag=10):
         return misscored(num_ids(self.ranks), self.num_logprobs, self.logprob_ids, self.logprobs)
 
 
-class PromptCached(WireStruct, tag=14):
+class PromptCached(FromWorker, tag=14):
     """worker -> router: the first `num_tokens` tokens of a prompt are cached and need no computation.
 
     Sent again when the number grows, always before the prompt's first output; never sent for 0 tokens.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     num_tokens: Positive
 
 
-class RequestFailed(WireStruct, tag=6):
+class RequestFailed(FromWorker, tag=6):
     """worker -> router: an attempt ended without finishing; the worker keeps nothing of the attempt."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     code: ErrorCode
     message: Text
 
 
-class InquiryReply(WireStruct, tag=8):
+class InquiryReply(FromWorker, tag=8):
     """worker -> router: attempts of an `Inquiry` owned by the worker; about any other attempt no message follows."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_ids: RequestIds
     attempts: Column
     are_here: Flags  # a byte per attempt, 0: not owned
@@ -289,15 +269,13 @@ class PeerGone(WireStruct, tag=24):
     epoch: Epoch
 
 
-class PrefillRequest(WireStruct, tag=25):
+class PrefillRequest(OfAttempt, tag=25):
     """router -> prefill worker, or -> decode worker: compute a prompt.
 
     On a replay `token_ids` is the prompt followed by the `num_outputs` tokens already produced.
     `sampling.max_tokens` always counts from the first output.
     """
 
-    request_id: RequestId
-    attempt: Count
     token_ids: TokenIds
     num_outputs: Count
     sampling: SamplingParams
@@ -318,11 +296,8 @@ class PrefillRequest(WireStruct, tag=25):
         return self.sampling.problem(num_ids(self.token_ids), self.num_outputs)
 
 
-class Abort(WireStruct, tag=26):
+class Abort(OfAttempt, tag=26):
     """router -> prefill and decode worker: drop every attempt up to `attempt`; idempotent."""
-
-    request_id: RequestId
-    attempt: Count
 
 
 class Inquiry(WireStruct, tag=27):
