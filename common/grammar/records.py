@@ -6,20 +6,19 @@ PIPE_BUF bytes, so neither other records nor a writer's death can split a record
 """
 
 import ctypes
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from mmap import mmap
 from typing import NamedTuple, TypeAlias
 
-from msgspec import msgpack
+import msgpack
 
 ORDER = struct.Struct("<?I")
 """Order to the server: a flag to kill instead of fork, and the process number."""
 HEADER = struct.Struct("<BIi?H")
 """Kind, process, number, flag of a heavy process, bytes of text."""
-LENGTH = struct.Struct("<I")
-"""Bytes of a message."""
 MAX_TOLD_BYTES = 2048
 READ_BYTES = 1 << 16
 MAX_PLACES = 1024
@@ -75,32 +74,26 @@ class Job(NamedTuple):
     token_ids: Sequence[int] = ()
 
     def pack(self) -> bytes:
-        return _framed((self.text, self.place, list(self.stop_token_ids), list(self.token_ids)))
+        packed: bytes = msgpack.packb([self.text, self.place, list(self.stop_token_ids), list(self.token_ids)])
+        return packed
 
 
-Message: TypeAlias = str | Job
+Message: TypeAlias = "str | Job"
 """A grammar or a job. A process gets a grammar first, and a new grammar only after the end of all texts."""
-_MESSAGE = msgpack.Decoder[Message](Message)
 
 
 def pack_grammar(grammar: str) -> bytes:
-    return _framed(grammar)
-
-
-def _framed(message: object) -> bytes:
-    packed = msgpack.encode(message)
-    return LENGTH.pack(len(packed)) + packed
+    packed: bytes = msgpack.packb(grammar)
+    return packed
 
 
 def messages(pipe: int) -> Iterator[Message]:
     """Yield a process's messages until the worker closes the pipe."""
-    with open(pipe, "rb", closefd=False) as stream:
-        while len(length := stream.read(LENGTH.size)) == LENGTH.size:
-            (num_bytes,) = LENGTH.unpack(length)
-            packed = stream.read(num_bytes)
-            if len(packed) < num_bytes:
-                return
-            yield _MESSAGE.decode(packed)
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    while data := os.read(pipe, READ_BYTES):
+        unpacker.feed(data)
+        for message in unpacker:
+            yield message if isinstance(message, str) else Job(*message)
 
 
 class Masks:
