@@ -29,7 +29,8 @@ ROOMS_OF = {
         "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models", "ops", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
-        "kernels.attention", "kernels.products", "kernels.sampling", "kernels.elementwise", "kernels.base",
+        "kernels.attention", "kernels.delta", "kernels.products", "kernels.sampling", "kernels.elementwise",
+        "kernels.base",
         "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "base",
     ),
     "deploy": (

@@ -65,8 +65,9 @@ class DecoderConfig:
 
     @property
     def groups(self) -> tuple[object, ...]:
-        """Return what is equal among the layers of a group of KV blocks, of each group, in order of first layers."""
-        return tuple(dict.fromkeys(group_key(layer.mixer) for layer in self.layers))
+        """Return what is equal among the layers of each group of KV blocks; groups of attention come first."""
+        keys = dict.fromkeys(group_key(layer.mixer) for layer in self.layers)
+        return tuple(sorted(keys, key=lambda key: not isinstance(key, Heads)))
 
     @property
     def heads(self) -> tuple[Heads, ...]:

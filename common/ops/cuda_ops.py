@@ -8,14 +8,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
+from common.kernels.base.delta_operands import Sequences
 from common.kernels.base.gpu import gpu_of
+from common.kernels.delta.convolution import convolve
+from common.kernels.delta.recurrence import gated_norm, recur
+from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import DecodeWork, DeltaWeights, ForwardBatch, Norm, Residual, StateWork, Weight
 from common.ops.caches import GroupCache
 from common.ops.cuda_attention import CudaAttention
-from common.ops.delta_rule import begin_states, delta_rule
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 from common.settings.config import KernelsSection
@@ -55,7 +58,7 @@ class CudaOps:
         """Tell whether a decode step may be captured; references cannot be, because they wait for the device."""
         kernels = self.kernels
         step = (kernels.norm, kernels.rope, kernels.activation, kernels.decode_attention)
-        return all(choice == "triton" for choice in step) and None not in self.groups
+        return all(choice == "triton" for choice in step)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -73,7 +76,7 @@ class CudaOps:
         self, group: CudaAttention | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
     ) -> DecodeWork | StateWork | None:
         if group is None:
-            return StateWork(begin_states(cache.blocks, table, batch))
+            return StateWork(begin_states(cache.blocks, table, batch.cu_seqlens, batch.seq_lens, pdl=self.pdl))
         divides = batch.one_token_each and self.kernels.decode_attention != "torch"
         return group.divide(batch) if divides else None
 
@@ -95,7 +98,10 @@ class CudaOps:
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         states, work = self.caches[weights.group].blocks[:, layer_id, 0, 0], batch.work[weights.group]
         assert isinstance(work, StateWork), "a step begins with `begin`"
-        return delta_rule(x, weights, states, batch.block_tables[weights.group], batch, work.is_new)
+        table = batch.block_tables[weights.group]
+        sequences = Sequences(table, batch.cu_seqlens, batch.seq_lens, work.is_new, batch.one_token_each)
+        heads, gates = convolve(x, weights, states, sequences, pdl=self.pdl)
+        return gated_norm(recur(heads, gates, weights, states, sequences, pdl=self.pdl), x, weights, pdl=self.pdl)
 
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.float().sigmoid().to(x.dtype)

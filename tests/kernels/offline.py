@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from common.base.dtypes import DTYPES
 from common.device.steps.adjustments import Adjustments, num_mask_words
 from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
@@ -46,7 +47,7 @@ from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
-from tests.support.decoders import qwen3_4b
+from tests.support.decoders import qwen3_4b, qwen3_5_4b
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -146,6 +147,24 @@ def run_model(gpu: Gpu) -> None:
         model.forward(make_batch(num_tokens, 2), prompt_ops)
 
 
+def run_hybrid(gpu: Gpu) -> None:
+    """States beside attention with heads of 256: decode steps and prompts."""
+    config = qwen3_5_4b()
+    tensors = {
+        name: empty(*stack.shape, dtype=torch.float32 if stack.dtype else BF16)
+        for name, stack in config.stacks().items()
+    }
+    model = Decoder(config, tensors, config.max_positions)
+    pools = [empty(90, *group.block_shape, dtype=DTYPES[group.dtype]) for group in config.cache_groups(16, "bfloat16")]
+    for num_rows, num_seqs in ((1, 1), (64, 64), (300, 2)):
+        pdl = gpu.has_dependent_launch and num_rows == num_seqs
+        caches = [GroupCache(*each) for each in zip(pools, config.q_heads, strict=True)]
+        ops = CudaOps(caches, KernelsSection(), 64, pdl=pdl)
+        batch = make_batch(num_rows, num_seqs)
+        tables, slots = (*batch.block_tables, empty(num_seqs, 1)), (*batch.slots, *batch.slots)
+        model.forward(replace(batch, block_tables=tables, slots=slots), ops)
+
+
 def run_large_heads(gpu: Gpu) -> None:
     """Attention with the largest heads, whose tiles are the largest."""
     heads = Heads(16, 4, 256)
@@ -212,6 +231,7 @@ def main(capabilities: list[str]) -> None:
         torch.cuda.get_device_properties = partial(properties_of, gpu)
         run_model(gpu)
         run_large_heads(gpu)
+        run_hybrid(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)
         run_rest(gpu)

@@ -16,6 +16,25 @@ QWEN3_4B = {
     "tie_word_embeddings": True,
 }
 
+QWEN3_5_4B = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248_320,
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": True,
+}
+
+
+def qwen3_5_4b() -> DecoderConfig:
+    """The config of a Qwen3.5-4B of four layers: each kind of layer is there."""
+    return decoder_config(Settings(QWEN3_5_4B, "Qwen3.5-4B"))
+
 
 def qwen3_4b(*, num_layers: int, max_positions: int) -> DecoderConfig:
     """The config of a shortened Qwen3-4B."""

@@ -27,3 +27,18 @@ class DeltaWeights:
     @property
     def value_width(self) -> int:
         return self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Sequences of a step, and the blocks with their states."""
+
+    block_table: Tensor  # [num_seqs, 1] int32
+    cu_seqlens: Tensor  # [num_seqs + 1] int32
+    seq_lens: Tensor  # [num_seqs] int32; 0 is padding
+    is_new: Tensor  # [num_seqs] bool: whether the tokens have not been seen by the state
+    one_token_each: bool
+
+    @property
+    def num_seqs(self) -> int:
+        return self.seq_lens.shape[0]
