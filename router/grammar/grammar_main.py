@@ -148,10 +148,10 @@ def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
         return _problem(grammars.compile(json.dumps({"grammars": [{"json_schema": schema}]})))
 
     try:
-        grammar = grammar_of(source, dialect)
+        grammar = grammar_of(source, dialect, refusal)
         problem = _problem(grammars.compile(grammar.text))
         if problem and source.kind in ("json", "calls"):
-            grammar = grammar_of(source, dialect, refusal)
+            grammar = grammar_of(source, dialect, refusal, is_refused=True)
             problem = _problem(grammars.compile(grammar.text))
     except RecursionError:
         problem = "it is nested too deep"
