@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from common.grammar.grammars import Grammars
 from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
-from router.requests.tool_choice import ToolChoice, form_of
+from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.tool_calls import ToolFormat
 from tests.router.conftest import Cluster
 from tests.router.test_structured import random_text
@@ -239,7 +239,7 @@ def test_a_tool_whose_schema_cannot_be_held_is_named(grammars: Grammars) -> None
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
         for name, schema, strict in (("find", OBJECT, True), ("tag", tags, False))
     ]
-    values = {"tools": tools, "tool_choice": ToolChoice().checked("f", "required"), "parallel_tool_calls": True}
+    values = {"tools": tools, "tool_choice": TOOL_CHOICE.checked("f", "required"), "parallel_tool_calls": True}
     source = form_of(values, ToolFormat.HERMES, NO_GRAMMAR)
     lenient = found(source, grammars, dialect_of(grammars))
     assert list(lenient.dropped) == ['"tag": uniqueItems at #/properties/tags is dropped']

@@ -21,7 +21,7 @@ from router.grammar.checks import MAX_KNOWN
 from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
 from router.requests.structured_fields import MAX_CHOICES
-from router.requests.tool_choice import ToolChoice, form_of
+from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
 from router.text.tool_calls import CALL, ToolFormat
 from tests.router.conftest import Cluster
@@ -318,7 +318,7 @@ def chat(choice: Any, *, several: bool = True, strict: bool = False) -> dict[str
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
         for name, schema in SCHEMAS.items()
     ]
-    checked = ToolChoice().checked("tool_choice", choice)
+    checked = TOOL_CHOICE.checked("tool_choice", choice)
     return {"tools": tools, "tool_choice": checked, "parallel_tool_calls": several}
 
 
