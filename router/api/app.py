@@ -20,13 +20,12 @@ from router.api.status import OPEN_TO_ALL, status_routes
 from router.api.status_page_files import OPEN_PAGES, page_routes
 from router.api.succession import SUCCESSION, Succession
 from router.api.telemetry import TELEMETRY, make_telemetry, with_span
+from router.http.acceptor import Acceptor, bound_sockets
 from router.http.api_keys import API_KEYS, ApiKeys, guarded
 from router.http.connection import SERVER
 from router.http.connection_limit import PLACES, is_surplus, open_places
 from router.http.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
-from router.http.door import Door, bound_sockets
-from router.http.error_bodies import error_response
-from router.http.errors import from_http
+from router.http.errors import error_response, from_http
 from router.service import Service
 
 logger = logging.getLogger(__name__)
@@ -76,10 +75,10 @@ async def start_server(config: Config) -> tuple[web.AppRunner, str]:
         raise ConfigError(
             f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
         ) from None
-    door = Door(runner, listeners, app[PLACES], config.router, app[SERVICE].unread)
-    await door.start(accepts=taken is None)
-    await succession.begin(door)
-    url = f"http://{_url_host(config.router.host)}:{door.port}"
+    acceptor = Acceptor(runner, listeners, app[PLACES], config.router, app[SERVICE].unread)
+    await acceptor.start(accepts=taken is None)
+    await succession.begin(acceptor)
+    url = f"http://{_url_host(config.router.host)}:{acceptor.port}"
     logger.info("serving %s", url)
     return runner, url
 

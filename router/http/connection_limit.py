@@ -28,6 +28,8 @@ NUM_KEPT = NUM_SURPLUS + 2 * MAX_WORKERS + 64
 SILENT_S = 0.5
 """Time for a connection's first request, while others wait."""
 REPORT_S = 1.0
+CHECKED_A_TURN = 256
+"""Connections checked in a turn of the event loop."""
 
 
 class Places(NamedTuple):
@@ -83,6 +85,14 @@ class Connections:
     def _open(self) -> list[Connection]:
         server = self._runner.server
         return [each for each in server.connections if isinstance(each, Connection)] if server else []
+
+    async def check(self) -> None:
+        """End waits over their limits, and give way to streams meanwhile."""
+        now_s = asyncio.get_running_loop().time()
+        for number, each in enumerate(self._open(), start=1):
+            each.check(now_s)
+            if number % CHECKED_A_TURN == 0:
+                await asyncio.sleep(0)
 
     def add_surplus(self, connection: Connection) -> None:
         self._surplus.add(connection)

@@ -6,6 +6,7 @@ most unread bytes is cut off.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import termios
@@ -15,11 +16,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aiohttp import web
+from aiohttp.http import StreamWriter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
 
+WRITE_S = 60.0
+"""Time after which a client reading nothing is cut off."""
+REST_S = 0.25
+"""Time between two writes of a stream to a slow client."""
 CLIENT_SHARE = 4
 """Divisor of `max_unread_bytes` for the limit of a single client."""
 PATIENCE_S = 10.0
@@ -136,6 +143,57 @@ class Unread(Collector):
         self._num_cut[reason] += 1
         self._waiting.discard(waiting)
         waiting.transport.abort()
+
+
+class Output:
+    """Bytes of a connection on the way to the client, watched while the write buffer is full."""
+
+    def __init__(self, unread: Unread) -> None:
+        self._unread = unread
+        self._waiting: Waiting | None = None
+        self._is_writable = asyncio.Event()
+        self._is_writable.set()
+        self.client = ""
+        """Client charged for unread bytes: the address, or the client named by a request."""
+
+    def pause(self, transport: asyncio.Transport | None) -> None:
+        """Begin to watch a full write buffer, because the client reads slowly or not at all."""
+        self._is_writable.clear()
+        self.watch(transport)
+
+    def watch(self, transport: asyncio.Transport | None) -> None:
+        """Watch the bytes of a transport, unless lost."""
+        if self._waiting is None and transport is not None:
+            self._waiting = self._unread.begin(transport, self.client, WRITE_S)
+
+    def resume(self) -> None:
+        """End the watch after the client has read, or has gone."""
+        self._is_writable.set()
+        if self._waiting is not None:
+            self._unread.end(self._waiting)
+            self._waiting = None
+
+    async def write(self, request: web.Request, data: bytes) -> None:
+        """Write to a response without waiting for the client, because unread bytes have separate bounds.
+
+        Raises ConnectionError when the client is gone.
+        """
+        writer = request.writer
+        assert isinstance(writer, StreamWriter)
+        num_before = writer.output_size
+        await writer.write(data, drain=False)
+        if self._waiting is not None:
+            self._waiting.num_left += writer.output_size - num_before
+
+    async def rest(self) -> None:
+        """Wait until the client has read most pending bytes, for `REST_S` at most.
+
+        Deliveries gather meanwhile, so fewer events follow.
+        """
+        if not self._is_writable.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REST_S):
+                    await self._is_writable.wait()
 
 
 def _num_sent_bytes(transport: asyncio.Transport) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.base.errors import ErrorCode, RequestError
 from common.settings.config import ModelSection
 from router.base.helper_frames import MODEL, Kind
-from router.http.error_bodies import error_body
+from router.http.errors import error_body
 from router.placement.capacity import most_tokens
 from router.reading.bodies import NUM_FREE_BYTES
 from router.reading.packed_requests import unpack

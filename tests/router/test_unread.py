@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from router.dispatch.request_state import Completion
-from router.http import connection, unread_answers
+from router.http import unread_answers
 from router.http.unread_answers import PATIENCE_S, Reason, Unread, Waiting
 from tests.router.conftest import MAX_MODEL_LEN, Cluster, StartCluster
 
@@ -161,7 +161,7 @@ async def test_a_stream_that_nobody_reads_ends(
     start_cluster: StartCluster, ask: Ask, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason is Reason.STALLED:
-        monkeypatch.setattr(connection, "WRITE_S", 0.2)
+        monkeypatch.setattr(unread_answers, "WRITE_S", 0.2)
     else:
         monkeypatch.setattr(unread_answers, "PATIENCE_S", 0.0)
         monkeypatch.setattr(unread_answers, "MAX_LOOK_S", 0.1)
