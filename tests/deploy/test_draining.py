@@ -32,7 +32,7 @@ def test_a_port_without_a_router_leads_to_no_other(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="--port 8001: no router of this user has it"):
         router_of(NetSection(), 8001)
     for url in ("http://127.0.0.1:8001", "http://elsewhere:8000", "http://[::1", "8000"):
-        with pytest.raises(ConfigError, match="--url .*: no router of this user has it"):
+        with pytest.raises(ConfigError, match=r"--url .*: no router of this user has it"):
             router_of(NetSection(), None, url)
 
 
