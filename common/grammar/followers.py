@@ -109,7 +109,7 @@ class Followers(Generic[Owner]):
             self.begin()
         if self._pool is None:
             return
-        if self._texts.leave_ended():
+        if self._texts.report_ended():
             self._pool.trim()
         try:
             self._asks.waiting = [ask for ask in self._asks.waiting if not self._send_job(ask, self._pool)]
@@ -129,10 +129,10 @@ class Followers(Generic[Owner]):
             if process is None:
                 return False
             process.num_texts += 1
-            text.process, text.num_told = process, 0
+            text.process, text.num_sent = process, 0
         ask.process, place = text.process, self._places.pop()
-        job = Job(text.number, place, tuple(ask.follower.stop_token_ids), token_ids[text.num_told :])
-        text.num_told = len(token_ids)
+        job = Job(text.number, place, tuple(ask.follower.stop_token_ids), token_ids[text.num_sent :])
+        text.num_sent = len(token_ids)
         if not ask.process.due:
             ask.process.heard_s = now_s
         ask.process.due.append((text.number, place))
@@ -158,18 +158,18 @@ class Followers(Generic[Owner]):
                 for each in pool:
                     each.heard_s = time.monotonic()
                 logger.info("ready for grammars; that took %.1f s", record.number / 1e3)
-                if record.told:
-                    logger.warning("%s", record.told)
+                if record.text:
+                    logger.warning("%s", record.text)
             case Kind.FAILED:
-                self._problem = f"this worker can follow no grammars: {record.told}"
+                self._problem = f"this worker can follow no grammars: {record.text}"
                 logger.error("%s", self._problem)
                 self._asks.end_all(self._problem)
             case Kind.FORKED if process is not None:
                 process.is_forked, process.heard_s = True, time.monotonic()
             case Kind.ENDED if process is not None:
                 pool.forget(process)
-                silence = f"its grammar said nothing for {DEADLINE_S:g} s" if process.is_doomed else ""
-                self._asks.lose(process, record.told or _fault(record.number) or silence)
+                silence = f"its grammar said nothing for {DEADLINE_S:g} s" if process.is_killed else ""
+                self._asks.lose(process, record.text or _fault(record.number) or silence)
                 self._places += [place for _, place in process.due]
             case _ if process is not None:
                 number, place = process.due.popleft()
@@ -192,11 +192,11 @@ class Followers(Generic[Owner]):
                 self._lose_server(f"no tokens for grammars after {LOAD_DEADLINE_S:g} s")
             return
         silent = [process for process in self._pool if process.due and now_s > process.heard_s + DEADLINE_S]
-        if any(not process.is_forked or process.is_doomed for process in silent):
+        if any(not process.is_forked or process.is_killed for process in silent):
             self._lose_server(f"the server for grammars did nothing for {DEADLINE_S:g} s")
             return
         for process in silent:
-            process.is_doomed, process.heard_s = True, now_s
+            process.is_killed, process.heard_s = True, now_s
             self._pool.server.kill(process.number)
 
     def _lose_server(self, problem: str) -> None:
@@ -215,7 +215,7 @@ class Followers(Generic[Owner]):
 def _outcome(record: Record, pool: Pool, place: int) -> Outcome:
     if record.kind is Kind.MASK:
         return Outcome(np.frombuffer(pool.server.masks.read(place), np.int32).copy())
-    return Outcome(is_over=record.kind is Kind.OVER, problem=record.told)
+    return Outcome(is_over=record.kind is Kind.OVER, problem=record.text)
 
 
 def _fault(status: int) -> str:

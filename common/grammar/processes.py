@@ -23,7 +23,7 @@ class Process:
     num_texts: int = 0
     is_forked: bool = False
     is_heavy: bool = False  # slow or large, so never gets a new grammar
-    is_doomed: bool = False  # to be killed, because of silence
+    is_killed: bool = False  # to be killed, because of silence
 
     @property
     def is_open(self) -> bool:
@@ -56,9 +56,9 @@ class Text:
 
     number: int
     process: Process | None = None
-    num_told: int = 0  # outputs
+    num_sent: int = 0  # outputs
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """Tell the process about the end of the text."""
         if self.process is not None and self.process.is_open:
             self.process.num_texts -= 1
@@ -82,9 +82,9 @@ class Texts:
         weakref.finalize(follower, self._ended.append, text).atexit = False
         return text
 
-    def leave_ended(self) -> bool:
+    def report_ended(self) -> bool:
         """Tell processes about ended texts; return whether there were any."""
         has_ended = bool(self._ended)
         while self._ended:
-            self._ended.pop().leave()
+            self._ended.pop().end()
         return has_ended

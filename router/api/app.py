@@ -23,7 +23,7 @@ from router.api.telemetry import TELEMETRY, make_telemetry, with_span
 from router.http.acceptor import Acceptor, bound_sockets
 from router.http.api_keys import API_KEYS, ApiKeys, guarded
 from router.http.connection import SERVER
-from router.http.connection_limit import PLACES, is_surplus, open_places
+from router.http.connection_limit import DESCRIPTOR_LIMITS, descriptor_limits, is_surplus
 from router.http.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
 from router.http.errors import error_response, from_http
 from router.service import Service
@@ -41,7 +41,7 @@ def make_app(config: Config) -> web.Application:
     app = web.Application(middlewares=[shape_errors, answer_preflights, guard, with_span])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
-    app[PLACES] = open_places()
+    app[DESCRIPTOR_LIMITS] = descriptor_limits()
     app.add_routes([*routes, *model_routes, *status_routes, *doc_routes, *page_routes])
     app[DESCRIPTION] = Description(app, wants_key=bool(config.router.api_key_file))
     app.on_response_prepare.extend([_on_response_prepare, _close_last, allow_origin])
@@ -75,7 +75,7 @@ async def start_server(config: Config) -> tuple[web.AppRunner, str]:
         raise ConfigError(
             f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
         ) from None
-    acceptor = Acceptor(runner, listeners, app[PLACES], config.router, app[SERVICE].unread)
+    acceptor = Acceptor(runner, listeners, app[DESCRIPTOR_LIMITS], config.router, app[SERVICE].unread)
     await acceptor.start(accepts=taken is None)
     await succession.begin(acceptor)
     url = f"http://{_url_host(config.router.host)}:{acceptor.port}"

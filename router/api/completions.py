@@ -21,7 +21,7 @@ from router.dispatch.request_state import Delivery, Mailbox
 from router.http.api_keys import OWNER
 from router.http.connection import connection_of
 from router.http.errors import JSON
-from router.requests.completion_api import held_to
+from router.requests.completion_api import with_grammar
 
 COMMENT = b": keep-alive\n\n"
 """Comment ignored by clients; shows proxies a live stream."""
@@ -90,7 +90,7 @@ async def _job(request: web.Request, front: Front) -> Job:
         checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
     arrival = Arrival(received_s, body_s, time.monotonic())
     _check_priority(checked.priority, service.config.router.min_priority)
-    checked = held_to(checked, await service.grammars.compiled(checked.grammar))
+    checked = with_grammar(checked, await service.grammars.compiled(checked.grammar))
     if request[OWNER]:
         checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a client can invent a user's name
     connection_of(request).output.client = checked.client or connection_of(request).address

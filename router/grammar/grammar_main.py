@@ -28,8 +28,8 @@ from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason, shortened
 from common.serving.worker.settle import settle_memory
 from router.base.helper_frames import GRAMMAR
-from router.base.helper_start import begun
-from router.grammar.source import MARKS, Dialect, Found, GrammarSource, grammar_of
+from router.base.helper_start import start_helper
+from router.grammar.source import MARKS, CompileResult, Dialect, GrammarSource, grammar_of
 from router.grammar.tokens import lean_tokens
 
 logger = logging.getLogger(__name__)
@@ -118,13 +118,13 @@ class Compiler:
         _, status = os.waitpid(child.pid, 0)
         is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by `run`: the machine is busy
         reply = bytes(child.reply) if status == 0 else b""
-        reply = reply or msgpack.packb(Found(problem="" if is_unknown else TOO_MUCH))
+        reply = reply or msgpack.packb(CompileResult(problem="" if is_unknown else TOO_MUCH))
         _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
 
 
 def main() -> None:
     """Compile until stdin ends."""
-    config = begun("router.grammar.grammar_main", ("model", "router", "log"), __doc__ or "", "router-grammars")
+    config = start_helper("router.grammar.grammar_main", ("model", "router", "log"), __doc__ or "", "router-grammars")
     # The warning is about the library's threads for batches, which children neither have nor need.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
@@ -141,7 +141,7 @@ def dialect_of(grammars: Grammars) -> Dialect:
     return Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)])
 
 
-def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
+def compiled(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> CompileResult:
     """Compile a client's grammar, and check that some token can begin a text."""
 
     def refusal(schema: Json) -> str:
@@ -157,13 +157,17 @@ def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
         problem = "it is nested too deep"
     except ValueError as error:
         problem = str(error)
-    return Found(problem=shortened(problem)) if problem else Found(grammar.text, "", _bounded(grammar.dropped))
+    return (
+        CompileResult(problem=shortened(problem))
+        if problem
+        else CompileResult(grammar.text, "", _bounded(grammar.dropped))
+    )
 
 
 def _bounded(dropped: tuple[str, ...]) -> tuple[str, ...]:
     more = len(dropped) - MAX_DROPPED
-    told = [shortened(each) for each in dropped[:MAX_DROPPED]]
-    return (*told, *([f"and {more} more"] if more > 0 else ()))
+    named = [shortened(each) for each in dropped[:MAX_DROPPED]]
+    return (*named, *([f"and {more} more"] if more > 0 else ()))
 
 
 def _problem(matcher: LLMatcher) -> str:
@@ -185,7 +189,7 @@ def _compile(grammars: Grammars, dialect: Dialect, packed: bytes, pipe: int) -> 
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         source = GrammarSource(**msgpack.unpackb(packed))
         threading.stack_size(STACK_BYTES)
-        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(found(source, grammars, dialect))))
+        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(compiled(source, grammars, dialect))))
         thread.start()
         thread.join()
     finally:

@@ -93,7 +93,7 @@ class Grammar(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-class Found(NamedTuple):
+class CompileResult(NamedTuple):
     """A compiled grammar, or the problem with it; both are "" if compilation did not finish."""
 
     grammar: str = ""

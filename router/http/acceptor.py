@@ -10,7 +10,7 @@ from aiohttp import web
 
 from common.settings.config import RouterSection
 from router.http.connection import Connection
-from router.http.connection_limit import REPORT_S, Connections, Places
+from router.http.connection_limit import REPORT_S, Connections, DescriptorLimits
 from router.http.unread_answers import Unread
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Acceptor(web.BaseSite):
         self,
         runner: web.AppRunner,
         listeners: list[socket.socket],
-        places: Places,
+        descriptors: DescriptorLimits,
         limits: RouterSection,
         unread: Unread,
     ) -> None:
@@ -39,8 +39,8 @@ class Acceptor(web.BaseSite):
         self._limits, self._unread = limits, unread
         self.own_listeners = listeners
         self._shared: list[socket.socket] = []
-        self._places = places
-        self.connections = Connections(runner, places)
+        self._descriptors = descriptors
+        self.connections = Connections(runner, descriptors)
         self._accepting: list[asyncio.Task[None]] = []
         self._accepting_shared: list[asyncio.Task[None]] = []
         self._checking: asyncio.Task[None] | None = None
@@ -119,10 +119,10 @@ class Acceptor(web.BaseSite):
         server = self._runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
-        if connection.fileno() >= self._places.num_shared and self.connections.close_silent():
+        if connection.fileno() >= self._descriptors.num_shared and self.connections.close_silent():
             await asyncio.sleep(PAUSE_S)  # descriptors come free meanwhile
             connection = _moved(connection)
-        is_surplus = connection.fileno() >= self._places.num_shared
+        is_surplus = connection.fileno() >= self._descriptors.num_shared
         try:
             transport, accepted = await loop.connect_accepted_socket(
                 lambda: Connection(server, self._limits, self._unread), connection

@@ -31,7 +31,7 @@ CLIENT_SHARE = 4
 """Divisor of `max_unread_bytes` for the limit of a single client."""
 PATIENCE_S = 10.0
 """Least age of a waiting answer before a cut for size."""
-MAX_LOOK_S = 1.0
+MAX_CHECK_S = 1.0
 
 
 class Reason(StrEnum):
@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class UnreadAnswer:
     """An answer with more bytes than its connection takes at once."""
 
     transport: asyncio.Transport
@@ -55,7 +55,7 @@ class Waiting:
         """Bytes held by the process."""
         return self.transport.get_write_buffer_size()
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Note whether the client has read anything."""
         num_left = self.num_bytes + _num_sent_bytes(self.transport)
         if num_left < self.num_left:
@@ -68,7 +68,7 @@ class Unread(Collector):
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
-        self._waiting: set[Waiting] = set()
+        self._waiting: set[UnreadAnswer] = set()
         self._num_cut: Counter[Reason] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -77,24 +77,24 @@ class Unread(Collector):
         """Bytes of all waiting answers held by the process."""
         return sum(each.num_bytes for each in self._waiting)
 
-    def begin(self, transport: asyncio.Transport, client: str, stall_s: float) -> Waiting:
+    def begin(self, transport: asyncio.Transport, client: str, stall_s: float) -> UnreadAnswer:
         """Watch an answer until `end`; the transport may be aborted meanwhile."""
         now_s = self._clock()
-        waiting = Waiting(transport, client, stall_s, now_s, now_s)
-        waiting.look(now_s)
+        waiting = UnreadAnswer(transport, client, stall_s, now_s, now_s)
+        waiting.check(now_s)
         self._waiting.add(waiting)
-        self._look_later()
+        self._check_later()
         return waiting
 
-    def end(self, waiting: Waiting) -> None:
+    def end(self, waiting: UnreadAnswer) -> None:
         """Forget an answer after the last read or a lost connection."""
         self._waiting.discard(waiting)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Cut off clients reading nothing, and answers beyond the limits of size."""
         now_s = self._clock()
         for each in list(self._waiting):
-            each.look(now_s)
+            each.check(now_s)
             if now_s - each.read_s >= each.stall_s:
                 self._cut(each, Reason.STALLED, f"its reader has read nothing for {each.stall_s:g} s")
         while (largest := self._too_large(now_s)) is not None:
@@ -115,17 +115,17 @@ class Unread(Collector):
             family.add_metric([reason.value], self._num_cut[reason])
         yield family
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         if self._timer is None and self._waiting:
-            look_s = min(MAX_LOOK_S, *(each.stall_s / 4 for each in self._waiting))
-            self._timer = asyncio.get_running_loop().call_later(look_s, self._look_again)
+            check_s = min(MAX_CHECK_S, *(each.stall_s / 4 for each in self._waiting))
+            self._timer = asyncio.get_running_loop().call_later(check_s, self._check_again)
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         self._timer = None
-        self.look()
-        self._look_later()
+        self.check()
+        self._check_later()
 
-    def _too_large(self, now_s: float) -> Waiting | None:
+    def _too_large(self, now_s: float) -> UnreadAnswer | None:
         """Return the largest answer of the client with most unread bytes; None within the limits.
 
         Answers younger than `PATIENCE_S` are spared.
@@ -138,7 +138,7 @@ class Unread(Collector):
         late = [each for each in self._waiting if now_s - each.since_s >= PATIENCE_S]
         return max(late, key=lambda each: (held[each.client], each.num_bytes), default=None)
 
-    def _cut(self, waiting: Waiting, reason: Reason, why: str) -> None:
+    def _cut(self, waiting: UnreadAnswer, reason: Reason, why: str) -> None:
         logger.warning("an answer with %d unread bytes is cut off: %s", waiting.num_bytes, why)
         self._num_cut[reason] += 1
         self._waiting.discard(waiting)
@@ -150,7 +150,7 @@ class Output:
 
     def __init__(self, unread: Unread) -> None:
         self._unread = unread
-        self._waiting: Waiting | None = None
+        self._waiting: UnreadAnswer | None = None
         self._is_writable = asyncio.Event()
         self._is_writable.set()
         self.client = ""

@@ -98,8 +98,8 @@ def _function(name: str, tool: Json) -> JsonObject:
         message = f'{what} is not supported: no tool runs here; send {{"type": "function"}}, and call it yourself'
         raise RequestError(message, param=f"{name}.type", code="unsupported_value")
     check_callable(name, tool)
-    told = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {key: tool[key] for key in told if tool.get(key) is not None}}
+    kept = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {key: tool[key] for key in kept if tool.get(key) is not None}}
 
 
 FUNCTIONS = Rule(

@@ -24,7 +24,7 @@ class ChatModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ToldModel:
+class UnpackedModel:
     """A `ChatModel` unpacked in another process."""
 
     info: ModelInfo
@@ -46,8 +46,8 @@ def packed_model(model: ChatModel) -> bytes:
     return packed
 
 
-def unpacked_model(packed: bytes) -> ToldModel:
+def unpacked_model(packed: bytes) -> UnpackedModel:
     """Invert `packed_model`."""
     told = msgpack.unpackb(packed, use_list=False)
     template, control_tokens = ChatTemplate(*told["template"]), ControlTokens(told["control_tokens"])
-    return ToldModel(ModelInfo(**told["info"]), template, control_tokens)
+    return UnpackedModel(ModelInfo(**told["info"]), template, control_tokens)

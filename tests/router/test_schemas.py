@@ -15,8 +15,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.grammar.grammars import Grammars
-from router.grammar.grammar_main import dialect_of, found
-from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
+from router.grammar.grammar_main import compiled, dialect_of
+from router.grammar.source import NO_GRAMMAR, CompileResult, GrammarSource
 from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.tool_calls import ToolFormat
 from tests.router.conftest import Cluster
@@ -38,8 +38,8 @@ def demo_tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 
 
-def fitted(grammars: Grammars, schema: Any, *, strict: bool) -> Found:
-    return found(GrammarSource("json", json.dumps(schema), "f", strict=strict), grammars, dialect_of(grammars))
+def fitted(grammars: Grammars, schema: Any, *, strict: bool) -> CompileResult:
+    return compiled(GrammarSource("json", json.dumps(schema), "f", strict=strict), grammars, dialect_of(grammars))
 
 
 def branch(kind: str, *, required: Sequence[str] = ("kind",), **properties: Any) -> dict[str, Any]:
@@ -241,10 +241,10 @@ def test_a_tool_whose_schema_cannot_be_held_is_named(grammars: Grammars) -> None
     ]
     values = {"tools": tools, "tool_choice": TOOL_CHOICE.checked("f", "required"), "parallel_tool_calls": True}
     source = form_of(values, ToolFormat.HERMES, NO_GRAMMAR)
-    lenient = found(source, grammars, dialect_of(grammars))
+    lenient = compiled(source, grammars, dialect_of(grammars))
     assert list(lenient.dropped) == ['"tag": uniqueItems at #/properties/tags is dropped']
     tools[1]["function"]["strict"] = True
-    strict = found(form_of(values, ToolFormat.HERMES, NO_GRAMMAR), grammars, dialect_of(grammars))
+    strict = compiled(form_of(values, ToolFormat.HERMES, NO_GRAMMAR), grammars, dialect_of(grammars))
     assert strict.problem.startswith('"tag": uniqueItems at #/properties/tags cannot be guaranteed')
 
 

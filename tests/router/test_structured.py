@@ -18,7 +18,7 @@ from common.base.errors import RequestError
 from common.grammar.grammars import Grammars
 from common.wire.messages.worker import PrefillRequest
 from router.grammar.checks import MAX_KNOWN
-from router.grammar.grammar_main import dialect_of, found
+from router.grammar.grammar_main import compiled, dialect_of
 from router.grammar.source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
 from router.requests.structured_fields import MAX_CHOICES
 from router.requests.tool_choice import TOOL_CHOICE, form_of
@@ -183,14 +183,14 @@ REASONS = [
 
 @pytest.mark.parametrize(("source", "reason"), REASONS, ids=[reason[:20] for _, reason in REASONS])
 def test_a_wrong_grammar_is_told_with_its_whole_reason(grammars: Grammars, source: GrammarSource, reason: str) -> None:
-    grammar, problem, _ = found(source, grammars, dialect_of(grammars))
+    grammar, problem, _ = compiled(source, grammars, dialect_of(grammars))
     assert not grammar and reason in problem and len(problem) < 200
 
 
 @pytest.mark.medium
 def test_as_many_choices_as_are_taken_can_be_followed(grammars: Grammars, demo_tokenizer: Tokenizer) -> None:
     choices = [f'{i}. Akt\n"你好"/\\' for i in range(MAX_CHOICES)]
-    grammar, problem, _ = found(GrammarSource("choice", json.dumps(choices)), grammars, dialect_of(grammars))
+    grammar, problem, _ = compiled(GrammarSource("choice", json.dumps(choices)), grammars, dialect_of(grammars))
     assert not problem
     assert {random_text(grammar, grammars, demo_tokenizer, seed) for seed in range(9)} <= set(choices)
 
@@ -262,7 +262,7 @@ async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.Mo
 def test_a_form_begins_behind_what_a_model_thinks(
     grammars: Grammars, demo_tokenizer: Tokenizer, thoughts: Thoughts, begin: str
 ) -> None:
-    grammar, problem, _ = found(
+    grammar, problem, _ = compiled(
         GrammarSource("json", json.dumps(PERSON), "guided_json", "", thoughts), grammars, dialect_of(grammars)
     )
     assert not problem
@@ -284,7 +284,7 @@ def test_thoughts_have_so_many_tokens_at_most(
     grammars: Grammars, demo_tokenizer: Tokenizer, asked: GrammarSource, most: int, thoughts: Thoughts
 ) -> None:
     source = replace(asked, thoughts=thoughts, max_thought_tokens=most)
-    grammar, problem, _ = found(source, grammars, dialect_of(grammars))
+    grammar, problem, _ = compiled(source, grammars, dialect_of(grammars))
     if not grammars.has_token(THINK_END):
         assert "</think> is no token of this model" in problem
         return
@@ -326,7 +326,7 @@ def answers_of(
     source: GrammarSource, tool_format: ToolFormat, model: tuple[Grammars, Tokenizer], begin: str = ""
 ) -> list[Part]:
     """Random ones, taken apart."""
-    grammar, problem, _ = found(source, model[0], dialect_of(model[0]))
+    grammar, problem, _ = compiled(source, model[0], dialect_of(model[0]))
     assert not problem
     texts = [random_text(grammar, *model, seed, begin) for seed in range(12)]
     parsers = [AnswerParser(thoughts="", tool_format=tool_format) for _ in texts]
