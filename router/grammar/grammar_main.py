@@ -46,6 +46,8 @@ STACK_BYTES = 2 << 20
 READ_BYTES = 1 << 16
 MAX_DROPPED = 32
 """Keywords of a schema listed in a response."""
+BUSY = (signal.SIGALRM, signal.SIGKILL)
+"""Signals that end a child of a busy machine: at `WALL_S`, or for want of memory."""
 TOO_MUCH = "it is too much to compile: make it smaller or simpler"
 
 
@@ -55,7 +57,6 @@ class Child:
 
     number: int
     pid: int
-    deadline_s: float
     reply: bytearray = field(default_factory=bytearray)
 
 
@@ -74,20 +75,13 @@ class Compiler:
     def run(self) -> None:
         """Serve until stdin ends; children end as well."""
         while True:
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select():
                 data = os.read(key.fd, READ_BYTES)
                 if key.fd == 0 and not data:
                     return
                 self._received(data) if key.fd == 0 else self._replied(key.fd, data)
-            for child in self._children.values():
-                if time.monotonic() > child.deadline_s:
-                    os.kill(child.pid, signal.SIGKILL)
             while self._jobs and len(self._children) < MAX_CHILDREN:
                 self._fork(*self._jobs.popleft())
-
-    def _patience_s(self) -> float | None:
-        deadlines = [child.deadline_s for child in self._children.values()]
-        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _received(self, data: bytes) -> None:
         self._input += data
@@ -104,7 +98,7 @@ class Compiler:
         if pid == 0:
             _compile(self._grammars, self._dialect, packed, write_end)
         os.close(write_end)
-        self._children[read_end] = Child(number, pid, time.monotonic() + WALL_S)
+        self._children[read_end] = Child(number, pid)
         self._selector.register(read_end, selectors.EVENT_READ)
 
     def _replied(self, pipe: int, data: bytes) -> None:
@@ -116,7 +110,7 @@ class Compiler:
         os.close(pipe)
         del self._children[pipe]
         _, status = os.waitpid(child.pid, 0)
-        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by `run`: the machine is busy
+        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) in BUSY
         reply = bytes(child.reply) if status == 0 else b""
         reply = reply or msgpack.packb(CompileResult(problem="" if is_unknown else TOO_MUCH))
         _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
@@ -187,6 +181,7 @@ def _compile(grammars: Grammars, dialect: Dialect, packed: bytes, pipe: int) -> 
         os.close(1)
         limit_memory(MEMORY_BYTES)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        signal.setitimer(signal.ITIMER_REAL, WALL_S)
         source = GrammarSource(**msgpack.unpackb(packed))
         threading.stack_size(STACK_BYTES)
         thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(compiled(source, grammars, dialect))))
