@@ -98,7 +98,10 @@ class Acceptor(web.BaseSite):
     async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(min(MAX_CHECK_S, self._limits.header_timeout_s / 4, self._limits.keepalive_s / 4))
-            await self.connections.check()
+            try:
+                await self.connections.check()
+            except Exception:  # the others are still to be checked, now or next time
+                logger.exception("a bug in checking connections")
 
     async def _accept_forever(self, listener: socket.socket) -> None:
         while True:
