@@ -187,6 +187,17 @@ def test_a_wrong_grammar_is_told_with_its_whole_reason(grammars: Grammars, sourc
     assert not grammar and reason in problem and len(problem) < 200
 
 
+@pytest.mark.parametrize(
+    ("blanks", "is_allowed"), [("", True), ("  ", True), ("   ", False), ("\n" + " " * 20, True), ("\n\n", False)]
+)
+def test_json_has_few_blanks_between_its_parts(
+    grammars: Grammars, demo_tokenizer: Tokenizer, blanks: str, is_allowed: bool
+) -> None:
+    grammar = compiled(GrammarSource("json", '{"type": "object"}'), grammars, dialect_of(grammars)).grammar
+    ids = demo_tokenizer.encode(f'{{{blanks}"a":1}}', add_special_tokens=False).ids
+    assert grammars.compile(grammar).consume_tokens(ids) is is_allowed
+
+
 @pytest.mark.medium
 def test_as_many_choices_as_are_taken_can_be_followed(grammars: Grammars, demo_tokenizer: Tokenizer) -> None:
     choices = [f'{i}. Akt\n"你好"/\\' for i in range(MAX_CHOICES)]
