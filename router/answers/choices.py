@@ -8,7 +8,7 @@ from router.answers.completion_bodies import DONE, ChunkWriter, choice_json, eve
 from router.answers.prompt_logprobs import NOTHING
 from router.answers.request_choices import Job
 from router.dispatch.request_state import Completion, Delivery
-from router.http.error_bodies import error_body
+from router.http.errors import error_body
 from router.requests.completion_api import ResponseOptions
 
 ChoiceBody = Callable[[str, Completion, ResponseOptions], JsonObject]

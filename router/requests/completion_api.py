@@ -18,7 +18,7 @@ from common.wire.values.sampling_params import SamplingParams
 from router.base.json_fields import Values
 from router.base.json_rules import shown, wrong
 from router.base.shapes import ResponseWarning
-from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
+from router.grammar.source import NO_GRAMMAR, CompileResult, GrammarSource
 from router.requests.completion_fields import COMPLETION_FIELDS
 from router.requests.structured_fields import grammar_source
 from router.text.chat_answer import Thoughts
@@ -136,7 +136,7 @@ def request_of(
     )
 
 
-def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
+def with_grammar(request: CompletionRequest, found: CompileResult) -> CompletionRequest:
     """Return the request with its compiled grammar, and a warning for each keyword without effect on texts."""
     field = request.grammar.field
     warnings = tuple(ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped)

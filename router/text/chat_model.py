@@ -26,7 +26,7 @@ class ChatModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ToldModel:
+class UnpackedModel:
     """A `ChatModel` unpacked in another process."""
 
     info: ModelInfo
@@ -41,7 +41,7 @@ def packed_model(model: ChatModel) -> bytes:
     return msgpack.encode((model.info, template.source, template.special_tokens, model.control_tokens.texts))
 
 
-def unpacked_model(packed: bytes) -> ToldModel:
+def unpacked_model(packed: bytes) -> UnpackedModel:
     """Invert `packed_model`."""
     info, source, special_tokens, texts = _MODEL.decode(packed)
-    return ToldModel(info, ChatTemplate(source, special_tokens), ControlTokens(texts))
+    return UnpackedModel(info, ChatTemplate(source, special_tokens), ControlTokens(texts))
