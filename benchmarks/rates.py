@@ -24,9 +24,10 @@ So for such figures of such loads, the simulator reproduces measurements and pre
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import linear_regression, mean
 
@@ -35,7 +36,7 @@ from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
 from common.settings.config import GPU_STEP_TOKENS
 from deploy.bench.results import ROOT, Row, read_rows
 from deploy.planning.step_times.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
-from deploy.planning.step_times.rates import SHIPPED, Points, Rates, Where, as_json
+from deploy.planning.step_times.rates import POINTS, SHIPPED, Points, Rates, Where
 from deploy.planning.step_times.shape import ModelShape
 
 H200_BYTES = 143_771 << 20
@@ -239,6 +240,16 @@ def _copy(row: Row) -> tuple[float, ...] | None:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
+
+
+def as_json(rates: Rates) -> str:
+    """Return the text of a file, a point a line."""
+    text = json.dumps(asdict(rates), indent=1)
+    for name in POINTS:
+        rows = ",\n  ".join(json.dumps(list(point)) for point in getattr(rates, name))
+        before = json.dumps({name: asdict(rates)[name]}, indent=1)[3:-2]
+        text = text.replace(before, f'"{name}": [\n  {rows}\n ]')
+    return text + "\n"
 
 
 FILES: dict[str, Callable[[Sequence[Row]], Rates]] = {"h200-qwen3-4b": h200_qwen3_4b}

@@ -26,14 +26,13 @@ from benchmarks.table_cells import (
 from deploy.bench.load import Load as SentLoad
 from deploy.bench.options import parse_args
 from deploy.bench.results import ROOT, Row, read_rows
-from deploy.planning.scaling import scaled
-from deploy.planning.simulation.figures import Figures
 from deploy.planning.simulation.layout import parse_layout
 from deploy.planning.simulation.loads import Arrival, Lengths, Load, Prefix
 from deploy.planning.simulation.simulator import simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.memory import MEMORY_FRACTION
 from deploy.planning.step_times.rates import Rates, read_rates
+from deploy.planning.step_times.scaling import scaled
 from deploy.planning.step_times.shape import ModelShape
 
 RATES = "h200-qwen3-4b"
@@ -126,8 +125,8 @@ def compare(case: Case, rows: Sequence[Row]) -> list[Comparison]:
     load = load_of(first.command)
     if max(each.num_outputs for each in load.arrivals) == 2:
         del rows_of["tpot_p50"]  # the first gap by another name
-    figures = Figures(simulate(layout, costs, load))
-    return [Comparison(case, cell.row, name, cell.value, figures.of(name)) for name, cell in rows_of.items()]
+    outcome = simulate(layout, costs, load)
+    return [Comparison(case, cell.row, name, cell.value, outcome.figure(name)) for name, cell in rows_of.items()]
 
 
 def table(rows: Sequence[Row]) -> TableData:

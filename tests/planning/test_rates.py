@@ -16,11 +16,11 @@ from common.device.engine.step_rules import MIN_SPARED_BYTES, StepSize, step_byt
 from common.models.loader import read_config
 from common.ops.prompt_attention import MAX_KEYS
 from deploy.bench.results import ROOT, read_rows
-from deploy.planning.scaling import scaled
 from deploy.planning.step_times import costs
 from deploy.planning.step_times.costs import MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.step_times.memory import Room
-from deploy.planning.step_times.rates import as_json, from_json, read_rates, shipped
+from deploy.planning.step_times.rates import from_json, read_rates, shipped
+from deploy.planning.step_times.scaling import scaled
 from deploy.planning.step_times.shape import read_shape, shape_of
 
 RATES = read_rates("h200-qwen3-4b")
@@ -32,7 +32,7 @@ def test_shipped_files_are_what_the_rows_say() -> None:
 
 
 def test_a_file_is_read_as_it_was_written_and_another_is_refused_by_name() -> None:
-    text = as_json(RATES)
+    text = made.as_json(RATES)
     assert from_json(text, "x") == RATES
     told = json.loads(text)
     for name in told:

@@ -1,22 +1,14 @@
 """Sizes of a dense model behind step times: bytes read, products, and KV kept."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from common.base.errors import ConfigError
-from common.base.json_file import Json
+from common.base.json_file import Json, read_json
 
 BYTES = 2
 """Bytes of a weight, and of an element of K and V: bfloat16."""
-MAX_BYTES = 1 << 20
-"""Limit of a config.json."""
-FIELDS = (
-    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size",
-)  # fmt: skip
-"""Names in config.json."""
 LARGEST = 1 << 24
 
 
@@ -75,22 +67,15 @@ def shape_of(settings: Mapping[str, Json]) -> ModelShape:
     filled.setdefault("num_key_value_heads", filled.get("num_attention_heads"))
     if not filled.get("head_dim") and filled.get("num_attention_heads"):
         filled["head_dim"] = filled.get("hidden_size", 0) // filled["num_attention_heads"]
-    for name in FIELDS:
+    names = [each.name for each in fields(ModelShape) if each.type is int]
+    for name in names:
         value = filled.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
             raise ConfigError(f"{name} = {value!r} in config.json: 1 to {LARGEST}; plan knows dense decoders only")
     is_tied = filled.get("tie_word_embeddings", False) is True
-    return ModelShape(**{name: filled[name] for name in FIELDS}, tie_word_embeddings=is_tied)
+    return ModelShape(**{name: filled[name] for name in names}, tie_word_embeddings=is_tied)
 
 
 def read_shape(directory: Path) -> ModelShape:
     """Read the shape of a model directory; raises ConfigError without a readable config.json."""
-    path = directory / "config.json"
-    try:
-        with path.open("rb") as file:
-            settings = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; name a model directory with its config.json") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: no JSON object")
-    return shape_of(settings)
+    return shape_of(read_json(directory / "config.json"))
