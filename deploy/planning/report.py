@@ -12,6 +12,7 @@ from deploy.planning.step_times.costs import Costs
 from deploy.planning.workload import Workload, shown
 
 COLUMNS = ("WORKERS", "GPUS", "TTFT P50", "P{p}", "TPOT P50", "P{p}", "IN LIMITS", "OUTPUT TOKENS/S", "A GPU", "")
+MOST_SHOWN = 8
 
 
 def limits(objectives: Objectives) -> str:
@@ -36,21 +37,14 @@ def formula(each: Estimate, workload: Workload) -> str:
 
 
 def table(trials: Sequence[Trial], chosen: Trial | None, objectives: Objectives) -> str:
-    """Return a line for each candidate, with the chosen layout marked.
-
-    Of smaller candidates only the next size is shown; the others are counted.
-    """
-    ordered = sorted(trials, key=lambda each: (each.layout.num_gpus, each.layout.num_decode, each.layout.num_prefill))
-    size = chosen.layout.num_gpus if chosen else ordered[-1].layout.num_gpus
-    least = max((each.layout.num_gpus for each in ordered if each.layout.num_gpus < size), default=size)
-    shown = [trial for trial in ordered if trial.layout.num_gpus >= least]
+    """Return a line for each of the last candidates, with the chosen layout marked."""
+    shown = trials[-MOST_SHOWN:]
     head = ("", *(column.format(p=f"{objectives.percent:g}") for column in COLUMNS))
     rows = [head, *((">" if trial is chosen else "", *_cells(trial)) for trial in shown)]
     widths = [max(len(row[i]) for row in rows if len(row) == len(head)) for i in range(len(head))]
     lines = [_line(row, widths) for row in rows]
-    if len(shown) < len(ordered):
-        lines.append(f"   and {len(ordered) - len(shown)} smaller ones, none of which keeps the limits")
-    return "\n".join(lines)
+    more = [f"   and {len(trials) - len(shown)} smaller ones, none of which keeps the limits"]
+    return "\n".join(lines + more * (len(shown) < len(trials)))
 
 
 def start(layout: Layout, at_once: float, model: str) -> str:

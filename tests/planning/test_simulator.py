@@ -174,7 +174,7 @@ def test_steps_that_share_a_gpu_slow_each_other_down_and_nobody_alone() -> None:
     assert late.ttft_ms == pytest.approx(1.25 * (STEP_MS + 1000 * TOKEN_MS))
     before = simulate(SHARED, Costs(rates), at_once([(100, 1000)])).requests[0]
     # What the prompt step lasts the stream is at half its speed; then they share a step.
-    assert streaming.e2e_ms - before.e2e_ms == pytest.approx(late.ttft_ms / 2 + step_ms([1000]), rel=0.05)
+    assert streaming.ended_ms - before.ended_ms == pytest.approx(late.ttft_ms / 2 + step_ms([1000]), rel=0.05)
 
 
 @pytest.mark.medium

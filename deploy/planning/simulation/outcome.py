@@ -31,7 +31,7 @@ class Outcome:
     def figure(self, name: str) -> float:
         """Return a figure in ms or tokens/s by the names of benchmarks/results.csv.
 
-        Names are `output_throughput`, or a percentile such as `ttft_p50` of ttft, first_gap, tpot, e2e or itl.
+        Names are `output_throughput`, or a percentile such as `ttft_p50` of ttft, first_gap, tpot or itl.
         """
         if name == "output_throughput":
             return self.tokens_per_s
@@ -39,7 +39,7 @@ class Outcome:
         if what == "itl":
             firsts = [(each.first_gap_ms, 1) for each in self.requests if each.num_outputs > 1]
             return weighted_percentile([*firsts, *self.gaps], float(percent))
-        if what not in ("ttft", "first_gap", "tpot", "e2e"):
+        if what not in ("ttft", "first_gap", "tpot"):
             raise ValueError(f"figure {name!r}")
         return percentile((getattr(each, f"{what}_ms") for each in self.requests), float(percent))
 

@@ -75,7 +75,3 @@ class Request:
     def tpot_ms(self) -> float:
         """Mean time between tokens; 0 for a single token."""
         return (self.ended_ms - self.first_ms) / (self.num_outputs - 1) if self.num_outputs > 1 else 0.0
-
-    @property
-    def e2e_ms(self) -> float:
-        return self.ended_ms - self.arrived_ms
