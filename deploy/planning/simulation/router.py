@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from common.settings.config import NetSection, PrefillSection, RouterSection
+from common.settings.config import NetSection, RouterSection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.messages.worker import KVPathReport, Role, WorkerReady
 from common.wire.values.fields import MAX_INT32
@@ -12,16 +12,16 @@ from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
 from deploy.planning.simulation.events import Events
 from deploy.planning.simulation.layout import Place
 from deploy.planning.simulation.loads import BLOCK_SIZE, Prefix
+from deploy.planning.simulation.prefill import LIMITS
 from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
 from router.dispatch.binding import starts
 from router.dispatch.waiting_queue import WaitingQueue
-from router.placement.capacity import has_gpu_alone, layouts, num_prompt_gpus
+from router.placement.capacity import has_choice, has_gpu_alone, num_prompt_gpus
 from router.placement.prefix_map import PoolContents
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
 
-LIMITS = PrefillSection()
 LAYOUT = KVLayout("model", (KVGroup(CacheKind.FULL, 1, 1, 1, BLOCK_SIZE, 0, "bfloat16"),))
 
 
@@ -42,7 +42,7 @@ class Router:
             if (prefill.role, decode.role) == (Role.PREFILL, Role.DECODE):
                 self._pool.set_path(KVPathReport(decode.name, 1, prefill.name, 1, "cuda_ipc", 0.0, ""))
         self._texts: dict[Prefix, TextKeys] = {}
-        self._has_choice = bool(layouts(self._pool))
+        self._has_choice, self._num_prompt_gpus = has_choice(self._pool), num_prompt_gpus(self._pool)
 
     def contents(self, gpu: int) -> PoolContents:
         """Return the router's view of the prefixes on a GPU."""
@@ -65,7 +65,7 @@ class Router:
             for pool in {worker.pool for worker in route.workers}:
                 for text in request.texts:
                     self._pool.prefixes.contents(pool).note(BlockEvent.SEALED, text.keys)
-            is_backlog = self._queue.is_backlog(num_prompt_gpus(self._pool))
+            is_backlog = self._queue.is_backlog(self._num_prompt_gpus)
             request.whole_gpu = is_backlog or has_gpu_alone(self._pool, route)
             yield request
 
