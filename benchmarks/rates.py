@@ -31,26 +31,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import linear_regression, mean
 
+from benchmarks.presets import settings
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
 from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
 from common.settings.config import GPU_STEP_TOKENS
 from deploy.bench.results import ROOT, Row, read_rows
 from deploy.planning.step_times.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.step_times.rates import POINTS, SHIPPED, Points, Rates, Where
-from deploy.planning.step_times.shape import ModelShape
+from deploy.planning.step_times.shape import shape_of
 
 H200_BYTES = 143_771 << 20
 """Memory of an H200, as nvidia-smi has it."""
-QWEN3_4B = ModelShape(
-    num_hidden_layers=36,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151_936,
-    tie_word_embeddings=True,
-)
 SHARE = 80
 """Percent of a GPU for prompts beside streams in the rows of `one_long`, the default of `baton serve`."""
 STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
@@ -106,7 +97,7 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
         gpu="NVIDIA H200",
         memory_bytes=H200_BYTES,
         model=MODEL,
-        shape=QWEN3_4B,
+        shape=shape_of(settings(MODEL)),
         step_tokens=GPU_STEP_TOKENS,
         prompts=prompts,
         steps=steps,
