@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops.base import Norm, Residual, Weight
 from common.ops.linear import FusedLinear

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
-from benchmarks.make_checkpoint import PRESETS
 from benchmarks.own_memory import require_gpu
+from benchmarks.presets import PRESETS
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.models.config import DecoderConfig
 from common.models.decoder import Decoder

@@ -7,7 +7,6 @@ chosen ──append──▶ in the token log ──▶ told, with finish reason
 from collections.abc import Callable
 
 from common.base.errors import ErrorCode
-from common.device.steps.loop_trace import Trace
 from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.wire.messages.token_columns import TokenColumns
@@ -33,11 +32,10 @@ class Outputs:
         scheduler: DecodeScheduler,
         sealing: Sealing,
         masks: SequenceMasks,
-        trace: Trace,
         give_up: Callable[[DecodeSequence, ErrorCode, str], None],
     ) -> None:
         self.link, self.scheduler, self.sealing, self.masks = link, scheduler, sealing, masks
-        self.trace, self.give_up = trace, give_up
+        self.give_up = give_up
         self.columns = TokenColumns()  # reported, not sent yet
 
     def append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
@@ -84,5 +82,4 @@ class Outputs:
         """Report the last token, and end the sequence if finished."""
         self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs - 1, token, reason)
         if reason is not FinishReason.NOT_FINISHED:
-            self.trace.meet(sequence.key)
             self.scheduler.end(sequence)

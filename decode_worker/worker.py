@@ -97,7 +97,7 @@ class DecodeWorker:
         self.pace = Pace()
         self.link = RouterLink(zmq.Context.instance(), config.net, ready, self.forget_everything)
         self.inbox = Inbox(self.link, hub, self.scheduler, self.arrivals, self.masks, drain)
-        self.outputs = Outputs(self.link, self.scheduler, self.sealing, self.masks, self.trace, self.inbox.give_up)
+        self.outputs = Outputs(self.link, self.scheduler, self.sealing, self.masks, self.inbox.give_up)
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
             self.poller.register(source, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
@@ -164,7 +164,7 @@ class DecodeWorker:
         """Let sequences with a row join the next step."""
         for sequence in sequences:
             if self.scheduler.active.get(sequence.key) is not sequence:
-                sequence.trace_arrival(self.trace)
+                self.trace.join([sequence.key])
                 self.masks.begin(sequence)
                 self.scheduler.activate(sequence)
             self.masks.enter(sequence)

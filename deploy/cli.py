@@ -117,7 +117,7 @@ def _add_serve(commands: Commands) -> None:
         "--trace",
         dest="trace.dir",
         metavar="DIR",
-        help="every process writes there what it does when, for baton trace DIR (default: none does)",
+        help="every worker writes the times of its steps there, for baton trace DIR (default: none does)",
     )
     add_fleet(parser)
     add_autoscale(parser)

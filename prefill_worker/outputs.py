@@ -1,7 +1,6 @@
 """First tokens: held back for grammars, handed off with their prompts' blocks, and sent."""
 
 from common.base.errors import ErrorCode
-from common.device.steps.loop_trace import Trace
 from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.wire.messages.token_columns import TokenColumns
@@ -17,10 +16,8 @@ from prefill_worker.sequence import PromptSequence
 class Outputs:
     """Ends of prompts."""
 
-    def __init__(
-        self, link: RouterLink, scheduler: PromptScheduler, delivery: Delivery, masks: PromptMasks, trace: Trace
-    ) -> None:
-        self.link, self.scheduler, self.delivery, self.masks, self.trace = link, scheduler, delivery, masks, trace
+    def __init__(self, link: RouterLink, scheduler: PromptScheduler, delivery: Delivery, masks: PromptMasks) -> None:
+        self.link, self.scheduler, self.delivery, self.masks = link, scheduler, delivery, masks
 
     def handle_answers(self) -> None:
         """Handle answers of grammars: fail lost prompts, and emit first tokens held back for a grammar."""
@@ -43,7 +40,6 @@ class Outputs:
         """
         columns, handed_off = TokenColumns(), []
         for sequence, token, is_over in ended:
-            self.trace.meet(sequence.key)
             block_ids = self.scheduler.take(sequence)
             if token.token_id == NO_CHOICE:
                 is_guided = sequence.follower is not None

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from common.device.steps.loop_trace import UNTRACED, Trace
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
 from common.memory.base.reply_worth import copying_us, is_worth_taking
@@ -96,11 +95,8 @@ class Retrievals:
         holders: Holders,
         prefixes: PromptPrefixes[PromptSequence],
         worth: Worth,
-        *,
-        trace: Trace = UNTRACED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.trace = trace
         self.pool, self.holders, self.prefixes, self.worth = pool, holders, prefixes, worth
         self.magazine = prefixes.magazine
         self._clock = clock
@@ -222,8 +218,6 @@ class Retrievals:
     def _leave(self, each: Retrieval) -> list[PromptSequence]:
         """Remove a retrieval from `under_way`; return the waiting prompts."""
         self.under_way.remove(each)
-        for prompt in each.prompts:
-            self.trace.stretch("pull", prompt.key, max(each.begin_s, prompt.arrived_s), self._clock())
         return each.prompts
 
     def _free_found(self, each: Retrieval) -> None:

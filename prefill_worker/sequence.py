@@ -1,12 +1,10 @@
 """State of a prompt in the prefill worker."""
 
-import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.device.steps.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
 from common.serving.prompts.inquiry import Key
@@ -42,7 +40,6 @@ class PromptSequence:
     mask: np.ndarray | None = None  # allowed first tokens, once known
     unsent: OutputToken | None = None  # first token, held back for the grammar
     beginning: Beginning = field(default_factory=Beginning)
-    arrived_s: float = 0.0  # time.monotonic() of arrival; 0 after the first launch
     holder: tuple[str, int] | None = None  # decode worker with more blocks, until a retrieval was tried
 
     @staticmethod
@@ -60,16 +57,8 @@ class PromptSequence:
             num_prompt_logprobs=request.num_prompt_logprobs,
             first_scored=request.first_scored,
             whole_gpu=request.whole_gpu,
-            arrived_s=time.monotonic(),
             holder=(request.holder_worker_id, request.holder_epoch) if request.holder_worker_id else None,
         )
-
-    def trace_launch(self, trace: Trace) -> None:
-        """Record a launch in the trace; the first launch ends the wait."""
-        if self.arrived_s:
-            trace.stretch("wait", self.key, self.arrived_s, time.monotonic())
-            self.arrived_s = 0.0
-        trace.join([self.key])
 
     @property
     def key(self) -> Key:

@@ -95,10 +95,10 @@ class PrefillWorker:
         holders = Holders(Visits(engine, worker, self.poller), is_on=ready.takes_replies)
         group = engine.pool.layout.groups[0]
         worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
-        self.retrievals = Retrievals(engine.pool, holders, self.prefixes, worth, trace=self.trace)
+        self.retrievals = Retrievals(engine.pool, holders, self.prefixes, worth)
         self.delivery = Delivery(engine.shared, self.targets, holders, self.link)
         self.inbox = Inbox(self.link, engine, self.scheduler, self.delivery, self.masks, drain)
-        self.outputs = Outputs(self.link, self.scheduler, self.delivery, self.masks, self.trace)
+        self.outputs = Outputs(self.link, self.scheduler, self.delivery, self.masks)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(engine.shared, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
@@ -184,8 +184,7 @@ class PrefillWorker:
         if chunks:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
             with self.trace.phase("launch"):
-                for chunk in chunks:
-                    chunk.sequence.trace_launch(self.trace)
+                self.trace.join(chunk.sequence.key for chunk in chunks)
                 self.prefixes.rate.launched(sum(chunk.num_tokens for chunk in chunks))
                 self.in_flight.append(launch_chunks(self.runner, chunks))
             self.scheduler.launched(chunks)

@@ -9,7 +9,6 @@ only if the connection to the source's memory server stands when the pull is ove
 which replays the requests.
 """
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from functools import reduce
@@ -120,7 +119,6 @@ class Pulls:
             return None
         self.waiting.remove(handoff)
         handoff.visit.guest.accept(handoff.offer)
-        handoff.sequence.claimed_s = time.monotonic()
         self._start(handoff)
         self.pulling.append(handoff)
         return handoff.sequence

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.device.steps.loop_trace import Trace
 from common.grammar.follower import Follower
 from common.kv.tables import Tables
 from common.wire.values.output_token import OutputToken
@@ -53,7 +52,6 @@ class DecodeSequence:
     client: int = 0  # rows are shared fairly among clients
     is_paused: bool = False  # another sequence has the row; blocks are kept
     offered_s: float = 0.0  # time of the handoff, on `time.monotonic`
-    claimed_s: float = 0.0  # begin of the pull; 0: none
     num_sealed: int = 0  # sealed blocks, from the first on
     digest: bytes = b""  # of the last sealed block; b"": the sequence is not sealed
 
@@ -70,14 +68,6 @@ class DecodeSequence:
         self.num_outputs += 1
         self.num_scheduled = len(self.token_ids)
         self.offered_s = time.monotonic()
-
-    def trace_arrival(self, trace: Trace) -> None:
-        """Trace the wait since the offer, the pull if any, and the join of the next step."""
-        now_s = time.monotonic()
-        trace.stretch("handoff", self.key, self.offered_s, self.claimed_s or now_s)
-        if self.claimed_s:
-            trace.stretch("pull", self.key, self.claimed_s, now_s)
-        trace.join([self.key])
 
     @property
     def max_total_tokens(self) -> int:

@@ -25,8 +25,6 @@ from router.requests.completion_api import with_grammar
 
 COMMENT = b": keep-alive\n\n"
 """Comment ignored by clients; shows proxies a live stream."""
-TIMING_HEADER = "X-Baton-Timing"
-"""Header by which a client asks for the request's timing, with value 1."""
 ABOUT_A_FIELD = ("unknown_field", "unsupported_value")
 """Codes of errors about a field of exactly the given name; others concern the prompt's content."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -96,7 +94,7 @@ async def _job(request: web.Request, front: Front) -> Job:
     connection_of(request).output.client = checked.client or connection_of(request).address
     head = front.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
     request[SPAN].describe(checked, arrival)
-    return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival, request[SPAN].watch)
+    return make_job(service, checked, head, request[CLIENT_REQUEST_ID], received_s, request[SPAN].watch)
 
 
 def _check_priority(priority: int, most_urgent: int) -> None:
@@ -106,7 +104,7 @@ def _check_priority(priority: int, most_urgent: int) -> None:
 
 
 async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
-    answer = front.whole(job, _wants_timing(request))
+    answer = front.whole(job)
     num_open = len(job.completions)
     while num_open:
         for delivery in await job.mailbox.take():
@@ -128,7 +126,7 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     if deliveries[0].error is not None and not response.prepared:
         raise deliveries[0].error
     await response.prepare(request)
-    answer = front.streamed(job, _wants_timing(request))
+    answer = front.streamed(job)
     num_open = len(job.completions)
     while True:
         for delivery in deliveries:
@@ -142,10 +140,6 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
         deliveries = await _next(request, response, job.mailbox)
     await output.write(request, answer.end(is_complete=num_open == 0))
     return response
-
-
-def _wants_timing(request: web.Request) -> bool:
-    return request.headers.get(TIMING_HEADER, "").strip() == "1"
 
 
 async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mailbox) -> list[Delivery]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from common.base.errors import ConfigError
 from common.device.engine import pool_budget
 from common.device.engine.pool_budget import pool_blocks

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from common.device.engine.pool_budget import pool_blocks
 from common.device.engine.step_rules import FEWEST_TOKENS
 from common.device.engine.step_sizes import sized
