@@ -4,37 +4,25 @@ import asyncio
 import logging
 import secrets
 import time
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any
 
 from common.settings import options
 from common.settings.config import Config
-from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
-from common.wire.messages.memory import MemoryMessage
-from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
-from common.wire.messages.operator import DrainAnswer, DrainWanted, Leave, LoadReport, LoadWanted, RoleChange
+from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, WorkerEnded
+from common.wire.messages.operator import DrainWanted, LoadWanted, RoleChange
 from common.wire.messages.worker import (
-    Abort,
-    DecodePeer,
     Heartbeat,
-    Inquiry,
     InquiryReply,
-    Knock,
-    KVEventsWanted,
     KVPathReport,
+    LogprobBatch,
     Message,
-    PeerGone,
-    PrefillRequest,
     PromptCached,
     PromptLogprobs,
-    Refused,
     RequestFailed,
-    Reregister,
-    StillBound,
     TokenBatch,
-    Welcome,
     WorkerGone,
     WorkerLeaving,
-    WorkerMessage,
     WorkerReady,
 )
 from common.wire.messages.worker_id import is_from
@@ -43,6 +31,7 @@ from router.dispatch.incidents import Incidents
 from router.dispatch.inquiries import Inquiries
 from router.dispatch.journey import Arrival, Journey, Watcher
 from router.dispatch.metrics import Metrics
+from router.dispatch.worker_reports import WorkerReports
 from router.grammar.checks import GrammarChecks
 from router.http.unread_answers import Unread
 from router.observe.fleet_metrics import FleetMetrics
@@ -64,6 +53,8 @@ from router.workers.role_changes import RoleChanges
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
+Handler = Callable[[bytes, Any], object]
+"""Function to handle a message, given the connection's identity."""
 
 
 class Service:
@@ -83,7 +74,7 @@ class Service:
         self.metrics = Metrics(incidents)
         self.pool = WorkerPool(config.net, config.router.prefill_window)
         self.dispatcher = Dispatcher(
-            config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics,
+            config.router, config.net, self.pool, self._send, self.metrics,
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
         links = Links(config.net, secrets.randbits(62), self.hub.send, incidents=incidents)
@@ -91,9 +82,7 @@ class Service:
         self._membership = Membership(links, self.tokenizer.info, self.pool, self.dispatcher)
         self.memory_servers = MemoryServers(links)
         self.role_changes = RoleChanges(incidents)
-        self._operators = Operators(
-            self.pool, self.memory_servers, self.dispatcher, self.role_changes, self.hub.send
-        )  # fmt: skip
+        self._operators = Operators(self.pool, self.memory_servers, self.dispatcher, self.hub.send)
         self._kv_events = KVEventReader(
             config.net, self.pool, self.memory_servers, self.hub.send, is_on=config.router.kv_events
         )
@@ -110,7 +99,10 @@ class Service:
             self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics,
             has_chats=self.tokenizer.chat_template is not None,
         )  # fmt: skip
-        self._inquiries = Inquiries(config.net, self._send, self.dispatcher.find)
+        lifecycle, scheduler = self.dispatcher.lifecycle, self.dispatcher.scheduler
+        self._inquiries = Inquiries(config.net, self._send, lifecycle.active.get)
+        self._reports = WorkerReports(lifecycle, scheduler, self.pool, self._send, self.tokenizer.info.vocab_size)
+        self._handlers = self._make_handlers()
         self._clockwork: asyncio.Task[None] | None = None
 
     @property
@@ -177,70 +169,47 @@ class Service:
         self._kv_events.check()
 
     def _receive(self, identity: bytes, message: Message) -> None:
-        if is_from(identity, message):
-            self._handle(identity, message)
-        else:
+        handler = self._handlers.get(type(message))
+        if not is_from(identity, message):
             self.hub.refuse(identity, message, "not in the name of whose connection it is")
-
-    def _handle(self, identity: bytes, message: Message) -> None:
-        if isinstance(message, MemoryReport):
-            self._heed_memory_server(identity, message)
-        elif isinstance(message, DrainWanted | LoadWanted | RoleChange):
-            self._operators.handle(identity, message)
-        elif isinstance(message, DrainAnswer | Leave | LoadReport):
-            self.hub.refuse(identity, message, "only a router sends it")
-        elif isinstance(message, MemoryMessage):
-            self.hub.refuse(identity, message, "only workers and their memory servers receive it")
+        elif handler is None:
+            self.hub.refuse(identity, message, "a router does not receive it")
         else:
-            self._heed_worker(identity, message)
+            handler(identity, message)
 
-    def _heed_worker(self, identity: bytes, message: WorkerMessage) -> None:
-        match message:
-            case TokenBatch() | PromptLogprobs() | PromptCached() | RequestFailed():
-                self._heed_of_completions(message)
-            case Heartbeat():
-                self._membership.on_heartbeat(identity, message)
-            case InquiryReply():
-                self._inquiries.on_reply(message)
-            case WorkerReady():
-                self._membership.on_ready(identity, message)
-                self._kv_events.check()
-            case WorkerGone():
-                self._membership.on_worker_gone(message)
-            case WorkerLeaving():
-                self._membership.on_leaving(message)
-            case KVPathReport():
-                self._membership.on_path(message)
-            case (
-                Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | DecodeRequest()
-                | Abort() | Inquiry() | StillBound() | Knock() | KVEventsWanted()
-                | KVPoolExport() | KVProgress() | KVPathResult()
-            ):  # fmt: skip
-                self.hub.refuse(identity, message, "only workers receive it")
-            case _:
-                assert_never(message)
+    def _make_handlers(self) -> dict[type[Message], Handler]:
+        """Return the handler of each message type that a router receives."""
+        reports, membership, servers, operators = self._reports, self._membership, self.memory_servers, self._operators
+        return {
+            TokenBatch: lambda _, message: reports.on_tokens(message),
+            LogprobBatch: lambda _, message: reports.on_tokens(message),
+            PromptLogprobs: lambda _, message: reports.on_prompt_logprobs(message),
+            PromptCached: lambda _, message: reports.on_cached(message),
+            RequestFailed: lambda _, message: reports.on_failed(message),
+            InquiryReply: lambda _, message: self._inquiries.on_reply(message),
+            WorkerReady: self._then_check(membership.on_ready),
+            Heartbeat: membership.on_heartbeat,
+            WorkerLeaving: lambda _, message: membership.on_leaving(message),
+            WorkerGone: lambda _, message: membership.on_worker_gone(message),
+            KVPathReport: lambda _, message: membership.on_path(message),
+            WorkerEnded: self._on_worker_ended,
+            MemoryReady: self._then_check(servers.on_ready),
+            MemoryHeartbeat: servers.on_heartbeat,
+            KVEvents: lambda _, message: self._kv_events.on_events(message),
+            DrainWanted: operators.on_drain_wanted,
+            LoadWanted: operators.on_load_wanted,
+            RoleChange: lambda _, message: self.role_changes.add(message),
+        }
 
-    def _heed_of_completions(self, message: TokenBatch | PromptLogprobs | PromptCached | RequestFailed) -> None:
-        """Pass a worker's report to the dispatcher; raises ValueError for malformed columns."""
-        match message:
-            case TokenBatch():
-                self.dispatcher.on_tokens(message)
-            case PromptLogprobs():
-                self.dispatcher.on_prompt_logprobs(message)
-            case PromptCached():
-                self.dispatcher.on_cached(message)
-            case RequestFailed():
-                self.dispatcher.on_failed(message)
+    def _then_check(self, handler: Handler) -> Handler:
+        """Return a handler that also requests block events, because a pool may be new."""
 
-    def _heed_memory_server(self, identity: bytes, report: MemoryReport) -> None:
-        match report:
-            case MemoryHeartbeat():
-                self.memory_servers.on_heartbeat(identity, report)
-            case KVEvents():
-                self._kv_events.on_events(report)
-            case MemoryReady():
-                self.memory_servers.on_ready(identity, report)
-                self._kv_events.check()
-            case WorkerEnded():
-                if not self._membership.on_worker_ended(report):
-                    self.hub.refuse(identity, report, "not of the memory server that this worker named")
+        def handle(identity: bytes, message: Any) -> None:
+            handler(identity, message)
+            self._kv_events.check()
+
+        return handle
+
+    def _on_worker_ended(self, identity: bytes, report: WorkerEnded) -> None:
+        if not self._membership.on_worker_ended(report):
+            self.hub.refuse(identity, report, "not of the memory server that this worker named")

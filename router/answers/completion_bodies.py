@@ -20,24 +20,24 @@ DONE = b"data: [DONE]\n\n"
 
 def choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response."""
-    log = completion.logprobs
+    log = completion.output.logprobs
     choice = {
-        "index": completion.index,
+        "index": completion.spec.index,
         "text": text,
-        "logprobs": log and log.part(0, len(completion.outputs)),
+        "logprobs": log and log.part(0, len(completion.output.token_ids)),
     }
     return choice | ending_of(completion, options) | prompt_body(completion, options)
 
 
 def ending_of(completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return the fields behind the text, common to choices of all kinds."""
-    ids = {"token_ids": completion.outputs} if options.token_ids else {}
-    return {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason} | ids
+    ids = {"token_ids": completion.output.token_ids} if options.token_ids else {}
+    return {"finish_reason": completion.output.finish_reason, "stop_reason": completion.stop_reason} | ids
 
 
 def prompt_body(completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return the prompt's token ids for a choice, if requested; a chat has the ids beside its choices."""
-    return {"prompt_token_ids": list(completion.prompt_ids)} if options.token_ids else {}
+    return {"prompt_token_ids": list(completion.spec.prompt_ids)} if options.token_ids else {}
 
 
 def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
@@ -67,7 +67,7 @@ class ChunkWriter:
         self._num_sent = 0  # tokens
         self.prompt = NOTHING  # log-probabilities of the prompt, for the first event
         self._warnings = warnings_json(options)
-        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, '
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.spec.index}, '
 
     def chunk(self, delivery: Delivery) -> bytes:
         """Return an event; only a choice's last event has a finish reason and a stop reason."""
@@ -94,7 +94,7 @@ class ChunkWriter:
 
     def _logprobs(self, delivery: Delivery) -> str:
         """Return log-probabilities of the tokens since the last event."""
-        log = self._completion.logprobs
+        log = self._completion.output.logprobs
         if log is None:
             return "null"
         echoed = {} if self._num_sent else self.prompt.echoed
@@ -106,7 +106,7 @@ class ChunkWriter:
 
     def _token_ids(self, delivery: Delivery) -> str:
         """Return ids since the last event; the first event also has the prompt's ids."""
-        ids = {"token_ids": self._completion.outputs[self._num_sent : delivery.num_outputs]}
+        ids = {"token_ids": self._completion.output.token_ids[self._num_sent : delivery.num_outputs]}
         told = self._prompt_body() if self._num_sent == 0 else {}
         return f", {json.dumps(ids | told)[1:-1]}"
 
@@ -125,7 +125,7 @@ class ChunkWriter:
     def _usage(self, delivery: Delivery) -> str:
         if self._options.continuous_usage:
             completion = self._completion
-            usage = usage_of(len(completion.prompt_ids), delivery.num_outputs, completion.num_cached)
+            usage = usage_of(len(completion.spec.prompt_ids), delivery.num_outputs, completion.output.num_cached)
             return f', "usage": {json.dumps(usage)}'
         return ', "usage": null' if self._options.include_usage else ""
 

@@ -28,13 +28,13 @@ class PromptShaper:
 
     async def parts(self, completion: Completion) -> PromptParts:
         """Return the parts of a choice with a computed prompt; gives way to other tasks meanwhile."""
-        log, options = completion.prompt_log, self._options
+        log, options = completion.output.prompt_log, self._options
         if log is None:
             return NOTHING
         echoed, told = NOTHING
         if num_echoed := options.num_echoed_logprobs:
             # A prompt sent as text may have special tokens around it, but its echo has none.
-            is_decoded = self._tokenizer.decode_prompt(completion.prompt_ids) == completion.echo
+            is_decoded = self._tokenizer.decode_prompt(completion.spec.prompt_ids) == completion.spec.echo
             decode = self._tokenizer.decode_all if is_decoded else self._tokenizer.decode
             echoed = await log.echoed(self._strings, decode, num_echoed)
         if options.num_prompt_logprobs:

@@ -84,7 +84,7 @@ def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
     """Return status and JSON of a response with a finished answer."""
     (completion,) = job.completions
     usage = job.usage
-    is_cut = completion.finish_reason == "length"
+    is_cut = completion.output.finish_reason == "length"
     status = INCOMPLETE if is_cut else COMPLETED
     told: JsonObject = {
         "completed_at": None if is_cut else int(time.time()),

@@ -161,7 +161,7 @@ class Output:
     def __init__(self, options: ResponseOptions, completion: Completion) -> None:
         self._parser = parser_of(options)
         self._thought = SUMMARY if options.has_summary else THOUGHT
-        self._log = completion.logprobs
+        self._log = completion.output.logprobs
         self._num_told = 0  # tokens whose log-probabilities are sent or skipped
         self._open: TextItem | CallItem | None = None
         self.items: list[JsonObject] = []

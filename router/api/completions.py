@@ -73,7 +73,7 @@ async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
     job = await _job(request, front)
     service = request.app[SERVICE]
     await asyncio.sleep(0)  # give way, because making thousands of completions takes long
-    for _ in service.dispatcher.find_out(job.completions):
+    for _ in service.dispatcher.prepare(job.completions):
         await asyncio.sleep(0)
     try:
         with submitted(service.dispatcher, job):

@@ -34,12 +34,12 @@ class Inquiries:
         """Ask about completions without news for a while; call a few times a second."""
         now_s, quiet = self._clock(), defaultdict[Member, list[Completion]](list)
         for completion in completions:
-            heard_s = max(completion.attempt.started_s, completion.last_token_s, completion.attempt.asked_s)
+            heard_s = max(completion.attempt.started_s, completion.times.last_token_s, completion.attempt.asked_s)
             if (worker := _owner(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
                 completion.attempt.asked_s = now_s
                 quiet[worker].append(completion)
         for worker, asked in quiet.items():
-            ids = tuple(completion.request_id for completion in asked)
+            ids = tuple(completion.spec.request_id for completion in asked)
             self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt.number for completion in asked)))
 
     def on_reply(self, reply: InquiryReply) -> None:

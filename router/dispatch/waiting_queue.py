@@ -52,17 +52,17 @@ class WaitingQueue:
         if self.num_tokens + num_tokens > limits.max_queued_tokens:
             raise busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
 
-    def enter(self, completion: Completion) -> None:
-        """Take in a new completion and give it a turn."""
-        completion.turn = self._turns.next(completion.client, completion.num_tokens)
+    def add(self, completion: Completion) -> None:
+        """Add a new completion and give it a turn."""
+        completion.turn = self._turns.next(completion.spec.client, completion.num_tokens)
         completion.number = next(self._numbers)
-        self.reenter(completion)
+        self.add_again(completion)
 
-    def reenter(self, completion: Completion) -> None:
-        """Take back a completion from a failed attempt, at its old turn."""
+    def add_again(self, completion: Completion) -> None:
+        """Add a completion from a failed attempt, at its old turn."""
         insort(self._by_turn, (_turn(completion), completion))
         insort(self._by_length, (_length(completion), completion))
-        self._num_queued[completion.client] += 1
+        self._num_queued[completion.spec.client] += 1
         self.num_tokens += completion.num_tokens
 
     def by_turn(self) -> Iterator[Completion]:
@@ -76,7 +76,7 @@ class WaitingQueue:
     def shortest(self, num: int) -> list[Completion]:
         """Return the `num` shortest completions of the lowest priority number."""
         shortest = [completion for _, completion in self._by_length[:num]]
-        return [completion for completion in shortest if completion.priority == shortest[0].priority]
+        return [completion for completion in shortest if completion.spec.priority == shortest[0].spec.priority]
 
     def is_backlog(self, num_gpus: int) -> bool:
         """Tell whether the prompts queued per prompt GPU are so many that prompts should go before streams."""
@@ -85,19 +85,19 @@ class WaitingQueue:
     def take(self, completion: Completion) -> None:
         """Remove a completion bound for a worker, and advance the time of turns."""
         self._turns.serve(completion.num_tokens, len(self._num_queued), self._by_turn[0][1].turn)
-        self.discard(completion)
+        self.remove(completion)
 
-    def discard(self, completion: Completion) -> None:
+    def remove(self, completion: Completion) -> None:
         """Remove a completion, if present."""
         if not _remove(self._by_turn, _turn(completion)):
             return
         _remove(self._by_length, _length(completion))
         self.num_tokens -= completion.num_tokens
-        self._num_queued[completion.client] -= 1
-        if not self._num_queued[completion.client]:
-            del self._num_queued[completion.client]
+        self._num_queued[completion.spec.client] -= 1
+        if not self._num_queued[completion.spec.client]:
+            del self._num_queued[completion.spec.client]
         if not self._by_turn:
-            self._turns.forgive()
+            self._turns.reset()
 
 
 class Turns:
@@ -132,17 +132,17 @@ class Turns:
         """
         self._now = max(self._now, first_turn) + num_tokens / num_clients
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         """Forget all clients' debts, because the queue is empty."""
         self._ends.clear()
 
 
 def _turn(completion: Completion) -> Key:
-    return completion.priority, completion.turn, completion.number
+    return completion.spec.priority, completion.turn, completion.number
 
 
 def _length(completion: Completion) -> Key:
-    return completion.priority, completion.num_tokens, completion.turn, completion.number
+    return completion.spec.priority, completion.num_tokens, completion.turn, completion.number
 
 
 def _remove(entries: list[tuple[Key, Completion]], key: Key) -> bool:

@@ -69,10 +69,10 @@ class Membership:
             server_id = ready.memory_server_id
             owner = f"memory server {server_id}" if server_id else f"its own, {ready.transport}"
             num_blocks = shown(ready.num_blocks)
-            self._links.incidents.note(Kind.JOINED, f"{_named(worker)} on {ready.device}")
+            self._links.incidents.add(Kind.JOINED, f"{_named(worker)} on {ready.device}")
             logger.info("%s joined: %s, %s KV blocks of %s%s", worker, ready.device, num_blocks, owner, reserve)
             _introduce(worker, self._pool, self._send)
-            self._dispatcher.pump()
+            self._dispatcher.scheduler.schedule()
 
     def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
         """Note a heartbeat; ask an unknown worker to register, and tell an expelled worker to end."""
@@ -87,8 +87,8 @@ class Membership:
         worker = self._pool.get(leaving.worker_id, leaving.epoch)
         if worker is not None:
             self._pool.drain(worker)
-            self._dispatcher.pump()
-        num_bound = len(self._dispatcher.needing(worker)) if worker is not None else 0
+            self._dispatcher.scheduler.schedule()
+        num_bound = len(self._dispatcher.lifecycle.needing(worker)) if worker is not None else 0
         self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))
 
     def dismiss_all(self) -> None:
@@ -125,10 +125,10 @@ class Membership:
         where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
         if report.error:
             logger.warning("%s failed: %s", where, report.error[:300])
-            self._links.incidents.note(Kind.LOST, f"{where}: {report.error}")
+            self._links.incidents.add(Kind.LOST, f"{where}: {report.error}")
         else:
             logger.info("%s works%s", where, f": {report.gb_per_s:.1f} GB/s" if report.gb_per_s else "")
-        self._dispatcher.pump()
+        self._dispatcher.scheduler.schedule()
 
     def on_unreachable(self, undelivered: Undelivered) -> None:
         """Remove workers with lost connections; workers still alive register again."""
@@ -169,9 +169,9 @@ class Membership:
 
     def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         log, how = (logger.info, "gone after leaving") if worker.draining else (logger.warning, "lost")
-        num_needing = len(self._dispatcher.needing(worker))
+        num_needing = len(self._dispatcher.lifecycle.needing(worker))
         log("%s is %s: %s%s", worker, how, reason, f"; {num_needing} completions needed it" if num_needing else "")
-        self._links.incidents.note(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
+        self._links.incidents.add(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
         self._pool.remove(worker)
         for other in self._pool:
             if other.ready.role is not worker.ready.role:

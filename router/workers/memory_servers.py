@@ -90,7 +90,7 @@ class MemoryServers:
             now_s = self._clock()
             server = self._servers[ready.server_id] = MemoryServer(ready, last_seen_s=now_s, joined_s=now_s)
             logger.info("%s joined: %s", server, ready.device)
-            self._links.incidents.note(Kind.JOINED, f"memory server {server.id} on {ready.device}")
+            self._links.incidents.add(Kind.JOINED, f"memory server {server.id} on {ready.device}")
         self._send(identity, Welcome(self._links.router_epoch))
 
     def on_heartbeat(self, identity: bytes, beat: MemoryHeartbeat) -> None:
@@ -132,7 +132,7 @@ class MemoryServers:
         was_asked = server.asked_to_leave_s > -math.inf
         log, how = (logger.info, "gone after leaving") if was_asked else (logger.warning, "lost")
         log("%s is %s: %s", server, how, reason)
-        self._links.incidents.note(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
+        self._links.incidents.add(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
 
 
 def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:

@@ -16,9 +16,8 @@ class Rig:
     def __init__(self) -> None:
         self.bench = Bench(request_timeout_s=1e6)
         [self.prefill], [self.decode] = self.bench.prefills, self.bench.decodes
-        self.inquiries = Inquiries(
-            NET, lambda to, message: self.bench.sent.append((to, message)), self.bench.dispatcher.find, self.now_s
-        )
+        active = self.bench.dispatcher.lifecycle.active
+        self.inquiries = Inquiries(NET, self.bench.send, active.get, self.now_s)
 
     def now_s(self) -> float:
         return self.bench.now_s
@@ -35,7 +34,7 @@ class Rig:
         return [(to, list(message.request_ids), unpack_ids(message.attempts)) for to, message in inquiries]
 
     def answer(self, worker: Member, *completions: Completion, has: bool, attempt: int = 0) -> None:
-        ids = tuple(completion.request_id for completion in completions)
+        ids = tuple(completion.spec.request_id for completion in completions)
         attempts, are_here = pack_ids([attempt] * len(ids)), bytes([has] * len(ids))
         self.inquiries.on_reply(InquiryReply(worker.id, worker.epoch, ids, attempts, are_here))
         self.pass_time(0.0)

@@ -1,6 +1,6 @@
 """The router of a simulation: the queue, the window of prompts sent ahead, and what each worker has been sent.
 
-The rules of `binding` and `waiting_queue` in `router/dispatch` hold for a single client. No request overtakes because
+The rules of `scheduler` and `waiting_queue` in `router/dispatch` hold for a single client. No request overtakes because
 of blocks elsewhere.
 """
 
@@ -11,7 +11,7 @@ from common.settings.config import RouterSection
 from deploy.planning.simulation.decode import DecodeWorker
 from deploy.planning.simulation.pairing import Host, Pair, Pairing, expected
 from deploy.planning.simulation.request import Request
-from router.dispatch.binding import MAX_TRIED
+from router.dispatch.scheduler import MAX_TRIED
 
 BACKLOG_TOKENS = RouterSection().backlog_tokens
 """Queued tokens a prompt GPU from which prompts take whole GPUs."""
