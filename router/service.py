@@ -42,9 +42,8 @@ from router.placement.worker_pool import WorkerPool
 from router.reading.bodies import Bodies
 from router.reading.reader import Reader
 from router.text.tokenizer import load_tokenizer
-from router.workers.hub import AsyncHub, Undelivered
+from router.workers.hub import AsyncHub, Links, Undelivered
 from router.workers.kv_events import KVEventReader
-from router.workers.links import Links
 from router.workers.membership import Membership
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import Operators

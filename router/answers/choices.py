@@ -4,8 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from common.base.json_file import JsonObject
-from router.answers.completion_bodies import DONE, ChunkWriter, choice_json, event, warnings_json
-from router.answers.prompt_logprobs import NOTHING
+from router.answers.completion_bodies import DONE, NOTHING, ChunkWriter, choice_json, event, warnings_json
 from router.answers.request_choices import Job
 from router.dispatch.request_state import Completion, Delivery
 from router.http.error_bodies import error_body

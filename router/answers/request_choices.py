@@ -7,8 +7,7 @@ from itertools import repeat
 
 from common.base.json_file import JsonObject
 from common.wire.messages.worker import FinishReason
-from router.answers.completion_bodies import usage_of
-from router.answers.prompt_logprobs import PromptShaper
+from router.answers.completion_bodies import PromptShaper, usage_of
 from router.base.shapes import ChoiceTiming, Usage
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.journey import UNNOTED, Arrival, Watch, no_watch

@@ -9,13 +9,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import zmq
 
 from common.settings.config import NetSection
-from common.wire.messages.worker import Message
+from common.wire.messages.worker import Knock, Message
 from common.wire.transport.endpoints import ROUTER_SOCKET, resolved
 from common.wire.transport.sockets import Hub
+from router.dispatch.incidents import Incidents
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ MAX_WORKER_FRAME_BYTES = 1 << 20
 OnMessage = Callable[[bytes, Message], None]
 Undelivered = list[tuple[bytes, Message]]
 OnUnreachable = Callable[[Undelivered], None]
+SendTo = Callable[[bytes, Message], bool]
+"""Function to queue a message for a connection; returns False when the connection is gone."""
 
 
 class AsyncHub:
@@ -113,3 +117,18 @@ class AsyncHub:
                 break
         if self._hub.socket.poll(0, zmq.POLLIN):
             self._schedule()
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Connections of the router to workers and memory servers, with their time limits and the log of incidents."""
+
+    net: NetSection
+    router_epoch: int
+    send: SendTo
+    clock: Callable[[], float] = time.monotonic
+    incidents: Incidents = field(default_factory=Incidents)
+
+    def knock(self, connection: bytes) -> bool:
+        """Send a knock; return whether the connection exists."""
+        return self.send(connection, Knock(self.router_epoch))

@@ -21,7 +21,7 @@ from router.placement.capacity import has_choice
 from router.placement.member import Member
 from router.placement.prefix_map import MAX_TOLD, PoolContents, PoolName
 from router.placement.worker_pool import WorkerPool
-from router.workers.links import SendTo
+from router.workers.hub import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers
 
 logger = logging.getLogger(__name__)

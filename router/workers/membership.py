@@ -31,8 +31,7 @@ from router.dispatch.incidents import Kind
 from router.placement.member import NO_TRANSPORT, Member
 from router.placement.worker_pool import WorkerPool, forgive_silence
 from router.text.model_info import ModelInfo
-from router.workers.hub import Undelivered
-from router.workers.links import Links, SendTo
+from router.workers.hub import Links, SendTo, Undelivered
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from common.wire.messages.worker import Refused, Reregister, Welcome
 from common.wire.messages.worker_id import connection_of
 from router.dispatch.incidents import Kind
 from router.placement.member import Member
-from router.workers.hub import Undelivered
-from router.workers.links import Links
+from router.workers.hub import Links, Undelivered
 
 logger = logging.getLogger(__name__)
 

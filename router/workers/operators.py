@@ -16,7 +16,7 @@ from common.wire.messages.worker import Role
 from router.dispatch.dispatcher import Dispatcher
 from router.placement.member import Member
 from router.placement.worker_pool import WorkerPool
-from router.workers.links import SendTo
+from router.workers.hub import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers
 
 logger = logging.getLogger(__name__)

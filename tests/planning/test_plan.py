@@ -29,7 +29,7 @@ from router.dispatch.incidents import Incidents
 from router.dispatch.metrics import Metrics
 from router.observe.fleet_metrics import FleetMetrics
 from router.placement.worker_pool import WorkerPool
-from router.workers.links import Links
+from router.workers.hub import Links
 from router.workers.memory_servers import MemoryServers
 from router.workers.role_changes import RoleChanges
 from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates

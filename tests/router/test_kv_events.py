@@ -16,8 +16,8 @@ from common.wire.values.packing import pack_ids
 from router.placement.prefix_map import MOMENT_S, PoolName, Prediction
 from router.placement.worker_pool import WorkerPool
 from router.workers import kv_events
+from router.workers.hub import Links
 from router.workers.kv_events import ASK_S, BAN_S, KVEventReader
-from router.workers.links import Links
 from router.workers.memory_servers import MemoryServers
 from tests.support.layouts import window
 from tests.support.messages import LAYOUT, worker_ready

@@ -10,7 +10,7 @@ from common.wire.messages.memory_reports import MemoryReady
 from common.wire.messages.operator import DrainAnswer, DrainWanted, Leave
 from common.wire.messages.worker import Message, Role
 from router.placement.worker_pool import WorkerPool
-from router.workers.links import Links
+from router.workers.hub import Links
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import ASK_AGAIN_S, Operators
 from tests.support.messages import worker_ready

@@ -19,7 +19,7 @@ from router.dispatch.incidents import NUM_KEPT, Incidents, Kind
 from router.observe.history import NUM_SAMPLES, PERIOD_S, History, quantile
 from router.observe.status_report import KEPT_S, MAX_PATHS, StatusReporter
 from router.text.model_info import ModelInfo
-from router.workers.links import Links
+from router.workers.hub import Links
 from router.workers.memory_servers import MemoryServers
 from tests.router.bench import LENGTH, Bench
 from tests.router.conftest import Client, Cluster
