@@ -77,7 +77,9 @@ async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
         await asyncio.sleep(0)
     try:
         with submitted(service.dispatcher, job):
-            return await (_stream(request, front, job) if job.options.stream else _whole(request, front, job))
+            if not job.options.stream:
+                return await _whole(request, front, job)
+            return await asyncio.create_task(_stream(request, front, job))  # resumed for each step, without middlewares
     finally:
         request[SPAN].answer(job)
 
@@ -130,13 +132,15 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     await response.prepare(request)
     answer = front.streamed(job, _wants_timing(request))
     num_open = len(job.completions)
+    has_failed = False
     while True:
         for delivery in deliveries:
+            num_open -= delivery.finish_reason is not None
             if delivery.error is not None:
                 _name_prompt(delivery.error, front)
+                has_failed = True
         await connection.write(request, await answer.events(deliveries))
-        num_open -= sum(delivery.finish_reason is not None for delivery in deliveries)
-        if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
+        if num_open == 0 or has_failed:
             break
         await connection.rest()
         deliveries = await _next(request, response, job.mailbox)

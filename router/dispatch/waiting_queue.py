@@ -60,10 +60,11 @@ class WaitingQueue:
 
     def add_again(self, completion: Completion) -> None:
         """Add a completion from a failed attempt, at its old turn."""
+        num_tokens = completion.num_tokens
         insort(self._by_turn, (_turn(completion), completion))
-        insort(self._by_length, (_length(completion), completion))
+        insort(self._by_length, (_length(completion, num_tokens), completion))
         self._num_queued[completion.spec.client] += 1
-        self.num_tokens += completion.num_tokens
+        self.num_tokens += num_tokens
 
     def by_turn(self) -> Iterator[Completion]:
         """Yield completions by turn; the caller may take out the completion yielded last."""
@@ -91,8 +92,9 @@ class WaitingQueue:
         """Remove a completion, if present."""
         if not _remove(self._by_turn, _turn(completion)):
             return
-        _remove(self._by_length, _length(completion))
-        self.num_tokens -= completion.num_tokens
+        num_tokens = completion.num_tokens
+        _remove(self._by_length, _length(completion, num_tokens))
+        self.num_tokens -= num_tokens
         self._num_queued[completion.spec.client] -= 1
         if not self._num_queued[completion.spec.client]:
             del self._num_queued[completion.spec.client]
@@ -141,8 +143,8 @@ def _turn(completion: Completion) -> Key:
     return completion.spec.priority, completion.turn, completion.number
 
 
-def _length(completion: Completion) -> Key:
-    return completion.spec.priority, completion.num_tokens, completion.turn, completion.number
+def _length(completion: Completion, num_tokens: int) -> Key:
+    return completion.spec.priority, num_tokens, completion.turn, completion.number
 
 
 def _remove(entries: list[tuple[Key, Completion]], key: Key) -> bool:

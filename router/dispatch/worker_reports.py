@@ -101,12 +101,19 @@ class WorkerReports:
         else:
             output.add(token)
             self._metrics.add_token(completion, now_s)
-            self._update_progress(completion, now_s)
-            self._deliver_text(completion, token.token_id, finish)
+            num_outputs = len(output.token_ids)
+            if completion.state is State.PREFILLING or num_outputs == completion.attempt.first_index + PROVING_TOKENS:
+                self._update_progress(completion, num_outputs, now_s)
+            is_stop = finish == FinishReason.STOP and token.token_id in completion.spec.sampling.stop_token_ids
+            text = "" if is_stop and not completion.spec.include_stop else output.text.push(token.token_id)
+            if finish or output.text.stop:
+                self._finish(completion, finish, text)
+            else:  # also without text, inside a character: every token has its chunk
+                completion.mailbox.put(Delivery(completion.spec.index, text, num_outputs))
 
-    def _update_progress(self, completion: Completion, now_s: float) -> None:
+    def _update_progress(self, completion: Completion, num_outputs: int, now_s: float) -> None:
         """Release what an attempt's first tokens make free, and enter the next phase."""
-        attempt, num_outputs = completion.attempt, len(completion.output.token_ids)
+        attempt = completion.attempt
         if num_outputs == attempt.first_index + PROVING_TOKENS:
             completion.failures.reset()
             self._assignments.prove(completion)
@@ -117,19 +124,14 @@ class WorkerReports:
                 completion.move_to(State.DECODING)
             self._metrics.enter(completion, Phase.DECODE if has_decoded else Phase.HANDOFF, now_s)
 
-    def _deliver_text(self, completion: Completion, token_id: int, finish: int) -> None:
-        """Put the text of a token into the mailbox, and finish after a stop string or at the worker's word."""
-        spec, output = completion.spec, completion.output
-        is_stop = finish == FinishReason.STOP and token_id in spec.sampling.stop_token_ids
-        text = "" if is_stop and not spec.include_stop else output.text.push(token_id)
-        if output.text.stop:
+    def _finish(self, completion: Completion, finish: int, text: str) -> None:
+        """Finish after a stop string or at the worker's word; `text` is the last token's."""
+        if completion.output.text.stop:
             self._assignments.cancel(completion)
             self._lifecycle.finish(completion, "stop", text)
-        elif finish:
+        else:
             self._assignments.cancel_handoff(completion)
             self._lifecycle.finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
-        else:  # also without text, inside a character: every token has its chunk
-            completion.mailbox.put(Delivery(spec.index, text, len(output.token_ids)))
 
     def _replay_invalid(self, completion: Completion, reason: str) -> None:
         """Replay a completion after a wrong report, counted against the completion."""
