@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 from common.settings import options
@@ -25,7 +24,6 @@ from common.wire.messages.worker import (
     WorkerLeaving,
     WorkerReady,
 )
-from common.wire.messages.worker_id import is_from
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.incidents import Incidents
 from router.dispatch.inquiries import Inquiries
@@ -42,7 +40,7 @@ from router.placement.worker_pool import WorkerPool
 from router.reading.bodies import Bodies
 from router.reading.reader import Reader
 from router.text.tokenizer import load_tokenizer
-from router.workers.hub import AsyncHub, Links, Undelivered
+from router.workers.hub import AsyncHub, Handler, Handlers, Links, Undelivered
 from router.workers.kv_events import KVEventReader
 from router.workers.membership import Membership
 from router.workers.memory_servers import MemoryServers
@@ -52,8 +50,6 @@ from router.workers.role_changes import RoleChanges
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
-Handler = Callable[[bytes, Any], object]
-"""Function to handle a message, given the connection's identity."""
 
 
 class Service:
@@ -101,7 +97,6 @@ class Service:
         lifecycle, scheduler = self.dispatcher.lifecycle, self.dispatcher.scheduler
         self._inquiries = Inquiries(config.net, self._send, lifecycle.active.get)
         self._reports = WorkerReports(lifecycle, scheduler, self.pool, self._send, self.tokenizer.info.vocab_size)
-        self._handlers = self._make_handlers()
         self._clockwork: asyncio.Task[None] | None = None
 
     @property
@@ -118,7 +113,7 @@ class Service:
 
     def start(self) -> None:
         """Begin to serve workers; call on the event loop."""
-        self.hub.start(self._receive, self._on_unreachable)
+        self.hub.start(self.handlers(), self._on_unreachable)
         self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
@@ -167,37 +162,28 @@ class Service:
         self.memory_servers.on_unreachable(undelivered)
         self._kv_events.check()
 
-    def _receive(self, identity: bytes, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if not is_from(identity, message):
-            self.hub.refuse(identity, message, "not in the name of whose connection it is")
-        elif handler is None:
-            self.hub.refuse(identity, message, "a router does not receive it")
-        else:
-            handler(identity, message)
-
-    def _make_handlers(self) -> dict[type[Message], Handler]:
+    def handlers(self) -> Handlers:
         """Return the handler of each message type that a router receives."""
         reports, membership, servers, operators = self._reports, self._membership, self.memory_servers, self._operators
         return {
-            TokenBatch: lambda _, message: reports.on_tokens(message),
-            LogprobBatch: lambda _, message: reports.on_tokens(message),
-            PromptLogprobs: lambda _, message: reports.on_prompt_logprobs(message),
-            PromptCached: lambda _, message: reports.on_cached(message),
-            RequestFailed: lambda _, message: reports.on_failed(message),
-            InquiryReply: lambda _, message: self._inquiries.on_reply(message),
+            TokenBatch: reports.on_tokens,
+            LogprobBatch: reports.on_tokens,
+            PromptLogprobs: reports.on_prompt_logprobs,
+            PromptCached: reports.on_cached,
+            RequestFailed: reports.on_failed,
+            InquiryReply: self._inquiries.on_reply,
             WorkerReady: self._then_check(membership.on_ready),
             Heartbeat: membership.on_heartbeat,
-            WorkerLeaving: lambda _, message: membership.on_leaving(message),
-            WorkerGone: lambda _, message: membership.on_worker_gone(message),
-            KVPathReport: lambda _, message: membership.on_path(message),
+            WorkerLeaving: membership.on_leaving,
+            WorkerGone: membership.on_worker_gone,
+            KVPathReport: membership.on_path,
             WorkerEnded: self._on_worker_ended,
             MemoryReady: self._then_check(servers.on_ready),
             MemoryHeartbeat: servers.on_heartbeat,
-            KVEvents: lambda _, message: self._kv_events.on_events(message),
+            KVEvents: self._kv_events.on_events,
             DrainWanted: operators.on_drain_wanted,
             LoadWanted: operators.on_load_wanted,
-            RoleChange: lambda _, message: self.role_changes.add(message),
+            RoleChange: self.role_changes.on_change,
         }
 
     def _then_check(self, handler: Handler) -> Handler:

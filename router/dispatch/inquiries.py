@@ -42,7 +42,7 @@ class Inquiries:
             ids = tuple(completion.spec.request_id for completion in asked)
             self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt.number for completion in asked)))
 
-    def on_reply(self, reply: InquiryReply) -> None:
+    def on_reply(self, _: bytes, reply: InquiryReply) -> None:
         """Note which attempts a worker has, and which are missing."""
         attempts = unpack_ids(reply.attempts)
         for request_id, attempt, is_here in zip(reply.request_ids, attempts, reply.are_here, strict=True):

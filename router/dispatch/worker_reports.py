@@ -15,7 +15,10 @@ from router.placement.worker_pool import WorkerPool
 
 
 class WorkerReports:
-    """Handlers of messages about completions; a replay or an end may follow from a message."""
+    """Handlers of messages about completions; a replay or an end may follow from a message.
+
+    Each handler takes the identity of the worker's connection and the message.
+    """
 
     def __init__(
         self, lifecycle: Lifecycle, scheduler: Scheduler, pool: WorkerPool, send: Send, vocab_size: int
@@ -23,7 +26,7 @@ class WorkerReports:
         self._lifecycle, self._scheduler, self._pool, self._send = lifecycle, scheduler, pool, send
         self._assignments, self._metrics, self._vocab_size = lifecycle.assignments, lifecycle.metrics, vocab_size
 
-    def on_tokens(self, batch: TokenBatch) -> None:
+    def on_tokens(self, _: bytes, batch: TokenBatch) -> None:
         """Deliver tokens of a step; raises ValueError for malformed columns."""
         rows = list(rows_of(batch))
         worker = self._pool.get(batch.worker_id, batch.epoch)
@@ -41,19 +44,19 @@ class WorkerReports:
                 lifecycle.run(completion, self._accept, output_index, token, finish, now_s)
         self._scheduler.schedule()
 
-    def on_prompt_logprobs(self, report: PromptLogprobs) -> None:
+    def on_prompt_logprobs(self, _: bytes, report: PromptLogprobs) -> None:
         """Keep log-probabilities of a prompt; drop any not asked for."""
         if (completion := self._completion_of(report)) is not None:
             self._lifecycle.run(completion, self._add_prompt_logprobs, report)
             self._scheduler.schedule()
 
-    def on_cached(self, report: PromptCached) -> None:
+    def on_cached(self, _: bytes, report: PromptCached) -> None:
         """Count prompt tokens found in a prefill worker's pool as computed, so the worker has room for more prompts."""
         if (completion := self._completion_of(report)) is not None:
             self._metrics.cached_tokens.inc(self._assignments.reduce_prompt(completion, report.num_tokens))
             self._scheduler.schedule()
 
-    def on_failed(self, failed: RequestFailed) -> None:
+    def on_failed(self, _: bytes, failed: RequestFailed) -> None:
         """Fail or replay a completion after a worker gave up the attempt."""
         worker, completion = self._pool.get(failed.worker_id, failed.epoch), self._completion_of(failed)
         if worker is None or completion is None:
@@ -80,13 +83,13 @@ class WorkerReports:
 
     def _accept(self, completion: Completion, output_index: int, token: OutputToken, finish: int, now_s: float) -> None:
         """Deliver a token and any held successors; hold an early token, drop a duplicate or a surplus token."""
-        token_ids, attempt = completion.output.token_ids, completion.attempt
+        token_ids = completion.output.token_ids
         if len(token_ids) < output_index < completion.spec.sampling.max_tokens:
-            attempt.hold(output_index, token, finish, now_s)
+            completion.attempt.hold(output_index, token, finish, now_s)
         elif output_index == len(token_ids):
             self._deliver(completion, token, finish, now_s)
-            while not completion.is_terminal and (held := attempt.early.pop(len(token_ids), None)) is not None:
-                self._deliver(completion, *held, now_s)
+            while len(token_ids) in completion.attempt.early and not completion.is_terminal:
+                self._deliver(completion, *completion.attempt.early.pop(len(token_ids)), now_s)
 
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
         """Add the next token to the outputs, and put its text, if any, into the mailbox."""

@@ -81,7 +81,7 @@ class KVEventReader:
                 course.is_asked, course.ask_s = True, now_s + ASK_S
                 self._send(server.connection, KVEventsWanted(name[1]))
 
-    def on_events(self, events: KVEvents) -> None:
+    def on_events(self, _: bytes, events: KVEvents) -> None:
         """Apply events in sequence; a gap voids the pool's reports."""
         name = events.server_id, events.pool_id
         course = self._courses.get(name)

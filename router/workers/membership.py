@@ -81,7 +81,7 @@ class Membership:
         elif not self._pool.beat(heartbeat, self._clock()):
             self._send(identity, Reregister(self._links.router_epoch))
 
-    def on_leaving(self, leaving: WorkerLeaving) -> None:
+    def on_leaving(self, _: bytes, leaving: WorkerLeaving) -> None:
         """Assign nothing new to a worker, and answer with the number of completions still bound to the worker."""
         worker = self._pool.get(leaving.worker_id, leaving.epoch)
         if worker is not None:
@@ -95,7 +95,7 @@ class Membership:
         for worker in self._pool:
             self._send(worker.connection, StillBound(0))
 
-    def on_worker_gone(self, gone: WorkerGone) -> None:
+    def on_worker_gone(self, _: bytes, gone: WorkerGone) -> None:
         """Remove a worker that announced its end."""
         worker = self._pool.get(gone.worker_id, gone.epoch)
         if worker is not None:
@@ -117,7 +117,7 @@ class Membership:
         self._lose(worker, f"memory server {ended.server_id} saw its process end")
         return True
 
-    def on_path(self, report: KVPathReport) -> None:
+    def on_path(self, _: bytes, report: KVPathReport) -> None:
         """Note a working or failed KV path."""
         if not self._pool.set_path(report):
             return

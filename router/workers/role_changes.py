@@ -41,7 +41,7 @@ class RoleChanges:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._kept)
 
-    def add(self, change: RoleChange) -> None:
+    def on_change(self, _: bytes, change: RoleChange) -> None:
         """Record a change that has begun or ended."""
         self._incidents.add(Kind.CHANGED, change.reason)
         self.num[change.role, change.stage] += 1

@@ -103,6 +103,7 @@ class Bench:
     ) -> None:
         attempt = completion.attempt.number if attempt < 0 else attempt
         self.reports.on_tokens(
+                b"",
             TokenBatch(
                 worker.id, worker.epoch, (completion.spec.request_id,), pack_ids([attempt]), pack_ids([index]),
                 pack_ids([token_id]), bytes([finish]),
@@ -116,6 +117,7 @@ class Bench:
         attempt, num = completion.attempt.number if attempt < 0 else attempt, len(positions)
         told = ids or [completion.spec.prompt_ids[position] for position in positions]
         self.reports.on_prompt_logprobs(
+                b"",
             PromptLogprobs(
                 worker.id, worker.epoch, completion.spec.request_id, attempt, positions.start, pack_ids([1] * num),
                 pack_ids([1] * num), pack_ids(told), pack_floats([-1.0 - attempt] * num),
@@ -131,7 +133,7 @@ class Bench:
         message = RequestFailed(
             worker.id, worker.epoch, completion.spec.request_id, completion.attempt.number, code, "because"
         )
-        self.reports.on_failed(message)
+        self.reports.on_failed(b"", message)
 
     def requests(self) -> list[tuple[str, PrefillRequest]]:
         return [(to, message) for to, message in self.sent if isinstance(message, PrefillRequest)]

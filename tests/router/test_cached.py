@@ -10,7 +10,7 @@ from tests.router.bench import LENGTH, Bench
 
 def told(bench: Bench, worker: Member, completion: Completion, num_tokens: int, attempt: int = 0) -> None:
     message = PromptCached(worker.id, worker.epoch, completion.spec.request_id, attempt, num_tokens)
-    bench.reports.on_cached(message)
+    bench.reports.on_cached(b"", message)
 
 
 def counted(bench: Bench, name: str) -> float:

@@ -212,7 +212,7 @@ def test_columns_of_unequal_length_change_nothing() -> None:
     completion = bench.submit()
     one = pack_ids([0])
     with pytest.raises(ValueError, match="zip"):
-        bench.reports.on_tokens(TokenBatch("p0", 1, ("cmpl-1",), one, one, pack_ids([1, 2]), b"\0"))
+        bench.reports.on_tokens(b"", TokenBatch("p0", 1, ("cmpl-1",), one, one, pack_ids([1, 2]), b"\0"))
     assert completion.output.token_ids == []
 
 

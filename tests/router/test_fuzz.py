@@ -35,10 +35,11 @@ class Rig:
         net, limits = NetSection(router_endpoint=free_endpoint()), RouterSection(port=0)
         self.service = Service(Config(model=ModelSection(path=str(model_dir)), net=net, router=limits))
         self.service.dispatcher.scheduler.defer = lambda act: act()  # there is no event loop
+        self.handlers = self.service.handlers()
         self.model = model
 
     def hear(self, connection: bytes, message: Message) -> None:
-        if (handler := self.service._handlers.get(type(message))) is not None:
+        if (handler := self.handlers.get(type(message))) is not None:
             handler(connection, decode(encode(message)))
 
     def meet(self) -> None:

@@ -81,7 +81,7 @@ class Rig:
         """Runs of whatever was."""
         kinds, lengths = bytes(kind for kind, _ in runs), pack_ids(len(run) for _, run in runs)
         keys = b"".join(key.to_bytes(8, "little") for _, run in runs for key in run)
-        self.reader.on_events(KVEvents(pool[0], epoch, pool[1], sequence, kinds, lengths, keys, copy_us))
+        self.reader.on_events(b"", KVEvents(pool[0], epoch, pool[1], sequence, kinds, lengths, keys, copy_us))
 
     def known(self, pool: PoolName = HERE) -> set[int] | None:
         """What is told to be there; None if nobody tells."""

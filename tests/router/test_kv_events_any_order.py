@@ -190,7 +190,7 @@ class Machine(RuleBasedStateMachine):
     @rule(num_messages=st.integers(1, 4))
     def events_arrive(self, num_messages: int) -> None:
         for _ in range(min(num_messages, len(self.events))):
-            self.rig.reader.on_events(self.events.popleft())
+            self.rig.reader.on_events(b"", self.events.popleft())
 
     @rule(is_lost=st.booleans())
     def a_question_arrives(self, is_lost: bool) -> None:

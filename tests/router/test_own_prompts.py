@@ -146,7 +146,7 @@ def test_a_prompt_that_is_given_back_is_sent_to_a_prefill_worker_and_decoded_whe
     short = bench.submit(num_prompt_tokens=MOST)
     assert bench.route(short).is_local
     failed = RequestFailed(decode.id, decode.epoch, short.spec.request_id, 0, ErrorCode.NOT_HERE, "less is here")
-    bench.reports.on_failed(failed)
+    bench.reports.on_failed(b"", failed)
     route = bench.route(short)
     assert (route.prefill, route.decode) == (prefill, decode)
     assert (short.failures.num_counted, short.failures.num_returns, short.attempt.number) == (0, 1, 1)

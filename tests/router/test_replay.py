@@ -266,7 +266,7 @@ def test_a_bug_met_by_one_completion_ends_it_and_no_other(monkeypatch: pytest.Mo
         patch.setattr(here[0].output.text, "push", bug)
         ids = tuple(completion.spec.request_id for completion in here)
         zeros, ones, twos = (pack_ids([value] * 3) for value in range(3))
-        bench.reports.on_tokens(TokenBatch(worker.id, worker.epoch, ids, zeros, ones, twos, bytes(3)))
+        bench.reports.on_tokens(b"", TokenBatch(worker.id, worker.epoch, ids, zeros, ones, twos, bytes(3)))
     error = result_of(here[0]).error
     assert error is not None
     assert (error.status, error.code) == (500, "internal_error")

@@ -14,6 +14,6 @@ def test_a_handler_is_there_for_every_message_to_a_router_and_for_no_other(model
     service = Service(Config(model=ModelSection(path=str(model_dir)), net=net, router=RouterSection(port=0)))
     try:
         received = {kind for kind in TAGS.values() if "-> router" in (kind.__doc__ or "").partition(":")[0]}
-        assert service._handlers.keys() == received
+        assert service.handlers().keys() == received
     finally:
         asyncio.run(service.close())

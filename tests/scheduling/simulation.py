@@ -99,7 +99,7 @@ class SimulatedWorker:
             ids = tuple(sequence.request_id for sequence in ended)
             zeros, finish = pack_ids([0] * len(ids)), bytes([FinishReason.LENGTH] * len(ids))
             batch = TokenBatch(self.worker_id, 1, ids, zeros, zeros, zeros, finish)
-            self.simulation.later(MESSAGE_S, lambda: self.simulation.reports.on_tokens(batch))
+            self.simulation.later(MESSAGE_S, lambda: self.simulation.reports.on_tokens(b"", batch))
         self.launch()
 
     def _goes_on(self, sequence: PromptSequence) -> bool:
