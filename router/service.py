@@ -133,7 +133,7 @@ class Service:
         if self._clockwork is not None:
             self._clockwork.cancel()
             await asyncio.gather(self._clockwork, return_exceptions=True)
-        self._membership.dismiss_all()
+        self._membership.release_all()
         self.hub.close()
         await asyncio.gather(self.reader.close(), self.grammars.close())
         if self._trace is not None:

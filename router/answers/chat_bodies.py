@@ -42,8 +42,8 @@ class ChatChunkWriter(ChunkWriter):
     def _role_event(self) -> bytes:
         nothing_yet = Delivery(self._completion.spec.index, "")
         prompt = prompt_body(self._completion, self._options)
-        told = f", {json.dumps(prompt)[1:-1]}" if prompt else ""
-        return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{told}}}\n\n".encode("ascii")
+        extra = f", {json.dumps(prompt)[1:-1]}" if prompt else ""
+        return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{extra}}}\n\n".encode("ascii")
 
     def _prompt_body(self) -> JsonObject:
         """Return nothing, because the first event has the prompt's ids beside the choice."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from common.base.json_file import JsonObject
-from router.answers.completion_bodies import DONE, NOTHING, ChunkWriter, choice_json, event, warnings_json
+from router.answers.completion_bodies import DONE, NO_PARTS, ChunkWriter, choice_json, event, warnings_json
 from router.answers.request_choices import Job
 from router.dispatch.request_state import Completion, Delivery
 from router.http.error_bodies import error_body
@@ -28,7 +28,7 @@ class WholeChoices:
         self._prompt_body = prompt_body
         self._texts: list[list[str]] = [[] for _ in job.completions]
 
-    def take(self, delivery: Delivery) -> None:
+    def add(self, delivery: Delivery) -> None:
         self._texts[delivery.choice].append(delivery.text)
 
     async def body(self) -> str:
@@ -39,10 +39,10 @@ class WholeChoices:
             choice = self._choice_body("".join(text), completion, job.options)
             choices.append(choice_json(choice, await job.shaper.parts(completion)))
         listed = ", ".join(choices)
-        told = warnings_json(job.options)
-        told += f', "timing": {json.dumps(job.timing)}' if self._wants_timing else ""
+        ending = warnings_json(job.options)
+        ending += f', "timing": {json.dumps(job.timing)}' if self._wants_timing else ""
         head = job.head | (self._prompt_body(job.completions[0], job.options) if self._prompt_body else {})
-        return f'{json.dumps(head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}{told}}}'
+        return f'{json.dumps(head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}{ending}}}'
 
 
 class StreamedChoices:
@@ -63,7 +63,7 @@ class StreamedChoices:
 
     def end(self, *, is_complete: bool) -> bytes:
         """Return the stream's last bytes; `is_complete` is false after an error."""
-        return (self._last_words() if is_complete else b"") + DONE
+        return (self._usage_event() if is_complete else b"") + DONE
 
     def _event(self, delivery: Delivery) -> bytes:
         if delivery.error is not None:
@@ -74,10 +74,10 @@ class StreamedChoices:
         """Shape prompt log-probabilities for choices before the first event."""
         for delivery in deliveries:
             writer = self._writers[delivery.choice]
-            if delivery.error is None and writer.prompt is NOTHING:
+            if delivery.error is None and writer.prompt is NO_PARTS:
                 writer.prompt = await self._job.shaper.parts(self._job.completions[delivery.choice])
 
-    def _last_words(self) -> bytes:
+    def _usage_event(self) -> bytes:
         """Return usage and timing, if requested; without a usage chunk, timing is a comment, ignored by clients."""
         job = self._job
         timing = {"timing": job.timing} if self._wants_timing else {}

@@ -23,10 +23,10 @@ class PromptParts(NamedTuple):
     """Prompt log-probabilities of a choice, as JSON; empty if not requested."""
 
     echoed: dict[str, str]  # items of each list in `logprobs`, before the outputs' items
-    told: str  # the field `prompt_logprobs`
+    prompt_logprobs: str  # the field `prompt_logprobs`
 
 
-NOTHING = PromptParts({}, "")
+NO_PARTS = PromptParts({}, "")
 
 
 def choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
@@ -76,7 +76,7 @@ class ChunkWriter:
         self._completion = completion
         self._options = options
         self._num_sent = 0  # tokens
-        self.prompt = NOTHING  # log-probabilities of the prompt, for the first event
+        self.prompt = NO_PARTS  # log-probabilities of the prompt, for the first event
         self._warnings = warnings_json(options)
         self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.spec.index}, '
 
@@ -118,8 +118,8 @@ class ChunkWriter:
     def _token_ids(self, delivery: Delivery) -> str:
         """Return ids since the last event; the first event also has the prompt's ids."""
         ids = {"token_ids": self._completion.output.token_ids[self._num_sent : delivery.num_outputs]}
-        told = self._prompt_body() if self._num_sent == 0 else {}
-        return f", {json.dumps(ids | told)[1:-1]}"
+        extra = self._prompt_body() if self._num_sent == 0 else {}
+        return f", {json.dumps(ids | extra)[1:-1]}"
 
     def _prompt_body(self) -> JsonObject:
         """Return the fields about the prompt in a choice's first event."""
@@ -153,27 +153,27 @@ class PromptShaper:
         """Return the parts of a choice with a computed prompt; gives way to other tasks meanwhile."""
         log, options = completion.output.prompt_log, self._options
         if log is None:
-            return NOTHING
-        echoed, told = NOTHING
+            return NO_PARTS
+        echoed, prompt_logprobs = NO_PARTS
         if num_echoed := options.num_echoed_logprobs:
             # A prompt sent as text may have special tokens around it, but its echo has none.
             is_decoded = self._tokenizer.decode_prompt(completion.spec.prompt_ids) == completion.spec.echo
             decode = self._tokenizer.decode_all if is_decoded else self._tokenizer.decode
             echoed = await log.echoed(self._strings, decode, num_echoed)
         if options.num_prompt_logprobs:
-            told = await log.told(self._strings, options.num_prompt_logprobs)
-        return PromptParts(echoed, told)
+            prompt_logprobs = await log.told(self._strings, options.num_prompt_logprobs)
+        return PromptParts(echoed, prompt_logprobs)
 
 
 def choice_json(choice: JsonObject, prompt: PromptParts) -> str:
     """Return the JSON of a choice with log-probabilities of its prompt."""
-    if prompt is NOTHING:
+    if prompt is NO_PARTS:
         return json.dumps(choice)
     others = {name: value for name, value in choice.items() if name != "logprobs"}
     part = choice["logprobs"]
     logprobs = "null" if part is None else _behind(prompt.echoed, part)
-    told = f', "prompt_logprobs": {prompt.told}' if prompt.told else ""
-    return f'{json.dumps(others)[:-1]}, "logprobs": {logprobs}{told}}}'
+    extra = f', "prompt_logprobs": {prompt.prompt_logprobs}' if prompt.prompt_logprobs else ""
+    return f'{json.dumps(others)[:-1]}, "logprobs": {logprobs}{extra}}}'
 
 
 def _behind(echoed: Mapping[str, str], part: Mapping[str, Json]) -> str:

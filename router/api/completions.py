@@ -114,7 +114,7 @@ async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
         for delivery in await job.mailbox.take():
             if delivery.error is not None:
                 raise delivery.error
-            answer.take(delivery)
+            answer.add(delivery)
             num_open -= delivery.finish_reason is not None
     return web.Response(text=await answer.body(), content_type=JSON)
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def log_end(completion: Completion, now_s: float, error_code: str = "") -> None:
     """Log a completion just after the end, while the route is known: sizes and times, never text."""
     timing = completion.timing = timing_of(completion, now_s)
-    told = {
+    summary = {
         "request_id": completion.spec.request_id,
         "client_request_id": completion.spec.client_request_id,
         "state": completion.state.value,
@@ -29,9 +29,9 @@ def log_end(completion: Completion, now_s: float, error_code: str = "") -> None:
         "output_tokens": len(completion.output.token_ids),
     }
     line = _line(completion, timing, error_code)
-    logger.info("[%s] %s", completion.spec.request_id, line, extra={"fields": told | timing})
+    logger.info("[%s] %s", completion.spec.request_id, line, extra={"fields": summary | timing})
     if completion.journey is not None:
-        completion.journey.end(End(now_s, completion.times.last_token_s, told | timing))
+        completion.journey.end(End(now_s, completion.times.last_token_s, summary | timing))
 
 
 def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:

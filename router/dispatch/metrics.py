@@ -8,6 +8,7 @@ of tokens pass a second. No label ever carries text chosen by a client.
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from weakref import WeakSet
 
@@ -63,7 +64,7 @@ class Metrics:
         self._make_histograms()
 
     def _make_counters(self) -> None:
-        counter = self._counter
+        counter = partial(_counter, self.registry)
         self.requests = counter("requests", "completions ended, by outcome", "outcome", OUTCOMES)
         self.refusals = counter("refusals", "HTTP requests answered with an error, but failed completions", "code")
         self.failures = counter("request_failures", "completions failed, by the code that clients see", "code")
@@ -82,7 +83,7 @@ class Metrics:
         )
 
     def _make_histograms(self) -> None:
-        histogram = self._histogram
+        histogram = partial(_histogram, self.registry)
         self.ttft_s = histogram("time_to_first_token_seconds", "request to first token", TTFT_BOUNDS_S)
         self.tpot_s = histogram(
             "time_per_output_token_seconds", "of a finished completion: first to last token, by the tokens behind the "
@@ -102,16 +103,6 @@ class Metrics:
         )  # fmt: skip
         self.prompt_lengths = histogram("request_prompt_tokens", "of finished completions", TOKEN_BOUNDS)
         self.output_lengths = histogram("request_generation_tokens", "of finished completions", TOKEN_BOUNDS)
-
-    def _counter(self, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
-        counter = Counter(f"baton_{name}", text, [label] if label else [], registry=self.registry)
-        for value in values:
-            counter.labels(value)
-        return counter
-
-    def _histogram(self, name: str, text: str, bounds: Sequence[float], label: str = "") -> Histogram:
-        labels = [label] if label else []
-        return Histogram(f"baton_{name}", text, labels, buckets=bounds, registry=self.registry)
 
     # --- as things happen -----------------------------------------------------------------------
 
@@ -201,6 +192,19 @@ class Metrics:
         for family in self.registry.collect():
             yield family
             yield from aliases(family, self._model_name)
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
+    counter = Counter(f"baton_{name}", text, [label] if label else [], registry=registry)
+    for value in values:
+        counter.labels(value)
+    return counter
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], label: str = ""
+) -> Histogram:
+    return Histogram(f"baton_{name}", text, [label] if label else [], buckets=bounds, registry=registry)
 
 
 class _Tokens(Collector):

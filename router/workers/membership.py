@@ -70,11 +70,11 @@ class Membership:
             num_blocks = shown(ready.num_blocks)
             self._links.incidents.add(Kind.JOINED, f"{_named(worker)} on {ready.device}")
             logger.info("%s joined: %s, %s KV blocks of %s%s", worker, ready.device, num_blocks, owner, reserve)
-            _introduce(worker, self._pool, self._send)
+            _announce(worker, self._pool, self._send)
             self._dispatcher.scheduler.schedule()
 
     def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
-        """Note a heartbeat; ask an unknown worker to register, and tell an expelled worker to end."""
+        """Record a heartbeat; ask an unknown worker to register, and tell an expelled worker to end."""
         connection = connection_of(heartbeat.worker_id, heartbeat.epoch)
         if connection in self._expelled:
             self._send(connection, Refused(self._expelled[connection]))
@@ -90,7 +90,7 @@ class Membership:
         num_bound = len(self._dispatcher.lifecycle.needing(worker)) if worker is not None else 0
         self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))
 
-    def dismiss_all(self) -> None:
+    def release_all(self) -> None:
         """Release all workers from waiting for requests, because the router ends."""
         for worker in self._pool:
             self._send(worker.connection, StillBound(0))
@@ -99,7 +99,7 @@ class Membership:
         """Remove a worker that announced its end."""
         worker = self._pool.get(gone.worker_id, gone.epoch)
         if worker is not None:
-            self._lose(worker, gone.reason[:300])
+            self._remove(worker, gone.reason[:300])
 
     def on_worker_ended(self, ended: WorkerEnded) -> bool:
         """Remove a worker whose process ended; False if the reporting memory server is not the worker's.
@@ -114,11 +114,11 @@ class Membership:
             return False
         for other in self._pool:
             other.silent = other.silent or not self._links.knock(other.connection)
-        self._lose(worker, f"memory server {ended.server_id} saw its process end")
+        self._remove(worker, f"memory server {ended.server_id} saw its process end")
         return True
 
     def on_path(self, _: bytes, report: KVPathReport) -> None:
-        """Note a working or failed KV path."""
+        """Record a working or failed KV path."""
         if not self._pool.set_path(report):
             return
         where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
@@ -137,7 +137,7 @@ class Membership:
         for worker in gone:
             worker.silent = True  # all first, so no lost worker gets the requests of another
         for worker in gone:
-            self._lose(worker, "its connection is gone", unsent)
+            self._remove(worker, "its connection is gone", unsent)
 
     def check(self) -> None:
         """Remove silent or stuck workers, and knock at all others; call a few times a second.
@@ -155,7 +155,7 @@ class Membership:
             if loss.stuck:
                 self._expel(loss.worker, loss.reason)
             else:
-                self._lose(loss.worker, loss.reason)
+                self._remove(loss.worker, loss.reason)
         for worker in self._pool:
             self._links.knock(worker.connection)
 
@@ -164,9 +164,9 @@ class Membership:
         self._expelled[worker.connection] = _refusal(reason)
         if len(self._expelled) > MAX_EXPELLED:
             del self._expelled[next(iter(self._expelled))]
-        self._lose(worker, reason)
+        self._remove(worker, reason)
 
-    def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
+    def _remove(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         log, how = (logger.info, "gone after leaving") if worker.draining else (logger.warning, "lost")
         num_needing = len(self._dispatcher.lifecycle.needing(worker))
         log("%s is %s: %s%s", worker, how, reason, f"; {num_needing} completions needed it" if num_needing else "")
@@ -201,7 +201,7 @@ def _objection(ready: WorkerReady, info: ModelInfo, pool: WorkerPool) -> str:
     return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
 
 
-def _introduce(worker: Member, pool: WorkerPool, send: SendTo) -> None:
+def _announce(worker: Member, pool: WorkerPool, send: SendTo) -> None:
     """Tell each prefill worker about each decode worker, whichever came first."""
     others = [other for other in pool if other.ready.role is not worker.ready.role and not other.draining]
     for other in others:

@@ -54,17 +54,17 @@ class Operators:
         """Ask the named member to leave, unless already leaving; answer with the number of needing completions."""
         if (worker := self._pool.find(wanted.name)) is not None:
             if wanted.incarnation in (0, worker.epoch) and not worker.draining:
-                self._dismiss(worker)
+                self._request_leave(worker)
             num_requests = len(self._dispatcher.lifecycle.needing(worker))
             self._send(identity, DrainAnswer(wanted.name, worker.epoch, num_requests))
         elif (server := self._memory_servers.find(wanted.name)) is not None:
             if wanted.incarnation in (0, server.ready.epoch):
-                self._dismiss(server)
+                self._request_leave(server)
             self._send(identity, DrainAnswer(wanted.name, server.ready.epoch, 0))
         else:
             self._send(identity, DrainAnswer(wanted.name, 0, 0))
 
-    def _dismiss(self, member: Member | MemoryServer) -> None:
+    def _request_leave(self, member: Member | MemoryServer) -> None:
         """Ask a member to leave, at most every `ASK_AGAIN_S`, because operators ask several times a second."""
         if self._clock() - member.asked_to_leave_s >= ASK_AGAIN_S:
             member.asked_to_leave_s = self._clock()

@@ -17,7 +17,7 @@ from router.placement.prefix_map import MOMENT_S, PoolName, Prediction
 from router.placement.worker_pool import WorkerPool
 from router.workers import kv_events
 from router.workers.hub import Links
-from router.workers.kv_events import ASK_S, BAN_S, KVEventReader
+from router.workers.kv_events import ASK_S, SUSPENDED_S, KVEventReader
 from router.workers.memory_servers import MemoryServers
 from tests.support.layouts import window
 from tests.support.messages import LAYOUT, worker_ready
@@ -259,11 +259,11 @@ def test_more_blocks_than_there_are_are_not_believed(rig: Rig) -> None:
     assert rig.known() == {*range(NUM_BLOCKS)}
     rig.tell(2, range(100, 102), [0])
     assert rig.known() is None
-    rig.now_s += 0.9 * BAN_S
+    rig.now_s += 0.9 * SUSPENDED_S
     rig.tell(0, [1])
     rig.reader.check()
     assert rig.known() is None and 10 not in rig.asked()
-    rig.now_s += 0.2 * BAN_S
+    rig.now_s += 0.2 * SUSPENDED_S
     rig.reader.check()
     assert 10 in rig.asked()
 
@@ -292,13 +292,13 @@ def test_a_liar_takes_no_room_from_others(rig: Rig, monkeypatch: pytest.MonkeyPa
     for pool in OTHERS:
         rig.tell(0, range(14), pool=pool)
         assert rig.known(pool) == {*range(14)}
-    rig.now_s += 0.9 * BAN_S
+    rig.now_s += 0.9 * SUSPENDED_S
     for sequence in (0, 50, 51):
         rig.tell_kinds(sequence, (BlockEvent.PARKED, range(200)), pool=liar)
     rig.reader.check()
     assert rig.pool.prefixes.num_told == 0, "all others were silent for long"
     assert rig.known(liar) is None and not {77, 78} & {*rig.asked()}
-    rig.now_s += 0.2 * BAN_S
+    rig.now_s += 0.2 * SUSPENDED_S
     rig.reader.check()
     assert {77, 78} <= {*rig.asked()}
 

@@ -77,7 +77,7 @@ def streamed(text: str, size: int, finish_reason: str = "stop", num_at_once: int
 def whole(text: str, finish_reason: str = "stop") -> dict[str, Any]:
     answer = WholeResponse(job(finish_reason=finish_reason), wants_timing=False)
     for delivery in deliveries(text, max(1, len(text)), finish_reason):
-        answer.take(delivery)
+        answer.add(delivery)
     body: dict[str, Any] = json.loads(asyncio.run(answer.body()))
     Response.model_validate(body)
     return body
