@@ -31,7 +31,7 @@ from router.placement.prefix_map import MOMENT_S, Prediction
 from router.workers.kv_events import ASK_S
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
-from tests.router.test_kv_events import NET, NUM_BLOCKS, THERE, Rig
+from tests.router.workers.test_kv_events import NET, NUM_BLOCKS, THERE, Rig
 from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", 1, 1, 1, 64, "float16")  # two blocks are worth a restore
