@@ -85,7 +85,7 @@ class Assignments:
         num_before, num_left = attempt.sent_tokens, completion.num_tokens - num_cached
         if num_left >= num_before:
             return 0
-        self._pool.ledger.lighten_prompt(attempt.route, num_before, num_left)
+        self._pool.ledger.reduce_prompt(attempt.route, num_before, num_left)
         attempt.sent_tokens = num_left
         return num_before - num_left
 
@@ -131,7 +131,7 @@ class Assignments:
         self.release_prompt(completion)
         attempt = completion.attempt
         if (route := attempt.route) is not None:
-            if completion.texts and not self._pool.prefixes.is_told(route.decode.pool):
+            if completion.texts and not self._pool.prefixes.is_reported(route.decode.pool):
                 whole = [text.grown(completion.tokens_from(text.num_tokens)) for text in completion.texts]
                 attempt.predictions += self._predict(route, whole)
             for prediction in attempt.predictions:

@@ -31,7 +31,7 @@ def report(
         "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
         "kv_paths": [path_report(path, digits=3) for path in pool.paths],
         "memory_servers": [
-            _memory_server(server, pool.prefixes.told_by(server.id), now_s) for server in memory_servers
+            _memory_server(server, pool.prefixes.reported_by(server.id), now_s) for server in memory_servers
         ],
         "role_changes": role_changes.report(now_s),
     }

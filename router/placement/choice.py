@@ -23,7 +23,7 @@ from router.placement.pairing import Pairing
 from router.placement.route import Demand, Route
 from router.placement.worker_pool import WorkerPool
 
-MEETING_S = 3.0
+FIRST_PATH_S = 3.0
 """Seconds for two new workers to prove their path; prompts wait meanwhile."""
 STEPS_AHEAD = 2
 """Steps of a busy prefill worker before a new prompt's: the running step and the next."""
@@ -91,23 +91,23 @@ def _who_may(pool: WorkerPool, demand: Demand) -> tuple[list[Member], list[Membe
     """Return fitting prefill workers, decode workers taking handoffs, and decode workers computing prompts alone.
 
     A decode worker works alone if it takes no handoffs. All work alone if no path to any is proven or about to be
-    proven. A new worker gets `MEETING_S` to prove a path.
+    proven. A new worker gets `FIRST_PATH_S` to prove a path.
     """
     decodes = [w for w in takers(pool, Role.DECODE) if demand.max_total_tokens <= w.ready.max_model_len]
     decodes = [worker for worker in decodes if _is_open(worker, demand)]
     fitting = [w for w in takers(pool, Role.PREFILL) if demand.num_tokens <= w.ready.max_model_len]
     prefills = [worker for worker in fitting if not pool.paths.partners(worker).isdisjoint(decodes)]
-    if not prefills and not any(_are_meeting(pool, prefill, decode) for prefill in fitting for decode in decodes):
+    if not prefills and not any(_is_path_pending(pool, prefill, decode) for prefill in fitting for decode in decodes):
         return [], [], decodes
     taking = [worker for worker in decodes if worker.ready.transport != NO_TRANSPORT]
     alone = [worker for worker in decodes if worker.ready.transport == NO_TRANSPORT]
     return [worker for worker in prefills if _is_open(worker, demand)], taking, alone
 
 
-def _are_meeting(pool: WorkerPool, prefill: Member, decode: Member) -> bool:
+def _is_path_pending(pool: WorkerPool, prefill: Member, decode: Member) -> bool:
     is_tried = pool.paths.find(prefill, decode) is not None
     since_s = max(prefill.joined_s, decode.joined_s)
-    return not is_tried and decode.ready.transport != NO_TRANSPORT and pool.clock() - since_s < MEETING_S
+    return not is_tried and decode.ready.transport != NO_TRANSPORT and pool.clock() - since_s < FIRST_PATH_S
 
 
 def _is_open(worker: Member, demand: Demand) -> bool:

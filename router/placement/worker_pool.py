@@ -57,7 +57,7 @@ class Ledger:
         rows.num_assigned += 1
         rows.expected_blocks = plus(rows.expected_blocks, route.expected_blocks)
 
-    def lighten_prompt(self, route: Route, num_tokens: int, num_left: int) -> None:
+    def reduce_prompt(self, route: Route, num_tokens: int, num_left: int) -> None:
         """Reduce the counted prompt of an assigned sequence from `num_tokens` to `num_left` tokens to compute."""
         prompts = route.prefill.work
         prompts.outstanding_tokens -= num_tokens - num_left
@@ -128,7 +128,7 @@ class WorkerPool:
         return worker
 
     def drain(self, worker: Member) -> None:
-        """Stop sending work to a leaving worker, told by a notice or by returned work; later calls change nothing."""
+        """Stop sending work to a leaving worker, known by a notice or by returned work; later calls change nothing."""
         if worker.draining:
             return
         worker.draining = True
@@ -136,7 +136,7 @@ class WorkerPool:
         self._review(f"{worker} is leaving")
 
     def beat(self, heartbeat: Heartbeat, now_s: float) -> bool:
-        """Note a heartbeat; return False if the worker is unknown."""
+        """Record a heartbeat; return False if the worker is unknown."""
         worker = self.get(heartbeat.worker_id, heartbeat.epoch)
         if worker is None:
             return False
@@ -156,7 +156,7 @@ class WorkerPool:
         self._review(f"{worker} is gone")
 
     def set_path(self, report: KVPathReport) -> bool:
-        """Note a KV path report; return False if the reporter is no registered decode worker, or nothing is new.
+        """Record a KV path report; return False if the reporter is no registered decode worker, or nothing is new.
 
         The prefill worker may be unknown, because after a restart of the router either side registers first.
         """
@@ -190,7 +190,7 @@ class WorkerPool:
 
     def _review(self, cause: str) -> None:
         self.standbys.review(self._workers.values(), cause)
-        self._readiness_log.note(self.readiness, cause)
+        self._readiness_log.add(self.readiness, cause)
 
 
 def forgive_silence(workers: Iterable[Member], now_s: float) -> None:

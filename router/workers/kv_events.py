@@ -19,7 +19,7 @@ from common.wire.values.block_key import unpack_short_keys
 from common.wire.values.packing import unpack_ids
 from router.placement.capacity import has_choice
 from router.placement.member import Member
-from router.placement.prefix_map import MAX_TOLD, PoolContents, PoolName
+from router.placement.prefix_map import MAX_REPORTED, PoolContents, PoolName
 from router.placement.worker_pool import WorkerPool
 from router.workers.hub import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers
@@ -100,24 +100,25 @@ class KVEventReader:
         _apply(events, contents)
         if contents.is_overfull:
             self._suspend(
-                name, f"it told of {len(contents.told)} blocks, more than the {contents.num_blocks} that it has"
+                name, f"it told of {len(contents.reported)} blocks, more than the {contents.num_blocks} that it has"
             )
-        if self._pool.prefixes.num_told > MAX_TOLD:
+        if self._pool.prefixes.num_reported > MAX_REPORTED:
             self._make_room(events.server_id)
 
     def _make_room(self, latest: str) -> None:
-        """Void the reports of the server with most reported blocks, because all reports exceed `MAX_TOLD`.
+        """Void the reports of the server with most reported blocks, because all reports exceed `MAX_REPORTED`.
 
         So a lying server costs no other server. A server below its share of the limit is never chosen. Among equals,
         the latest reporter is chosen.
         """
-        num_told = Counter[str]()
+        num_reported = Counter[str]()
         for (server_id, _), progress in self._progress.items():
-            num_told[server_id] += progress.contents.num_told
-        most = max(num_told, key=lambda server_id: (num_told[server_id], server_id == latest))
+            num_reported[server_id] += progress.contents.num_reported
+        most = max(num_reported, key=lambda server_id: (num_reported[server_id], server_id == latest))
         for name in [name for name in self._progress if name[0] == most]:
             self._suspend(
-                name, f"it told of {num_told[most]} blocks, the most where there is room for {MAX_TOLD} of all pools"
+                name,
+                f"it told of {num_reported[most]} blocks, the most where there is room for {MAX_REPORTED} of all pools",
             )
 
     def _suspend(self, name: PoolName, reason: str) -> None:
@@ -143,7 +144,7 @@ class KVEventReader:
     def _reset(self, name: PoolName, progress: Progress, reason: str) -> None:
         """Void a pool's reports."""
         progress.next_sequence, progress.is_asked = None, False
-        progress.contents.forget_told()
+        progress.contents.forget_reports()
         logger.warning("it is not known any more which KV blocks are in pool %x of memory server %s: %s",
                        name[1], name[0], reason)  # fmt: skip
 
@@ -152,5 +153,5 @@ def _apply(events: KVEvents, contents: PoolContents) -> None:
     contents.copy_us = events.copy_us
     keys, begin = unpack_short_keys(events.keys), 0
     for kind, length in zip(events.kinds, unpack_ids(events.runs), strict=True):
-        contents.note(BlockEvent(kind), keys[begin : begin + length])
+        contents.apply(BlockEvent(kind), keys[begin : begin + length])
         begin += length

@@ -263,7 +263,7 @@ def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes
             if prefix and rng.random() < 0.5:
                 request.find(prefix.num_tokens)
                 pools.router.lighten(request)
-                pools.pool.ledger.lighten_prompt(route, num_inputs, num_inputs - prefix.num_tokens)
+                pools.pool.ledger.reduce_prompt(route, num_inputs, num_inputs - prefix.num_tokens)
             assert request.whole_gpu == has_gpu_alone(pools.pool, route)
             running.append((request, route, True))
         while running and rng.random() < 0.6:

@@ -102,7 +102,7 @@ def test_no_message_costs_more_than_itself(rig: Rig, said: list[tuple[Message, t
         rig.service.dispatcher.abort(completion)
         assert completion.is_terminal
     assert rig.service.dispatcher.queue_sizes() == (0, 0, 0)
-    assert rig.service.pool.prefixes.num_told <= 2 * 100, "of two pools"
+    assert rig.service.pool.prefixes.num_reported <= 2 * 100, "of two pools"
     assert all((worker.work.outstanding_tokens, worker.work.num_assigned) == (0, 0) for worker in rig.service.pool)
 
 

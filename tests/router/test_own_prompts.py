@@ -51,7 +51,7 @@ class Rig:
         """So much of the text is in a decode worker's pool."""
         contents = self.pool.prefixes.contents(decode.pool)
         contents.begin()
-        contents.note(BlockEvent.SEALED, keys_of(TEXT).keys[: num_tokens // BLOCK])
+        contents.apply(BlockEvent.SEALED, keys_of(TEXT).keys[: num_tokens // BLOCK])
 
     def chosen(self, num_tokens: int = 660, **fields: Any) -> Route | None:
         token_ids = [*TEXT, *range(5000, 5000 + num_tokens)][:num_tokens]

@@ -25,7 +25,7 @@ class Rig:
         self.here, _, self.there, _ = self.pools.members
         for gpu, text in enumerate((MINE, YOURS)):
             self.pools.contents(gpu).begin()
-            self.pools.contents(gpu).told.update(keys_of(text).keys)
+            self.pools.contents(gpu).reported.update(keys_of(text).keys)
         for prefill in (self.here, self.there):
             prefill.ready = replace(prefill.ready, takes_replies=False)
         self.here.work.outstanding_tokens = 1 << 20  # no room

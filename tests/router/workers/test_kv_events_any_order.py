@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_believed_to_have_more_than_there_is(self) -> None:
         contents = self.rig.pool.prefixes.contents(self.pool)
-        assert len(contents.told) <= NUM_BLOCKS and not contents.told & contents.parked
+        assert len(contents.reported) <= NUM_BLOCKS and not contents.reported & contents.parked
 
     @property
     def there(self) -> set[int]:
@@ -264,7 +264,7 @@ class Machine(RuleBasedStateMachine):
                 self.a_question_arrives(is_lost=False)
         contents = self.rig.pool.prefixes.contents(self.pool)
         parked = set[int]() if self.tier.is_lost else self.parked
-        assert contents.is_told and (contents.told, contents.parked) == (self.there, parked)
+        assert contents.is_reported and (contents.reported, contents.parked) == (self.there, parked)
         for number in range(31):
             [one] = short([number])
             known = self.rig.pool.prefixes.find(self.pool, [one]).num_there
