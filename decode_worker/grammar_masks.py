@@ -8,7 +8,7 @@ again in the next step. Other rows are not affected.
 from common.device.steps.adjustments import NO_MASK
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
-from common.kernels.base.operands import GrammarMasks
+from common.kernels.base.sampling_operands import GrammarMasks
 from common.wire.values.output_token import OutputToken
 from decode_worker.sequences.sequence import DecodeSequence
 

@@ -24,7 +24,7 @@ from common.device.steps.loop_trace import WAIT
 from common.device.steps.output_ring import LOOK_INTERVAL_S, PendingOutput
 from common.device.steps.prompt_runner import PromptRunner
 from common.grammar.followers import Followers
-from common.kernels.base.operands import NO_CHOICE
+from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.worker.drain import Drain
 from common.serving.worker.idling import Idling
 from common.serving.worker.peer_servers import Visits

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from common.grammar.follower import Follower
 from common.grammar.followers import Followers
-from common.kernels.base.operands import NO_CHOICE
+from common.kernels.base.sampling_operands import NO_CHOICE
 from common.wire.values.output_token import OutputToken
 from prefill_worker.sequence import PromptSequence
 

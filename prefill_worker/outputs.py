@@ -2,7 +2,7 @@
 
 from common.base.errors import ErrorCode
 from common.device.steps.loop_trace import Trace
-from common.kernels.base.operands import NO_CHOICE
+from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.wire.messages.token_columns import TokenColumns
 from common.wire.messages.worker import FinishReason

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
+
+from msgspec import structs
 
 from common.base.json_file import JsonObject
 from common.wire.messages.worker import FinishReason
@@ -90,7 +92,7 @@ def make_job(
                 request_id=request_id,
                 index=len(completions),
                 prompt_ids=prompt_ids,
-                sampling=replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
+                sampling=structs.replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
                 client=request.client,
                 client_request_id=client_request_id,
                 priority=request.priority,

@@ -10,9 +10,8 @@ from asyncio.subprocess import Process
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 
-import msgpack
+from msgspec import msgpack
 
 from common.base.errors import RequestError
 from common.wire.values.sampling_params import MAX_GRAMMAR_CHARS
@@ -94,7 +93,7 @@ class GrammarChecks:
             raise
 
     async def _ask(self, source: GrammarSource) -> None:
-        packed: bytes = msgpack.packb(asdict(source))
+        packed = msgpack.encode(source)
         try:
             process = await self._running()
             assert process.stdin is not None, "it was made with pipes"
@@ -131,7 +130,7 @@ class GrammarChecks:
         try:
             while True:
                 number, num_bytes = GRAMMAR.unpack(await process.stdout.readexactly(GRAMMAR.size))
-                found = Found(*msgpack.unpackb(await process.stdout.readexactly(num_bytes)))
+                found = msgpack.decode(await process.stdout.readexactly(num_bytes), type=Found)
                 if len(found.grammar) > MAX_GRAMMAR_CHARS:
                     found = Found(problem=f"it takes {len(found.grammar)} characters, at most {MAX_GRAMMAR_CHARS}")
                 source = asked.pop(number, None)

@@ -17,9 +17,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgpack
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
+from msgspec import msgpack
 
 from common.base.json_file import Json, read_json
 from common.base.memory_limit import limit_memory
@@ -118,7 +118,7 @@ class Compiler:
         _, status = os.waitpid(child.pid, 0)
         is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by `run`: the machine is busy
         reply = bytes(child.reply) if status == 0 else b""
-        reply = reply or msgpack.packb(Found(problem="" if is_unknown else TOO_MUCH))
+        reply = reply or msgpack.encode(Found(problem="" if is_unknown else TOO_MUCH))
         _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
 
 
@@ -183,9 +183,9 @@ def _compile(grammars: Grammars, dialect: Dialect, packed: bytes, pipe: int) -> 
         os.close(1)
         limit_memory(MEMORY_BYTES)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        source = GrammarSource(**msgpack.unpackb(packed))
+        source = msgpack.decode(packed, type=GrammarSource)
         threading.stack_size(STACK_BYTES)
-        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(found(source, grammars, dialect))))
+        thread = threading.Thread(target=lambda: _write(pipe, msgpack.encode(found(source, grammars, dialect))))
         thread.start()
         thread.join()
     finally:

@@ -97,7 +97,7 @@ class Found(NamedTuple):
 
     grammar: str = ""
     problem: str = ""
-    dropped: Sequence[str] = ()
+    dropped: tuple[str, ...] = ()
 
 
 class _Schemas:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import llguidance
-import msgpack
+from msgspec import msgpack
 
 from common.grammar.grammars import model_tokens
 from common.grammar.reasons import MAX_REASON_CHARS
@@ -82,13 +82,13 @@ def _told_by_a_child(path: Path, vocab: int, end_ids: Sequence[int]) -> Vocabula
     _, status = os.waitpid(pid, 0)
     if status:
         raise RuntimeError(f"the tokens of {path} could not be loaded: {data.decode(errors='replace')}")
-    return Vocabulary(*msgpack.unpackb(data))
+    return msgpack.decode(data, type=Vocabulary)
 
 
 def _tell(path: Path, vocab: int, end_ids: Sequence[int], write_end: int) -> NoReturn:
     """Run the child: write the vocabulary, or the error with exit status 1."""
     try:
-        data = msgpack.packb(vocabulary_of(model_tokens(path, vocab, end_ids, slices=[])))
+        data = msgpack.encode(vocabulary_of(model_tokens(path, vocab, end_ids, slices=[])))
         with open(write_end, "wb") as told:
             told.write(data)
     except BaseException as error:  # noqa: BLE001 - what is behind the fork is the parent's to do

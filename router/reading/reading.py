@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from common.base.errors import RequestError
 from common.base.json_file import Json
 from router.base.helper_frames import CONVERSATIONS, Kind
@@ -70,7 +72,7 @@ def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: i
     Raises RequestError for anything too long.
     """
     if request.bad_words:
-        sampling = replace(request.sampling, bad_words=packed_words(request.bad_words, tokenizer))
+        sampling = structs.replace(request.sampling, bad_words=packed_words(request.bad_words, tokenizer))
         request = replace(request, sampling=sampling, bad_words=())
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     encoding = request.encoding.limit(max_model_len, max(1, asked))

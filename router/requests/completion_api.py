@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from common.wire.values.packing import pack_ids
@@ -51,7 +53,7 @@ class ResponseOptions:
     tells_thoughts: bool = True
     tool_format: str = ""  # of a chat; see `tool_calls`
     forced: tuple[str, ...] = ()  # names of tools from which a forced call must choose
-    warnings: Sequence[ResponseWarning] = ()
+    warnings: tuple[ResponseWarning, ...] = ()
     repeated: str = "{}"  # JSON object of request fields repeated by /v1/responses
     has_summary: bool = False  # of /v1/responses: thoughts come as a summary
 
@@ -137,10 +139,10 @@ def request_of(
 def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
     """Return the request with its compiled grammar, and a warning for each keyword without effect on texts."""
     field = request.grammar.field
-    warnings = [ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped]
+    warnings = tuple(ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped)
     return replace(
         request,
-        sampling=replace(request.sampling, grammar=found.grammar),
+        sampling=structs.replace(request.sampling, grammar=found.grammar),
         response=replace(request.response, warnings=warnings),
     )
 

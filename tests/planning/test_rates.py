@@ -12,8 +12,8 @@ from benchmarks.make_checkpoint import PRESETS
 from benchmarks.simulated import KNOWN_SHAPES
 from benchmarks.table_steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
-from common.device.engine.step_rules import MIN_SPARED_BYTES, StepSize, step_bytes
-from common.models.loader import read_config
+from common.device.engine.step_rules import MIN_SPARED_BYTES
+from common.models.reading import read_config
 from common.ops.prompt_attention import MAX_KEYS
 from deploy.bench.results import ROOT, read_rows
 from deploy.planning.scaling import scaled
@@ -133,5 +133,6 @@ def test_kv_has_the_room_that_benchmarks_readme_says_of_an_h200(model: str, frac
 def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
     assert costs.MAX_KEYS == MAX_KEYS
     config, shape = read_config(ROOT / "deploy/demo_model"), read_shape(ROOT / "deploy/demo_model")
-    for size in (StepSize(0, 256), StepSize(512, 0), StepSize(8192, 64)):
-        assert step_bytes(shape, size) == step_bytes(config, size)
+    for size in ((0, 256), (512, 0), (8192, 64)):
+        assert shape.activation_bytes(*size) == config.activation_bytes(*size)
+    assert shape.step_bytes == 2 * config.step_weights

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from common.base.errors import RequestError
 from common.grammar.grammars import Grammars
 from common.wire.messages.worker import PrefillRequest
+from router.base.helper_process import HelperProcess
 from router.grammar.checks import MAX_KNOWN
 from router.grammar.grammar_main import dialect_of, found
 from router.grammar.source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
@@ -223,6 +225,35 @@ async def test_a_process_that_dies_is_started_again(cluster: Cluster) -> None:
         assert (status, answer["error"]["code"]) == (503, "grammar_queue_full")
         assert (await ask(session, {"guided_regex": "a"}))[0] == 200, "what is known needs no process"
         assert (await ask(session, {"guided_regex": "c"}))[0] == 200
+
+
+UNFINISHED = """
+import sys
+from msgspec import msgpack
+from router.base.helper_frames import GRAMMAR
+from router.grammar.source import Found
+
+while header := sys.stdin.buffer.read(GRAMMAR.size):
+    number, num_bytes = GRAMMAR.unpack(header)
+    sys.stdin.buffer.read(num_bytes)
+    reply = msgpack.encode(Found())
+    sys.stdout.buffer.write(GRAMMAR.pack(number, len(reply)) + reply)
+    sys.stdout.buffer.flush()
+"""
+
+
+async def test_a_grammar_whose_compilation_did_not_finish_is_refused_and_tried_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, source = cluster.service.grammars, GrammarSource("regex", "unfinished")
+    helper = HelperProcess("", ())
+    monkeypatch.setattr(helper, "_command", [sys.executable, "-c", UNFINISHED])
+    monkeypatch.setattr(checks, "_helper", helper)
+    with pytest.raises(RequestError) as error:
+        await checks.compiled(source)
+    assert (error.value.status, error.value.code) == (503, "grammar_queue_full")
+    assert source not in checks._known
+    await helper.end()
 
 
 async def test_a_grammar_whose_client_leaves_while_the_process_starts_is_compiled(cluster: Cluster) -> None:

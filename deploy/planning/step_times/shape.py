@@ -58,6 +58,12 @@ class ModelShape:
         """Bytes of all weights, except norms and biases."""
         return self.step_bytes + BYTES * self.hidden_size * self.vocab_size * (not self.tie_word_embeddings)
 
+    def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Return an upper bound of the bytes held at once by a step, as `DecoderConfig` does."""
+        rows = (self.num_q_heads * 2 + self.num_kv_heads * 2) * self.head_dim
+        width = rows + 3 * self.intermediate_size + 4 * self.hidden_size
+        return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4)
+
     @property
     def kv_bytes(self) -> int:
         """KV bytes of a token in all layers."""

@@ -1,8 +1,7 @@
 """Whose turn it is waits for the pool that has its beginning, while others find theirs where there is room."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from common.settings.config import RouterSection
 from common.wire.values.sampling_params import SamplingParams
