@@ -4,44 +4,31 @@ import asyncio
 import logging
 import secrets
 import time
-from typing import assert_never
+from typing import Any
 
 from common.settings import options
 from common.settings.config import Config
-from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
-from common.wire.messages.memory import MemoryMessage
-from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, MemoryReport, WorkerEnded
-from common.wire.messages.operator import DrainAnswer, DrainWanted, Leave, LoadReport, LoadWanted, RoleChange
+from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, WorkerEnded
+from common.wire.messages.operator import DrainWanted, LoadWanted, RoleChange
 from common.wire.messages.worker import (
-    Abort,
-    DecodePeer,
     Heartbeat,
-    Inquiry,
     InquiryReply,
-    Knock,
-    KVEventsWanted,
     KVPathReport,
+    LogprobBatch,
     Message,
-    PeerGone,
-    PrefillRequest,
     PromptCached,
     PromptLogprobs,
-    Refused,
     RequestFailed,
-    Reregister,
-    StillBound,
     TokenBatch,
-    Welcome,
     WorkerGone,
     WorkerLeaving,
-    WorkerMessage,
     WorkerReady,
 )
-from common.wire.messages.worker_id import is_from
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.incidents import Incidents
 from router.dispatch.inquiries import Inquiries
 from router.dispatch.metrics import Metrics
+from router.dispatch.worker_reports import WorkerReports
 from router.grammar.checks import GrammarChecks
 from router.http.unread_answers import Unread
 from router.observe.fleet_metrics import FleetMetrics
@@ -51,9 +38,8 @@ from router.placement.worker_pool import WorkerPool
 from router.reading.bodies import Bodies
 from router.reading.reader import Reader
 from router.text.tokenizer import load_tokenizer
-from router.workers.hub import AsyncHub, Undelivered
+from router.workers.hub import AsyncHub, Handler, Handlers, Links, Undelivered
 from router.workers.kv_events import KVEventReader
-from router.workers.links import Links
 from router.workers.membership import Membership
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import Operators
@@ -81,16 +67,14 @@ class Service:
         self.metrics = Metrics(incidents)
         self.pool = WorkerPool(config.net, config.router.prefill_window)
         self.dispatcher = Dispatcher(
-            config.router, config.net, self.tokenizer.info.vocab_size, self.pool, self._send, self.metrics,
+            config.router, config.net, self.pool, self._send, self.metrics,
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
         links = Links(config.net, secrets.randbits(62), self.hub.send, incidents=incidents)
         self._membership = Membership(links, self.tokenizer.info, self.pool, self.dispatcher)
         self.memory_servers = MemoryServers(links)
         self.role_changes = RoleChanges(incidents)
-        self._operators = Operators(
-            self.pool, self.memory_servers, self.dispatcher, self.role_changes, self.hub.send
-        )  # fmt: skip
+        self._operators = Operators(self.pool, self.memory_servers, self.dispatcher, self.hub.send)
         self._kv_events = KVEventReader(
             config.net, self.pool, self.memory_servers, self.hub.send, is_on=config.router.kv_events
         )
@@ -107,7 +91,9 @@ class Service:
             self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics,
             has_chats=self.tokenizer.chat_template is not None,
         )  # fmt: skip
-        self._inquiries = Inquiries(config.net, self._send, self.dispatcher.find)
+        lifecycle, scheduler = self.dispatcher.lifecycle, self.dispatcher.scheduler
+        self._inquiries = Inquiries(config.net, self._send, lifecycle.active.get)
+        self._reports = WorkerReports(lifecycle, scheduler, self.pool, self._send, self.tokenizer.info.vocab_size)
         self._clockwork: asyncio.Task[None] | None = None
 
     @property
@@ -117,7 +103,7 @@ class Service:
 
     def start(self) -> None:
         """Begin to serve workers; call on the event loop."""
-        self.hub.start(self._receive, self._on_unreachable)
+        self.hub.start(self.handlers(), self._on_unreachable)
         self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
@@ -137,7 +123,7 @@ class Service:
         if self._clockwork is not None:
             self._clockwork.cancel()
             await asyncio.gather(self._clockwork, return_exceptions=True)
-        self._membership.dismiss_all()
+        self._membership.release_all()
         self.hub.close()
         await asyncio.gather(self.reader.close(), self.grammars.close())
 
@@ -164,71 +150,39 @@ class Service:
         self.memory_servers.on_unreachable(undelivered)
         self._kv_events.check()
 
-    def _receive(self, identity: bytes, message: Message) -> None:
-        if is_from(identity, message):
-            self._handle(identity, message)
-        else:
-            self.hub.refuse(identity, message, "not in the name of whose connection it is")
+    def handlers(self) -> Handlers:
+        """Return the handler of each message type that a router receives."""
+        reports, membership, servers, operators = self._reports, self._membership, self.memory_servers, self._operators
+        return {
+            TokenBatch: reports.on_tokens,
+            LogprobBatch: reports.on_tokens,
+            PromptLogprobs: reports.on_prompt_logprobs,
+            PromptCached: reports.on_cached,
+            RequestFailed: reports.on_failed,
+            InquiryReply: self._inquiries.on_reply,
+            WorkerReady: self._then_check(membership.on_ready),
+            Heartbeat: membership.on_heartbeat,
+            WorkerLeaving: membership.on_leaving,
+            WorkerGone: membership.on_worker_gone,
+            KVPathReport: membership.on_path,
+            WorkerEnded: self._on_worker_ended,
+            MemoryReady: self._then_check(servers.on_ready),
+            MemoryHeartbeat: servers.on_heartbeat,
+            KVEvents: self._kv_events.on_events,
+            DrainWanted: operators.on_drain_wanted,
+            LoadWanted: operators.on_load_wanted,
+            RoleChange: self.role_changes.on_change,
+        }
 
-    def _handle(self, identity: bytes, message: Message) -> None:
-        if isinstance(message, MemoryReport):
-            self._heed_memory_server(identity, message)
-        elif isinstance(message, DrainWanted | LoadWanted | RoleChange):
-            self._operators.handle(identity, message)
-        elif isinstance(message, DrainAnswer | Leave | LoadReport):
-            self.hub.refuse(identity, message, "only a router sends it")
-        elif isinstance(message, MemoryMessage):
-            self.hub.refuse(identity, message, "only workers and their memory servers receive it")
-        else:
-            self._heed_worker(identity, message)
+    def _then_check(self, handler: Handler) -> Handler:
+        """Return a handler that also requests block events, because a pool may be new."""
 
-    def _heed_worker(self, identity: bytes, message: WorkerMessage) -> None:
-        match message:
-            case TokenBatch() | PromptLogprobs() | PromptCached() | RequestFailed():
-                self._heed_of_completions(message)
-            case Heartbeat():
-                self._membership.on_heartbeat(identity, message)
-            case InquiryReply():
-                self._inquiries.on_reply(message)
-            case WorkerReady():
-                self._membership.on_ready(identity, message)
-                self._kv_events.check()
-            case WorkerGone():
-                self._membership.on_worker_gone(message)
-            case WorkerLeaving():
-                self._membership.on_leaving(message)
-            case KVPathReport():
-                self._membership.on_path(message)
-            case (
-                Welcome() | Refused() | Reregister() | DecodePeer() | PeerGone() | PrefillRequest() | DecodeRequest()
-                | Abort() | Inquiry() | StillBound() | Knock() | KVEventsWanted()
-                | KVPoolExport() | KVProgress() | KVPathResult()
-            ):  # fmt: skip
-                self.hub.refuse(identity, message, "only workers receive it")
-            case _:
-                assert_never(message)
+        def handle(identity: bytes, message: Any) -> None:
+            handler(identity, message)
+            self._kv_events.check()
 
-    def _heed_of_completions(self, message: TokenBatch | PromptLogprobs | PromptCached | RequestFailed) -> None:
-        """Pass a worker's report to the dispatcher; raises ValueError for malformed columns."""
-        match message:
-            case TokenBatch():
-                self.dispatcher.on_tokens(message)
-            case PromptLogprobs():
-                self.dispatcher.on_prompt_logprobs(message)
-            case PromptCached():
-                self.dispatcher.on_cached(message)
-            case RequestFailed():
-                self.dispatcher.on_failed(message)
+        return handle
 
-    def _heed_memory_server(self, identity: bytes, report: MemoryReport) -> None:
-        match report:
-            case MemoryHeartbeat():
-                self.memory_servers.on_heartbeat(identity, report)
-            case KVEvents():
-                self._kv_events.on_events(report)
-            case MemoryReady():
-                self.memory_servers.on_ready(identity, report)
-                self._kv_events.check()
-            case WorkerEnded():
-                if not self._membership.on_worker_ended(report):
-                    self.hub.refuse(identity, report, "not of the memory server that this worker named")
+    def _on_worker_ended(self, identity: bytes, report: WorkerEnded) -> None:
+        if not self._membership.on_worker_ended(report):
+            self.hub.refuse(identity, report, "not of the memory server that this worker named")

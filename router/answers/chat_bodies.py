@@ -16,13 +16,13 @@ ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish
 
 def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response."""
-    log = completion.logprobs
+    log = completion.output.logprobs
     parser = parser_of(options)
     part = parser.feed(text, is_last=True)
     choice = {
-        "index": completion.index,
+        "index": completion.spec.index,
         "message": _message(part),
-        "logprobs": log and log.chat_part(0, len(completion.outputs)),
+        "logprobs": log and log.chat_part(0, len(completion.output.token_ids)),
     }
     ending = ending_of(completion, options)
     return choice | ending | {"finish_reason": _reason(parser, ending["finish_reason"])}
@@ -40,10 +40,10 @@ class ChatChunkWriter(ChunkWriter):
         return first + super().chunk(delivery)
 
     def _role_event(self) -> bytes:
-        nothing_yet = Delivery(self._completion.index, "")
+        nothing_yet = Delivery(self._completion.spec.index, "")
         prompt = prompt_body(self._completion, self._options)
-        told = f", {json.dumps(prompt)[1:-1]}" if prompt else ""
-        return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{told}}}\n\n".encode("ascii")
+        extra = f", {json.dumps(prompt)[1:-1]}" if prompt else ""
+        return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{extra}}}\n\n".encode("ascii")
 
     def _prompt_body(self) -> JsonObject:
         """Return nothing, because the first event has the prompt's ids beside the choice."""

@@ -4,8 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from common.base.json_file import JsonObject
-from router.answers.completion_bodies import DONE, ChunkWriter, choice_json, event, warnings_json
-from router.answers.prompt_logprobs import NOTHING
+from router.answers.completion_bodies import DONE, NO_PARTS, ChunkWriter, choice_json, event, warnings_json
 from router.answers.request_choices import Job
 from router.dispatch.request_state import Completion, Delivery
 from router.http.errors import error_body
@@ -26,7 +25,7 @@ class WholeChoices:
         self._prompt_body = prompt_body
         self._texts: list[list[str]] = [[] for _ in job.completions]
 
-    def take(self, delivery: Delivery) -> None:
+    def add(self, delivery: Delivery) -> None:
         self._texts[delivery.choice].append(delivery.text)
 
     async def body(self) -> str:
@@ -58,7 +57,7 @@ class StreamedChoices:
 
     def end(self, *, is_complete: bool) -> bytes:
         """Return the stream's last bytes; `is_complete` is false after an error."""
-        return (self._last_words() if is_complete else b"") + DONE
+        return (self._usage_event() if is_complete else b"") + DONE
 
     def _event(self, delivery: Delivery) -> bytes:
         if delivery.error is not None:
@@ -69,10 +68,10 @@ class StreamedChoices:
         """Shape prompt log-probabilities for choices before the first event."""
         for delivery in deliveries:
             writer = self._writers[delivery.choice]
-            if delivery.error is None and writer.prompt is NOTHING:
+            if delivery.error is None and writer.prompt is NO_PARTS:
                 writer.prompt = await self._job.shaper.parts(self._job.completions[delivery.choice])
 
-    def _last_words(self) -> bytes:
+    def _usage_event(self) -> bytes:
         """Return the chunk with the usage, if requested."""
         job = self._job
         return event({**job.head, "choices": [], "usage": job.usage}) if job.options.include_usage else b""

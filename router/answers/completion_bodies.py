@@ -7,37 +7,48 @@ each choice.
 import json
 from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
+from typing import NamedTuple
 
 from common.base.json_file import Json, JsonObject
-from router.answers.prompt_logprobs import NOTHING, PromptParts
 from router.base.shapes import Usage
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
-from router.text.logprobs import LogprobLog
+from router.text.logprobs import LogprobLog, TokenStrings
+from router.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 
 
+class PromptParts(NamedTuple):
+    """Prompt log-probabilities of a choice, as JSON; empty if not requested."""
+
+    echoed: dict[str, str]  # items of each list in `logprobs`, before the outputs' items
+    prompt_logprobs: str  # the field `prompt_logprobs`
+
+
+NO_PARTS = PromptParts({}, "")
+
+
 def choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response."""
-    log = completion.logprobs
+    log = completion.output.logprobs
     choice = {
-        "index": completion.index,
+        "index": completion.spec.index,
         "text": text,
-        "logprobs": log and log.part(0, len(completion.outputs)),
+        "logprobs": log and log.part(0, len(completion.output.token_ids)),
     }
     return choice | ending_of(completion, options) | prompt_body(completion, options)
 
 
 def ending_of(completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return the fields behind the text, common to choices of all kinds."""
-    ids = {"token_ids": completion.outputs} if options.token_ids else {}
-    return {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason} | ids
+    ids = {"token_ids": completion.output.token_ids} if options.token_ids else {}
+    return {"finish_reason": completion.output.finish_reason, "stop_reason": completion.stop_reason} | ids
 
 
 def prompt_body(completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return the prompt's token ids for a choice, if requested; a chat has the ids beside its choices."""
-    return {"prompt_token_ids": list(completion.prompt_ids)} if options.token_ids else {}
+    return {"prompt_token_ids": list(completion.spec.prompt_ids)} if options.token_ids else {}
 
 
 def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
@@ -65,9 +76,9 @@ class ChunkWriter:
         self._completion = completion
         self._options = options
         self._num_sent = 0  # tokens
-        self.prompt = NOTHING  # log-probabilities of the prompt, for the first event
+        self.prompt = NO_PARTS  # log-probabilities of the prompt, for the first event
         self._warnings = warnings_json(options)
-        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.index}, '
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.spec.index}, '
 
     def chunk(self, delivery: Delivery) -> bytes:
         """Return an event; only a choice's last event has a finish reason and a stop reason."""
@@ -94,7 +105,7 @@ class ChunkWriter:
 
     def _logprobs(self, delivery: Delivery) -> str:
         """Return log-probabilities of the tokens since the last event."""
-        log = self._completion.logprobs
+        log = self._completion.output.logprobs
         if log is None:
             return "null"
         echoed = {} if self._num_sent else self.prompt.echoed
@@ -106,9 +117,9 @@ class ChunkWriter:
 
     def _token_ids(self, delivery: Delivery) -> str:
         """Return ids since the last event; the first event also has the prompt's ids."""
-        ids = {"token_ids": self._completion.outputs[self._num_sent : delivery.num_outputs]}
-        told = self._prompt_body() if self._num_sent == 0 else {}
-        return f", {json.dumps(ids | told)[1:-1]}"
+        ids = {"token_ids": self._completion.output.token_ids[self._num_sent : delivery.num_outputs]}
+        extra = self._prompt_body() if self._num_sent == 0 else {}
+        return f", {json.dumps(ids | extra)[1:-1]}"
 
     def _prompt_body(self) -> JsonObject:
         """Return the fields about the prompt in a choice's first event."""
@@ -125,20 +136,44 @@ class ChunkWriter:
     def _usage(self, delivery: Delivery) -> str:
         if self._options.continuous_usage:
             completion = self._completion
-            usage = usage_of(len(completion.prompt_ids), delivery.num_outputs, completion.num_cached)
+            usage = usage_of(len(completion.spec.prompt_ids), delivery.num_outputs, completion.output.num_cached)
             return f', "usage": {json.dumps(usage)}'
         return ', "usage": null' if self._options.include_usage else ""
 
 
+class PromptShaper:
+    """Shaper of prompt log-probabilities for all choices of an HTTP request; finds token names once."""
+
+    def __init__(self, tokenizer: Tokenizer, options: ResponseOptions, strings: TokenStrings) -> None:
+        self._tokenizer = tokenizer
+        self._options = options
+        self._strings = strings
+
+    async def parts(self, completion: Completion) -> PromptParts:
+        """Return the parts of a choice with a computed prompt; gives way to other tasks meanwhile."""
+        log, options = completion.output.prompt_log, self._options
+        if log is None:
+            return NO_PARTS
+        echoed, prompt_logprobs = NO_PARTS
+        if num_echoed := options.num_echoed_logprobs:
+            # A prompt sent as text may have special tokens around it, but its echo has none.
+            is_decoded = self._tokenizer.decode_prompt(completion.spec.prompt_ids) == completion.spec.echo
+            decode = self._tokenizer.decode_all if is_decoded else self._tokenizer.decode
+            echoed = await log.echoed(self._strings, decode, num_echoed)
+        if options.num_prompt_logprobs:
+            prompt_logprobs = await log.told(self._strings, options.num_prompt_logprobs)
+        return PromptParts(echoed, prompt_logprobs)
+
+
 def choice_json(choice: JsonObject, prompt: PromptParts) -> str:
     """Return the JSON of a choice with log-probabilities of its prompt."""
-    if prompt is NOTHING:
+    if prompt is NO_PARTS:
         return json.dumps(choice)
     others = {name: value for name, value in choice.items() if name != "logprobs"}
     part = choice["logprobs"]
     logprobs = "null" if part is None else _behind(prompt.echoed, part)
-    told = f', "prompt_logprobs": {prompt.told}' if prompt.told else ""
-    return f'{json.dumps(others)[:-1]}, "logprobs": {logprobs}{told}}}'
+    extra = f', "prompt_logprobs": {prompt.prompt_logprobs}' if prompt.prompt_logprobs else ""
+    return f'{json.dumps(others)[:-1]}, "logprobs": {logprobs}{extra}}}'
 
 
 def _behind(echoed: Mapping[str, str], part: Mapping[str, Json]) -> str:

@@ -9,12 +9,20 @@ from msgspec import structs
 
 from common.base.json_file import JsonObject
 from common.wire.messages.worker import FinishReason
-from router.answers.completion_bodies import usage_of
-from router.answers.prompt_logprobs import PromptShaper
+from router.answers.completion_bodies import PromptShaper, usage_of
 from router.base.shapes import Usage
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.journey import Journey, Watch, no_watch
-from router.dispatch.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
+from router.dispatch.request_state import (
+    FINISH_REASONS,
+    Completion,
+    CompletionOutput,
+    CompletionSpec,
+    CompletionTimes,
+    Delivery,
+    Mailbox,
+    State,
+)
 from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.service import Service
 from router.text.detokenizer import TextStream
@@ -39,8 +47,8 @@ class Job:
 
     @property
     def usage(self) -> Usage:
-        num_outputs = sum(len(completion.outputs) for completion in self.completions)
-        num_cached = sum(completion.num_cached for completion in self.completions[:: self.num_choices])
+        num_outputs = sum(len(completion.output.token_ids) for completion in self.completions)
+        num_cached = sum(completion.output.num_cached for completion in self.completions[:: self.num_choices])
         return usage_of(self.num_prompt_tokens, num_outputs, num_cached)
 
 
@@ -75,28 +83,30 @@ def make_job(
         for choice in range(request.n):
             seed = choice_seed(request.sampling.seed, choice)
             watcher = watch(len(completions))
-            completion = Completion(
+            spec = CompletionSpec(
                 request_id=f"{head['id']}-{len(completions)}",
                 index=len(completions),
                 prompt_ids=prompt_ids,
                 sampling=structs.replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
-                text=text_stream(echo),
-                logprobs=logprob_log(echo),
-                prompt_log=PromptLog(prompt_ids, num_scores) if num_scores else None,
-                echo=echo,
-                prompt_only=max_tokens == 0,
-                mailbox=mailbox,
                 client=request.client,
                 client_request_id=client_request_id,
-                received_s=received_s,
-                journey=Journey(watcher) if watcher is not None else None,
                 priority=request.priority,
                 salt=request.salt,
                 stop_token_ids=request.text.stop_token_ids,
                 include_stop=request.text.include_stop,
+                echo=echo,
+                prompt_only=max_tokens == 0,
+            )
+            prompt_log = PromptLog(prompt_ids, num_scores) if num_scores else None
+            completion = Completion(
+                spec,
+                CompletionOutput(text_stream(echo), logprobs=logprob_log(echo), prompt_log=prompt_log),
+                mailbox,
+                CompletionTimes(received_s=received_s),
+                journey=Journey(watcher) if watcher is not None else None,
             )
             completions.append(completion)
-            if completion.prompt_only and (completion.prompt_log is None or completion.prompt_log.is_complete):
+            if spec.prompt_only and not completion.output.lacks_prompt_logprobs:
                 _end_with_the_prompt(completion)
     shaper = PromptShaper(service.tokenizer, request.response, strings)
     return Job(head, request.response, num_prompt_tokens, request.n, completions, mailbox, shaper)
@@ -114,9 +124,10 @@ def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
 
 def _end_with_the_prompt(completion: Completion) -> None:
     """Finish a completion of a bare prompt, because nothing has to be computed."""
-    completion.finish_reason = FINISH_REASONS[FinishReason.LENGTH]
+    output = completion.output
+    output.finish_reason = FINISH_REASONS[FinishReason.LENGTH]
     completion.move_to(State.FINISHED)
-    completion.mailbox.put(Delivery(completion.index, completion.text.flush(), 0, completion.finish_reason))
+    completion.mailbox.put(Delivery(completion.spec.index, output.text.flush(), 0, output.finish_reason))
 
 
 def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -> Callable[[str], TextStream]:

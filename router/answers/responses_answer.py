@@ -28,8 +28,8 @@ class WholeResponse:
         self._job = job
         self._output = _output(job)
 
-    def take(self, delivery: Delivery) -> None:
-        self._output.take(delivery)
+    def add(self, delivery: Delivery) -> None:
+        self._output.add(delivery)
 
     async def body(self) -> str:
         """Return the JSON, once the answer is over."""
@@ -51,7 +51,7 @@ class StreamedResponse:
             begun = _snapshot(self._job, IN_PROGRESS, [])
             written += [self._about(f"response.{step}", begun) for step in ("created", IN_PROGRESS)]
         error = next((delivery.error for delivery in deliveries if delivery.error is not None), None)
-        events = [event for delivery in deliveries if delivery.error is None for event in self._output.take(delivery)]
+        events = [event for delivery in deliveries if delivery.error is None for event in self._output.add(delivery)]
         written += [self._event(event.kind, json.dumps(event.fields)[1:-1]) for event in _merged_deltas(events)]
         if error is not None:
             failed = _snapshot(self._job, FAILED, self._output.items, error=_error(error))
@@ -84,9 +84,9 @@ def _ended(job: Job, output: Output) -> tuple[str, str]:
     """Return status and JSON of a response with a finished answer."""
     (completion,) = job.completions
     usage = job.usage
-    is_cut = completion.finish_reason == "length"
+    is_cut = completion.output.finish_reason == "length"
     status = INCOMPLETE if is_cut else COMPLETED
-    told: JsonObject = {
+    result: JsonObject = {
         "completed_at": None if is_cut else int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "usage": {
@@ -97,14 +97,14 @@ def _ended(job: Job, output: Output) -> tuple[str, str]:
             "total_tokens": usage["total_tokens"],
         },
     }
-    return status, _snapshot(job, status, output.items, **told)
+    return status, _snapshot(job, status, output.items, **result)
 
 
-def _snapshot(job: Job, status: str, output: Sequence[JsonObject], **told: Json) -> str:
-    """Return the JSON of the response's current state; `told` has fields null before the end."""
+def _snapshot(job: Job, status: str, output: Sequence[JsonObject], **result: Json) -> str:
+    """Return the JSON of the response's current state; `result` has fields null before the end."""
     nothing_yet = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
     warnings = {"warnings": job.options.warnings} if job.options.warnings else {}
-    fields = {"status": status, "output": output, **nothing_yet, **told, **warnings}
+    fields = {"status": status, "output": output, **nothing_yet, **result, **warnings}
     return f"{json.dumps(job.head)[:-1]}, {job.options.repeated[1:-1]}, {json.dumps(fields)[1:]}"
 
 

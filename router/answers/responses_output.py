@@ -91,7 +91,7 @@ class TextItem:
             Event(f"{self.shape.part_event}.added", {**self._place, "part": self._part("", [])}),
         ]
 
-    def grow(self, text: str, logprobs: list[Json]) -> Event:
+    def add(self, text: str, logprobs: list[Json]) -> Event:
         self._pieces.append(text)
         self._logprobs += logprobs
         return self._text_event("delta", {"delta": text}, logprobs)
@@ -107,12 +107,12 @@ class TextItem:
         ]
 
     def _text_event(self, step: str, fields: Mapping[str, Json], logprobs: list[Json]) -> Event:
-        told = {"logprobs": logprobs} if self.shape.has_logprobs else {}
-        return Event(f"{self.shape.text_event}.{step}", {**self._place, **fields, **told})
+        extra = {"logprobs": logprobs} if self.shape.has_logprobs else {}
+        return Event(f"{self.shape.text_event}.{step}", {**self._place, **fields, **extra})
 
     def _part(self, text: str, logprobs: list[Json]) -> JsonObject:
-        told = {"logprobs": logprobs} if self.shape.has_logprobs else {}
-        return {"type": self.shape.part_kind, "text": text, **self.shape.part_fields, **told}
+        extra = {"logprobs": logprobs} if self.shape.has_logprobs else {}
+        return {"type": self.shape.part_kind, "text": text, **self.shape.part_fields, **extra}
 
     def _body(self, parts: list[Json], status: str) -> JsonObject:
         shape = self.shape
@@ -131,7 +131,7 @@ class CallItem:
     def begin(self) -> list[Event]:
         return [_item_event("added", self._index, {**self._body, "arguments": "", "status": IN_PROGRESS})]
 
-    def grow(self, arguments: str) -> Event:
+    def add(self, arguments: str) -> Event:
         self._pieces.append(arguments)
         return Event("response.function_call_arguments.delta", {**self._place, "delta": arguments})
 
@@ -141,11 +141,11 @@ class CallItem:
         A call with complete arguments has status completed, even in an answer cut off later.
         """
         arguments = "".join(self._pieces)
-        told = {"arguments": arguments}
-        body = {**self._body, **told, "status": COMPLETED if _is_json(arguments) else status}
+        extra = {"arguments": arguments}
+        body = {**self._body, **extra, "status": COMPLETED if _is_json(arguments) else status}
         name = {"name": self._body["name"]}
         return [
-            Event("response.function_call_arguments.done", {**self._place, **name, **told}),
+            Event("response.function_call_arguments.done", {**self._place, **name, **extra}),
             _item_event("done", self._index, body),
         ]
 
@@ -161,13 +161,13 @@ class Output:
     def __init__(self, options: ResponseOptions, completion: Completion) -> None:
         self._parser = parser_of(options)
         self._thought = SUMMARY if options.has_summary else THOUGHT
-        self._log = completion.logprobs
-        self._num_told = 0  # tokens whose log-probabilities are sent or skipped
+        self._log = completion.output.logprobs
+        self._num_sent = 0  # tokens whose log-probabilities are sent or skipped
         self._open: TextItem | CallItem | None = None
         self.items: list[JsonObject] = []
         self.num_thought_tokens = 0
 
-    def take(self, delivery: Delivery) -> list[Event]:
+    def add(self, delivery: Delivery) -> list[Event]:
         """Add a delivery's text, and return the events; the last delivery closes all items."""
         is_last = delivery.finish_reason is not None
         parts = self._parser.parts(delivery.text, is_last=is_last)
@@ -176,31 +176,31 @@ class Output:
         for part in parts:
             if part.thought:
                 self.num_thought_tokens = delivery.num_outputs
-                events += self._say(self._thought, part.thought, [])
+                events += self._add_text(self._thought, part.thought, [])
             if part.content:
-                events += self._say(MESSAGE, part.content, logprobs)
+                events += self._add_text(MESSAGE, part.content, logprobs)
                 logprobs = []
             for piece in part.calls:
-                events += self._call(piece)
+                events += self._add_call(piece)
         if is_last:
             events += self._end(COMPLETED if delivery.finish_reason == "stop" else INCOMPLETE)
         return events
 
-    def _say(self, shape: TextShape, text: str, logprobs: list[Json]) -> Iterable[Event]:
+    def _add_text(self, shape: TextShape, text: str, logprobs: list[Json]) -> Iterable[Event]:
         if not isinstance(self._open, TextItem) or self._open.shape is not shape:
             yield from self._close(COMPLETED)
             self._open = TextItem(len(self.items), shape)
             yield from self._open.begin()
-        yield self._open.grow(text, logprobs)
+        yield self._open.add(text, logprobs)
 
-    def _call(self, piece: CallPiece) -> Iterable[Event]:
+    def _add_call(self, piece: CallPiece) -> Iterable[Event]:
         if piece.id:
             yield from self._close(COMPLETED)
             self._open = CallItem(len(self.items), piece.id, piece.name)
             yield from self._open.begin()
         assert isinstance(self._open, CallItem), "pieces of a call follow one another"
         if piece.arguments:
-            yield self._open.grow(piece.arguments)
+            yield self._open.add(piece.arguments)
 
     def _end(self, status: str) -> Iterable[Event]:
         """Close the open item.
@@ -209,7 +209,7 @@ class Output:
         """
         is_empty = self._open is None and not self.items
         if is_empty or (status == COMPLETED and isinstance(self._open, TextItem) and self._open.shape is self._thought):
-            yield from self._say(MESSAGE, "", [])
+            yield from self._add_text(MESSAGE, "", [])
         yield from self._close(status)
 
     def _close(self, status: str) -> list[Event]:
@@ -224,9 +224,9 @@ class Output:
         """Return log-probabilities of the tokens since the last text; tags and thoughts have none."""
         if self._log is None:
             return []
-        begin, end = self._num_told, delivery.num_outputs
+        begin, end = self._num_sent, delivery.num_outputs
         if has_content or (delivery.text and not self._parser.holds_content):
-            self._num_told = end
+            self._num_sent = end
         tokens = self._log.chat_part(begin, end)["content"] if has_content else []
         return [{**token, "bytes": token["bytes"] or []} for token in tokens]
 

@@ -91,13 +91,13 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         return await handler(request)
     except RequestError as error:
-        request.app[SERVICE].metrics.refused(error)
+        request.app[SERVICE].metrics.count_refusal(error)
         return error_response(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         told = from_http(error, request)
-        request.app[SERVICE].metrics.refused(told)
+        request.app[SERVICE].metrics.count_refusal(told)
         response = error_response(told)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]

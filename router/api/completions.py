@@ -71,11 +71,13 @@ async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
     job = await _job(request, front)
     service = request.app[SERVICE]
     await asyncio.sleep(0)  # give way, because making thousands of completions takes long
-    for _ in service.dispatcher.find_out(job.completions):
+    for _ in service.dispatcher.prepare(job.completions):
         await asyncio.sleep(0)
     try:
         with submitted(service.dispatcher, job):
-            return await (_stream(request, front, job) if job.options.stream else _whole(request, front, job))
+            if not job.options.stream:
+                return await _whole(request, front, job)
+            return await asyncio.create_task(_stream(request, front, job))  # resumed for each step, without middlewares
     finally:
         request[SPAN].answer(job)
 
@@ -110,7 +112,7 @@ async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
         for delivery in await job.mailbox.take():
             if delivery.error is not None:
                 raise delivery.error
-            answer.take(delivery)
+            answer.add(delivery)
             num_open -= delivery.finish_reason is not None
     return web.Response(text=await answer.body(), content_type=JSON)
 
@@ -128,13 +130,15 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     await response.prepare(request)
     answer = front.streamed(job)
     num_open = len(job.completions)
+    has_failed = False
     while True:
         for delivery in deliveries:
+            num_open -= delivery.finish_reason is not None
             if delivery.error is not None:
                 _name_prompt(delivery.error, front)
+                has_failed = True
         await output.write(request, await answer.events(deliveries))
-        num_open -= sum(delivery.finish_reason is not None for delivery in deliveries)
-        if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
+        if num_open == 0 or has_failed:
             break
         await output.rest()
         deliveries = await _next(request, response, job.mailbox)

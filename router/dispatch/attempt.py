@@ -8,6 +8,8 @@ from router.placement.route import Route
 
 PROVING_TOKENS = 8
 """Outputs of an attempt that prove progress: the first from a prompt, the others from decode steps."""
+CRASHES_BEFORE_TRIAL = 2
+"""Deaths before a trial: trying each completion of a dead worker alone would take longer than replays together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,35 +29,27 @@ class Attempt:
     asked_s: float = 0.0  # last inquiry to a worker
     found_s: float = 0.0  # last reply by which a worker has the attempt
     gap_since_s: float = 0.0
-    _early: dict[int, tuple[OutputToken, int]] = field(default_factory=dict)  # by output index
+    early: dict[int, tuple[OutputToken, int]] = field(default_factory=dict)  # held tokens by output index, with finish
 
     @property
     def has_gap(self) -> bool:
         """Tell whether later tokens are here and the next is missing."""
-        return bool(self._early)
+        return bool(self.early)
 
     @property
     def is_split(self) -> bool:
         """Tell whether a prefill worker computes the prompt for another worker."""
         return self.route is not None and not self.route.is_local
 
-    def gets_on(self, num_outputs: int) -> bool:
-        """Tell whether output `num_outputs` is the proof of progress; true once an attempt."""
-        return num_outputs == self.first_index + PROVING_TOKENS
-
-    def decode_has_spoken(self, num_outputs: int) -> bool:
+    def has_decoded(self, num_outputs: int) -> bool:
         """Tell whether a decode step made a token of this attempt, and no earlier token is missing."""
         return num_outputs > self.first_index + self.is_split
 
     def hold(self, output_index: int, token: OutputToken, finish_reason: int, now_s: float) -> None:
         """Keep a token received before earlier tokens."""
-        if not self._early:
+        if not self.early:
             self.gap_since_s = now_s
-        self._early.setdefault(output_index, (token, finish_reason))
-
-    def pop(self, output_index: int) -> tuple[OutputToken, int] | None:
-        """Return token and finish reason of a held output, once all earlier tokens are here."""
-        return self._early.pop(output_index, None) if self._early else None
+        self.early.setdefault(output_index, (token, finish_reason))
 
 
 @dataclass(slots=True)
@@ -66,6 +60,11 @@ class Failures:
     num_crashes: int = 0  # counted failures by the death of a worker
     num_returns: int = 0  # by no fault of the completion
 
-    def forget(self) -> None:
+    @property
+    def is_suspect(self) -> bool:
+        """True after so many deaths of workers that the next attempt must be a trial."""
+        return self.num_crashes >= CRASHES_BEFORE_TRIAL
+
+    def reset(self) -> None:
         """Start anew: after progress, earlier failures were not the completion's fault or are over."""
         self.num_counted = self.num_crashes = self.num_returns = 0

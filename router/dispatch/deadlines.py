@@ -12,10 +12,10 @@ from router.dispatch.request_state import Completion, State
 
 def overdue(completion: Completion, now_s: float, limits: RouterSection) -> RequestError | None:
     """Return the error of a completion older than `request_timeout_s`, or None."""
-    if now_s - completion.submitted_s <= limits.request_timeout_s:
+    if now_s - completion.times.submitted_s <= limits.request_timeout_s:
         return None
     return RequestError(
-        f"not finished after {limits.request_timeout_s:g} s ({len(completion.outputs)} tokens so far, "
+        f"not finished after {limits.request_timeout_s:g} s ({len(completion.output.token_ids)} tokens so far, "
         f"{completion.state.value}); ask for fewer tokens or raise router.request_timeout_s",
         code="request_timeout",
         status=504,
@@ -30,14 +30,14 @@ def unserved(
     Args:
         longest: most tokens of a completion for some worker; 0 when no pair of workers is usable.
     """
-    waited_s = now_s - max(completion.queued_s, completion.untakable_since_s)
+    waited_s = now_s - max(completion.times.queued_s, completion.times.untakable_since_s)
     if waited_s < limits.worker_wait_s:
         return None
     waited = f"for {waited_s:.0f} s (router.worker_wait_s = {limits.worker_wait_s:g})"
     if longest:
         return RequestError(
-            f"prompt and max_tokens are {completion.max_total_tokens} tokens, no worker takes more than {longest}, "
-            f"nor has another joined {waited}; lower max_tokens or shorten the prompt",
+            f"prompt and max_tokens are {completion.spec.max_total_tokens} tokens, no worker takes more than "
+            f"{longest}, nor has another joined {waited}; lower max_tokens or shorten the prompt",
             param="max_tokens",
             code="context_length_exceeded",
         )
@@ -56,10 +56,10 @@ def stall(completion: Completion, now_s: float, net: NetSection) -> str:
     """
     gap_s = now_s - completion.attempt.gap_since_s
     if completion.attempt.has_gap and gap_s > net.worker_timeout_s:
-        return f"token {len(completion.outputs)} is missing for {gap_s:.1f} s while later ones are here"
+        return f"token {len(completion.output.token_ids)} is missing for {gap_s:.1f} s while later ones are here"
     if completion.attempt.is_lost:
         return "none of its workers has it: a message was lost"
-    silence_s = now_s - max(completion.last_token_s, completion.attempt.started_s)
+    silence_s = now_s - max(completion.times.last_token_s, completion.attempt.started_s)
     if completion.state is State.DECODING and silence_s > net.step_timeout_s:
         return f"no token for {silence_s:.1f} s while decoding"
     if completion.state is State.PREFILLING and min(silence_s, now_s - completion.attempt.found_s) > net.step_timeout_s:

@@ -44,7 +44,7 @@ class Incidents:
     def __iter__(self) -> Iterator[Incident]:
         return iter(self._kept)
 
-    def note(self, kind: Kind, text: str) -> None:
+    def add(self, kind: Kind, text: str) -> None:
         """Record an incident; `text` comes from the router or a worker, never from a client."""
         text, now_s = text[:MAX_CHARS], self._clock()
         for incident in list(self._kept)[-NUM_ALIKE:]:

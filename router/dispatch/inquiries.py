@@ -25,7 +25,7 @@ Find = Callable[[str], Completion | None]
 
 
 class Inquiries:
-    """Asks, and notes in each completion whether a worker has the attempt; `deadlines.stall` draws the conclusion."""
+    """Asks, and records in each completion whether a worker has the attempt; `deadlines.stall` draws the conclusion."""
 
     def __init__(self, net: NetSection, send: Send, find: Find, clock: Callable[[], float] = time.monotonic) -> None:
         self._net, self._send, self._find, self._clock = net, send, find, clock
@@ -34,16 +34,16 @@ class Inquiries:
         """Ask about completions without news for a while; call a few times a second."""
         now_s, quiet = self._clock(), defaultdict[Member, list[Completion]](list)
         for completion in completions:
-            heard_s = max(completion.attempt.started_s, completion.last_token_s, completion.attempt.asked_s)
-            if (worker := _owner(completion)) is not None and now_s - heard_s > BEATS * self._net.heartbeat_s:
+            latest_s = max(completion.attempt.started_s, completion.times.last_token_s, completion.attempt.asked_s)
+            if (worker := _owner(completion)) is not None and now_s - latest_s > BEATS * self._net.heartbeat_s:
                 completion.attempt.asked_s = now_s
                 quiet[worker].append(completion)
         for worker, asked in quiet.items():
-            ids = tuple(completion.request_id for completion in asked)
+            ids = tuple(completion.spec.request_id for completion in asked)
             self._send(worker.id, Inquiry(ids, pack_ids(completion.attempt.number for completion in asked)))
 
-    def on_reply(self, reply: InquiryReply) -> None:
-        """Note which attempts a worker has, and which are missing."""
+    def on_reply(self, _: bytes, reply: InquiryReply) -> None:
+        """Record which attempts a worker has, and which are missing."""
         attempts = unpack_ids(reply.attempts)
         for request_id, attempt, is_here in zip(reply.request_ids, attempts, reply.are_here, strict=True):
             completion = self._find(request_id)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from common.base.errors import RequestError
 from common.settings.config import RouterSection
 from router.dispatch.assignments import Assignments
-from router.dispatch.completion_summary import tell_end
+from router.dispatch.completion_summary import log_end
 from router.dispatch.journey import Phase
 from router.dispatch.metrics import Metrics
 from router.dispatch.request_state import Completion, Delivery, State
-from router.dispatch.retry_policy import verdict
+from router.dispatch.retry_policy import repeated_failure
 from router.dispatch.waiting_queue import WaitingQueue
 from router.placement.member import Member
 from router.placement.route import Route
@@ -32,14 +32,14 @@ class Lifecycle:
         self.assignments, self.metrics, self.clock = assignments, metrics, clock
         self._limits = limits
 
-    def enter(self, completions: Sequence[Completion]) -> None:
+    def add(self, completions: Sequence[Completion]) -> None:
         """Queue completions of an HTTP request."""
         now_s = self.clock()
         for completion in completions:
-            completion.submitted_s = completion.queued_s = now_s
-            self.metrics.entered(completion, Phase.QUEUED, now_s)
-            self.active[completion.request_id] = completion
-            self.queue.enter(completion)
+            completion.times.submitted_s = completion.times.queued_s = now_s
+            self.metrics.enter(completion, Phase.QUEUED, now_s)
+            self.active[completion.spec.request_id] = completion
+            self.queue.add(completion)
 
     def start(self, completion: Completion, route: Route, num_gpus: int) -> None:
         """Send a completion to the workers of a route.
@@ -51,8 +51,8 @@ class Lifecycle:
         self.metrics.expected_tokens.inc(route.cost.num_expected)
         completion.move_to(State.PREFILLING)
         is_backlog, now_s = self.queue.is_backlog(num_gpus), self.clock()
-        self.assignments.begin(completion, route, now_s, is_backlog=is_backlog)
-        self.metrics.entered(completion, Phase.PREFILL, now_s)
+        self.assignments.send(completion, route, now_s, is_backlog=is_backlog)
+        self.metrics.enter(completion, Phase.PREFILL, now_s)
 
     def current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:
         """Return the completion whose current attempt is on `worker`.
@@ -67,7 +67,7 @@ class Lifecycle:
 
     def needing(self, worker: Member) -> list[Completion]:
         """Return the completions lost without `worker`."""
-        its = (c for c in self.active.values() if self.current(c.request_id, c.attempt.number, worker) is not None)
+        its = (c for c in self.active.values() if self.current(c.spec.request_id, c.attempt.number, worker) is not None)
         return [completion for completion in its if not completion.is_handed_over_by(worker)]
 
     def replay(self, completion: Completion, kind: str, reason: str) -> None:
@@ -75,49 +75,62 @@ class Lifecycle:
         if finish_reason := completion.already_finished():
             self.assignments.cancel(completion)
             self.finish_with_rest(completion, finish_reason, "")
-        elif error := verdict(completion, self._limits, reason):
+        elif error := repeated_failure(completion, self._limits, reason):
             self.fail(completion, error)
         else:
-            self.metrics.replayed(completion, kind, reason)
-            told = completion.request_id, completion.attempt.number, len(completion.outputs), reason
-            logger.warning("[%s #%d] replayed after %d tokens: %s", *told)
+            self.metrics.count_replay(completion, kind, reason)
+            request_id, num_outputs = completion.spec.request_id, len(completion.output.token_ids)
+            logger.warning(
+                "[%s #%d] replayed after %d tokens: %s", request_id, completion.attempt.number, num_outputs, reason
+            )
             self.assignments.cancel(completion)
             self.assignments.release(completion)
             completion.move_to(State.QUEUED)
             completion.begin_attempt()
-            completion.queued_s = self.clock()
-            self.metrics.entered(completion, Phase.QUEUED, completion.queued_s)
-            self.queue.reenter(completion)
+            completion.times.queued_s = self.clock()
+            self.metrics.enter(completion, Phase.QUEUED, completion.times.queued_s)
+            self.queue.add_again(completion)
 
     def finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
         """Finish, showing the text withheld so far; the rest itself may complete a stop string."""
-        text += completion.text.flush()
-        self.finish(completion, "stop" if completion.text.stop else finish_reason, text)
+        stream = completion.output.text
+        text += stream.flush()
+        self.finish(completion, "stop" if stream.stop else finish_reason, text)
 
     def finish(self, completion: Completion, finish_reason: str, text: str) -> None:
         """End a completion with its last text."""
-        completion.finish_reason = finish_reason
+        completion.output.finish_reason = finish_reason
         self._end(completion, State.FINISHED)
-        completion.mailbox.put(Delivery(completion.index, text, len(completion.outputs), finish_reason))
+        completion.mailbox.put(Delivery(completion.spec.index, text, len(completion.output.token_ids), finish_reason))
 
     def fail(self, completion: Completion, error: RequestError) -> None:
         """End a completion with an error."""
         self.assignments.cancel(completion)
-        logger.warning("[%s #%d] failed: %s", completion.request_id, completion.attempt.number, error.message)
+        logger.warning("[%s #%d] failed: %s", completion.spec.request_id, completion.attempt.number, error.message)
         self._end(completion, State.FAILED, error)
-        completion.mailbox.put(Delivery(completion.index, "", error=error))
+        completion.mailbox.put(Delivery(completion.spec.index, "", error=error))
 
     def abort(self, completion: Completion) -> None:
         """End a completion whose client left."""
         self.assignments.cancel(completion)
         self._end(completion, State.ABORTED)
 
+    def run(self, completion: Completion, act: Callable[..., None], *args: object) -> None:
+        """Act on a completion; a bug in the act ends only `completion`."""
+        try:
+            act(completion, *args)
+        except Exception:
+            logger.exception("[%s #%d] a bug ends it", completion.spec.request_id, completion.attempt.number)
+            if not completion.is_terminal:
+                message = "the server hit an unexpected error with this completion; its log has the reason"
+                self.fail(completion, RequestError(message, code="internal_error", status=500))
+
     def _end(self, completion: Completion, state: State, error: RequestError | None = None) -> None:
         completion.move_to(state)
-        self.queue.discard(completion)
-        del self.active[completion.request_id]
+        self.queue.remove(completion)
+        del self.active[completion.spec.request_id]
         now_s = self.clock()
-        self.metrics.ended(completion, now_s, error)
-        tell_end(completion, now_s, error.code if error else "")
-        self.metrics.slowest.note(completion, now_s)
+        self.metrics.end(completion, now_s, error)
+        log_end(completion, now_s, error.code if error else "")
+        self.metrics.slowest.add(completion, now_s)
         self.assignments.release(completion)

@@ -8,6 +8,7 @@ of tokens pass a second. No label ever carries text chosen by a client.
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from weakref import WeakSet
 
@@ -63,7 +64,7 @@ class Metrics:
         self._make_histograms()
 
     def _make_counters(self) -> None:
-        counter = self._counter
+        counter = partial(_counter, self.registry)
         self.requests = counter("requests", "completions ended, by outcome", "outcome", OUTCOMES)
         self.refusals = counter("refusals", "HTTP requests answered with an error, but failed completions", "code")
         self.failures = counter("request_failures", "completions failed, by the code that clients see", "code")
@@ -82,7 +83,7 @@ class Metrics:
         )
 
     def _make_histograms(self) -> None:
-        histogram = self._histogram
+        histogram = partial(_histogram, self.registry)
         self.ttft_s = histogram("time_to_first_token_seconds", "request to first token", TTFT_BOUNDS_S)
         self.tpot_s = histogram(
             "time_per_output_token_seconds", "of a finished completion: first to last token, by the tokens behind the "
@@ -103,21 +104,11 @@ class Metrics:
         self.prompt_lengths = histogram("request_prompt_tokens", "of finished completions", TOKEN_BOUNDS)
         self.output_lengths = histogram("request_generation_tokens", "of finished completions", TOKEN_BOUNDS)
 
-    def _counter(self, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
-        counter = Counter(f"baton_{name}", text, [label] if label else [], registry=self.registry)
-        for value in values:
-            counter.labels(value)
-        return counter
-
-    def _histogram(self, name: str, text: str, bounds: Sequence[float], label: str = "") -> Histogram:
-        labels = [label] if label else []
-        return Histogram(f"baton_{name}", text, labels, buckets=bounds, registry=self.registry)
-
     # --- as things happen -----------------------------------------------------------------------
 
-    def entered(self, completion: Completion, phase: Phase, now_s: float) -> None:
+    def enter(self, completion: Completion, phase: Phase, now_s: float) -> None:
         """Count the move of a completion to the next phase."""
-        before = completion.phases.current
+        before = completion.times.phases.current
         passed_s = completion.enter(phase, now_s)
         if before is not None:
             self.num_in[before] -= 1
@@ -126,62 +117,64 @@ class Metrics:
             self.handoff_s.labels(completion.attempt.transport).observe(passed_s)
             self.handoff_failures.labels(completion.attempt.transport)  # exists from now on, so a rise shows
 
-    def token_arrived(self, completion: Completion, now_s: float) -> None:
-        """Time a token, in order, and note the arrival."""
+    def add_token(self, completion: Completion, now_s: float) -> None:
+        """Time a token, in order, and record the arrival."""
         self.tokens.num_generated += 1
-        if completion.first_token_s:
-            self.tokens.note_gap(now_s - completion.last_token_s)
+        times = completion.times
+        if times.first_token_s:
+            self.tokens.add_gap(now_s - times.last_token_s)
         else:
-            completion.first_token_s = now_s
-            self.ttft_s.observe(now_s - completion.submitted_s)
-        completion.last_token_s = now_s
+            times.first_token_s = now_s
+            self.ttft_s.observe(now_s - times.submitted_s)
+        times.last_token_s = now_s
         if completion.attempt.route is not None:
             completion.attempt.route.decode.num_outputs += 1
 
-    def refused(self, error: RequestError) -> None:
+    def count_refusal(self, error: RequestError) -> None:
         """Count an HTTP request answered with an error; a failed completion's error was counted at the failure."""
         if error not in self._counted:
             self.num_refused += 1
             self.refusals.labels(error.code).inc()
 
-    def replayed(self, completion: Completion, kind: str, reason: str) -> None:
+    def count_replay(self, completion: Completion, kind: str, reason: str) -> None:
         """Count an attempt given up for another."""
         self.replays.labels(kind).inc()
-        self.incidents.note(Kind.REPLAY, reason)
+        self.incidents.add(Kind.REPLAY, reason)
         if kind == HANDOFF_LOST:
             self.handoff_failures.labels(completion.attempt.transport).inc()
 
-    def ended(self, completion: Completion, now_s: float, error: RequestError | None = None) -> None:
+    def end(self, completion: Completion, now_s: float, error: RequestError | None = None) -> None:
         """Count a completion in a terminal state."""
-        self.requests.labels(completion.finish_reason or completion.state.value).inc()
-        phase = completion.phases.current
-        completion.phases.enter(None, now_s)
+        self.requests.labels(completion.output.finish_reason or completion.state.value).inc()
+        phase = completion.times.phases.current
+        completion.times.phases.enter(None, now_s)
         if phase is not None:
             self.num_in[phase] -= 1
         if completion.state is State.FINISHED:
-            self._finished(completion, now_s)
+            self._finish(completion, now_s)
         elif error is not None:
             self._counted.add(error)
             self.num_failed += 1
             self.failures.labels(error.code).inc()
             is_ours = error.status >= 500  # below 500 the message may quote the client
-            self.incidents.note(Kind.FAILED, f"{error.code}: {error.message}" if is_ours else error.code)
+            self.incidents.add(Kind.FAILED, f"{error.code}: {error.message}" if is_ours else error.code)
         elif phase is not None:
             self.aborts.labels(phase.value).inc()
 
-    def _finished(self, completion: Completion, now_s: float) -> None:
-        e2e_s, seconds = now_s - completion.submitted_s, completion.phases.seconds
+    def _finish(self, completion: Completion, now_s: float) -> None:
+        times, num_outputs = completion.times, len(completion.output.token_ids)
+        e2e_s, seconds = now_s - times.submitted_s, times.phases.seconds
         self.e2e_s.observe(e2e_s)
         for phase, phase_s in seconds.items():
             self.phase_s.labels(phase.value).observe(phase_s)
         self.inference_s.observe(e2e_s - seconds.get(Phase.QUEUED, 0.0))
-        self.prompt_lengths.observe(len(completion.prompt_ids))
-        self.output_lengths.observe(len(completion.outputs))
-        if completion.outputs:
-            output_s = completion.last_token_s - completion.first_token_s
+        self.prompt_lengths.observe(len(completion.spec.prompt_ids))
+        self.output_lengths.observe(num_outputs)
+        if num_outputs:
+            output_s = times.last_token_s - times.first_token_s
             self.output_s.observe(output_s)
-            if len(completion.outputs) > 1:
-                self.tpot_s.observe(output_s / (len(completion.outputs) - 1))
+            if num_outputs > 1:
+                self.tpot_s.observe(output_s / (num_outputs - 1))
 
     # --- at a scrape ----------------------------------------------------------------------------
 
@@ -201,6 +194,19 @@ class Metrics:
             yield from aliases(family, self._model_name)
 
 
+def _counter(registry: CollectorRegistry, name: str, text: str, label: str = "", values: Iterable[str] = ()) -> Counter:
+    counter = Counter(f"baton_{name}", text, [label] if label else [], registry=registry)
+    for value in values:
+        counter.labels(value)
+    return counter
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], label: str = ""
+) -> Histogram:
+    return Histogram(f"baton_{name}", text, [label] if label else [], buckets=bounds, registry=registry)
+
+
 class _Tokens(Collector):
     """Values fed by every token, from the event loop only."""
 
@@ -209,7 +215,7 @@ class _Tokens(Collector):
         self.num_gaps = [0] * (len(ITL_BOUNDS_S) + 1)  # by bucket, the last without a bound
         self._sum_s = 0.0
 
-    def note_gap(self, gap_s: float) -> None:
+    def add_gap(self, gap_s: float) -> None:
         """Count the time between two tokens of a completion."""
         self.num_gaps[bisect_left(ITL_BOUNDS_S, gap_s)] += 1
         self._sum_s += gap_s

@@ -41,9 +41,6 @@ class State(Enum):
     ABORTED = "aborted"
 
 
-CRASHES_BEFORE_TRIAL = 2
-"""Deaths before a trial: trying each completion of a dead worker alone would take longer than replays together."""
-
 TERMINAL = frozenset({State.FINISHED, State.FAILED, State.ABORTED})
 NEXT = {
     State.QUEUED: TERMINAL | {State.PREFILLING},
@@ -83,75 +80,113 @@ class Mailbox:
         return deliveries
 
 
-@dataclass(slots=True, eq=False)
-class Completion:
-    """A choice of an HTTP request: a prompt, a token log and a state.
-
-    `index` is the choice's index in the response. All times are seconds of the dispatcher's clock.
-    """
+@dataclass(frozen=True, slots=True)
+class CompletionSpec:
+    """Parameters of a completion, as asked for by the client; never changed."""
 
     request_id: str
-    index: int
+    index: int  # of the choice in the response
     prompt_ids: Sequence[int]
     sampling: SamplingParams
-    text: TextStream
-    mailbox: Mailbox
     client: str = ""  # the queue is fair between clients; "" is every anonymous client
     client_request_id: str = ""  # for the log; may be anything, and need not be unique
     priority: int = 0  # lower is earlier, before everything else
-    texts: tuple[TextKeys, ...] = ()  # block keys of the tokens, made if placement depends on keys
     salt: bytes = b""  # KV of the prompt is shared only among prompts of equal salt
     stop_token_ids: tuple[int, ...] = ()  # the client's own; those in `sampling` include the model's end of text
     include_stop: bool = False  # the text includes the stop string or stop token
-    turn: int = 0  # place among completions of a priority
-    number: int = -1  # of all ever queued
-    state: State = State.QUEUED
-    outputs: list[int] = field(default_factory=list)
-    logprobs: LogprobLog | None = None  # of the outputs, if asked for
-    prompt_log: PromptLog | None = None  # log-probabilities of the prompt, if asked for
     echo: str = ""  # the prompt's text, if the reply begins with the prompt
     prompt_only: bool = False  # the client wants no output: the token that ends the prompt's computation is dropped
-    attempt: Attempt = field(default_factory=Attempt)
-    failures: Failures = field(default_factory=Failures)
-    phases: PhaseTimes = field(default_factory=PhaseTimes)
-    avoided: Member | None = None  # gave the last attempt back
-    takes_trip: bool = False  # a decode worker gave the prompt back, because too little was cached there
-    num_passing: int = 0  # computed tokens of passing completions (see `binding`)
-    num_cached: int = 0  # prompt tokens not computed for the first output
-    finish_reason: str = ""
-    journey: Journey | None = None  # None without a watcher
-    timing: Timing | None = None  # once the completion is over, if a worker was to compute it
-    received_s: float = 0.0  # the request began to come in
-    submitted_s: float = 0.0
-    queued_s: float = 0.0
-    untakable_since_s: float = 0.0  # no worker takes the completion, busy or not; 0 when some worker does
-    first_token_s: float = 0.0
-    last_token_s: float = 0.0
-
-    @property
-    def is_terminal(self) -> bool:
-        return self.state in TERMINAL
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute before the next output: the prompt, and after a replay the outputs so far."""
-        return len(self.prompt_ids) + len(self.outputs)
 
     @property
     def max_total_tokens(self) -> int:
         """Prompt tokens plus the most outputs."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
+
+@dataclass(slots=True, eq=False)
+class CompletionOutput:
+    """Results of a completion so far, over all attempts."""
+
+    text: TextStream
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: LogprobLog | None = None  # of the tokens, if asked for
+    prompt_log: PromptLog | None = None  # log-probabilities of the prompt, if asked for
+    num_cached: int = 0  # prompt tokens not computed for the first output
+    finish_reason: str = ""
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """True while log-probabilities of the prompt are missing."""
+        return self.prompt_log is not None and not self.prompt_log.is_complete
+
+    def accepts(self, token: OutputToken, vocab_size: int) -> bool:
+        """Tell whether `token` can be the next: a token of the model, with the log-probabilities asked for."""
+        if not 0 <= token.token_id < vocab_size:
+            return False
+        reported = token.logprobs
+        if self.logprobs is None or reported is None:
+            return self.logprobs is None
+        return reported.token_ids[0] == token.token_id and max(reported.token_ids) < vocab_size
+
+    def add(self, token: OutputToken) -> None:
+        """Append a token for which `accepts` is true."""
+        self.token_ids.append(token.token_id)
+        if self.logprobs is not None:
+            self.logprobs.push(token)
+
+
+@dataclass(slots=True)
+class CompletionTimes:
+    """Times of a completion, in seconds of the dispatcher's clock; 0 for an event still to come."""
+
+    received_s: float = 0.0  # the request began to come in
+    submitted_s: float = 0.0
+    queued_s: float = 0.0  # of the present attempt
+    untakable_since_s: float = 0.0  # no worker takes the completion, busy or not; 0 when some worker does
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    phases: PhaseTimes = field(default_factory=PhaseTimes)
+
+
+@dataclass(slots=True, eq=False)
+class Completion:
+    """A choice of an HTTP request: parameters, results, and place in the router."""
+
+    spec: CompletionSpec
+    output: CompletionOutput
+    mailbox: Mailbox
+    times: CompletionTimes = field(default_factory=CompletionTimes)
+    state: State = State.QUEUED
+    attempt: Attempt = field(default_factory=Attempt)
+    failures: Failures = field(default_factory=Failures)
+    texts: tuple[TextKeys, ...] = ()  # block keys of the tokens, made if placement depends on keys
+    turn: int = 0  # place among completions of a priority
+    number: int = -1  # of all ever queued
+    avoided: Member | None = None  # gave the last attempt back
+    takes_trip: bool = False  # a decode worker gave the prompt back, because too little was cached there
+    num_passing: int = 0  # computed tokens of passing completions (see `scheduler`)
+    journey: Journey | None = None  # None without a watcher
+    timing: Timing | None = None  # once the completion is over, if a worker was to compute it
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in TERMINAL
+
     @property
     def is_suspect(self) -> bool:
-        """True after so many deaths of workers that the next attempt must be a trial."""
-        return self.failures.num_crashes >= CRASHES_BEFORE_TRIAL
+        """True if workers died with the completion, so that it may be the cause."""
+        return self.failures.is_suspect
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute before the next output: the prompt, and after a replay the outputs so far."""
+        return len(self.spec.prompt_ids) + len(self.output.token_ids)
 
     @property
     def may_be_handed_over(self) -> bool:
         """True if a prefill worker computes the prompt, and outputs may follow the first of this attempt."""
-        has_more = self.attempt.first_index + 1 < self.sampling.max_tokens
-        return self.attempt.is_split and not self.prompt_only and has_more
+        has_more = self.attempt.first_index + 1 < self.spec.sampling.max_tokens
+        return self.attempt.is_split and not self.spec.prompt_only and has_more
 
     def is_handed_over_by(self, worker: Member) -> bool:
         """Tell whether `worker` has offered the prompt's blocks; the memory server keeps the offer after any death."""
@@ -163,64 +198,59 @@ class Completion:
     @property
     def stop_reason(self) -> str | int | None:
         """The client's stop string or stop token at the end of the text; None after another end."""
-        if self.text.stop:
-            return self.text.stop
-        ends_it = self.finish_reason == "stop" and bool(self.outputs) and self.outputs[-1] in self.stop_token_ids
-        return self.outputs[-1] if ends_it else None
+        output = self.output
+        if output.text.stop:
+            return output.text.stop
+        if output.finish_reason != "stop" or not output.token_ids:
+            return None
+        return output.token_ids[-1] if output.token_ids[-1] in self.spec.stop_token_ids else None
 
     def tokens_from(self, begin: int) -> list[int]:
         """Return prompt and outputs without the first `begin` tokens."""
-        return [*self.prompt_ids[begin:], *self.outputs[max(0, begin - len(self.prompt_ids)) :]]
+        prompt_ids = self.spec.prompt_ids
+        return [*prompt_ids[begin:], *self.output.token_ids[max(0, begin - len(prompt_ids)) :]]
 
     def demand(self) -> Demand:
         """Return the requirements of the next attempt."""
-        looked_up = self.texts if self.prompt_log is None or self.prompt_log.is_complete else ()
-        return Demand(self.num_tokens, self.max_total_tokens, self.avoided, self.is_suspect, looked_up, self.takes_trip)
+        return Demand(
+            num_tokens=self.num_tokens,
+            max_total_tokens=self.spec.max_total_tokens,
+            avoided=self.avoided,
+            is_trial=self.failures.is_suspect,
+            texts=() if self.output.lacks_prompt_logprobs else self.texts,
+            takes_trip=self.takes_trip,
+        )
 
-    def note_takers(self, longest: int, now_s: float) -> None:
-        """Note since when no worker takes the completion; `longest` is the most tokens that a worker takes."""
-        if self.max_total_tokens <= longest:
-            self.untakable_since_s = 0.0
-        elif not self.untakable_since_s:
-            self.untakable_since_s = now_s
-
-    def takes(self, token: OutputToken, vocab_size: int) -> bool:
-        """Tell whether `token` can be the next output: a token of the model, with the log-probabilities asked for."""
-        if not 0 <= token.token_id < vocab_size:
-            return False
-        told = token.logprobs
-        if self.logprobs is None or told is None:
-            return self.logprobs is None
-        return told.token_ids[0] == token.token_id and max(told.token_ids) < vocab_size
-
-    def log(self, token: OutputToken) -> None:
-        """Append a token for which `takes` is true to the outputs."""
-        self.outputs.append(token.token_id)
-        if self.logprobs is not None:
-            self.logprobs.push(token)
+    def update_takers(self, longest: int, now_s: float) -> None:
+        """Record since when no worker takes the completion; `longest` is the most tokens that a worker takes."""
+        if self.spec.max_total_tokens <= longest:
+            self.times.untakable_since_s = 0.0
+        elif not self.times.untakable_since_s:
+            self.times.untakable_since_s = now_s
 
     def move_to(self, state: State) -> None:
         """Change state; a wrong order is a bug."""
-        assert not self.is_terminal and state in NEXT[self.state], f"{self.request_id}: {self.state} -> {state}"
+        assert not self.is_terminal and state in NEXT[self.state], f"{self.spec.request_id}: {self.state} -> {state}"
         self.state = state
 
     def enter(self, phase: Phase, now_s: float) -> float:
         """Go to the next phase; return the seconds since the last phase began."""
         if self.journey is not None:
             self.journey.enter(phase, now_s, self.attempt.number, self.attempt.route)
-        return self.phases.enter(phase, now_s)
+        return self.times.phases.enter(phase, now_s)
 
     def already_finished(self) -> str:
         """Return the finish reason by the token log alone, or an empty string."""
-        if self.outputs and self.outputs[-1] in self.sampling.stop_token_ids:
+        token_ids, sampling = self.output.token_ids, self.spec.sampling
+        if token_ids and token_ids[-1] in sampling.stop_token_ids:
             return FINISH_REASONS[FinishReason.STOP]
-        if len(self.outputs) >= self.sampling.max_tokens:
+        if len(token_ids) >= sampling.max_tokens:
             return FINISH_REASONS[FinishReason.LENGTH]
         return ""
 
     def begin_attempt(self) -> None:
         """Replace the attempt by the next, which computes prompt and outputs so far."""
-        self.attempt = Attempt(self.attempt.number + 1, len(self.outputs))
+        self.attempt = Attempt(self.attempt.number + 1, len(self.output.token_ids))
         self.texts = tuple(text.grown(self.tokens_from(text.num_tokens)) for text in self.texts)
 
 

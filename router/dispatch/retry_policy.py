@@ -21,13 +21,13 @@ MAX_RETURNS = 32
 """Uncounted replays in a row, without progress, after which the request is given up."""
 
 
-def blame(lost: Sequence[Completion], worker: Member, limits: RouterSection, unsent: Set[str]) -> None:
+def count_crash(lost: Sequence[Completion], worker: Member, limits: RouterSection, unsent: Set[str]) -> None:
     """Count the death of a worker against completions that may have caused the death.
 
     The end of a draining worker, or of a worker replaced under an equal id, is no completion's fault.
     """
     has_crashed = not (worker.draining or worker.replaced)
-    received = [completion for completion in lost if has_crashed and completion.request_id not in unsent]
+    received = [completion for completion in lost if has_crashed and completion.spec.request_id not in unsent]
     suspects = {completion for completion in received if completion.attempt.is_unproven} or set(received)
     most = limits.max_attempts if worker.work.has_trial else max(1, limits.max_attempts - 1)
     for completion in lost:
@@ -53,8 +53,8 @@ def final_error(failed: RequestFailed, worker: Member, num_outputs: int) -> Requ
             return None
 
 
-def note_failure(completion: Completion, worker: Member, code: ErrorCode) -> None:
-    """Note an attempt given up by a worker for a reason that need not hold elsewhere."""
+def count_failure(completion: Completion, worker: Member, code: ErrorCode) -> None:
+    """Count an attempt given up by a worker for a reason that need not hold elsewhere."""
     if code is ErrorCode.NOT_HERE:
         completion.takes_trip = True
     else:
@@ -65,7 +65,7 @@ def note_failure(completion: Completion, worker: Member, code: ErrorCode) -> Non
         completion.failures.num_counted += 1
 
 
-def note_stall(completion: Completion) -> None:
+def count_stall(completion: Completion) -> None:
     """Count a stuck attempt; a lost message is not the request's fault."""
     if completion.attempt.is_lost:
         completion.failures.num_returns += 1
@@ -73,7 +73,7 @@ def note_stall(completion: Completion) -> None:
         completion.failures.num_counted += 1
 
 
-def verdict(completion: Completion, limits: RouterSection, reason: str) -> RequestError | None:
+def repeated_failure(completion: Completion, limits: RouterSection, reason: str) -> RequestError | None:
     """Return the error of a completion with too many failures in a row, or None."""
     if completion.failures.num_counted >= limits.max_attempts:
         message = f"failed {completion.failures.num_counted} times (router.max_attempts), last: {reason}"

@@ -78,6 +78,6 @@ def aliases(family: Metric, model_name: str) -> Iterator[Metric]:
         for sample in family.samples:
             labels = alias.labels(sample.labels)
             if labels is not None and not sample.name.endswith("_created"):
-                told = name + sample.name[len(family.name) :]
-                renamed.samples.append(Sample(told, {"model_name": model_name} | labels, sample.value))
+                sample_name = name + sample.name[len(family.name) :]
+                renamed.samples.append(Sample(sample_name, {"model_name": model_name} | labels, sample.value))
         yield renamed

@@ -24,14 +24,25 @@ MAX_CLIENTS = 10_000
 """Clients whose last turn is remembered; beyond, the least recent client starts anew."""
 
 
+class Terms(Protocol):
+    """Place of a completion among those of other clients."""
+
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+
 class Waiting(Protocol):
     """A completion without a worker."""
 
-    client: str
-    priority: int
     turn: int
     number: int
     num_passing: int  # computed tokens of others that have passed
+
+    @property
+    def spec(self) -> Terms: ...
 
     @property
     def num_tokens(self) -> int: ...
@@ -74,18 +85,19 @@ class WaitingQueue(Generic[AnyWaiting]):
         if self.num_tokens + num_tokens > limits.max_queued_tokens:
             raise busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
 
-    def enter(self, completion: AnyWaiting) -> None:
-        """Take in a new completion and give it a turn."""
-        completion.turn = self._turns.next(completion.client, completion.num_tokens)
+    def add(self, completion: AnyWaiting) -> None:
+        """Add a new completion and give it a turn."""
+        completion.turn = self._turns.next(completion.spec.client, completion.num_tokens)
         completion.number = next(self._numbers)
-        self.reenter(completion)
+        self.add_again(completion)
 
-    def reenter(self, completion: AnyWaiting) -> None:
-        """Take back a completion from a failed attempt, at its old turn."""
+    def add_again(self, completion: AnyWaiting) -> None:
+        """Add a completion from a failed attempt, at its old turn."""
+        num_tokens = completion.num_tokens
         insort(self._by_turn, (_turn(completion), completion))
-        insort(self._by_length, (_length(completion), completion))
-        self._num_queued[completion.client] += 1
-        self.num_tokens += completion.num_tokens
+        insort(self._by_length, (_length(completion, num_tokens), completion))
+        self._num_queued[completion.spec.client] += 1
+        self.num_tokens += num_tokens
 
     def by_turn(self) -> Iterator[AnyWaiting]:
         """Yield completions by turn; the caller may take out the completion yielded last."""
@@ -98,7 +110,7 @@ class WaitingQueue(Generic[AnyWaiting]):
     def shortest(self, num: int) -> list[AnyWaiting]:
         """Return the `num` shortest completions of the lowest priority number."""
         shortest = [completion for _, completion in self._by_length[:num]]
-        return [completion for completion in shortest if completion.priority == shortest[0].priority]
+        return [completion for completion in shortest if completion.spec.priority == shortest[0].spec.priority]
 
     def is_backlog(self, num_gpus: int) -> bool:
         """Tell whether the prompts queued per prompt GPU are so many that prompts should go before streams."""
@@ -107,19 +119,20 @@ class WaitingQueue(Generic[AnyWaiting]):
     def take(self, completion: AnyWaiting) -> None:
         """Remove a completion bound for a worker, and advance the time of turns."""
         self._turns.serve(completion.num_tokens, len(self._num_queued), self._by_turn[0][1].turn)
-        self.discard(completion)
+        self.remove(completion)
 
-    def discard(self, completion: AnyWaiting) -> None:
+    def remove(self, completion: AnyWaiting) -> None:
         """Remove a completion, if present."""
         if not _remove(self._by_turn, _turn(completion)):
             return
-        _remove(self._by_length, _length(completion))
-        self.num_tokens -= completion.num_tokens
-        self._num_queued[completion.client] -= 1
-        if not self._num_queued[completion.client]:
-            del self._num_queued[completion.client]
+        num_tokens = completion.num_tokens
+        _remove(self._by_length, _length(completion, num_tokens))
+        self.num_tokens -= num_tokens
+        self._num_queued[completion.spec.client] -= 1
+        if not self._num_queued[completion.spec.client]:
+            del self._num_queued[completion.spec.client]
         if not self._by_turn:
-            self._turns.forgive()
+            self._turns.reset()
 
 
 class Turns:
@@ -154,17 +167,17 @@ class Turns:
         """
         self._now = max(self._now, first_turn) + num_tokens / num_clients
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         """Forget all clients' debts, because the queue is empty."""
         self._ends.clear()
 
 
 def _turn(completion: Waiting) -> Key:
-    return completion.priority, completion.turn, completion.number
+    return completion.spec.priority, completion.turn, completion.number
 
 
-def _length(completion: Waiting) -> Key:
-    return completion.priority, completion.num_tokens, completion.turn, completion.number
+def _length(completion: Waiting, num_tokens: int) -> Key:
+    return completion.spec.priority, num_tokens, completion.turn, completion.number
 
 
 def _remove(entries: list[tuple[Key, AnyWaiting]], key: Key) -> bool:

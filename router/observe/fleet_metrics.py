@@ -195,7 +195,7 @@ class FleetMetrics(Collector):
             "baton_memory_known_host_blocks", "the same of those that are in host memory only", labels=["server"]
         )
         for server in self._memory_servers:
-            num_known, num_parked = self._pool.prefixes.told_by(server.id) or (0, 0)
+            num_known, num_parked = self._pool.prefixes.reported_by(server.id) or (0, 0)
             known.add_metric([server.id], num_known)
             parked.add_metric([server.id], num_parked)
         yield from (known, parked)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from common.base.json_file import JsonObject
 from common.base.version import VERSION
+from common.wire.messages.memory_reports import MemoryHeartbeat
 from common.wire.messages.worker import SHARED_POOL, KVPathReport, Role
 from router.base.shapes import Health, StatusName
 from router.placement.member import Member
@@ -30,7 +31,7 @@ def report(
         "workers": {role.name.lower(): [_worker(w, now_s) for w in pool if w.ready.role is role] for role in Role},
         "kv_paths": [path_report(path, digits=3) for path in pool.paths],
         "memory_servers": [
-            _memory_server(server, pool.prefixes.told_by(server.id), now_s) for server in memory_servers
+            _memory_server(server, pool.prefixes.reported_by(server.id), now_s) for server in memory_servers
         ],
         "role_changes": role_changes.report(now_s),
     }
@@ -90,27 +91,34 @@ def _memory_server(server: MemoryServer, known: tuple[int, int] | None, now_s: f
     beat = server.beat
     return {
         **_member(server, now_s),
-        "weights_bytes": beat.weights_bytes if beat else None,
-        "free_bytes": beat.free_bytes if beat else None,
-        "blocks": beat.num_blocks if beat else None,
+        **memory_use(beat, before=None),
         "free_blocks": beat.num_free_blocks if beat else None,
-        "cached_blocks": beat.num_cached_blocks if beat else None,
         "known_blocks": known[0] if known else None,
         "offered_blocks": beat.num_offered_blocks if beat else None,
-        "quarantined_blocks": beat.num_quarantined_blocks if beat else None,
-        "host_blocks": beat.num_host_blocks if beat else None,
         "known_host_blocks": known[1] if known else None,
-        "host_bytes": beat.host_bytes if beat else None,
         "restored_blocks": beat.num_restored_blocks if beat else None,
-        "gpu_percent": told(beat.gpu_percent) if beat else None,
-        "gpu_celsius": told(beat.gpu_celsius) if beat else None,
         "workers": list(beat.worker_ids) if beat else None,
     }
 
 
-def told(reading: int) -> int | None:
+def memory_use(beat: MemoryHeartbeat | None, before: int | None) -> JsonObject:
+    """Return a memory server's use of memory and GPU; `before` is each number before the first heartbeat."""
+    return {
+        "weights_bytes": beat.weights_bytes if beat else before,
+        "free_bytes": beat.free_bytes if beat else before,
+        "blocks": beat.num_blocks if beat else before,
+        "cached_blocks": beat.num_cached_blocks if beat else before,
+        "quarantined_blocks": beat.num_quarantined_blocks if beat else before,
+        "host_blocks": beat.num_host_blocks if beat else before,
+        "host_bytes": beat.host_bytes if beat else before,
+        "gpu_percent": _reading(beat.gpu_percent) if beat else None,
+        "gpu_celsius": _reading(beat.gpu_celsius) if beat else None,
+    }
+
+
+def _reading(value: int) -> int | None:
     """Return a reading, or None for an unknown reading, which is negative."""
-    return reading if reading >= 0 else None
+    return value if value >= 0 else None
 
 
 def path_report(path: KVPathReport, digits: int) -> JsonObject:

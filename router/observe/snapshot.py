@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from common.base.json_file import JsonObject
-from router.dispatch.completion_summary import NUM_TOLD, told_of
+from router.dispatch.completion_summary import NUM_SLOWEST, summary_of
 from router.dispatch.journey import Phase
 from router.dispatch.request_state import Completion
 from router.placement.member import Member
@@ -29,7 +29,7 @@ class Snapshot:
     phases: Counter[Phase] = field(default_factory=Counter)
     prompt_tokens: int = 0  # of queued completions
     work: defaultdict[Member, Work] = field(default_factory=lambda: defaultdict(Work))
-    longest: list[JsonObject] = field(default_factory=list)  # the oldest active completions, from `told_of`
+    longest: list[JsonObject] = field(default_factory=list)  # the oldest active completions, from `summary_of`
 
     @property
     def queued(self) -> int:
@@ -44,7 +44,7 @@ def snapshot_of(active: Iterable[Completion], now_s: float) -> Snapshot:
     """Count each active completion once."""
     seen, completions = Snapshot(), list(active)
     for completion in completions:
-        phase = completion.phases.current
+        phase = completion.times.phases.current
         if phase is None:
             continue
         seen.phases[phase] += 1
@@ -52,8 +52,8 @@ def snapshot_of(active: Iterable[Completion], now_s: float) -> Snapshot:
             seen.prompt_tokens += completion.num_tokens
         elif completion.attempt.route is not None:
             _count(seen, completion.attempt.route.prefill, completion.attempt.route.decode, phase)
-    oldest = nsmallest(NUM_TOLD, completions, key=lambda completion: completion.submitted_s)
-    seen.longest = [told_of(completion, now_s) for completion in oldest]
+    oldest = nsmallest(NUM_SLOWEST, completions, key=lambda completion: completion.times.submitted_s)
+    seen.longest = [summary_of(completion, now_s) for completion in oldest]
     return seen
 
 

@@ -15,7 +15,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.journey import Phase
 from router.dispatch.metrics import Metrics
 from router.observe.fleet_metrics import kv_usage
-from router.observe.health import path_report, status_of, told
+from router.observe.health import memory_use, path_report, status_of
 from router.observe.history import PERIOD_S, History, Sample
 from router.observe.snapshot import Snapshot, Work, snapshot_of
 from router.placement.capacity import max_model_len
@@ -128,19 +128,10 @@ class StatusReporter:
 
 
 def _memory_server(server: MemoryServer, workers: list[Member], now_s: float) -> JsonObject:
-    beat = server.beat
     return {
         "id": server.id,
         "since_s": round(now_s - server.joined_s, 1),
         "heard_s": round(now_s - server.last_seen_s, 1),
-        "weights_bytes": beat.weights_bytes if beat else 0,
-        "free_bytes": beat.free_bytes if beat else 0,
-        "blocks": beat.num_blocks if beat else 0,
         "used_blocks": server.num_blocks_in_use(workers),
-        "cached_blocks": beat.num_cached_blocks if beat else 0,
-        "quarantined_blocks": beat.num_quarantined_blocks if beat else 0,
-        "host_blocks": beat.num_host_blocks if beat else 0,
-        "host_bytes": beat.host_bytes if beat else 0,
-        "gpu_percent": told(beat.gpu_percent) if beat else None,
-        "gpu_celsius": told(beat.gpu_celsius) if beat else None,
+        **memory_use(server.beat, before=0),
     }

@@ -20,7 +20,7 @@ from common.wire.messages.memory_reports import BlockEvent
 
 MOMENT_S = 1.0
 """Seconds for a report to arrive after the end of its request."""
-MAX_TOLD = 1 << 21
+MAX_REPORTED = 1 << 21
 """Reported blocks of all pools together. Beyond, the reports of the server with the most blocks are dropped."""
 MAX_PREDICTED = 1 << 17
 """Predicted blocks of a pool."""
@@ -106,8 +106,8 @@ class PoolContents:
 
     def __init__(self, pool: PoolName, num_blocks: int) -> None:
         self.pool, self.num_blocks = pool, num_blocks
-        self.is_told = False  # the memory server reports blocks
-        self.told: set[int] = set()
+        self.is_reported = False  # the memory server reports blocks
+        self.reported: set[int] = set()
         self.parked: set[int] = set()  # reported blocks in host memory only
         self.copy_us = 0  # to restore a parked block; 0 if unknown
         self._predictions = Predictions()
@@ -115,12 +115,12 @@ class PoolContents:
     @property
     def is_overfull(self) -> bool:
         """True if more blocks are reported than the pool has."""
-        return len(self.told) > self.num_blocks
+        return len(self.reported) > self.num_blocks
 
     @property
-    def num_told(self) -> int:
+    def num_reported(self) -> int:
         """Reported blocks, in the pool or in host memory."""
-        return len(self.told) + len(self.parked)
+        return len(self.reported) + len(self.parked)
 
     def find(self, keys: Sequence[int], now_s: float) -> Found:
         """Return the cached blocks of a text."""
@@ -135,56 +135,56 @@ class PoolContents:
 
     def predict(self, keys: Sequence[int]) -> Prediction:
         """Predict that all blocks not reported yet will be in the pool, and return the prediction."""
-        prediction = Prediction(self.pool, [key for key in keys if key not in self.told])
+        prediction = Prediction(self.pool, [key for key in keys if key not in self.reported])
         self._predictions.add(prediction, min(self.num_blocks, MAX_PREDICTED))
         return prediction
 
     def end(self, prediction: Prediction, now_s: float) -> None:
-        """Note the end of a prediction's request; a report must follow soon, or the blocks are not there."""
+        """Record the end of a prediction's request; a report must follow soon, or the blocks are not there."""
         prediction.over_s = now_s
-        if self.is_told:
+        if self.is_reported:
             self._predictions.await_report(prediction)
 
     def begin(self) -> None:
         """Start to trust the memory server, which next reports all blocks that it has."""
         self._void()
-        if not self.is_told:  # otherwise `find` drops ended predictions soon
+        if not self.is_reported:  # otherwise `find` drops ended predictions soon
             self._predictions.drop_ended()
-        self.is_told = True
+        self.is_reported = True
 
-    def note(self, event: BlockEvent, keys: Sequence[int]) -> None:
+    def apply(self, event: BlockEvent, keys: Sequence[int]) -> None:
         """Apply a sealed, parked or evicted event to the blocks with these keys."""
         match event:
             case BlockEvent.SEALED:
                 for key in keys if self._predictions.latest else ():
                     self._predictions.settle(key)
-                self.told.update(keys)
+                self.reported.update(keys)
                 self.parked.difference_update(keys)
             case BlockEvent.PARKED:
-                self.told.difference_update(keys)
+                self.reported.difference_update(keys)
                 self.parked.update(keys)
             case BlockEvent.GONE:
-                self.told.difference_update(keys)
+                self.reported.difference_update(keys)
                 self.parked.difference_update(keys)
 
-    def forget_told(self) -> None:
+    def forget_reports(self) -> None:
         """Drop all reports, because the server stopped reporting or a report was lost."""
         self._void()
         self._predictions.keep_ended()
-        self.is_told = False
+        self.is_reported = False
 
     def _num_there(self, keys: Sequence[int], begin: int) -> int:
         """Return the end of the run of cached blocks that starts at `begin`."""
-        told, predicted = self.told, self._predictions.latest
-        if told.issuperset(keys[begin:]):  # the common case of a known text, without a loop in Python
+        reported, predicted = self.reported, self._predictions.latest
+        if reported.issuperset(keys[begin:]):  # the common case of a known text, without a loop in Python
             return len(keys)
         for number in range(begin, len(keys)):
-            if keys[number] not in told and keys[number] not in predicted:
+            if keys[number] not in reported and keys[number] not in predicted:
                 return number
         return len(keys)
 
     def _void(self) -> None:
-        self.told.clear()
+        self.reported.clear()
         self.parked.clear()
         self.copy_us = 0
 
@@ -214,10 +214,10 @@ class PrefixMap:
         """Return the contents of a known pool; raises KeyError for others."""
         return self._pools[pool]
 
-    def is_told(self, pool: PoolName) -> bool:
+    def is_reported(self, pool: PoolName) -> bool:
         """Tell whether the pool's memory server reports blocks."""
         contents = self._pools.get(pool)
-        return contents is not None and contents.is_told
+        return contents is not None and contents.is_reported
 
     def find(self, pool: PoolName, keys: Sequence[int]) -> Found:
         """Return the cached blocks of a text in a pool, as far as known."""
@@ -230,16 +230,17 @@ class PrefixMap:
         return contents.predict(keys) if contents is not None else Prediction(pool, [])
 
     def end(self, prediction: Prediction) -> None:
-        """Note the end of the request of a prediction."""
+        """Record the end of the request of a prediction."""
         if (contents := self._pools.get(prediction.pool)) is not None:
             contents.end(prediction, self._clock())
 
     @property
-    def num_told(self) -> int:
+    def num_reported(self) -> int:
         """Blocks reported by memory servers."""
-        return sum(contents.num_told for contents in self._pools.values())
+        return sum(contents.num_reported for contents in self._pools.values())
 
-    def told_by(self, server_id: str) -> tuple[int, int] | None:
+    def reported_by(self, server_id: str) -> tuple[int, int] | None:
         """Return blocks reported by a memory server: in its pools, and in host memory only. None without reports."""
-        told = [contents for (owner, _), contents in self._pools.items() if owner == server_id and contents.is_told]
-        return (sum(len(c.told) for c in told), sum(len(c.parked) for c in told)) if told else None
+        pools = [contents for (owner, _), contents in self._pools.items() if owner == server_id]
+        reported = [contents for contents in pools if contents.is_reported]
+        return (sum(len(c.reported) for c in reported), sum(len(c.parked) for c in reported)) if reported else None

@@ -65,7 +65,7 @@ class ReadinessLog:
         self._logged = Readiness("unavailable", ())
         self._settling: _Change | None = None
 
-    def note(self, now: Readiness, cause: str) -> None:
+    def add(self, now: Readiness, cause: str) -> None:
         """Log at once if service starts or stops; delay a degradation until `check` finds it lasting."""
         if now == self._logged:
             self._settling = None

@@ -6,16 +6,18 @@ exactly the sequences assigned to that incarnation and not yet released.
 
 import logging
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from common.settings.config import NetSection
 from common.wire.messages.worker import Heartbeat, KVPathReport, Role, WorkerReady
+from common.wire.values.pool_shape import minus, plus
 from router.placement.kv_paths import KVPaths
-from router.placement.ledger import Ledger
 from router.placement.member import Member
 from router.placement.prefix_map import PrefixMap
 from router.placement.readiness import Readiness, ReadinessLog, readiness_of
+from router.placement.route import Route
 from router.placement.standby import Standbys
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,60 @@ class Loss:
     worker: Member
     reason: str
     stuck: bool = False
+
+
+class Ledger:
+    """Keeper of `Member.work`; every assigned sequence is uncounted once."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def assign(self, route: Route, num_tokens: int, *, is_trial: bool = False) -> None:
+        """Count a sequence sent to a route.
+
+        Args:
+            num_tokens: prompt tokens of the sequence.
+        """
+        for worker in route.workers:
+            worker.work.num_unproven += 1
+            worker.work.has_trial = is_trial
+        self._turn += 1
+        route.prefill.last_turn = route.decode.last_turn = self._turn
+        prompts, rows = route.prefill.work, route.decode.work
+        prompts.outstanding_tokens += num_tokens
+        prompts.num_outstanding += 1
+        if route.overtakes:
+            insort(prompts.overtaking, num_tokens)
+        rows.num_assigned += 1
+        rows.expected_blocks = plus(rows.expected_blocks, route.expected_blocks)
+
+    def reduce_prompt(self, route: Route, num_tokens: int, num_left: int) -> None:
+        """Reduce the counted prompt of an assigned sequence from `num_tokens` to `num_left` tokens to compute."""
+        prompts = route.prefill.work
+        prompts.outstanding_tokens -= num_tokens - num_left
+        if route.overtakes:
+            prompts.overtaking.remove(num_tokens)
+            insort(prompts.overtaking, num_left)
+
+    def release_prompt(self, route: Route, num_tokens: int) -> None:
+        """Uncount the prompt of an assigned sequence, computed or given up."""
+        prompts = route.prefill.work
+        prompts.outstanding_tokens -= num_tokens
+        prompts.num_outstanding -= 1
+        if route.overtakes:
+            prompts.overtaking.remove(num_tokens)
+
+    def release(self, route: Route) -> None:
+        """Uncount a sequence after `release_prompt`."""
+        rows = route.decode.work
+        rows.num_assigned -= 1
+        rows.expected_blocks = minus(rows.expected_blocks, route.expected_blocks)
+
+    def prove(self, route: Route) -> None:
+        """Count a sequence as proven because of its progress; ends a trial."""
+        for worker in route.workers:
+            worker.work.num_unproven -= 1
+            worker.work.has_trial = False
 
 
 class WorkerPool:
@@ -72,7 +128,7 @@ class WorkerPool:
         return worker
 
     def drain(self, worker: Member) -> None:
-        """Stop sending work to a leaving worker, told by a notice or by returned work; later calls change nothing."""
+        """Stop sending work to a leaving worker, known by a notice or by returned work; later calls change nothing."""
         if worker.draining:
             return
         worker.draining = True
@@ -80,7 +136,7 @@ class WorkerPool:
         self._review(f"{worker} is leaving")
 
     def beat(self, heartbeat: Heartbeat, now_s: float) -> bool:
-        """Note a heartbeat; return False if the worker is unknown."""
+        """Record a heartbeat; return False if the worker is unknown."""
         worker = self.get(heartbeat.worker_id, heartbeat.epoch)
         if worker is None:
             return False
@@ -100,7 +156,7 @@ class WorkerPool:
         self._review(f"{worker} is gone")
 
     def set_path(self, report: KVPathReport) -> bool:
-        """Note a KV path report; return False if the reporter is no registered decode worker, or nothing is new.
+        """Record a KV path report; return False if the reporter is no registered decode worker, or nothing is new.
 
         The prefill worker may be unknown, because after a restart of the router either side registers first.
         """
@@ -134,7 +190,7 @@ class WorkerPool:
 
     def _review(self, cause: str) -> None:
         self.standbys.review(self._workers.values(), cause)
-        self._readiness_log.note(self.readiness, cause)
+        self._readiness_log.add(self.readiness, cause)
 
 
 def forgive_silence(workers: Iterable[Member], now_s: float) -> None:

@@ -21,6 +21,7 @@ from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerpr
 from router.base.json_rules import wrong
 from router.text.chat_template import load_chat_template
 from router.text.control_tokens import ControlTokens
+from router.text.detokenizer import Decode
 from router.text.model_info import ModelInfo
 from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding, Prompt, TokenIds, too_long
 from router.text.text_cache import TextCache, TextCounts
@@ -160,7 +161,12 @@ class TextEncoder:
 
 
 class Tokenizer:
-    """Conversion of text to token ids and back."""
+    """Conversion of text to token ids and back.
+
+    Attributes:
+        decode: returns the text of ids without special tokens; ids without text give none.
+        decode_all: returns the text of ids, special tokens included.
+    """
 
     def __init__(self, section: ModelSection, text_cache_bytes: int = 0) -> None:
         """Load a model directory; raises ConfigError with the file and the remedy if unusable."""
@@ -175,6 +181,8 @@ class Tokenizer:
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.decode: Decode = partial(self._tokenizer.decode, skip_special_tokens=True)
+        self.decode_all: Decode = partial(self._tokenizer.decode, skip_special_tokens=False)
         self.chat_template = load_chat_template(path)
         special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         self.control_tokens = ControlTokens(special.values())
@@ -214,16 +222,6 @@ class Tokenizer:
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Return ids of short texts, each encoded as a part of a longer text."""
         return [encoded.ids for encoded in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens; ids without text give none."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text
-
-    def decode_all(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens included."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
         """Return `decode_all` of many ids, without holding the interpreter lock."""

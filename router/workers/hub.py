@@ -8,14 +8,18 @@ So no message waits for the next edge.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 
 from common.settings.config import NetSection
-from common.wire.messages.worker import Message
+from common.wire.messages.worker import Knock, Message
+from common.wire.messages.worker_id import is_from
 from common.wire.transport.endpoints import ROUTER_SOCKET, resolved
 from common.wire.transport.sockets import Hub
+from router.dispatch.incidents import Incidents
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +30,19 @@ MAX_TURN_S = 0.005
 MAX_WORKER_FRAME_BYTES = 1 << 20
 """Limit, because large frames hold up every stream; a step of 1024 rows is 50 kB."""
 
-OnMessage = Callable[[bytes, Message], None]
+Handler = Callable[[bytes, Any], None]
+"""Function to handle a message, given the connection's identity."""
+Handlers = Mapping[type[Message], Handler]
 Undelivered = list[tuple[bytes, Message]]
 OnUnreachable = Callable[[Undelivered], None]
+SendTo = Callable[[bytes, Message], bool]
+"""Function to queue a message for a connection; returns False when the connection is gone."""
 
 
 class AsyncHub:
-    """Hub on the event loop; calls `on_message(identity, message)` for every received message.
+    """Hub on the event loop; calls a message type's handler for every received message.
+
+    A message without a handler is dropped, and so is a message in the name of another than the connection's owner.
 
     Messages sent to lost connections are soon reported to `on_unreachable`, with the identities.
     """
@@ -47,7 +57,7 @@ class AsyncHub:
             self._context.destroy(linger=0)
             raise
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_message: OnMessage | None = None
+        self._handlers: Handlers = {}
         self._on_unreachable: OnUnreachable | None = None
         self._scheduled = False
         self._undelivered: Undelivered = []
@@ -61,9 +71,9 @@ class AsyncHub:
         """Number of frames dropped here, received or sent."""
         return self._hub.drops.dropped
 
-    def start(self, on_message: OnMessage, on_unreachable: OnUnreachable) -> None:
+    def start(self, handlers: Handlers, on_unreachable: OnUnreachable) -> None:
         """Begin to receive; call once, on the event loop."""
-        self._on_message, self._on_unreachable = on_message, on_unreachable
+        self._handlers, self._on_unreachable = handlers, on_unreachable
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._hub.socket.fileno(), self._receive)
         self._schedule()
@@ -101,15 +111,39 @@ class AsyncHub:
 
     def _receive(self) -> None:
         self._scheduled = False
-        if self._loop is None or self._on_message is None:
+        if self._loop is None:
             return  # closed meanwhile
         until_s = time.monotonic() + MAX_TURN_S
         for identity, message in self._hub.receive():
             try:
-                self._on_message(identity, message)
+                self._handle(identity, message)
             except Exception:  # a bug in handling a message must not cut off all workers
                 logger.exception("handling %s from %r failed", type(message).__name__, identity[:60])
             if time.monotonic() > until_s:
                 break
         if self._hub.socket.poll(0, zmq.POLLIN):
             self._schedule()
+
+    def _handle(self, identity: bytes, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            self.refuse(identity, message, "a router does not receive it")
+        elif not is_from(identity, message):
+            self.refuse(identity, message, "not in the name of whose connection it is")
+        else:
+            handler(identity, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Connections of the router to workers and memory servers, with their time limits and the log of incidents."""
+
+    net: NetSection
+    router_epoch: int
+    send: SendTo
+    clock: Callable[[], float] = time.monotonic
+    incidents: Incidents = field(default_factory=Incidents)
+
+    def knock(self, connection: bytes) -> bool:
+        """Send a knock; return whether the connection exists."""
+        return self.send(connection, Knock(self.router_epoch))

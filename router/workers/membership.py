@@ -31,8 +31,7 @@ from router.dispatch.incidents import Kind
 from router.placement.member import NO_TRANSPORT, Member
 from router.placement.worker_pool import WorkerPool, forgive_silence
 from router.text.model_info import ModelInfo
-from router.workers.hub import Undelivered
-from router.workers.links import Links, SendTo
+from router.workers.hub import Links, SendTo, Undelivered
 
 logger = logging.getLogger(__name__)
 
@@ -69,38 +68,38 @@ class Membership:
             server_id = ready.memory_server_id
             owner = f"memory server {server_id}" if server_id else f"its own, {ready.transport}"
             num_blocks = shown(ready.num_blocks)
-            self._links.incidents.note(Kind.JOINED, f"{_named(worker)} on {ready.device}")
+            self._links.incidents.add(Kind.JOINED, f"{_named(worker)} on {ready.device}")
             logger.info("%s joined: %s, %s KV blocks of %s%s", worker, ready.device, num_blocks, owner, reserve)
-            _introduce(worker, self._pool, self._send)
-            self._dispatcher.pump()
+            _announce(worker, self._pool, self._send)
+            self._dispatcher.scheduler.schedule()
 
     def on_heartbeat(self, identity: bytes, heartbeat: Heartbeat) -> None:
-        """Note a heartbeat; ask an unknown worker to register, and tell an expelled worker to end."""
+        """Record a heartbeat; ask an unknown worker to register, and tell an expelled worker to end."""
         connection = connection_of(heartbeat.worker_id, heartbeat.epoch)
         if connection in self._expelled:
             self._send(connection, Refused(self._expelled[connection]))
         elif not self._pool.beat(heartbeat, self._clock()):
             self._send(identity, Reregister(self._links.router_epoch))
 
-    def on_leaving(self, leaving: WorkerLeaving) -> None:
+    def on_leaving(self, _: bytes, leaving: WorkerLeaving) -> None:
         """Assign nothing new to a worker, and answer with the number of completions still bound to the worker."""
         worker = self._pool.get(leaving.worker_id, leaving.epoch)
         if worker is not None:
             self._pool.drain(worker)
-            self._dispatcher.pump()
-        num_bound = len(self._dispatcher.needing(worker)) if worker is not None else 0
+            self._dispatcher.scheduler.schedule()
+        num_bound = len(self._dispatcher.lifecycle.needing(worker)) if worker is not None else 0
         self._send(connection_of(leaving.worker_id, leaving.epoch), StillBound(num_bound))
 
-    def dismiss_all(self) -> None:
+    def release_all(self) -> None:
         """Release all workers from waiting for requests, because the router ends."""
         for worker in self._pool:
             self._send(worker.connection, StillBound(0))
 
-    def on_worker_gone(self, gone: WorkerGone) -> None:
+    def on_worker_gone(self, _: bytes, gone: WorkerGone) -> None:
         """Remove a worker that announced its end."""
         worker = self._pool.get(gone.worker_id, gone.epoch)
         if worker is not None:
-            self._lose(worker, gone.reason[:300])
+            self._remove(worker, gone.reason[:300])
 
     def on_worker_ended(self, ended: WorkerEnded) -> bool:
         """Remove a worker whose process ended; False if the reporting memory server is not the worker's.
@@ -115,20 +114,20 @@ class Membership:
             return False
         for other in self._pool:
             other.silent = other.silent or not self._links.knock(other.connection)
-        self._lose(worker, f"memory server {ended.server_id} saw its process end")
+        self._remove(worker, f"memory server {ended.server_id} saw its process end")
         return True
 
-    def on_path(self, report: KVPathReport) -> None:
-        """Note a working or failed KV path."""
+    def on_path(self, _: bytes, report: KVPathReport) -> None:
+        """Record a working or failed KV path."""
         if not self._pool.set_path(report):
             return
         where = f"KV path {report.prefill_worker_id} -> {report.worker_id} over {report.transport}"
         if report.error:
             logger.warning("%s failed: %s", where, report.error[:300])
-            self._links.incidents.note(Kind.LOST, f"{where}: {report.error}")
+            self._links.incidents.add(Kind.LOST, f"{where}: {report.error}")
         else:
             logger.info("%s works%s", where, f": {report.gb_per_s:.1f} GB/s" if report.gb_per_s else "")
-        self._dispatcher.pump()
+        self._dispatcher.scheduler.schedule()
 
     def on_unreachable(self, undelivered: Undelivered) -> None:
         """Remove workers with lost connections; workers still alive register again."""
@@ -138,7 +137,7 @@ class Membership:
         for worker in gone:
             worker.silent = True  # all first, so no lost worker gets the requests of another
         for worker in gone:
-            self._lose(worker, "its connection is gone", unsent)
+            self._remove(worker, "its connection is gone", unsent)
 
     def check(self) -> None:
         """Remove silent or stuck workers, and knock at all others; call a few times a second.
@@ -156,7 +155,7 @@ class Membership:
             if loss.stuck:
                 self._expel(loss.worker, loss.reason)
             else:
-                self._lose(loss.worker, loss.reason)
+                self._remove(loss.worker, loss.reason)
         for worker in self._pool:
             self._links.knock(worker.connection)
 
@@ -165,13 +164,13 @@ class Membership:
         self._expelled[worker.connection] = _refusal(reason)
         if len(self._expelled) > MAX_EXPELLED:
             del self._expelled[next(iter(self._expelled))]
-        self._lose(worker, reason)
+        self._remove(worker, reason)
 
-    def _lose(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
+    def _remove(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         log, how = (logger.info, "gone after leaving") if worker.draining else (logger.warning, "lost")
-        num_needing = len(self._dispatcher.needing(worker))
+        num_needing = len(self._dispatcher.lifecycle.needing(worker))
         log("%s is %s: %s%s", worker, how, reason, f"; {num_needing} completions needed it" if num_needing else "")
-        self._links.incidents.note(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
+        self._links.incidents.add(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
         self._pool.remove(worker)
         for other in self._pool:
             if other.ready.role is not worker.ready.role:
@@ -202,7 +201,7 @@ def _objection(ready: WorkerReady, info: ModelInfo, pool: WorkerPool) -> str:
     return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
 
 
-def _introduce(worker: Member, pool: WorkerPool, send: SendTo) -> None:
+def _announce(worker: Member, pool: WorkerPool, send: SendTo) -> None:
     """Tell each prefill worker about each decode worker, whichever came first."""
     others = [other for other in pool if other.ready.role is not worker.ready.role and not other.draining]
     for other in others:

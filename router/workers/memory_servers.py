@@ -14,8 +14,7 @@ from common.wire.messages.worker import Refused, Reregister, Welcome
 from common.wire.messages.worker_id import connection_of
 from router.dispatch.incidents import Kind
 from router.placement.member import Member
-from router.workers.hub import Undelivered
-from router.workers.links import Links
+from router.workers.hub import Links, Undelivered
 
 logger = logging.getLogger(__name__)
 
@@ -83,23 +82,23 @@ class MemoryServers:
             self._send(identity, Refused(f"{MAX_SERVERS} memory servers are registered, which is the limit"))
             return
         if known is not None and known.ready.epoch != ready.epoch:
-            self._send(known.connection, Refused(_taken(ready)))
-            self._lose(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
+            self._send(known.connection, Refused(_id_conflict(ready)))
+            self._remove(known, f"started again as epoch {ready.epoch:x}, pid {ready.pid}")
             known = None
         if known is None:
             now_s = self._clock()
             server = self._servers[ready.server_id] = MemoryServer(ready, last_seen_s=now_s, joined_s=now_s)
             logger.info("%s joined: %s", server, ready.device)
-            self._links.incidents.note(Kind.JOINED, f"memory server {server.id} on {ready.device}")
+            self._links.incidents.add(Kind.JOINED, f"memory server {server.id} on {ready.device}")
         self._send(identity, Welcome(self._links.router_epoch))
 
     def on_heartbeat(self, identity: bytes, beat: MemoryHeartbeat) -> None:
-        """Note a heartbeat; ask an unknown server to register, and refuse a server whose id is taken."""
+        """Record a heartbeat; ask an unknown server to register, and refuse a server whose id is taken."""
         server = self._servers.get(beat.server_id)
         if server is None:
             self._send(identity, Reregister(self._links.router_epoch))
         elif server.ready.epoch != beat.epoch:
-            self._send(identity, Refused(_taken(server.ready)))
+            self._send(identity, Refused(_id_conflict(server.ready)))
         else:
             if _owned(beat) != (_owned(server.beat) if server.beat else (0, 0)):
                 logger.info(
@@ -114,7 +113,7 @@ class MemoryServers:
         identities = {identity for identity, _ in undelivered}
         for server in list(self):
             if server.connection in identities:
-                self._lose(server, "its connection is gone")
+                self._remove(server, "its connection is gone")
 
     def check(self) -> None:
         """Remove silent servers, unless the router itself stood still, and knock at all others."""
@@ -123,16 +122,16 @@ class MemoryServers:
         for server in list(self):
             silence_s = now_s - server.last_seen_s
             if silence_s > self._timeout_s and not was_asleep:
-                self._lose(server, f"no heartbeat for {silence_s:.1f} s (net.worker_timeout_s = {self._timeout_s:g})")
+                self._remove(server, f"no heartbeat for {silence_s:.1f} s (net.worker_timeout_s = {self._timeout_s:g})")
             else:
                 self._links.knock(server.connection)
 
-    def _lose(self, server: MemoryServer, reason: str) -> None:
+    def _remove(self, server: MemoryServer, reason: str) -> None:
         del self._servers[server.id]
         was_asked = server.asked_to_leave_s > -math.inf
         log, how = (logger.info, "gone after leaving") if was_asked else (logger.warning, "lost")
         log("%s is %s: %s", server, how, reason)
-        self._links.incidents.note(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
+        self._links.incidents.add(Kind.LEFT if was_asked else Kind.LOST, f"memory server {server.id}: {reason}")
 
 
 def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:
@@ -140,5 +139,5 @@ def _owned(beat: MemoryHeartbeat) -> tuple[int, int]:
     return beat.weights_bytes, beat.num_blocks
 
 
-def _taken(ready: MemoryReady) -> str:
+def _id_conflict(ready: MemoryReady) -> str:
     return f"another has its id, pid {ready.pid} on {ready.device}; each memory server needs its own memory.id"

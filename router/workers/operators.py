@@ -10,16 +10,14 @@ from common.wire.messages.operator import (
     Leave,
     LoadReport,
     LoadWanted,
-    RoleChange,
     WorkerLoad,
 )
 from common.wire.messages.worker import Role
 from router.dispatch.dispatcher import Dispatcher
 from router.placement.member import Member
 from router.placement.worker_pool import WorkerPool
-from router.workers.links import SendTo
+from router.workers.hub import SendTo
 from router.workers.memory_servers import MemoryServer, MemoryServers
-from router.workers.role_changes import RoleChanges
 
 logger = logging.getLogger(__name__)
 
@@ -40,42 +38,33 @@ class Operators:
         pool: WorkerPool,
         memory_servers: MemoryServers,
         dispatcher: Dispatcher,
-        role_changes: RoleChanges,
         send: SendTo,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool, self._memory_servers, self._dispatcher, self._send = pool, memory_servers, dispatcher, send
-        self._role_changes, self._clock = role_changes, clock
+        self._clock = clock
 
-    def handle(self, identity: bytes, message: DrainWanted | LoadWanted | RoleChange) -> None:
-        """Handle any message of an operator."""
-        match message:
-            case DrainWanted():
-                self._drain(identity, message)
-            case LoadWanted():
-                serving = {worker for worker in self._pool if worker.is_serving}
-                workers = tuple(
-                    _load(worker, len(self._pool.paths.partners(worker) & serving)) for worker in self._pool
-                )
-                self._send(identity, LoadReport(self._dispatcher.queue_sizes()[0], workers))
-            case RoleChange():
-                self._role_changes.note(message)
+    def on_load_wanted(self, identity: bytes, _: LoadWanted) -> None:
+        """Answer with the load of all workers."""
+        serving = {worker for worker in self._pool if worker.is_serving}
+        workers = tuple(_load(worker, len(self._pool.paths.partners(worker) & serving)) for worker in self._pool)
+        self._send(identity, LoadReport(self._dispatcher.queue_sizes()[0], workers))
 
-    def _drain(self, identity: bytes, wanted: DrainWanted) -> None:
+    def on_drain_wanted(self, identity: bytes, wanted: DrainWanted) -> None:
         """Ask the named member to leave, unless already leaving; answer with the number of needing completions."""
         if (worker := self._pool.find(wanted.name)) is not None:
             if wanted.incarnation in (0, worker.epoch) and not worker.draining:
-                self._dismiss(worker)
-            num_requests = len(self._dispatcher.needing(worker))
+                self._request_leave(worker)
+            num_requests = len(self._dispatcher.lifecycle.needing(worker))
             self._send(identity, DrainAnswer(wanted.name, worker.epoch, num_requests))
         elif (server := self._memory_servers.find(wanted.name)) is not None:
             if wanted.incarnation in (0, server.ready.epoch):
-                self._dismiss(server)
+                self._request_leave(server)
             self._send(identity, DrainAnswer(wanted.name, server.ready.epoch, 0))
         else:
             self._send(identity, DrainAnswer(wanted.name, 0, 0))
 
-    def _dismiss(self, member: Member | MemoryServer) -> None:
+    def _request_leave(self, member: Member | MemoryServer) -> None:
         """Ask a member to leave, at most every `ASK_AGAIN_S`, because operators ask several times a second."""
         if self._clock() - member.asked_to_leave_s >= ASK_AGAIN_S:
             member.asked_to_leave_s = self._clock()

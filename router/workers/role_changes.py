@@ -18,7 +18,7 @@ STAGES = {Stage.BEGUN: "under way", Stage.DONE: "done", Stage.GIVEN_UP: "given u
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Entry:
     """A role change at the last report, with the reason given at the beginning."""
 
     change: RoleChange
@@ -35,20 +35,20 @@ class RoleChanges:
 
     def __init__(self, incidents: Incidents, clock: Callable[[], float] = time.monotonic) -> None:
         self._incidents, self._clock = incidents, clock
-        self._kept: deque[Noted] = deque(maxlen=NUM_KEPT)
+        self._kept: deque[Entry] = deque(maxlen=NUM_KEPT)
         self.num = Counter[tuple[Role, Stage]]()
 
-    def __iter__(self) -> Iterator[Noted]:
+    def __iter__(self) -> Iterator[Entry]:
         return iter(self._kept)
 
-    def note(self, change: RoleChange) -> None:
-        """Note a change that has begun or ended."""
-        self._incidents.note(Kind.CHANGED, change.reason)
+    def on_change(self, _: bytes, change: RoleChange) -> None:
+        """Record a change that has begun or ended."""
+        self._incidents.add(Kind.CHANGED, change.reason)
         self.num[change.role, change.stage] += 1
-        noted = Noted(change, self._clock(), change.reason)
-        if self._kept and self._kept[-1].names == noted.names and self._kept[-1].change.stage is Stage.BEGUN:
-            noted = replace(noted, reason=self._kept.pop().reason)
-        self._kept.append(noted)
+        entry = Entry(change, self._clock(), change.reason)
+        if self._kept and self._kept[-1].names == entry.names and self._kept[-1].change.stage is Stage.BEGUN:
+            entry = replace(entry, reason=self._kept.pop().reason)
+        self._kept.append(entry)
 
     def report(self, now_s: float) -> list[JsonObject]:
         """Return the changes for GET /health, latest first."""

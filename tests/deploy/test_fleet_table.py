@@ -30,8 +30,8 @@ def health(*, prefill: str = "prefill-0", version: str = "0.1.0", error: str = "
     server.beat = MemoryHeartbeat("memory-0", 1, 8_040_000_000, 29_000_000_000, 1000, 400, 300, 0, 0, 0, 0, 0, 0, 0, ())
     changes = RoleChanges(Incidents(), lambda: NOW_S - 12.0)
     why = "prefill-1 on cuda:0 becomes decode-2: 492 of 512 rows"
-    changes.note(RoleChange("operator", 1, "prefill-1", "decode-2", Role.DECODE, Stage.BEGUN, why))
-    changes.note(RoleChange("operator", 1, "prefill-1", "decode-2", Role.DECODE, Stage.DONE, "after 5.0 s"))
+    changes.on_change(b"", RoleChange("operator", 1, "prefill-1", "decode-2", Role.DECODE, Stage.BEGUN, why))
+    changes.on_change(b"", RoleChange("operator", 1, "prefill-1", "decode-2", Role.DECODE, Stage.DONE, "after 5.0 s"))
     return report(pool, [server], changes, draining=False, now_s=NOW_S) | {"version": "0.1.0"}
 
 

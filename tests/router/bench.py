@@ -20,13 +20,14 @@ from common.wire.values.packing import pack_floats, pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.metrics import Metrics
-from router.dispatch.request_state import Completion, Delivery, Mailbox, State
+from router.dispatch.request_state import Completion, Delivery, State
+from router.dispatch.worker_reports import WorkerReports
 from router.placement.member import Member
 from router.placement.route import Route
 from router.placement.worker_pool import WorkerPool
 from router.text.detokenizer import TextStream
-from router.text.prompt_log import PromptLog
 from router.text.stop_strings import StopAutomaton, StopMatcher
+from tests.support.completions import make_completion
 from tests.support.messages import kv_path, worker_ready
 
 NET = NetSection(worker_timeout_s=3.0, step_timeout_s=100.0)
@@ -49,13 +50,14 @@ class Bench:
         self.sent: list[tuple[str, Message]] = []
         self.pool = WorkerPool(NET, 2.0, lambda: self.now_s)
         self.metrics = Metrics()
-        self.dispatcher = Dispatcher(
-            RouterSection(**router), NET, VOCAB, self.pool, lambda to, message: self.sent.append((to, message)),
-            self.metrics, lambda: self.now_s,
-        )  # fmt: skip
+        self.dispatcher = Dispatcher(RouterSection(**router), NET, self.pool, self.send, self.metrics)
+        self.reports = WorkerReports(self.dispatcher.lifecycle, self.dispatcher.scheduler, self.pool, self.send, VOCAB)
         self.prefills = [self.join(f"p{i}", Role.PREFILL) for i in range(num_prefill)]
         self.decodes = [self.join(f"d{i}", Role.DECODE) for i in range(num_decode)]
         self._num_made = 0
+
+    def send(self, to: str, message: Message) -> None:
+        self.sent.append((to, message))
 
     def join(self, worker_id: str, role: Role, epoch: int = 1, **fields: Any) -> Member:
         worker = self.pool.add(worker_ready(worker_id, role, epoch, **fields), self.now_s)
@@ -63,7 +65,7 @@ class Bench:
             prefill, decode = (worker, other) if role is Role.PREFILL else (other, worker)
             if other.ready.role is not role:
                 self.pool.set_path(kv_path(prefill.id, decode.id, prefill_epoch=prefill.epoch, epoch=decode.epoch))
-        self.dispatcher.pump()
+        self.dispatcher.scheduler.schedule()
         return worker
 
     def lose(self, worker: Member) -> None:
@@ -82,18 +84,16 @@ class Bench:
     ) -> Completion:
         self._num_made += 1
         fields: dict[str, Any] = {"max_tokens": 5, "stop_token_ids": (EOS,)} | sampling
-        completion = Completion(
-            request_id=f"cmpl-{self._num_made}",
-            index=0,
-            prompt_ids=list(range(num_prompt_tokens)),
-            sampling=SamplingParams(**fields),
-            text=TextStream(decode_ids, StopMatcher(StopAutomaton(stops)) if stops else None),
-            mailbox=Mailbox(),
+        completion = make_completion(
+            f"cmpl-{self._num_made}",
+            list(range(num_prompt_tokens)),
+            SamplingParams(**fields),
+            TextStream(decode_ids, StopMatcher(StopAutomaton(stops)) if stops else None),
+            num_prompt_logprobs=num_prompt_logprobs,
             priority=priority,
-            prompt_log=PromptLog(range(num_prompt_tokens), num_prompt_logprobs) if num_prompt_logprobs else None,
             prompt_only=prompt_only,
         )
-        for _ in self.dispatcher.find_out([completion]):
+        for _ in self.dispatcher.prepare([completion]):
             pass
         self.dispatcher.submit([completion])
         return completion
@@ -102,9 +102,10 @@ class Bench:
         self, worker: Member, completion: Completion, index: int, token_id: int, finish: int = 0, attempt: int = -1
     ) -> None:
         attempt = completion.attempt.number if attempt < 0 else attempt
-        self.dispatcher.on_tokens(
+        self.reports.on_tokens(
+                b"",
             TokenBatch(
-                worker.id, worker.epoch, (completion.request_id,), pack_ids([attempt]), pack_ids([index]),
+                worker.id, worker.epoch, (completion.spec.request_id,), pack_ids([attempt]), pack_ids([index]),
                 pack_ids([token_id]), bytes([finish]),
             )
         )  # fmt: skip
@@ -114,10 +115,11 @@ class Bench:
     ) -> None:
         """One entry a token: `ids`, or those of the prompt; its value tells of the attempt."""
         attempt, num = completion.attempt.number if attempt < 0 else attempt, len(positions)
-        told = ids or [completion.prompt_ids[position] for position in positions]
-        self.dispatcher.on_prompt_logprobs(
+        told = ids or [completion.spec.prompt_ids[position] for position in positions]
+        self.reports.on_prompt_logprobs(
+                b"",
             PromptLogprobs(
-                worker.id, worker.epoch, completion.request_id, attempt, positions.start, pack_ids([1] * num),
+                worker.id, worker.epoch, completion.spec.request_id, attempt, positions.start, pack_ids([1] * num),
                 pack_ids([1] * num), pack_ids(told), pack_floats([-1.0 - attempt] * num),
             )
         )  # fmt: skip
@@ -129,9 +131,9 @@ class Bench:
 
     def fail(self, worker: Member, completion: Completion, code: ErrorCode) -> None:
         message = RequestFailed(
-            worker.id, worker.epoch, completion.request_id, completion.attempt.number, code, "because"
+            worker.id, worker.epoch, completion.spec.request_id, completion.attempt.number, code, "because"
         )
-        self.dispatcher.on_failed(message)
+        self.reports.on_failed(b"", message)
 
     def requests(self) -> list[tuple[str, PrefillRequest]]:
         return [(to, message) for to, message in self.sent if isinstance(message, PrefillRequest)]

@@ -207,7 +207,7 @@ async def test_users_of_a_key_share_its_turns(start_cluster: StartCluster, key_f
             for user, key in (("a", FIRST), ("b", FIRST), ("c", FIRST), ("a", SECOND))
         ]
         await cluster.until(lambda: cluster.service.dispatcher.num_active == 4, "four completions queued")
-        clients = [completion.client for completion in cluster.service.dispatcher.active]
+        clients = [completion.spec.client for completion in cluster.service.dispatcher.active]
         assert sorted(Counter(clients).values()) == [1, 3]
         assert not any(key in client for client in clients for key in (FIRST, SECOND))
         for task in asked:

@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_frees_both_workers(client: Client, cluster: 
     await anext(aiter(stream))
     waiting = asyncio.create_task(client.completions.create(model="tiny", prompt=PROMPT))
     active = cluster.service.dispatcher.active
-    await cluster.until(lambda: [len(c.outputs) for c in active] == [1, 1], "both prompts are computed")
+    await cluster.until(lambda: [len(c.output.token_ids) for c in active] == [1, 1], "both prompts are computed")
     await stream.close()
     waiting.cancel()
     await cluster.until(lambda: len(prefill.got(Abort)) == len(decode.got(Abort)) == 2, "two Aborts at each worker")

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.base.errors import RequestError
-from common.wire.values.sampling_params import SamplingParams
 from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
-from router.dispatch.request_state import Completion, Delivery, Mailbox
+from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.chat_answer import MAX_CALLS, AnswerParser, Part, Thoughts
 from router.text.chat_template import ChatTemplate
-from router.text.detokenizer import TextStream
+from tests.support.completions import make_completion
 
 F = '{"name": "f", "arguments": {"a": "ü"}}'
 F_CALL = ("f", '{"a": "ü"}')
@@ -35,9 +34,9 @@ FORMS = {"thoughts have begun": options("", "have begun"), "no thoughts": option
 
 
 def completion() -> Completion:
-    return Completion(
-        "chatcmpl-1-0", 0, [1], SamplingParams(), TextStream(lambda _: ""), Mailbox(), finish_reason="stop"
-    )
+    completion = make_completion()
+    completion.output.finish_reason = "stop"
+    return completion
 
 
 def streamed(pieces: list[str], how: ResponseOptions) -> tuple[dict[str, Any], str]:
@@ -188,7 +187,7 @@ def test_arguments_come_as_they_are_written() -> None:
 def test_a_call_that_is_cut_off_is_a_call(arguments: str, content: str) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}{content}'
     done = completion()
-    done.finish_reason = "length"
+    done.output.finish_reason = "length"
     whole = chat_choice_body(text, done, options("hermes"))
     assert whole["finish_reason"] == "length"
     (call,) = whole["message"]["tool_calls"]

@@ -14,9 +14,10 @@ from common.wire.messages.memory_reports import KVEvents, MemoryReady, WorkerEnd
 from common.wire.messages.worker import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
 from common.wire.messages.worker_id import BEAT_SUFFIX, connection_of
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.request_state import Completion, Mailbox, State
+from router.dispatch.request_state import Completion, State
 from router.service import Service
 from router.text.detokenizer import TextStream
+from tests.support.completions import make_completion
 from tests.support.fakes import FakeModel, free_endpoint
 from tests.support.messages import kv_path, worker_ready
 from tests.wire.values import aimed_messages
@@ -33,11 +34,13 @@ class Rig:
     def __init__(self, model_dir: Path, model: FakeModel) -> None:
         net, limits = NetSection(router_endpoint=free_endpoint()), RouterSection(port=0)
         self.service = Service(Config(model=ModelSection(path=str(model_dir)), net=net, router=limits))
-        self.service.dispatcher._defer = lambda act: act()  # there is no event loop
+        self.service.dispatcher.scheduler.defer = lambda act: act()  # there is no event loop
+        self.handlers = self.service.handlers()
         self.model = model
 
     def hear(self, connection: bytes, message: Message) -> None:
-        self.service._handle(connection, decode(encode(message)))
+        if (handler := self.handlers.get(type(message))) is not None:
+            handler(connection, decode(encode(message)))
 
     def meet(self) -> None:
         """All workers are registered, whatever they have said, and blocks travel from `p` to `d`."""
@@ -65,8 +68,8 @@ class Rig:
 
     def submit(self, name: str) -> Completion:
         text = TextStream(self.service.tokenizer.decode)
-        completion = Completion(name, 0, [1, 2, 3], SamplingParams(max_tokens=20), text, Mailbox())
-        for _ in self.service.dispatcher.find_out([completion]):
+        completion = make_completion(name, [1, 2, 3], SamplingParams(max_tokens=20), text)
+        for _ in self.service.dispatcher.prepare([completion]):
             pass
         self.service.dispatcher.submit([completion])
         return completion
@@ -99,7 +102,7 @@ def test_no_message_costs_more_than_itself(rig: Rig, said: list[tuple[Message, t
         rig.service.dispatcher.abort(completion)
         assert completion.is_terminal
     assert rig.service.dispatcher.queue_sizes() == (0, 0, 0)
-    assert rig.service.pool.prefixes.num_told <= 2 * 100, "of two pools"
+    assert rig.service.pool.prefixes.num_reported <= 2 * 100, "of two pools"
     assert all((worker.work.outstanding_tokens, worker.work.num_assigned) == (0, 0) for worker in rig.service.pool)
 
 

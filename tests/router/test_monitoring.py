@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.base.exposition import exposition
 from tests.router.conftest import Client, Cluster
-from tests.router.test_memory_servers import FakeMemory
+from tests.router.workers.test_memory_servers import FakeMemory
 from tests.support.monitoring import NAME, alerts, asked_by_chart, asked_by_dashboard, dashboard, legends
 
 OF_PROMETHEUS = {"instance", "job", "le", "alertname", "alertstate"}

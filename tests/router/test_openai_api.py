@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 
 from common.base.errors import RequestError
-from common.wire.values.sampling_params import SamplingParams
 from router.answers.completion_bodies import ChunkWriter
 from router.api.field_tables import written
-from router.dispatch.request_state import Completion, Delivery, Mailbox
+from router.dispatch.request_state import Delivery
 from router.http.errors import error_body
 from router.requests.completion_api import CompletionRequest, ResponseOptions, choice_seed, parse
 from router.requests.completion_fields import COMPLETION_FIELDS
-from router.text.detokenizer import TextStream
 from router.text.prompts import fit_max_tokens
+from tests.support.completions import make_completion
 
 ROOT = Path(__file__).parents[2]
 VOCAB = 100
@@ -373,7 +372,7 @@ def test_max_tokens_beyond_the_context_is_refused_and_the_default_is_cut() -> No
 @pytest.mark.parametrize("text", ["", 'quote " and \\ and \n', "你好 🎉 \u2028", "\x00\x7f"])
 def test_stream_chunks_are_json(text: str) -> None:
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": 'na"me'}
-    completion = Completion("cmpl-1-3", 3, [1], SamplingParams(), TextStream(lambda _: ""), Mailbox())
+    completion = make_completion(index=3)
     ending = {"finish_reason": "stop", "stop_reason": None}
     for reason, end in ((None, {"finish_reason": None}), ("stop", ending)):
         chunk = ChunkWriter(head, PLAIN, completion).chunk(Delivery(3, text, 1, reason))

@@ -267,7 +267,7 @@ async def test_nobody_is_more_urgent_than_the_server_lets_clients_be(
 async def test_an_error_inside_a_stream_is_an_event_of_its_own(client: Client, cluster: Cluster) -> None:
     cluster.workers[1].mute = True
     reading = asyncio.create_task(events(cluster, prompt=client.visible_prompt()))
-    await cluster.until(lambda: any(c.outputs for c in cluster.service.dispatcher.active), "a first token")
+    await cluster.until(lambda: any(c.output.token_ids for c in cluster.service.dispatcher.active), "a first token")
     cluster.service.dispatcher.fail_all(RequestError("gone", code="worker_lost", status=503))
     chunks = await reading
     assert chunks[-1] == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "worker_lost"}}
@@ -286,7 +286,7 @@ async def test_after_the_death_of_a_worker_nothing_is_shown_twice_and_the_same_e
     usage = {"include_usage": True, "continuous_usage_stats": True}
     reading = asyncio.create_task(events(cluster, max_tokens=40, ignore_eos=True, n=2, stream_options=usage, **wanted))
     active = cluster.service.dispatcher.active
-    await cluster.until(lambda: [len(c.outputs) for c in active] == [5, 5], "a few tokens")
+    await cluster.until(lambda: [len(c.output.token_ids) for c in active] == [5, 5], "a few tokens")
     await asyncio.to_thread(first.kill)
     cluster.decode("decode-1")
     *chunks, last = await reading

@@ -234,13 +234,13 @@ async def test_a_replay_and_a_client_that_leaves_are_told(start_cluster: StartCl
     [decode] = [worker for worker in cluster.workers if isinstance(worker, FakeDecode)]
     decode.step_s = 0.05
     asking = asyncio.create_task(asked(cluster, max_tokens=200))
-    await cluster.until(lambda: any(len(c.outputs) > 2 for c in cluster.service.dispatcher.active), "outputs")
+    await cluster.until(lambda: any(len(c.output.token_ids) > 2 for c in cluster.service.dispatcher.active), "outputs")
     other = cluster.decode("decode-1", step_s=0.05)
     await cluster.until_paths(2)
     await asyncio.to_thread(decode.kill)
     dispatcher = cluster.service.dispatcher
     await cluster.until(
-        lambda: any(c.attempt.number == 1 and len(c.outputs) > 9 for c in dispatcher.active), "a replay"
+        lambda: any(c.attempt.number == 1 and len(c.output.token_ids) > 9 for c in dispatcher.active), "a replay"
     )
     asking.cancel()
     [span] = await server_spans(cluster, collector)

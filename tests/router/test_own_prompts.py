@@ -51,7 +51,7 @@ class Rig:
         """So much of the text is in a decode worker's pool."""
         contents = self.pool.prefixes.contents(decode.pool)
         contents.begin()
-        contents.note(BlockEvent.SEALED, keys_of(TEXT).keys[: num_tokens // BLOCK])
+        contents.apply(BlockEvent.SEALED, keys_of(TEXT).keys[: num_tokens // BLOCK])
 
     def chosen(self, num_tokens: int = 660, **fields: Any) -> Route | None:
         token_ids = [*TEXT, *range(5000, 5000 + num_tokens)][:num_tokens]
@@ -145,8 +145,8 @@ def test_a_prompt_that_is_given_back_is_sent_to_a_prefill_worker_and_decoded_whe
     bench.submit(num_prompt_tokens=90)
     short = bench.submit(num_prompt_tokens=MOST)
     assert bench.route(short).is_local
-    failed = RequestFailed(decode.id, decode.epoch, short.request_id, 0, ErrorCode.NOT_HERE, "less is here")
-    bench.dispatcher.on_failed(failed)
+    failed = RequestFailed(decode.id, decode.epoch, short.spec.request_id, 0, ErrorCode.NOT_HERE, "less is here")
+    bench.reports.on_failed(b"", failed)
     route = bench.route(short)
     assert (route.prefill, route.decode) == (prefill, decode)
     assert (short.failures.num_counted, short.failures.num_returns, short.attempt.number) == (0, 1, 1)

@@ -78,7 +78,7 @@ def pool_of(prefills: list[Worker], decodes: list[Worker], ways: list[int], know
         if any(member.pool == (f"m{gpu}", 1) for member in pool):
             contents = pool.prefixes.contents((f"m{gpu}", 1))
             contents.begin()
-            contents.note(BlockEvent.SEALED, [TEXT.keys[number] for number in blocks])
+            contents.apply(BlockEvent.SEALED, [TEXT.keys[number] for number in blocks])
     return pool
 
 

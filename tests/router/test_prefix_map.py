@@ -34,12 +34,12 @@ OLD, NEW, NEWEST = range(4), range(10, 14), range(20, 24)
 class Known:
     """A map of two pools of six blocks, with a clock moved by hand."""
 
-    def __init__(self, *, is_told: bool) -> None:
+    def __init__(self, *, is_reported: bool) -> None:
         self.now_s = 100.0
         self.map = PrefixMap(lambda: self.now_s)
         for pool in (HERE, THERE):
             self.map.add(pool, 6)
-            if is_told:
+            if is_reported:
                 self.map.contents(pool).begin()
         self.here = self.map.contents(HERE)
 
@@ -51,20 +51,20 @@ class Known:
 
 @pytest.fixture
 def told() -> Known:
-    return Known(is_told=True)
+    return Known(is_reported=True)
 
 
 @pytest.fixture
 def untold() -> Known:
-    return Known(is_told=False)
+    return Known(is_reported=False)
 
 
 def test_what_was_told_of_is_there_until_it_is_evicted(told: Known) -> None:
-    told.here.note(BlockEvent.SEALED, OLD)
+    told.here.apply(BlockEvent.SEALED, OLD)
     assert (told.count(OLD), told.count([0, 11, 1])) == (4, 1)
     told.now_s += 1e6
     assert told.count(OLD) == 4
-    told.here.note(BlockEvent.GONE, [2, 99])
+    told.here.apply(BlockEvent.GONE, [2, 99])
     assert told.count(OLD) == 2, "without it the rest is not found"
     told.here.begin()
     assert told.count(OLD) == 0, "it is told anew"
@@ -74,13 +74,13 @@ def test_a_prediction_holds_until_word_comes_or_its_request_has_been_over_for_a_
     prediction = told.map.predict(HERE, OLD)
     told.now_s += 1e6
     assert told.count(OLD) == 4
-    told.here.note(BlockEvent.SEALED, OLD[:2])
+    told.here.apply(BlockEvent.SEALED, OLD[:2])
     told.map.end(prediction)
     told.now_s += 0.9 * MOMENT_S
     assert told.count(OLD) == 4
     told.now_s += 0.2 * MOMENT_S
     assert told.count(OLD) == 2, "no word came of the others"
-    told.here.note(BlockEvent.GONE, OLD)
+    told.here.apply(BlockEvent.GONE, OLD)
     assert told.count(OLD) == 0
 
 
@@ -112,15 +112,15 @@ def test_once_a_server_tells_only_what_runs_is_predicted_and_without_it_predicti
     running = untold.map.predict(HERE, NEW[:2])
     untold.here.begin()
     assert (untold.count(OLD), untold.count(NEW)) == (0, 2)
-    untold.here.note(BlockEvent.SEALED, OLD)
-    untold.here.forget_told()
+    untold.here.apply(BlockEvent.SEALED, OLD)
+    untold.here.forget_reports()
     untold.map.end(running)
     untold.now_s += 1e6
     assert (untold.count(OLD), untold.count(NEW)) == (0, 2)
 
 
 def test_of_a_pool_that_nobody_has_nothing_is_known(told: Known) -> None:
-    told.here.note(BlockEvent.SEALED, OLD)
+    told.here.apply(BlockEvent.SEALED, OLD)
     prediction = told.map.predict(HERE, NEW)
     told.map.keep({THERE})
     assert told.map.find(HERE, OLD).num_there == 0
@@ -146,11 +146,11 @@ def test_a_block_takes_about_a_hundred_bytes() -> None:
     tracemalloc.start()
     try:
         for some in keys:
-            contents.note(BlockEvent.SEALED, some)
+            contents.apply(BlockEvent.SEALED, some)
         num_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert num_bytes / len(contents.told) < 110
+    assert num_bytes / len(contents.reported) < 110
 
 
 # --- keys of texts ----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_where_two_pools_have_the_same_the_load_decides() -> None:
     pools, text = Pools(), list(range(4096))
     for gpu in range(2):
         pools.contents(gpu).begin()
-        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys)
+        pools.contents(gpu).apply(BlockEvent.SEALED, keys_of(text).keys)
     busy = pools.chosen([*text, 1])
     busy.prefill.work.outstanding_tokens = 100
     route = pools.chosen([*text, 1])
@@ -270,7 +270,7 @@ def test_who_decodes_elsewhere_moves_what_that_pool_lacks() -> None:
     prefill.speeds = SLOW
     for gpu, num_blocks in ((0, 200), (1, 256)):
         pools.contents(gpu).begin()
-        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
+        pools.contents(gpu).apply(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
     pools.members[1].work.num_assigned = 64  # DECODE-0 is full
     pools.members[2].work.outstanding_tokens = 2000  # PREFILL-1
     route = pools.chosen([*text, 1])
@@ -287,14 +287,14 @@ def test_a_reply_is_taken_from_who_decoded_it_where_blocks_travel() -> None:
     p0, d0, p1, d1 = pools.members
     for gpu, num_blocks in ((0, 40), (1, 64)):
         pools.contents(gpu).begin()
-        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
+        pools.contents(gpu).apply(BlockEvent.SEALED, keys_of(text).keys[:num_blocks])
     d1.work.num_assigned, p1.draining, p0.speeds = 64, True, SLOW
     route = pools.chosen([*text, *range(5000, 5100)])
     assert (route.prefill, route.decode, route.holder) == (p0, d0, d1)
     assert (route.cost.num_known, route.cost.num_taken, route.cost.num_computed) == (640, 384, 100)
-    pools.contents(0).note(BlockEvent.SEALED, keys_of(text).keys)
+    pools.contents(0).apply(BlockEvent.SEALED, keys_of(text).keys)
     assert pools.chosen([*text, 1]).holder is None, "it is here by now"
-    pools.contents(0).note(BlockEvent.GONE, keys_of(text).keys)
+    pools.contents(0).apply(BlockEvent.GONE, keys_of(text).keys)
     pools.workers.set_path(kv_path("PREFILL-0", "DECODE-1", error="broken"))
     assert pools.chosen([*text, 1]).holder is None, "nothing travels"
     assert pools.chosen(list(range(200))).holder is None, "short prompts are not looked up"
@@ -314,7 +314,7 @@ def test_a_reply_counts_as_taken_where_its_way_is_shorter_than_its_computation()
     p0, _, p1, d1 = pools.members
     for gpu in range(2):
         pools.contents(gpu).begin()
-    pools.contents(1).note(BlockEvent.SEALED, keys_of(text).keys)
+    pools.contents(1).apply(BlockEvent.SEALED, keys_of(text).keys)
     d1.work.num_assigned, p1.draining = 64, True
 
     def expected(block_us: int, taking_us: int, gb_per_s: float) -> int:
@@ -340,8 +340,8 @@ def test_what_is_in_host_memory_draws_a_prompt_if_to_restore_it_is_cheaper() -> 
     for gpu in range(2):
         pools.contents(gpu).begin()
     contents, keys = pools.contents(0), keys_of(text).keys
-    contents.note(BlockEvent.SEALED, keys[:6])
-    contents.note(BlockEvent.PARKED, keys[6:])
+    contents.apply(BlockEvent.SEALED, keys[:6])
+    contents.apply(BlockEvent.PARKED, keys[6:])
     p0.work.outstanding_tokens = 100
     assert pools.chosen([*text, 1]).prefill is p1, "nobody knows how long computing takes"
     p0.speeds = Speeds(block_us=160)  # 10 us a token
@@ -358,7 +358,7 @@ def test_what_is_in_host_memory_draws_a_prompt_if_to_restore_it_is_cheaper() -> 
     assert pools.chosen([*text, 1]).prefill is p1, "copying takes as long as computing"
     contents.copy_us = 40
     assert pools.chosen(text[:215]).cost.num_restored == 0, "of so little not much is saved"
-    contents.note(BlockEvent.GONE, keys[100:101])
+    contents.apply(BlockEvent.GONE, keys[100:101])
     assert pools.chosen([*text, 1]).cost.num_restored == 94 * BLOCK
 
 
@@ -368,14 +368,14 @@ def test_what_can_be_restored_is_not_taken_from_elsewhere() -> None:
     for gpu in range(2):
         pools.contents(gpu).begin()
     keys = keys_of(text).keys
-    pools.contents(0).note(BlockEvent.PARKED, keys[:200])
+    pools.contents(0).apply(BlockEvent.PARKED, keys[:200])
     pools.contents(0).copy_us = 1
     p0.speeds, p1.draining = Speeds(block_us=100_000), True
     d1.work.num_assigned = 64
-    pools.contents(1).note(BlockEvent.SEALED, keys[:200])
+    pools.contents(1).apply(BlockEvent.SEALED, keys[:200])
     route = pools.chosen([*text, 1])
     assert (route.holder, route.cost.num_restored, route.cost.num_taken) == (None, 3200, 0)
-    pools.contents(1).note(BlockEvent.SEALED, keys[200:])
+    pools.contents(1).apply(BlockEvent.SEALED, keys[200:])
     route = pools.chosen([*text, 1])
     assert (route.holder, route.cost.num_restored, route.cost.num_taken) == (d1, 3200, 896)
     assert (route.cost.num_computed, route.cost.num_moved) == (1, 896) and route.decode is d0
@@ -385,7 +385,7 @@ def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None
     pools = Pools()
     for gpu in range(2):
         pools.contents(gpu).begin()
-        pools.contents(gpu).note(BlockEvent.SEALED, keys_of(list(range(256))).keys)
+        pools.contents(gpu).apply(BlockEvent.SEALED, keys_of(list(range(256))).keys)
     for num_tokens, num_known in ((255, 0), (256, 240), (257, 256), (300, 256)):
         assert pools.chosen(list(range(num_tokens))).cost.num_known == num_known
     other = Demand(300, 400, texts=(keys_of(list(range(300)), KVLayout("other", LAYOUT.groups)),))

@@ -13,16 +13,15 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from common.base.errors import RequestError
-from common.wire.values.sampling_params import SamplingParams
 from router.answers.request_choices import Job
 from router.answers.responses_answer import StreamedResponse, WholeResponse
 from router.answers.responses_shapes import ResponseBody
 from router.base.shapes import schema_of
-from router.dispatch.request_state import Completion, Delivery, Mailbox
+from router.dispatch.request_state import Delivery
 from router.requests.completion_api import ResponseOptions
 from router.requests.responses_fields import RESPONSES_FIELDS
 from router.text.chat_answer import Thoughts
-from router.text.detokenizer import TextStream
+from tests.support.completions import make_completion
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "ü"}}</tool_call>'
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -42,8 +41,8 @@ def job(thoughts: Thoughts = "may come", finish_reason: str = "stop", has_summar
         repeated=json.dumps(REPEATED),
         has_summary=has_summary,
     )
-    stream = TextStream(lambda _: "")
-    completion = Completion("1-0", 0, [1], SamplingParams(), stream, Mailbox(), finish_reason=finish_reason)
+    completion = make_completion()
+    completion.output.finish_reason = finish_reason
     shaper: Any = None
     return Job(HEAD, options, 1, 1, [completion], completion.mailbox, shaper)
 
@@ -78,7 +77,7 @@ def streamed(text: str, size: int, finish_reason: str = "stop", num_at_once: int
 def whole(text: str, finish_reason: str = "stop") -> dict[str, Any]:
     answer = WholeResponse(job(finish_reason=finish_reason))
     for delivery in deliveries(text, max(1, len(text)), finish_reason):
-        answer.take(delivery)
+        answer.add(delivery)
     body: dict[str, Any] = json.loads(asyncio.run(answer.body()))
     Response.model_validate(body)
     return body

@@ -14,12 +14,12 @@ from common.base.errors import ErrorCode, RequestError
 from common.settings.config import NetSection
 from common.wire.values.step_counts import StepMeter
 from router.api.status_page_files import FILES
-from router.dispatch.completion_summary import NUM_PERIODS, NUM_TOLD
+from router.dispatch.completion_summary import NUM_PERIODS, NUM_SLOWEST
 from router.dispatch.incidents import NUM_KEPT, Incidents, Kind
 from router.observe.history import NUM_SAMPLES, PERIOD_S, History, quantile
 from router.observe.status_report import KEPT_S, MAX_PATHS, StatusReporter
 from router.text.model_info import ModelInfo
-from router.workers.links import Links
+from router.workers.hub import Links
 from router.workers.memory_servers import MemoryServers
 from tests.router.bench import LENGTH, Bench
 from tests.router.conftest import Client, Cluster
@@ -86,19 +86,19 @@ def test_all_numbers_of_a_report_are_of_one_moment_and_add_up() -> None:
     assert told["running"] == told["history"]["running"][-1] == 9
     decoded = sum(worker["tokens_per_s"] for worker in workers if worker["role"] == "decode")
     assert decoded == pytest.approx(told["history"]["tokens_per_s"][-1]) and decoded > 0
-    assert [each["id"] for each in told["longest"]] == [each.request_id for each in completions[:NUM_TOLD]]
+    assert [each["id"] for each in told["longest"]] == [each.spec.request_id for each in completions[:NUM_SLOWEST]]
     assert told["longest"][0]["phase"] == "prefill" and told["longest"][0]["prefill_ms"] == 1e3 * PERIOD_S
 
 
 def test_the_slowest_requests_of_the_last_minutes_are_told_with_where_their_time_went() -> None:
     bench = Bench()
     status = reporter(bench)
-    for number in range(3 * NUM_TOLD):
+    for number in range(3 * NUM_SLOWEST):
         completion = bench.submit(max_tokens=1)
         bench.now_s += 0.1 * (1 + number % 12)
         bench.token(bench.prefills[0], completion, 0, 1, LENGTH)
     told = status.report(bench.now_s)["slowest"]
-    assert len(told) == NUM_TOLD
+    assert len(told) == NUM_SLOWEST
     assert [each["e2e_ms"] for each in told] == sorted((each["e2e_ms"] for each in told), reverse=True)
     assert told[0] | {"id": "", "ended_s": 0} == {
         "id": "", "phase": None, "outcome": "length", "prompt_tokens": 4, "output_tokens": 1, "most_tokens": 1,
@@ -116,7 +116,7 @@ def test_errors_and_refusals_a_second_are_samples_too_and_each_is_counted_once()
     error = RequestError("the server shut down", code="server_draining", status=503)
     bench.dispatcher.fail_all(error)
     for refused in (error, RequestError("no"), RequestError("busy", code="rate_limit_exceeded", status=429)):
-        bench.metrics.refused(refused)  # as the HTTP side tells it, of the failed completion, too
+        bench.metrics.count_refusal(refused)  # as the HTTP side tells it, of the failed completion, too
     bench.now_s += PERIOD_S
     status.history.tick()
     sample = status.history.samples[-1]
@@ -180,12 +180,12 @@ def test_of_many_kv_paths_those_that_failed_are_told() -> None:
 def test_what_happens_often_is_one_incident_and_few_are_kept() -> None:
     incidents = Incidents(iter(range(1000)).__next__)
     for number in range(300):
-        incidents.note(Kind.REPLAY, "p0: gone")
-        incidents.note(Kind.LOST, f"worker {number // 3}")
+        incidents.add(Kind.REPLAY, "p0: gone")
+        incidents.add(Kind.LOST, f"worker {number // 3}")
     kept = list(incidents)
     assert len(kept) == NUM_KEPT
     assert (kept[-2].text, kept[-2].num, kept[-1].num) == ("p0: gone", 300, 3)
-    incidents.note(Kind.FAILED, "x" * 10_000)
+    incidents.add(Kind.FAILED, "x" * 10_000)
     assert len(list(incidents)[-1].text) < 1000
 
 

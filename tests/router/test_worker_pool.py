@@ -10,7 +10,7 @@ from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import KVPathReport, Role, WorkerReady
 from common.wire.values.kv_layout import KVLayout
 from router.placement.capacity import max_model_len, most_tokens
-from router.placement.choice import MEETING_S, choose
+from router.placement.choice import FIRST_PATH_S, choose
 from router.placement.costs import decode_load
 from router.placement.member import NO_TRANSPORT, Member
 from router.placement.readiness import MAX_TOLD, SETTLING_S, Kind, Readiness
@@ -114,7 +114,7 @@ def test_whether_it_is_ready_is_whether_somebody_is_chosen() -> None:
     """By all combinations of what two workers may be, once those that have just come have met."""
     for how in itertools.product(("serving", "leaving", "silent", "absent"), repeat=2):
         for error in ("", "broken"):
-            pool = WorkerPool(NET, 2.0, lambda: 2 * MEETING_S)
+            pool = WorkerPool(NET, 2.0, lambda: 2 * FIRST_PATH_S)
             members = [pool.add(ready(name, role), 0.0) for name, role in (("p", Role.PREFILL), ("d", Role.DECODE))]
             assert pool.set_path(path(members[0], members[1], error=error))
             for member, is_now in zip(members, how, strict=True):
@@ -268,9 +268,9 @@ def test_prompts_wait_for_workers_that_are_meeting_but_not_for_long() -> None:
     now_s += 60.0
     prefill = pool.add(ready("p0", Role.PREFILL), now_s)
     assert choose(pool, LEAST) is None
-    now_s += 0.9 * MEETING_S
+    now_s += 0.9 * FIRST_PATH_S
     assert choose(pool, LEAST) is None
-    now_s += 0.2 * MEETING_S
+    now_s += 0.2 * FIRST_PATH_S
     route = choose(pool, LEAST)
     assert route is not None and route.is_local, "they do not find together"
     decode = pool.add(ready("d1", Role.DECODE), now_s)

@@ -20,9 +20,10 @@ from prefill_worker.scheduler import Chunk, PromptScheduler
 from prefill_worker.sequence import PromptSequence
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.metrics import Metrics
-from router.dispatch.request_state import Completion, Mailbox
+from router.dispatch.request_state import Completion
+from router.dispatch.worker_reports import WorkerReports
 from router.placement.worker_pool import WorkerPool
-from router.text.detokenizer import TextStream
+from tests.support.completions import make_completion
 from tests.support.layouts import allocator_of, no_prefixes
 from tests.support.messages import kv_path, worker_ready
 
@@ -98,7 +99,7 @@ class SimulatedWorker:
             ids = tuple(sequence.request_id for sequence in ended)
             zeros, finish = pack_ids([0] * len(ids)), bytes([FinishReason.LENGTH] * len(ids))
             batch = TokenBatch(self.worker_id, 1, ids, zeros, zeros, zeros, finish)
-            self.simulation.later(MESSAGE_S, lambda: self.simulation.dispatcher.on_tokens(batch))
+            self.simulation.later(MESSAGE_S, lambda: self.simulation.reports.on_tokens(b"", batch))
         self.launch()
 
     def _goes_on(self, sequence: PromptSequence) -> bool:
@@ -120,8 +121,9 @@ class Simulation:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = count()
         limits = RouterSection(max_requests=1 << 30, max_queued_tokens=1 << 50, request_timeout_s=1e9)
-        pool = WorkerPool(NetSection(), 1e9 if self.first_come else limits.prefill_window)
-        self.dispatcher = Dispatcher(limits, NetSection(), 10, pool, self._send, Metrics(), lambda: self.now_s)
+        pool = WorkerPool(NetSection(), 1e9 if self.first_come else limits.prefill_window, lambda: self.now_s)
+        self.dispatcher = dispatcher = Dispatcher(limits, NetSection(), pool, self._send, Metrics())
+        self.reports = WorkerReports(dispatcher.lifecycle, dispatcher.scheduler, pool, self._send, vocab_size=10)
         pool.add(self._ready("d", Role.DECODE), self.now_s)
         for name in [f"p{i}" for i in range(self.num_workers)]:
             self.workers[name] = SimulatedWorker(self, name, self.num_blocks, self.first_come)
@@ -138,7 +140,8 @@ class Simulation:
             act()
         assert self.dispatcher.num_active == 0
         pairs = zip(completions, load, strict=True)
-        return [Outcome(asked, completion.first_token_s - completion.submitted_s) for completion, asked in pairs]
+        times = [(asked, completion.times) for completion, asked in pairs]
+        return [Outcome(asked, each.first_token_s - each.submitted_s) for asked, each in times]
 
     @property
     def busy_s(self) -> float:
@@ -162,9 +165,9 @@ class Simulation:
         )
 
     def _completion(self, number: int, asked: Asked) -> Completion:
-        return Completion(
-            request_id=str(number), index=0, prompt_ids=[0] * asked.num_tokens, sampling=SamplingParams(max_tokens=1),
-            text=TextStream(lambda ids: ""), mailbox=Mailbox(), client=asked.client, priority=asked.priority,
+        return make_completion(
+            str(number), [0] * asked.num_tokens, SamplingParams(max_tokens=1),
+            client=asked.client, priority=asked.priority,
         )  # fmt: skip
 
 

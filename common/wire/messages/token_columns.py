@@ -1,6 +1,6 @@
 """Conversion between a step's tokens and the columns of a `TokenBatch`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -61,14 +61,12 @@ class TokenColumns:
 
 def rows_of(batch: TokenBatch) -> Iterator[TokenRow]:
     """Invert `TokenColumns.batch`; raises ValueError for columns of unequal length."""
-    columns = (unpack_ids(batch.attempts), unpack_ids(batch.output_indices), _tokens(batch), batch.finish_reasons)
-    return zip(batch.request_ids, *columns, strict=True)
+    attempts, indices, token_ids = map(unpack_ids, (batch.attempts, batch.output_indices, batch.token_ids))
+    tokens = _scored_tokens(batch, token_ids) if isinstance(batch, LogprobBatch) else map(plain_token, token_ids)
+    return zip(batch.request_ids, attempts, indices, tokens, batch.finish_reasons, strict=True)
 
 
-def _tokens(batch: TokenBatch) -> list[OutputToken]:
-    token_ids = unpack_ids(batch.token_ids)
-    if not isinstance(batch, LogprobBatch):
-        return list(map(plain_token, token_ids))
+def _scored_tokens(batch: LogprobBatch, token_ids: Sequence[int]) -> list[OutputToken]:
     ids, values = unpack_ids(batch.logprob_ids), unpack_floats(batch.logprobs)
     tokens, begin = [], 0
     for token_id, num in zip(token_ids, unpack_ids(batch.num_logprobs), strict=True):

@@ -47,7 +47,7 @@ class Pool:
             if not self._readers[prefix]:
                 self.free_tokens -= prefix.num_tokens
                 self._num_kept -= self._kept.pop(prefix, 0)
-                self.contents.note(BlockEvent.SEALED, prefix.keys)
+                self.contents.apply(BlockEvent.SEALED, prefix.keys)
             self._readers[prefix] += 1
         self.free_tokens -= num_own
         self._evict()
@@ -65,7 +65,7 @@ class Pool:
 
     def keep(self, prefix: Prefix) -> None:
         """Cache a prefix."""
-        self.contents.note(BlockEvent.SEALED, prefix.keys)
+        self.contents.apply(BlockEvent.SEALED, prefix.keys)
         self._keep(prefix, prefix.num_tokens)
         self._evict()
 
@@ -78,4 +78,4 @@ class Pool:
             gone = next(iter(self._kept))
             self._num_kept -= self._kept.pop(gone)
             if isinstance(gone, Prefix):
-                self.contents.note(BlockEvent.GONE, gone.keys)
+                self.contents.apply(BlockEvent.GONE, gone.keys)

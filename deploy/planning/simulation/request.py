@@ -7,6 +7,14 @@ from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 
 
+@dataclass(frozen=True, slots=True)
+class EqualTerms:
+    """Terms of completions that are all of one client and of one priority."""
+
+    client: str = ""
+    priority: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A completion in the router's queue, and a prompt for `PromptOrder`; times in milliseconds, -1: not yet."""
@@ -16,8 +24,7 @@ class Request:
     num_outputs: int
     num_cached: int = 0  # of the prompt, cached on every GPU
     prefix: Prefix | None = None  # with KV blocks shared among requests
-    client: str = ""
-    priority: int = 0
+    spec: EqualTerms = EqualTerms()
     turn: int = 0
     number: int = -1
     num_passing: int = 0
@@ -39,6 +46,10 @@ class Request:
     def find(self, num_tokens: int) -> None:
         """Note cached tokens; the prompt is computed from there."""
         self.num_found = self.num_done = num_tokens
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority
 
     def demand(self) -> Demand:
         return Demand(self.num_tokens, self.num_tokens + self.num_outputs, texts=self.texts)

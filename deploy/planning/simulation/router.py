@@ -15,7 +15,7 @@ from deploy.planning.simulation.loads import BLOCK_SIZE, Prefix
 from deploy.planning.simulation.prefill import LIMITS
 from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
-from router.dispatch.binding import starts
+from router.dispatch.scheduler import starts
 from router.dispatch.waiting_queue import WaitingQueue
 from router.placement.capacity import has_choice, has_gpu_alone, num_prompt_gpus
 from router.placement.prefix_map import PoolContents
@@ -54,7 +54,7 @@ class Router:
             if prefix not in self._texts:
                 self._texts[prefix] = TextKeys(LAYOUT, b"", array("Q", prefix.keys))
             request.texts = (self._texts[prefix],)
-        self._queue.enter(request)
+        self._queue.add(request)
 
     def started(self) -> Iterator[Request]:
         """Assign queued requests to pairs with room, and yield each."""
@@ -64,7 +64,7 @@ class Router:
             self._pool.ledger.assign(route, request.num_sent)
             for pool in {worker.pool for worker in route.workers}:
                 for text in request.texts:
-                    self._pool.prefixes.contents(pool).note(BlockEvent.SEALED, text.keys)
+                    self._pool.prefixes.contents(pool).apply(BlockEvent.SEALED, text.keys)
             is_backlog = self._queue.is_backlog(self._num_prompt_gpus)
             request.whole_gpu = is_backlog or has_gpu_alone(self._pool, route)
             yield request
@@ -72,7 +72,7 @@ class Router:
     def lighten(self, request: Request) -> None:
         """Subtract tokens found cached by the prefill worker."""
         num_left = request.num_tokens - request.num_found
-        self._pool.ledger.lighten_prompt(request.route, request.num_sent, num_left)
+        self._pool.ledger.reduce_prompt(request.route, request.num_sent, num_left)
         request.num_sent = num_left
 
     def prompt_is_over(self, request: Request) -> None:

@@ -11,7 +11,7 @@ NUM_TOKENS = 20
 
 
 def is_prompt(completion: Completion) -> bool:
-    return len(completion.outputs) == completion.attempt.first_index
+    return len(completion.output.token_ids) == completion.attempt.first_index
 
 
 def computes(worker: Member, completion: Completion) -> bool:
@@ -33,7 +33,7 @@ class Stage:
                 self._step(worker)
 
     def _step(self, worker: Member) -> None:
-        completions = list(self.bench.dispatcher._lifecycle.active.values())
+        completions = list(self.bench.dispatcher.lifecycle.active.values())
         batch = [completion for completion in completions if computes(worker, completion)]
         if any(completion in self.poison and is_prompt(completion) is self.as_prompt for completion in batch):
             self.num_deaths += 1
@@ -41,7 +41,7 @@ class Stage:
             self.bench.join(worker.id, worker.ready.role, worker.epoch + 1)
             return
         for completion in batch:
-            index = len(completion.outputs)
+            index = len(completion.output.token_ids)
             self.bench.token(worker, completion, index, index, LENGTH if index == NUM_TOKENS - 1 else 0)
 
 
@@ -71,7 +71,7 @@ def test_what_got_on_between_two_deaths_is_no_suspect() -> None:
     completion = bench.submit(max_tokens=500)
     for epoch in range(2, 12):
         for _ in range(8):
-            index = len(completion.outputs)
+            index = len(completion.output.token_ids)
             worker = bench.decodes[0] if index > completion.attempt.first_index else bench.prefills[0]
             bench.token(worker, completion, index, index)
         bench.lose(bench.decodes[0])

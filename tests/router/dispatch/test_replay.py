@@ -35,8 +35,8 @@ def test_a_prefill_worker_lost_before_the_first_token() -> None:
 
 async def told_of(completion: Completion) -> list[float | None]:
     """The log-probability of each token of its prompt."""
-    assert completion.prompt_log is not None
-    parts = json.loads(await completion.prompt_log.told(TokenStrings(Mock(strings=lambda ids: [None])), 1))
+    assert completion.output.prompt_log is not None
+    parts = json.loads(await completion.output.prompt_log.told(TokenStrings(Mock(strings=lambda ids: [None])), 1))
     return [None if part is None else next(iter(part.values()))["logprob"] for part in parts]
 
 
@@ -55,7 +55,7 @@ async def test_a_prefill_worker_lost_amid_what_it_tells_of_a_prompt() -> None:
     bench.prompt_logprobs(other, completion, range(1, 4))
     bench.prompt_logprobs(other, completion, range(4, 8))
     bench.token(other, completion, 0, 1, LENGTH)
-    assert result_of(completion) == Result("", "length", None) and not completion.outputs
+    assert result_of(completion) == Result("", "length", None) and not completion.output.token_ids
     assert await told_of(completion) == [None, -1.0, -1.0, -1.0, -2.0, -2.0, -2.0, -2.0]
     bench.assert_idle()
 
@@ -72,7 +72,7 @@ async def test_what_cannot_be_told_of_a_prompt_leads_to_a_replay(positions: rang
     bench.prompt_logprobs(prefill, completion, positions, ids)
     if not ids:
         bench.token(prefill, completion, 0, 1)
-    assert completion.attempt.number == 1 and not completion.outputs
+    assert completion.attempt.number == 1 and not completion.output.token_ids
     bench.prompt_logprobs(prefill, completion, range(3 if not ids else 1, 4))
     bench.token(prefill, completion, 0, 1, LENGTH)
     assert result_of(completion) == Result("b", "length", None)
@@ -102,7 +102,7 @@ def test_a_decode_worker_lost_mid_stream_and_the_old_attempt_talking_on() -> Non
     bench.lose(old)
     (_, (to, request)) = bench.requests()
     assert to == "p0"
-    assert unpack_ids(request.token_ids) == [*completion.prompt_ids, 1, 2]
+    assert unpack_ids(request.token_ids) == [*completion.spec.prompt_ids, 1, 2]
     assert (request.attempt, request.num_outputs) == (1, 2)
     assert request.decode_worker_id != old.id
     bench.token(bench.prefills[0], completion, 2, 77, attempt=0)
@@ -124,7 +124,7 @@ def test_what_was_handed_over_outlives_the_prefill_worker(transport: str) -> Non
     for completion in (handed_over, lost, decoding):
         bench.token(bench.prefills[0], completion, 0, 1)
     bench.token(bench.decodes[0], decoding, 1, 2)
-    assert bench.dispatcher.needing(bench.prefills[0]) == [computing], "it may leave without the others"
+    assert bench.dispatcher.lifecycle.needing(bench.prefills[0]) == [computing], "it may leave without the others"
     bench.lose(bench.prefills[0])
     assert [completion.attempt.number for completion in (computing, handed_over, lost, decoding)] == [1, 0, 0, 0]
     assert bench.route(computing).is_local and decoding.state is State.DECODING
@@ -263,14 +263,14 @@ def test_a_bug_met_by_one_completion_ends_it_and_no_other(monkeypatch: pytest.Mo
     worker = bench.decodes[0]
     here = [completion for completion in completions if bench.route(completion).decode is worker]
     with monkeypatch.context() as patch:
-        patch.setattr(here[0].text, "push", bug)
-        ids = tuple(completion.request_id for completion in here)
+        patch.setattr(here[0].output.text, "push", bug)
+        ids = tuple(completion.spec.request_id for completion in here)
         zeros, ones, twos = (pack_ids([value] * 3) for value in range(3))
-        bench.dispatcher.on_tokens(TokenBatch(worker.id, worker.epoch, ids, zeros, ones, twos, bytes(3)))
+        bench.reports.on_tokens(b"", TokenBatch(worker.id, worker.epoch, ids, zeros, ones, twos, bytes(3)))
     error = result_of(here[0]).error
     assert error is not None
     assert (error.status, error.code) == (500, "internal_error")
-    assert [completion.outputs for completion in here[1:]] == [[1, 2], [1, 2]]
+    assert [completion.output.token_ids for completion in here[1:]] == [[1, 2], [1, 2]]
     monkeypatch.setattr(bench.metrics, "replays", SimpleNamespace(labels=Mock(side_effect=[RuntimeError, Mock()])))
     bench.lose(worker)
     assert [completion.state for completion in here] == [State.FAILED, State.FAILED, State.PREFILLING]
@@ -287,7 +287,7 @@ def test_an_invalid_token_is_a_failure_of_the_worker_not_of_the_router() -> None
     bench.token(bench.prefills[0], completion, 0, -1)
     bench.token(bench.prefills[0], completion, 0, 1, finish=9)
     assert completion.failures.num_counted == 3
-    assert completion.outputs == []
+    assert completion.output.token_ids == []
 
 
 @pytest.mark.medium
@@ -307,7 +307,7 @@ def _random_history(rng: random.Random) -> None:
     for completion in completions:
         assert completion.state in TERMINAL_STATES
         if completion.state is not State.ABORTED:
-            assert result_of(completion).text == decode_ids(range(len(completion.outputs)))
+            assert result_of(completion).text == decode_ids(range(len(completion.output.token_ids)))
     bench.assert_idle()
 
 
@@ -334,7 +334,7 @@ def _random_event(rng: random.Random, bench: Bench, completion: Completion, epoc
 
 
 def _random_token(rng: random.Random, bench: Bench, completion: Completion, worker: Member) -> None:
-    last = completion.sampling.max_tokens - 1
-    index = min(last, max(0, len(completion.outputs) + rng.choice([-1, 0, 0, 0, 1])))
+    last = completion.spec.sampling.max_tokens - 1
+    index = min(last, max(0, len(completion.output.token_ids) + rng.choice([-1, 0, 0, 0, 1])))
     attempt = max(0, completion.attempt.number - (rng.random() < 0.1))
     bench.token(worker, completion, index, index, LENGTH if index == last else 0, attempt)

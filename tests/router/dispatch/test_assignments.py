@@ -9,8 +9,8 @@ from tests.router.bench import LENGTH, Bench
 
 
 def told(bench: Bench, worker: Member, completion: Completion, num_tokens: int, attempt: int = 0) -> None:
-    message = PromptCached(worker.id, worker.epoch, completion.request_id, attempt, num_tokens)
-    bench.dispatcher.on_cached(message)
+    message = PromptCached(worker.id, worker.epoch, completion.spec.request_id, attempt, num_tokens)
+    bench.reports.on_cached(b"", message)
 
 
 def counted(bench: Bench, name: str) -> float:
@@ -31,7 +31,7 @@ def test_a_worker_has_room_for_as_much_more_and_each_token_counts_once() -> None
     assert prefill.work.outstanding_tokens == 32 + 2 * 160 and third.attempt.route is not None, (
         "it has room for the next"
     )
-    assert (first.num_cached, counted(bench, "cached")) == (128, 128)
+    assert (first.output.num_cached, counted(bench, "cached")) == (128, 128)
     for completion in (first, second, third):
         bench.token(prefill, completion, 0, 1, LENGTH)
     assert prefill.work.outstanding_tokens == 0
@@ -43,7 +43,7 @@ def test_no_prompt_is_all_there(num_tokens: int) -> None:
     bench = Bench()
     completion = bench.submit(num_prompt_tokens=160)
     told(bench, bench.prefills[0], completion, num_tokens)
-    assert (bench.prefills[0].work.outstanding_tokens, completion.num_cached) == (160, 0)
+    assert (bench.prefills[0].work.outstanding_tokens, completion.output.num_cached) == (160, 0)
 
 
 def test_what_others_or_earlier_attempts_say_does_not_count_nor_what_a_replay_finds(
@@ -55,13 +55,13 @@ def test_what_others_or_earlier_attempts_say_does_not_count_nor_what_a_replay_fi
     other = next(prefill for prefill in bench.prefills if prefill is not route.prefill)
     told(bench, other, completion, 32)
     told(bench, route.prefill, completion, 32, attempt=1)
-    assert (completion.num_cached, counted(bench, "cached")) == (0, 0)
+    assert (completion.output.num_cached, counted(bench, "cached")) == (0, 0)
     told(bench, route.prefill, completion, 16)
     bench.token(route.prefill, completion, 0, 1)
     bench.lose(route.decode)
     route = bench.route(completion)
     told(bench, route.prefill, completion, 48, attempt=1)
-    assert completion.num_cached == 16, "which is what the client hears of its prompt"
+    assert completion.output.num_cached == 16, "which is what the client hears of its prompt"
     assert counted(bench, "cached") == 16 + 48
     with caplog.at_level("INFO"):
         bench.dispatcher.abort(completion)

@@ -16,7 +16,7 @@ from common.memory.server.announcer import Announcer
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 from common.wire.messages.worker import Knock, PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
 from router.workers import memory_servers
-from router.workers.links import Links
+from router.workers.hub import Links
 from router.workers.memory_servers import MemoryServers
 from tests.router.conftest import NET, Client, Cluster, StartCluster
 from tests.support.announcing import announcer

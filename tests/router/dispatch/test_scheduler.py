@@ -5,12 +5,12 @@ from msgspec.structs import replace
 
 from common.settings.config import RouterSection
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.binding import MOST_PASSING_TOKENS, starts
-from router.dispatch.request_state import Completion, Mailbox
+from router.dispatch.request_state import Completion
+from router.dispatch.scheduler import MOST_PASSING_TOKENS, starts
 from router.dispatch.waiting_queue import WaitingQueue
 from router.placement.member import Speeds
-from router.text.detokenizer import TextStream
 from tests.router.test_prefix_map import Pools, keys_of
+from tests.support.completions import make_completion
 
 MINE, YOURS, NOBODYS = (list(range(first, first + 4096)) for first in (0, 10_000, 20_000))
 """Beginnings: in the first pool, in the second, in none."""
@@ -24,19 +24,16 @@ class Rig:
         self.here, _, self.there, _ = self.pools.members
         for gpu, text in enumerate((MINE, YOURS)):
             self.pools.contents(gpu).begin()
-            self.pools.contents(gpu).told.update(keys_of(text).keys)
+            self.pools.contents(gpu).reported.update(keys_of(text).keys)
         for prefill in (self.here, self.there):
             prefill.ready = replace(prefill.ready, takes_replies=False)
         self.here.work.outstanding_tokens = 1 << 20  # no room
 
     def queue_up(self, name: str, beginning: list[int], priority: int = 0) -> Completion:
         token_ids = [*beginning, *range(-200, 0)]
-        completion = Completion(
-            request_id=name, index=0, prompt_ids=token_ids, sampling=SamplingParams(max_tokens=1),
-            text=TextStream(lambda ids: ""), mailbox=Mailbox(), priority=priority,
-        )  # fmt: skip
+        completion = make_completion(name, token_ids, SamplingParams(max_tokens=1), priority=priority)
         completion.texts = (keys_of(token_ids),)
-        self.queue.enter(completion)
+        self.queue.add(completion)
         return completion
 
     def started(self, count: int = 1000) -> list[str]:
@@ -46,7 +43,7 @@ class Rig:
             assert route.prefill is self.there
             self.queue.take(completion)
             self.pools.workers.ledger.assign(route, route.cost.num_computed)
-            names.append(completion.request_id)
+            names.append(completion.spec.request_id)
             if len(names) == count:
                 break
         return names

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import router.dispatch.dispatcher
+import router.dispatch.scheduler
 from common.base.errors import RequestError
 from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import PrefillRequest, Role, TokenBatch
@@ -25,7 +26,7 @@ def test_a_request_goes_through_both_workers() -> None:
     completion = bench.submit()
     ((to, request),) = bench.requests()
     assert to == "p0"
-    assert unpack_ids(request.token_ids) == completion.prompt_ids
+    assert unpack_ids(request.token_ids) == completion.spec.prompt_ids
     assert (request.attempt, request.num_outputs, request.decode_worker_id, request.decode_epoch) == (0, 0, "d0", 1)
     states = [completion.state]
     for index, worker in enumerate([bench.prefills[0], *bench.decodes * 2]):
@@ -68,7 +69,7 @@ def test_a_decode_worker_is_told_when_the_first_token_ends_a_text() -> None:
     ended, going_on = bench.submit(), bench.submit()
     bench.token(bench.prefills[0], ended, 0, EOS, STOP)
     bench.token(bench.prefills[0], going_on, 0, 1)
-    assert bench.aborts() == [("d0", ended.request_id, 0)]
+    assert bench.aborts() == [("d0", ended.spec.request_id, 0)]
     bench.token(bench.decodes[0], going_on, 1, EOS, STOP)
     single = bench.submit(max_tokens=1)
     bench.token(bench.prefills[0], single, 0, 1, LENGTH)
@@ -83,7 +84,7 @@ def test_a_request_whole_gpu_while_nothing_else_is_being_served() -> None:
     assert [request.whole_gpu for _, request in bench.requests()] == [True, False]
     bench.dispatcher.abort(first)
     third = bench.submit(max_tokens=1)
-    for completion in list(bench.dispatcher._lifecycle.active.values()):
+    for completion in list(bench.dispatcher.lifecycle.active.values()):
         bench.token(bench.route(completion).prefill, completion, 0, 1, LENGTH)
     assert third.state is State.FINISHED
     bench.submit()
@@ -140,9 +141,9 @@ def test_a_short_prompt_overtakes_what_waits_for_a_window_and_says_whose_turn_it
     bench = Bench()
     longs = [bench.submit(num_prompt_tokens=200) for _ in range(3)]
     shorts = [bench.submit(num_prompt_tokens=60) for _ in range(3)]
-    assert [request.request_id for _, request in bench.requests()] == [c.request_id for c in [longs[0], *shorts[:2]]], (
-        "beside its window of 200 tokens the worker gets a step's worth, 100, ahead of their turn"
-    )
+    assert [request.request_id for _, request in bench.requests()] == [
+        c.spec.request_id for c in [longs[0], *shorts[:2]]
+    ], "beside its window of 200 tokens the worker gets a step's worth, 100, ahead of their turn"
     turns = [request.turn for _, request in bench.requests()]
     assert turns[0] < turns[1] < turns[2]
     bench.token(bench.prefills[0], shorts[0], 0, 1)
@@ -175,7 +176,7 @@ def test_a_stop_token_is_counted_and_not_shown() -> None:
     bench.token(bench.prefills[0], completion, 0, 1)
     bench.token(bench.decodes[0], completion, 1, EOS, STOP)
     assert result_of(completion) == Result("b", "stop", None)
-    assert len(completion.outputs) == 2
+    assert len(completion.output.token_ids) == 2
 
 
 def test_tokens_in_any_order_and_twice_give_one_text() -> None:
@@ -201,7 +202,7 @@ def test_tokens_of_others_are_dropped_and_their_senders_told_to_stop() -> None:
     dead = Member(stranger.ready, 0.0)
     dead.ready = worker_ready("d0", Role.DECODE, epoch=99)
     bench.token(dead, completion, 0, 9)
-    assert completion.outputs == []
+    assert completion.output.token_ids == []
     assert bench.aborts() == [(stranger.id, "cmpl-1", 0), (route.decode.id, "cmpl-1", 7)]
     assert bench.metrics.registry.get_sample_value("baton_stale_tokens_total") == 3
 
@@ -211,8 +212,8 @@ def test_columns_of_unequal_length_change_nothing() -> None:
     completion = bench.submit()
     one = pack_ids([0])
     with pytest.raises(ValueError, match="zip"):
-        bench.dispatcher.on_tokens(TokenBatch("p0", 1, ("cmpl-1",), one, one, pack_ids([1, 2]), b"\0"))
-    assert completion.outputs == []
+        bench.reports.on_tokens(b"", TokenBatch("p0", 1, ("cmpl-1",), one, one, pack_ids([1, 2]), b"\0"))
+    assert completion.output.token_ids == []
 
 
 def test_without_workers_a_request_waits_and_then_fails_with_503() -> None:
@@ -275,7 +276,7 @@ def test_only_a_window_of_prompts_is_sent_ahead_so_a_new_worker_gets_its_share()
     assert bench.dispatcher.queue_sizes() == (3, 270, 3)
     bench.join("p1", Role.PREFILL)
     assert [to for to, _ in bench.requests()][3:] == ["p1"] * 3
-    assert [request.request_id for _, request in bench.requests()] == [c.request_id for c in completions]
+    assert [request.request_id for _, request in bench.requests()] == [c.spec.request_id for c in completions]
 
 
 def test_first_come_first_served_also_after_a_loss() -> None:
@@ -286,9 +287,9 @@ def test_first_come_first_served_also_after_a_loss() -> None:
     bench.lose(bench.prefills[0])
     bench.sent.clear()
     bench.decodes[0].draining = False
-    bench.dispatcher.pump()
+    bench.dispatcher.scheduler.schedule()
     assert [request.request_id for _, request in bench.requests()] == [
-        completion.request_id for completion in (first, second, third)
+        completion.spec.request_id for completion in (first, second, third)
     ]
 
 
@@ -332,10 +333,11 @@ def test_what_is_too_long_for_all_that_have_room_lets_others_pass() -> None:
 
 
 def test_many_at_once_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.dispatch.dispatcher, "MAX_AT_ONCE", 3)
+    for module in (router.dispatch.dispatcher, router.dispatch.scheduler):
+        monkeypatch.setattr(module, "MAX_AT_ONCE", 3)
     bench = Bench(num_prefill=1, num_decode=0)
     later: list[Callable[[], None]] = []
-    bench.dispatcher._defer = later.append
+    bench.dispatcher.scheduler.defer = later.append
     completions = [bench.submit(num_prompt_tokens=1) for _ in range(8)]
     bench.join("d0", Role.DECODE)
     assert (len(bench.requests()), len(later)) == (0, 1), "whatever calls for it, and however often"
@@ -344,9 +346,10 @@ def test_many_at_once_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyP
         assert len(bench.requests()) == num_started
     assert later == []
     bench.dispatcher.abort(*completions)
-    for num_left in (5, 2, 0):
+    for num_left in (5, 2):
         assert bench.dispatcher.num_active == num_left
         later.pop()()
+    assert bench.dispatcher.num_active == 0
     assert later == []
     bench.assert_idle()
 
@@ -363,8 +366,8 @@ def test_where_nobody_has_room_no_pair_is_looked_for(monkeypatch: pytest.MonkeyP
         return choose(pool, demand)
 
     monkeypatch.setattr("router.placement.choice.Pairing", lambda *_: pytest.fail("there is none"))
-    monkeypatch.setattr("router.dispatch.binding.choose", counted)
-    bench.dispatcher.pump()
+    monkeypatch.setattr("router.dispatch.scheduler.choose", counted)
+    bench.dispatcher.scheduler.schedule()
     assert len(demands) == 2, "whose turn it is, and who asks for nothing but a place"
 
 

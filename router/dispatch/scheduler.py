@@ -5,15 +5,12 @@ pass, if their prefix is in a pool with room. So no prefix is computed twice for
 by at most MOST_PASSING_TOKENS computed tokens.
 """
 
-from collections.abc import Iterator
-from hashlib import blake2b
+from collections.abc import Callable, Iterator
 from itertools import islice
 
-from common.wire.messages.handoff import DecodeRequest
-from common.wire.messages.worker import PrefillRequest
-from common.wire.values.packing import pack_ids
 from router.dispatch.request_state import Completion
 from router.dispatch.waiting_queue import AnyWaiting, WaitingQueue
+from router.placement.capacity import num_prompt_gpus
 from router.placement.choice import awaits_trial, choose, may_overtake
 from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
@@ -26,6 +23,38 @@ WASTED_TOKENS = 512
 """Tokens computed again, above which others may pass; also the least prefix of a passing completion."""
 MOST_PASSING_TOKENS = 32_768
 """Computed tokens of all completions passing a prompt: four full steps."""
+MAX_AT_ONCE = 32
+"""Completions started or aborted in a turn of the event loop: 2048 would delay streams by 0.3 s."""
+
+Defer = Callable[[Callable[[], None]], object]
+"""Schedules a call after all other tasks had a turn."""
+Start = Callable[[Completion, Route, int], None]
+"""Sends a queued completion to the workers of a route, given the number of GPUs that compute prompts."""
+
+
+class Scheduler:
+    """Starts queued completions, a limited number in each turn of the event loop."""
+
+    def __init__(self, queue: WaitingQueue[Completion], pool: WorkerPool, start: Start, defer: Defer) -> None:
+        self.defer = defer
+        self._queue, self._pool, self._start = queue, pool, start
+        self._is_scheduled = False
+
+    def schedule(self) -> None:
+        """Start queued completions once per turn of the event loop, because a start may look at many."""
+        if not self._is_scheduled and len(self._queue):
+            self._is_scheduled = True
+            self.defer(self._start_some)
+
+    def _start_some(self) -> None:
+        """Start completions while some pair of workers has room, at most MAX_AT_ONCE."""
+        self._is_scheduled = False
+        num_left = MAX_AT_ONCE
+        for completion, route in islice(starts(self._queue, self._pool), MAX_AT_ONCE):
+            self._start(completion, route, num_prompt_gpus(self._pool))
+            num_left -= 1
+        if num_left == 0:
+            self.schedule()
 
 
 def starts(queue: WaitingQueue[AnyWaiting], pool: WorkerPool) -> Iterator[tuple[AnyWaiting, Route]]:
@@ -71,7 +100,7 @@ def _passing(
         return None
     num_left = MOST_LOOKED_AT
     for completion in islice(queue.by_turn(), MAX_LOOKED_AT):
-        if completion is first or completion.priority != first.priority:
+        if completion is first or completion.spec.priority != first.spec.priority:
             continue
         other = choose(pool, completion.demand())
         if other is not None and other.cost.num_expected > WASTED_TOKENS and not other.num_wasted:
@@ -90,48 +119,3 @@ def _ahead(queue: WaitingQueue[AnyWaiting], pool: WorkerPool) -> tuple[AnyWaitin
         if (route := choose(pool, completion.demand(), overtakes=True)) is not None:
             return completion, route
     return None
-
-
-def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> PrefillRequest:
-    """Make the message for the prefill worker.
-
-    Outputs so far become part of the prompt. Log-probabilities already known are not asked for again.
-    """
-    log = completion.prompt_log
-    return PrefillRequest(
-        request_id=completion.request_id,
-        attempt=completion.attempt.number,
-        token_ids=pack_ids(completion.prompt_ids) + pack_ids(completion.outputs),
-        num_outputs=len(completion.outputs),
-        sampling=completion.sampling,
-        decode_worker_id=route.decode.id,
-        decode_epoch=route.decode.epoch,
-        whole_gpu=whole_gpu,
-        priority=completion.priority,
-        turn=completion.turn,
-        client=client_id(completion.client),
-        num_prompt_logprobs=0 if log is None or log.is_complete else log.num_wanted,
-        first_scored=0 if log is None else log.num_known,
-        salt=completion.salt,
-        holder_worker_id=route.holder.id if route.holder else "",
-        holder_epoch=route.holder.epoch if route.holder else 0,
-        most_tokens=route.most_tokens,
-    )
-
-
-def decode_request(request: PrefillRequest) -> DecodeRequest:
-    """Make the message for the decode worker, sent ahead of a prompt computed by a prefill worker."""
-    return DecodeRequest(
-        request_id=request.request_id,
-        attempt=request.attempt,
-        token_ids=request.token_ids,
-        num_outputs=request.num_outputs,
-        sampling=request.sampling,
-        priority=request.priority,
-        client=request.client,
-    )
-
-
-def client_id(client: str) -> int:
-    """Return the number by which workers know a client; 0 for anonymous clients."""
-    return int.from_bytes(blake2b(client.encode(), digest_size=8).digest()) >> 1 if client else 0

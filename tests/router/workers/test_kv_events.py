@@ -16,8 +16,8 @@ from common.wire.values.packing import pack_ids
 from router.placement.prefix_map import MOMENT_S, PoolName, Prediction
 from router.placement.worker_pool import WorkerPool
 from router.workers import kv_events
-from router.workers.kv_events import ASK_S, BAN_S, KVEventReader
-from router.workers.links import Links
+from router.workers.hub import Links
+from router.workers.kv_events import ASK_S, SUSPENDED_S, KVEventReader
 from router.workers.memory_servers import MemoryServers
 from tests.support.layouts import window
 from tests.support.messages import LAYOUT, worker_ready
@@ -81,12 +81,12 @@ class Rig:
         """Runs of whatever was."""
         kinds, lengths = bytes(kind for kind, _ in runs), pack_ids(len(run) for _, run in runs)
         keys = b"".join(key.to_bytes(8, "little") for _, run in runs for key in run)
-        self.reader.on_events(KVEvents(pool[0], epoch, pool[1], sequence, kinds, lengths, keys, copy_us))
+        self.reader.on_events(b"", KVEvents(pool[0], epoch, pool[1], sequence, kinds, lengths, keys, copy_us))
 
     def known(self, pool: PoolName = HERE) -> set[int] | None:
         """What is told to be there; None if nobody tells."""
         contents = self.pool.prefixes.contents(pool)
-        return contents.told if contents.is_told else None
+        return contents.reported if contents.is_reported else None
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_what_is_parked_is_known_until_it_is_gone_or_something_is_missing(rig: R
     rig.tell_kinds(0, (BlockEvent.SEALED, [1, 2, 3]), (BlockEvent.PARKED, [4, 5]), copy_us=30)
     rig.tell_kinds(1, (BlockEvent.PARKED, [2, 3]), (BlockEvent.SEALED, [4]), (BlockEvent.GONE, [3, 5]), copy_us=40)
     contents = rig.pool.prefixes.contents(HERE)
-    assert (contents.told, contents.parked, contents.copy_us) == ({1, 4}, {2}, 40)
+    assert (contents.reported, contents.parked, contents.copy_us) == ({1, 4}, {2}, 40)
     assert contents.find([1, 2, 4, 3], rig.now_s) == (1, 2, 1, 40)
-    assert rig.pool.prefixes.told_by("memory-0") == (2, 1)
+    assert rig.pool.prefixes.reported_by("memory-0") == (2, 1)
     rig.now_s += 2 * ASK_S
     rig.tell_kinds(3, (BlockEvent.PARKED, [9]))
     assert 10 in rig.asked() and contents.find([1, 2], rig.now_s) == (0, 0, 0, 0)
@@ -259,11 +259,11 @@ def test_more_blocks_than_there_are_are_not_believed(rig: Rig) -> None:
     assert rig.known() == {*range(NUM_BLOCKS)}
     rig.tell(2, range(100, 102), [0])
     assert rig.known() is None
-    rig.now_s += 0.9 * BAN_S
+    rig.now_s += 0.9 * SUSPENDED_S
     rig.tell(0, [1])
     rig.reader.check()
     assert rig.known() is None and 10 not in rig.asked()
-    rig.now_s += 0.2 * BAN_S
+    rig.now_s += 0.2 * SUSPENDED_S
     rig.reader.check()
     assert 10 in rig.asked()
 
@@ -273,7 +273,7 @@ OTHERS = [(f"memory-{number}", 10 + number) for number in range(2, 6)]
 
 def test_a_liar_takes_no_room_from_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """With parked blocks without end, in two pools, just below the limit or beyond it: its own telling pays."""
-    monkeypatch.setattr(kv_events, "MAX_TOLD", 100)
+    monkeypatch.setattr(kv_events, "MAX_REPORTED", 100)
     liar, also_liar = ("liar", 77), ("liar", 78)
     rig.register("liar")
     for pool in (liar, also_liar, *OTHERS):
@@ -284,27 +284,27 @@ def test_a_liar_takes_no_room_from_others(rig: Rig, monkeypatch: pytest.MonkeyPa
     for number in range(49):
         for pool in (liar, also_liar):
             rig.tell_kinds(1 + number, (BlockEvent.PARKED, [1000 + number]), pool=pool)
-    assert rig.known(liar) is not None and rig.pool.prefixes.num_told == 98
+    assert rig.known(liar) is not None and rig.pool.prefixes.num_reported == 98
     rig.asked()
     rig.tell(1, range(14))  # a seventh of the limit, as there are seven servers
     assert rig.known() == {*range(14)}
-    assert rig.known(liar) is rig.known(also_liar) is None and rig.pool.prefixes.num_told == 14
+    assert rig.known(liar) is rig.known(also_liar) is None and rig.pool.prefixes.num_reported == 14
     for pool in OTHERS:
         rig.tell(0, range(14), pool=pool)
         assert rig.known(pool) == {*range(14)}
-    rig.now_s += 0.9 * BAN_S
+    rig.now_s += 0.9 * SUSPENDED_S
     for sequence in (0, 50, 51):
         rig.tell_kinds(sequence, (BlockEvent.PARKED, range(200)), pool=liar)
     rig.reader.check()
-    assert rig.pool.prefixes.num_told == 0, "all others were silent for long"
+    assert rig.pool.prefixes.num_reported == 0, "all others were silent for long"
     assert rig.known(liar) is None and not {77, 78} & {*rig.asked()}
-    rig.now_s += 0.2 * BAN_S
+    rig.now_s += 0.2 * SUSPENDED_S
     rig.reader.check()
     assert {77, 78} <= {*rig.asked()}
 
 
 def test_of_two_that_tell_as_much_the_latest_makes_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_events, "MAX_TOLD", 15)
+    monkeypatch.setattr(kv_events, "MAX_REPORTED", 15)
     rig.tell(0, range(10))
     rig.tell(0, range(10), pool=THERE)
     assert rig.known() == {*range(10)} and rig.known(THERE) is None
@@ -367,7 +367,7 @@ def test_whatever_one_forges_another_s_telling_stands(
         rig.register(pool[0])
         rig.join(pool)
     begun_s = rig.now_s
-    with patch.object(kv_events, "MAX_TOLD", 45):
+    with patch.object(kv_events, "MAX_REPORTED", 45):
         rig.tell(0, range(5))
         for sequence, (server_id, epoch, pool_id, number, runs, wait_s) in enumerate(forged, 1):
             rig.now_s += wait_s
@@ -377,7 +377,7 @@ def test_whatever_one_forges_another_s_telling_stands(
             rig.tell(sequence, [newest], [50])
             rig.reader.check()
             assert rig.known() == {*range(newest + 1)}
-            assert rig.pool.prefixes.num_told <= 45
+            assert rig.pool.prefixes.num_reported <= 45
     assert len(rig.asked()) <= 2 + (rig.now_s - begun_s) / ASK_S, "who tells of gaps is asked once a second"
 
 

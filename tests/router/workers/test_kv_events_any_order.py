@@ -31,7 +31,7 @@ from router.placement.prefix_map import MOMENT_S, Prediction
 from router.workers.kv_events import ASK_S
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
-from tests.router.test_kv_events import NET, NUM_BLOCKS, THERE, Rig
+from tests.router.workers.test_kv_events import NET, NUM_BLOCKS, THERE, Rig
 from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", 1, 1, 1, 64, "float16")  # two blocks are worth a restore
@@ -190,7 +190,7 @@ class Machine(RuleBasedStateMachine):
     @rule(num_messages=st.integers(1, 4))
     def events_arrive(self, num_messages: int) -> None:
         for _ in range(min(num_messages, len(self.events))):
-            self.rig.reader.on_events(self.events.popleft())
+            self.rig.reader.on_events(b"", self.events.popleft())
 
     @rule(is_lost=st.booleans())
     def a_question_arrives(self, is_lost: bool) -> None:
@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_believed_to_have_more_than_there_is(self) -> None:
         contents = self.rig.pool.prefixes.contents(self.pool)
-        assert len(contents.told) <= NUM_BLOCKS and not contents.told & contents.parked
+        assert len(contents.reported) <= NUM_BLOCKS and not contents.reported & contents.parked
 
     @property
     def there(self) -> set[int]:
@@ -264,7 +264,7 @@ class Machine(RuleBasedStateMachine):
                 self.a_question_arrives(is_lost=False)
         contents = self.rig.pool.prefixes.contents(self.pool)
         parked = set[int]() if self.tier.is_lost else self.parked
-        assert contents.is_told and (contents.told, contents.parked) == (self.there, parked)
+        assert contents.is_reported and (contents.reported, contents.parked) == (self.there, parked)
         for number in range(31):
             [one] = short([number])
             known = self.rig.pool.prefixes.find(self.pool, [one]).num_there

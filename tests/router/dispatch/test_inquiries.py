@@ -16,9 +16,8 @@ class Rig:
     def __init__(self) -> None:
         self.bench = Bench(request_timeout_s=1e6)
         [self.prefill], [self.decode] = self.bench.prefills, self.bench.decodes
-        self.inquiries = Inquiries(
-            NET, lambda to, message: self.bench.sent.append((to, message)), self.bench.dispatcher.find, self.now_s
-        )
+        active = self.bench.dispatcher.lifecycle.active
+        self.inquiries = Inquiries(NET, self.bench.send, active.get, self.now_s)
 
     def now_s(self) -> float:
         return self.bench.now_s
@@ -35,9 +34,9 @@ class Rig:
         return [(to, list(message.request_ids), unpack_ids(message.attempts)) for to, message in inquiries]
 
     def answer(self, worker: Member, *completions: Completion, has: bool, attempt: int = 0) -> None:
-        ids = tuple(completion.request_id for completion in completions)
+        ids = tuple(completion.spec.request_id for completion in completions)
         attempts, are_here = pack_ids([attempt] * len(ids)), bytes([has] * len(ids))
-        self.inquiries.on_reply(InquiryReply(worker.id, worker.epoch, ids, attempts, are_here))
+        self.inquiries.on_reply(b"", InquiryReply(worker.id, worker.epoch, ids, attempts, are_here))
         self.pass_time(0.0)
 
 
@@ -116,7 +115,7 @@ def test_an_answer_about_an_older_attempt_or_of_another_incarnation_says_nothing
     assert completion.attempt.number == 1
     rig.pass_time()
     rig.answer(rig.prefill, completion, has=False, attempt=0)
-    rig.inquiries.on_reply(InquiryReply("p0", 7, ("cmpl-1",), pack_ids([1]), bytes(1)))
+    rig.inquiries.on_reply(b"", InquiryReply("p0", 7, ("cmpl-1",), pack_ids([1]), bytes(1)))
     rig.asked()
     rig.pass_time()
     assert rig.asked() == [("p0", ["cmpl-1"], [1])], "the decode worker is not asked yet"

@@ -20,7 +20,7 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
     """More than one receive takes, one of them fatal to its handler, with or without sends on the way."""
     hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    spoke = Spoke(context, NetSection(), hub.endpoint, b"w")
+    spoke = Spoke(context, NetSection(), hub.endpoint, b"w.1")
     received: list[int] = []
     unreachable: list[Undelivered] = []
 
@@ -36,7 +36,7 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
         for i in range(NUM_MESSAGES):
             spoke.send(heartbeat("w", num_waiting=i))
         await asyncio.sleep(0.3)  # all of them wait in the hub's queue before its first receive
-        hub.start(on_message, unreachable.append)
+        hub.start({Heartbeat: on_message}, unreachable.append)
         undelivered: Undelivered = [(b"nobody", Reregister(0)), (b"nobody else", Reregister(1))]
         for identity, message in undelivered:
             hub.send(identity, message)
@@ -61,7 +61,7 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
 async def test_clients_have_a_turn_between_messages_that_take_long() -> None:
     hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    spoke = Spoke(context, NetSection(), hub.endpoint, b"w")
+    spoke = Spoke(context, NetSection(), hub.endpoint, b"w.1")
     order: list[str] = []
 
     def on_message(identity: bytes, message: Message) -> None:
@@ -73,7 +73,7 @@ async def test_clients_have_a_turn_between_messages_that_take_long() -> None:
         for i in range(4):
             spoke.send(heartbeat("w", num_waiting=i))
         await asyncio.sleep(0.3)
-        hub.start(on_message, lambda _: None)
+        hub.start({Heartbeat: on_message}, lambda _: None)
         async with asyncio.timeout(60):
             while len(order) < 8:
                 await asyncio.sleep(0.01)
@@ -88,9 +88,9 @@ async def test_a_frame_larger_than_any_worker_sends_is_not_even_read() -> None:
     hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     received: list[bytes] = []
-    spokes = [Spoke(context, NetSection(), hub.endpoint, name) for name in (b"large", b"small")]
+    spokes = [Spoke(context, NetSection(), hub.endpoint, name) for name in (b"large.1", b"small.1")]
     try:
-        hub.start(lambda identity, message: received.append(identity), lambda _: None)
+        hub.start({Heartbeat: lambda identity, _: received.append(identity)}, lambda _: None)
         spokes[0].socket.send(bytes(MAX_WORKER_FRAME_BYTES + 1))
         await asyncio.sleep(0.1)
         spokes[1].send(heartbeat("small"))
@@ -102,4 +102,26 @@ async def test_a_frame_larger_than_any_worker_sends_is_not_even_read() -> None:
             spoke.close()
         hub.close()
         context.destroy(linger=0)
-    assert received == [b"small"] and hub.num_dropped == 0
+    assert received == [b"small.1"] and hub.num_dropped == 0
+
+
+async def test_only_messages_with_a_handler_and_of_the_connections_owner_are_handled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    spoke = Spoke(context, NetSection(), hub.endpoint, b"w.1")
+    received: list[Message] = []
+    try:
+        hub.start({Heartbeat: lambda _, message: received.append(message)}, lambda _: None)
+        for message in (Reregister(1), heartbeat("x"), heartbeat("w", epoch=2), heartbeat("w")):
+            spoke.send(message)
+        async with asyncio.timeout(60):
+            while not received:
+                await asyncio.sleep(0.01)
+    finally:
+        spoke.close()
+        hub.close()
+        context.destroy(linger=0)
+    assert received == [heartbeat("w")] and hub.num_dropped == 3
+    assert "Reregister" in caplog.text and "a router does not receive it" in caplog.text

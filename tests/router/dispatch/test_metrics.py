@@ -29,7 +29,7 @@ def test_gaps_are_counted_as_the_library_counts_them(gaps: list[float]) -> None:
     library = Histogram(NAME, "token to token", buckets=ITL_BOUNDS_S, registry=registry)
     for gap_s in gaps:
         library.observe(gap_s)
-        metrics.tokens.note_gap(gap_s)
+        metrics.tokens.add_gap(gap_s)
         metrics.tokens.num_generated += 1
     lines = generate_latest(metrics.registry).decode().splitlines()
     expected = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
@@ -57,7 +57,7 @@ def walked(bench: Bench, completion: Completion, index: int = 0) -> None:
     prefill, decode = bench.route(completion).prefill, bench.route(completion).decode
     for seconds, worker in ((1, prefill), (2, decode), (4, decode)):
         bench.now_s += seconds
-        bench.token(worker, completion, index, 1, LENGTH if index == completion.sampling.max_tokens - 1 else 0)
+        bench.token(worker, completion, index, 1, LENGTH if index == completion.spec.sampling.max_tokens - 1 else 0)
         index += 1
 
 

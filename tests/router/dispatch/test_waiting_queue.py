@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings.config import RouterSection
-from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.request_state import Completion, Mailbox
+from router.dispatch.request_state import Completion
 from router.dispatch.waiting_queue import MAX_CLIENTS, Turns, WaitingQueue
-from router.text.detokenizer import TextStream
+from tests.support.completions import make_completion
 
 
 class Bench:
@@ -20,15 +19,12 @@ class Bench:
         self.queue = WaitingQueue[Completion](RouterSection())
 
     def enter(self, name: str, num_tokens: int, client: str = "", priority: int = 0) -> Completion:
-        completion = Completion(
-            request_id=name, index=0, prompt_ids=[0] * num_tokens, sampling=SamplingParams(),
-            text=TextStream(lambda _: ""), mailbox=Mailbox(), client=client, priority=priority,
-        )  # fmt: skip
-        self.queue.enter(completion)
+        completion = make_completion(name, [0] * num_tokens, client=client, priority=priority)
+        self.queue.add(completion)
         return completion
 
     def order(self) -> list[str]:
-        return [completion.request_id for completion in self.queue.by_turn()]
+        return [completion.spec.request_id for completion in self.queue.by_turn()]
 
     def take(self) -> Completion:
         """Whose turn it is, sent to a worker."""
@@ -72,9 +68,9 @@ def test_many_clients_of_one_prompt_each_are_served_as_they_came() -> None:
     for number in range(100):
         bench.enter(f"{number}", 10 + number % 7 * 100, client=f"client {number}")
         if number % 3 == 0:
-            expected.append(bench.take().request_id)
+            expected.append(bench.take().spec.request_id)
     while len(bench.queue):
-        expected.append(bench.take().request_id)
+        expected.append(bench.take().spec.request_id)
     assert expected == [str(number) for number in range(100)]
 
 
@@ -88,8 +84,8 @@ def test_clients_that_all_have_something_queued_get_as_many_tokens(asked: list[t
     clients = [client for client, _ in asked]
     while len(set(clients)) == 3:
         completion = bench.take()
-        clients.remove(completion.client)
-        num_served[completion.client] += completion.num_tokens
+        clients.remove(completion.spec.client)
+        num_served[completion.spec.client] += completion.num_tokens
         if len(set(clients)) == 3:
             assert max(num_served.values()) - min(num_served.values()) <= 2 * 500
 
@@ -100,7 +96,7 @@ def test_priority_is_before_turn_and_length() -> None:
     bench.enter("late", 5, priority=1)
     bench.enter("urgent", 500, priority=-1)
     assert bench.order() == ["urgent", "normal", "late"]
-    assert [completion.request_id for completion in bench.queue.shortest(3)] == ["urgent"]
+    assert [completion.spec.request_id for completion in bench.queue.shortest(3)] == ["urgent"]
 
 
 def test_what_was_started_comes_back_to_its_turn() -> None:
@@ -108,9 +104,9 @@ def test_what_was_started_comes_back_to_its_turn() -> None:
     for name in "abcd":
         bench.enter(name, 10)
     first, second = bench.take(), bench.take()
-    first.outputs += [1, 2]
-    bench.queue.reenter(second)
-    bench.queue.reenter(first)
+    first.output.token_ids += [1, 2]
+    bench.queue.add_again(second)
+    bench.queue.add_again(first)
     assert bench.order() == ["a", "b", "c", "d"]
     assert bench.queue.num_tokens == 42
 
@@ -120,10 +116,10 @@ def test_whatever_is_taken_out_is_gone_from_both_orders_and_from_the_count() -> 
     completions = [bench.enter(str(number), 10 + number % 4, "ab"[number % 2]) for number in range(20)]
     random.Random(2).shuffle(completions)
     for completion in completions:
-        bench.queue.discard(completion)
-        bench.queue.discard(completion)
+        bench.queue.remove(completion)
+        bench.queue.remove(completion)
         assert completion not in bench.queue.shortest(20)
-        assert completion.request_id not in bench.order()
+        assert completion.spec.request_id not in bench.order()
     assert (len(bench.queue), bench.queue.num_tokens) == (0, 0)
 
 

@@ -1,7 +1,7 @@
 """Who is to leave hears of it, and is not told again and again."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -10,10 +10,9 @@ from common.wire.messages.memory_reports import MemoryReady
 from common.wire.messages.operator import DrainAnswer, DrainWanted, Leave
 from common.wire.messages.worker import Message, Role
 from router.placement.worker_pool import WorkerPool
-from router.workers.links import Links
+from router.workers.hub import Links
 from router.workers.memory_servers import MemoryServers
 from router.workers.operators import ASK_AGAIN_S, Operators
-from router.workers.role_changes import RoleChanges
 from tests.support.messages import worker_ready
 
 
@@ -27,8 +26,8 @@ def test_who_is_to_leave_hears_of_it_once_and_seldom_again(name: str) -> None:
 
     net = NetSection()
     pool, servers = WorkerPool(net, 2.0), MemoryServers(Links(net, 1, send, lambda: now_s))
-    dispatcher: Any = SimpleNamespace(needing=lambda worker: [])
-    operators = Operators(pool, servers, dispatcher, cast(RoleChanges, None), send, lambda: now_s)
+    dispatcher: Any = SimpleNamespace(lifecycle=SimpleNamespace(needing=lambda worker: []))
+    operators = Operators(pool, servers, dispatcher, send, lambda: now_s)
 
     def begins(epoch: int) -> None:
         if name == "memory-0":
@@ -38,7 +37,7 @@ def test_who_is_to_leave_hears_of_it_once_and_seldom_again(name: str) -> None:
 
     def asked(epoch: int = 0) -> list[type[Message]]:
         sent.clear()
-        operators.handle(b"operator", DrainWanted("operator", 1, name, epoch))
+        operators.on_drain_wanted(b"operator", DrainWanted("operator", 1, name, epoch))
         return [type(message) for message in sent]
 
     assert asked() == [DrainAnswer], "there is none"

@@ -1,0 +1,24 @@
+"""Completions for tests, as the router makes them of requests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from common.wire.values.sampling_params import SamplingParams
+from router.dispatch.request_state import Completion, CompletionOutput, CompletionSpec, Mailbox
+from router.text.detokenizer import TextStream
+from router.text.prompt_log import PromptLog
+
+
+def make_completion(
+    request_id: str = "cmpl-1-0",
+    prompt_ids: Sequence[int] = (1,),
+    sampling: SamplingParams | None = None,
+    text: TextStream | None = None,
+    *,
+    num_prompt_logprobs: int = 0,
+    **fields: Any,
+) -> Completion:
+    """Make a completion before its submission; without `text`, no token shows. `fields`: of `CompletionSpec`."""
+    spec = CompletionSpec(request_id, fields.pop("index", 0), prompt_ids, sampling or SamplingParams(), **fields)
+    log = PromptLog(prompt_ids, num_prompt_logprobs) if num_prompt_logprobs else None
+    return Completion(spec, CompletionOutput(text or TextStream(lambda _: ""), prompt_log=log), Mailbox())
