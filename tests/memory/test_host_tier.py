@@ -431,11 +431,15 @@ class Heard:
     """Where blocks are, as a log tells: beginnings of their keys."""
 
     def __init__(self) -> None:
-        self.there, self.parked, self.copy_us = set[bytes](), set[bytes](), 0
+        self.there, self.parked, self.copy_us, self.expected = set[bytes](), set[bytes](), 0, 0
 
     def hear_all(self, log: EventLog) -> None:
         while log.has_news:
             told = log.take()
+            if told.sequence not in (0, self.expected):
+                log.begin()
+                continue
+            self.expected = told.sequence + 1
             if not told.sequence:
                 self.there, self.parked = set(), set()
             self.copy_us = told.copy_us

@@ -66,21 +66,24 @@ class EventLog:
         self._num_walked = num_ids  # walked ids, then slots
         self._runs: deque[tuple[BlockEvent, np.ndarray]] = deque()  # [num_keys] keys
         self._num_pending = 0  # keys in `_runs`
+        self._is_void = False  # what the router knows is wrong, until it asks again
+        self._must_say_so = False  # by a message, whose number is not the next
 
     @property
     def has_news(self) -> bool:
-        return self.is_on and bool(self._num_pending or self._num_walked < self._num_places)
+        return self.is_on and bool(self._must_say_so or self._num_pending or self._num_walked < self._num_places)
 
     def begin(self) -> None:
-        """Turn the log on, and walk all blocks again."""
+        """Turn the log on at the router's request, and walk all blocks."""
         self.is_on, self._sequence, self._num_walked = True, 0, 0
+        self._is_void = self._must_say_so = False
         self._forget()
 
     def attach(self, host: HostBlocks | None) -> None:
-        """Set the host memory that holds blocks too, or None; starts the walk again."""
+        """Set the host memory that holds blocks too, or None; earlier events are void."""
         self._host = host
         if self.is_on:
-            self.begin()
+            self._break_off()
 
     def void(self) -> None:
         """Report no blocks from now on, whatever happens."""
@@ -94,12 +97,12 @@ class EventLog:
 
     def note(self, event: BlockEvent, keys: np.ndarray) -> None:
         """Note an event of the blocks with these keys: [num_blocks]."""
-        if not (self.is_on and self._num_ids and len(keys)):
+        if not (self.is_on and self._num_ids and len(keys)) or self._is_void:
             return
         self._runs.append((event, keys))
         self._num_pending += len(keys)
         if self._num_pending > self._num_places:
-            self.begin()  # a walk of all blocks is shorter
+            self._break_off()  # a walk of all blocks is shorter
 
     def take(self) -> Told:
         """Return the next events, possibly none; they count as sent."""
@@ -114,6 +117,7 @@ class EventLog:
             self._num_pending -= len(keys)
         if room and self._num_walked < self._num_places:
             runs.append(self._walk(room))
+        self._must_say_so = False
         sequence, self._sequence = self._sequence, self._sequence + 1
         copy_us = self._host.copy_us if self._host is not None else 0
         return Told(sequence, *_packed(runs), copy_us)
@@ -132,6 +136,13 @@ class EventLog:
         self._num_walked = min(begin + most, self._num_places)
         parked = self._host.parked_between(begin - self._num_ids, self._num_walked - self._num_ids)
         return BlockEvent.PARKED, parked
+
+    def _break_off(self) -> None:
+        """Leave out a number, so that the router voids what it knows and asks again, even if a message is lost."""
+        if not self._is_void:
+            self._is_void = self._must_say_so = True
+            self._sequence, self._num_walked = self._sequence + 1, self._num_places
+        self._forget()
 
     def _forget(self) -> None:
         self._runs.clear()
