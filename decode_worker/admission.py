@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from decode_worker.arrivals.local_prompts import LocalPrompts
-from decode_worker.arrivals.offers import Offers
-from decode_worker.arrivals.pulls import Pulls
+from common.base.errors import ErrorCode
+from common.serving.prompts.requests import Fail
+from decode_worker.arrivals.arrivals import Arrivals
 from decode_worker.sequences.pauses import Pauses
 from decode_worker.sequences.row_queue import Rank, RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
@@ -40,20 +40,24 @@ class RowSource(Protocol):
 
 
 class Admission:
-    """Assignment of rows to sequences; owns no sequence."""
+    """Assignment of rows and blocks to sequences; owns no sequence.
+
+    Args:
+        report: reports a preempted sequence to the router.
+    """
 
     def __init__(
         self,
         scheduler: DecodeScheduler,
-        offers: Offers,
-        pulls: Pulls,
-        local_prompts: LocalPrompts,
+        arrivals: Arrivals,
+        report: Fail,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler, self.pulls, self.local_prompts, self._clock = scheduler, pulls, local_prompts, clock
+        self.scheduler, self.arrivals, self.report, self._clock = scheduler, arrivals, report, clock
+        self.pulls, self.local_rows = arrivals.pulls, arrivals.local_prompts.rows
         self.pauses, self.capacity = Pauses(scheduler), scheduler.capacity
-        self._sources: list[RowSource] = [self.pauses, offers, pulls]
+        self._sources: list[RowSource] = [self.pauses, arrivals.offers, arrivals.pulls]
 
     def fill_rows(self) -> list[DecodeSequence]:
         """Give free rows to waiting sequences; return the sequences that may enter a row at once."""
@@ -80,17 +84,29 @@ class Admission:
         gives_way = priority > first.priority or (priority == first.priority and is_unfair and not is_patient)
         return gives_way and self.pauses.pause((priority, client))
 
-    def make_blocks(self) -> DecodeSequence | None:
-        """End and return a sequence of worse priority than a sequence that waits for blocks, if no blocks are left."""
+    def make_blocks(self) -> None:
+        """Preempt a sequence of worse priority than a sequence that waits for blocks, if no blocks are left."""
         waiting = [rank for rank, _ in self._in_turn()]
         if not waiting or not self.scheduler.active or not self.scheduler.allocator.is_exhausted():
-            return None
-        first, worst = min(waiting), max(sequence.priority for sequence in self.scheduler.active.values())
-        return self.scheduler.preempt() if worst > first.priority and first not in self._ready() else None
+            return
+        first, worst = min(waiting), max(sequence.request.priority for sequence in self.scheduler.active.values())
+        if worst > first.priority and first not in self._ready():
+            self._preempt("out of KV blocks, requests of better priority go first")
+
+    def make_slots(self) -> None:
+        """Get blocks for every row's next token; rows without a block rest. If nothing helps, preempt a sequence."""
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.arrivals.release_blocks():
+            self._preempt(f"{self.arrivals.offers.shortage}, the youngest sequence makes room")
+            self.scheduler.slots.make()
+
+    def _preempt(self, reason: str) -> None:
+        victim = self.scheduler.preempt()
+        self.report(victim.key, ErrorCode.PREEMPTED, reason)
 
     def _ready(self) -> list[Rank]:
         """Return the ranks of sequences that lack only a row: the first of each queue, and a prompt computed here."""
-        local = self.local_prompts.wants_row
+        local = self.local_rows.wanted
         ranks = [] if local is None else [self.pauses.waiting.rank(local)]
         return ranks + [rank for rank, source in self._in_turn() if source.has_blocks_for_next()]
 
@@ -105,7 +121,7 @@ class Admission:
 
         Keep the last free row for a prompt to be computed here whose turn is earlier.
         """
-        local = self.local_prompts.wants_row
+        local = self.local_rows.wanted
         local_rank = None if local is None else self.pauses.waiting.rank(local)
         for rank, source in self._in_turn():
             if local_rank is not None and local_rank < rank and not self.capacity.has_row(but=1):

@@ -33,7 +33,7 @@ class PrefixSharing:
         self._grouped: list[DecodeSequence] = []  # rows of the last grouping
         self._rests_until_s = 0.0
 
-    def tend(self, rows: Rows) -> None:
+    def regroup(self, rows: Rows) -> None:
         """Group rows anew if rows have changed and the rest is over."""
         begin_s = self._clock()
         if rows.sequences == self._grouped or not self.group.is_append_only:

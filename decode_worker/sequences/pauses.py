@@ -19,7 +19,7 @@ class Pauses:
         if victim is None:
             return False
         slots.leave(victim)
-        victim.is_paused, victim.place = True, -1
+        victim.is_paused, victim.mask_slot.place = True, -1
         slots.capacity.count_row(victim, -1)
         self.waiting.add(Paused(victim))
         return True

@@ -3,8 +3,7 @@ from collections.abc import Iterable
 
 from common.base.trace_events import Key
 from common.device.steps.loop_trace import Trace
-from common.wire.values.sampling_params import SamplingParams
-from decode_worker.sequences.sequence import DecodeSequence
+from tests.support.sequences import decode_sequence
 
 
 class Heard(Trace):
@@ -22,7 +21,7 @@ class Heard(Trace):
 
 
 def arrived(claimed_s: float) -> Heard:
-    sequence, heard = DecodeSequence("cmpl-1", 2, [1, 2, 3], 1, SamplingParams()), Heard()
+    sequence, heard = decode_sequence("cmpl-1", [1, 2, 3], 1, attempt=2), Heard()
     sequence.offered_s, sequence.claimed_s = 1.0, claimed_s
     sequence.trace_arrival(heard)
     assert heard.joined == [("cmpl-1", 2)]

@@ -51,7 +51,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     worker = program.build(config, incarnation)
     object.__setattr__(worker.engine, "step_ops", SharingOps(worker.engine.pool.caches[0]))
     worker.runner.shares_prefixes = config.decode.share_prefixes and worker.engine.step_ops.shares_prefixes
-    worker.sharing._min_places = 1
+    worker.steps.sharing._min_places = 1
     return worker
 
 
