@@ -4,6 +4,8 @@ chosen ──append──▶ in the token log ──▶ reported, with finish re
                       └─under a grammar─▶ held ──handle_answers: accepted──▲
 """
 
+from collections.abc import Iterable
+
 from common.base.errors import ErrorCode
 from common.device.steps.loop_trace import Trace
 from common.grammar.sequence_grammars import SequenceGrammars
@@ -35,8 +37,15 @@ class Outputs:
         self.sealing, self.grammars, self.masks, self.trace = sealing, grammars, masks, trace
         self.columns = TokenColumns()  # reported, not sent yet
 
-    def append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
-        """Log and report the tokens chosen by a step, up to the end of the sequence."""
+    def append(self, chosen: Iterable[tuple[DecodeSequence, list[OutputToken]]]) -> None:
+        """Log and report the tokens chosen by a step, of each sequence up to its end; seal full blocks."""
+        sequences = []
+        for sequence, tokens in chosen:
+            sequences.append(sequence)
+            self._append(sequence, tokens)
+        self.sealing.seal(sequences)
+
+    def _append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
         for token in tokens:
             if sequence.ended:
                 return
@@ -47,7 +56,6 @@ class Outputs:
                 return
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
-            self.sealing.add(sequence)
             reason = finish_reason(token.token_id, sequence.num_outputs, sequence.request.sampling)
             if sequence.grammar is not None and self.grammars.hold(sequence, token, reason):
                 sequence.mask_slot.num_late = 0
@@ -71,7 +79,8 @@ class Outputs:
 
     def _report(self, sequence: DecodeSequence, token: OutputToken, reason: FinishReason) -> None:
         """Report the last token, and end the sequence if finished."""
-        self.columns.add(*sequence.key, sequence.num_outputs - 1, token, reason)
+        request = sequence.request
+        self.columns.add(request.request_id, request.attempt, sequence.num_outputs - 1, token, reason)
         if reason is not FinishReason.NOT_FINISHED:
             self.trace.meet(sequence.key)
             self.scheduler.end(sequence)

@@ -80,10 +80,11 @@ class DecodeSteps:
             output = step.pending.output()
             self.pace.ended()
             self.load.step_ended(step.launched_s, len(step.sequences), len(step.sequences))
+            chosen = []
             for sequence, tokens in zip(step.sequences, output.rows, strict=True):
                 if tokens[0].token_id == NO_CHOICE and sequence in step.unsure:
                     self.scheduler.slots.was_late(sequence)
                 else:
-                    self.outputs.append(sequence, tokens)
-            self.outputs.sealing.seal()
+                    chosen.append((sequence, tokens))
+            self.outputs.append(chosen)
             self.scheduler.collected(step.sequences)

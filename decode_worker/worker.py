@@ -138,7 +138,7 @@ class DecodeWorker:
             self.steps.collect()  # on a CPU, so that the next step finds the masks
         for sequence, token in self.local_prompts.collect():
             self.masks.enter(sequence)
-            self.outputs.append(sequence, [token])
+            self.outputs.append([(sequence, [token])])
 
     def report_load(self) -> None:
         """Report the load to the heartbeat thread."""

@@ -48,7 +48,7 @@ class PrefixSharing:
 
     def spared_bytes(self, rows: Rows) -> int:
         """Return the KV bytes that a step is spared by reading each prefix once."""
-        return rows.num_spared * self.group.token_bytes
+        return rows.num_spared * self.group.token_bytes if rows.num_spared else 0
 
     def _prefixes(self, rows: Rows) -> dict[DecodeSequence, SharedPrefix]:
         """Return shared prefixes by sequence; a lasting group keeps its number if possible."""

@@ -12,7 +12,7 @@ sight.
 - Without a block, of any group, a sequence rests (see `slots`): the sequence leaves its row and the others go on.
 - A sequence with a slow grammar rests, too, until the mask is known.
 - If no blocks come free, the youngest sequence is preempted. A later replay costs work but no request.
-- A paused sequence has given the row to another (see `pauses`) and keeps its blocks.
+- A paused sequence has given the row to another (see `admission`) and keeps its blocks.
 - Blocks of an ended sequence return to the pool when no launched step touches the blocks.
 """
 

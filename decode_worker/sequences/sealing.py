@@ -1,5 +1,7 @@
 """Sealing of decoded blocks, so that the next turn of a conversation finds the reply as well as the prompt."""
 
+from collections.abc import Iterable
+
 from common.memory.client.magazine import Magazine
 from common.wire.messages.memory import KVOffer
 from common.wire.values.block_key import digests
@@ -13,32 +15,26 @@ class Sealing:
     def __init__(self, magazine: Magazine) -> None:
         self.magazine = magazine
         self.block_size = magazine.shape.layout.groups[0].block_size
-        self.block_ids: list[int] = []
-        self.digests: list[bytes] = []
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
         if offer.num_sealed == (len(sequence.token_ids) - 1) // self.block_size:
             sequence.chain = SealedChain(offer.num_sealed, offer.digest)
 
-    def add(self, sequence: DecodeSequence) -> None:
-        """Collect the next block of a sequence if full; call when the last token is logged.
+    def seal(self, sequences: Iterable[DecodeSequence]) -> None:
+        """Seal blocks that the last logged tokens have made full; call before any of them is freed.
 
-        KV of all tokens before the last is written, and the block is not written again.
+        KV of all tokens before the last is written, and a full block is not written again.
         """
-        chain = sequence.chain
-        begin = chain.num_blocks * self.block_size
-        end = begin + self.block_size
-        if not chain.digest or len(sequence.token_ids) - 1 < end:
-            return
-        tokens = pack_ids(sequence.token_ids[begin:end])
-        [chain.digest] = digests(chain.digest, tokens, self.block_size)
-        self.block_ids.append(sequence.tables[0].block_ids[chain.num_blocks])
-        self.digests.append(chain.digest)
-        chain.num_blocks += 1
-
-    def seal(self) -> None:
-        """Seal the collected blocks; call before any of them is freed."""
-        if self.block_ids:
-            self.magazine.seal(self.block_ids, self.digests)
-            self.block_ids, self.digests = [], []
+        block_ids, sealed = list[int](), list[bytes]()
+        for sequence in sequences:
+            chain, num_written = sequence.chain, len(sequence.token_ids) - 1
+            while chain.digest and (chain.num_blocks + 1) * self.block_size <= num_written:
+                begin = chain.num_blocks * self.block_size
+                tokens = pack_ids(sequence.token_ids[begin : begin + self.block_size])
+                [chain.digest] = digests(chain.digest, tokens, self.block_size)
+                block_ids.append(sequence.tables[0].block_ids[chain.num_blocks])
+                sealed.append(chain.digest)
+                chain.num_blocks += 1
+        if block_ids:
+            self.magazine.seal(block_ids, sealed)

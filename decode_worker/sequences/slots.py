@@ -27,7 +27,7 @@ class Slots:
             else:
                 self.enter(sequence)
         rows = self.rows.sequences
-        for sequence in [row for row in rows if row.num_scheduled > row.num_slots or row.is_skipped]:
+        for sequence in [row for row in rows if row.num_scheduled > row.num_slots or (row.grammar and row.is_skipped)]:
             if sequence.is_skipped or not self._has_slot(sequence):
                 self.rows.leave(sequence)
                 self.resting.append(sequence)

@@ -90,8 +90,7 @@ class LocalHouse(House):
         for sequence, token in self.local.collect():
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
-            self.sealing.add(sequence)
-            self.sealing.seal()
+            self.sealing.seal([sequence])
             self.seen.append(sequence)
             if sequence.num_outputs == sequence.sampling.max_tokens:
                 self.scheduler.end(sequence)

@@ -126,10 +126,9 @@ class House(Rig):
             place, rest = divmod(len(sequence.token_ids) - 1, BLOCK_SIZE)
             if not rest:
                 self.memory[sequence.tables[0].block_ids[place - 1]] = keys_of(sequence.token_ids[:-1])[-1]
-            self.sealing.add(sequence)
             if sequence.num_outputs == sequence.sampling.max_tokens:
                 self.scheduler.end(sequence)
-        self.sealing.seal()
+        self.sealing.seal(sequences)
         self.scheduler.collected(sequences)
 
     def converse(self, name: str, token_ids: Sequence[int], num_outputs: int = 10) -> list[int]:

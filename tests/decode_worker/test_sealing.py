@@ -42,8 +42,7 @@ class Rig:
         """Each gets a token; what was said of blocks then."""
         for sequence in sequences:
             sequence.token_ids.append(sequence.token_ids[-1] + 1)
-            self.sealing.add(sequence)
-        self.sealing.seal()
+        self.sealing.seal(sequences)
         said = [message for message in self.said if isinstance(message, BlocksSealed)]
         self.said.clear()
         return said
