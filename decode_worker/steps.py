@@ -52,7 +52,8 @@ class DecodeSteps:
 
     def is_due(self) -> bool:
         """Tell whether some row gets a token in the next step, or in the step in flight."""
-        return any(not sequence.awaits_mask for sequence in self.scheduler.rows.sequences)
+        rows = self.scheduler.rows.sequences
+        return any(sequence.grammar is None or sequence.grammar.mask is not None for sequence in rows)
 
     def launch(self) -> None:
         """Start a step over all rows, unless no row can get a token."""

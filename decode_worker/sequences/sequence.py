@@ -106,11 +106,6 @@ class DecodeSequence:
         return not self.ended and self.num_scheduled < self.max_total_tokens
 
     @property
-    def awaits_mask(self) -> bool:
-        """True while the tokens allowed by the grammar are not known."""
-        return self.grammar is not None and self.grammar.mask is None
-
-    @property
     def is_skipped(self) -> bool:
         """True while steps do without the sequence, because its grammar is slow."""
         return self.grammar is not None and self.grammar.mask is None and self.mask_slot.num_late >= MAX_LATE

@@ -105,13 +105,13 @@ class PromptScheduler(Generic[AnyPrompt]):
         return [Chunk(prompt, num_tokens) for prompt, num_tokens in pieces]
 
     def launched(self, chunks: Iterable[Chunk[AnyPrompt]]) -> None:
-        """Note a launched step over the chunks; `schedule` may follow."""
+        """Record a launched step over the chunks; `schedule` may follow."""
         for chunk in chunks:
             chunk.sequence.num_scheduled_tokens += chunk.num_tokens
             chunk.sequence.num_in_flight += 1
 
     def collected(self, prompts: Iterable[AnyPrompt]) -> None:
-        """Note a finished step over the prompts; removed prompts without steps in flight free their blocks."""
+        """Record a finished step over the prompts; removed prompts without steps in flight free their blocks."""
         for prompt in prompts:
             prompt.num_in_flight -= 1
         for prompt in [prompt for prompt in self.removed if not prompt.num_in_flight]:
