@@ -29,7 +29,8 @@ from benchmarks.kernel_cases import (
 )
 from common.kernels.base.gpu import gpu_of
 from common.kernels.products.join_parts import join_parts
-from common.ops.base import ForwardBatch, Ops, Residual
+from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps
@@ -73,25 +74,26 @@ class Operands:
     """Operands of a product; matrices rotate between launches, the rest stays."""
 
     x: Tensor  # [num_tokens, k]
-    norm: Tensor  # [k]
-    weights: list[Tensor]  # each [rows, k]
+    norm: Norm  # [k]
+    weights: list[Weight]  # each [rows, k]
     residual: Tensor  # [num_tokens, n], zero before the first launch
 
-    def apply(self, ops: Ops, fusion: Fusion, weight: Tensor) -> Tensor:
+    def apply(self, ops: Ops, fusion: Fusion, weight: Weight) -> Tensor:
         match fusion:
             case Fusion.NORM:
-                return ops.norm_linear(Residual(self.x), self.norm, EPS, weight)
+                return ops.norm_linear(Residual(self.x), self.norm, weight)
             case Fusion.ADD:
                 return _whole(ops.linear_add(self.x, weight, Residual(self.residual)))
             case Fusion.GATE:
-                return ops.norm_gate_up(Residual(self.x), self.norm, EPS, weight)
+                return ops.norm_gate_up(Residual(self.x), self.norm, weight)
             case Fusion.LOGITS:
-                return ops.logits(Residual(self.x), self.norm, EPS, weight)
+                return ops.logits(Residual(self.x), self.norm, weight)
 
     def in_fp32(self) -> "Operands":
         """Return float32 copies for the reference, with a single matrix and a zero residual."""
-        weights, residual = [self.weights[0].float()], torch.zeros_like(self.residual, dtype=torch.float32)
-        return replace(self, x=self.x.float(), norm=self.norm.float(), weights=weights, residual=residual)
+        weights, residual = [Weight(self.weights[0].data.float())], torch.zeros_like(self.residual, dtype=torch.float32)
+        norm = replace(self.norm, weight=self.norm.weight.float())
+        return replace(self, x=self.x.float(), norm=norm, weights=weights, residual=residual)
 
 
 def _whole(x: Residual) -> Tensor:
@@ -104,8 +106,8 @@ def product_case(num_tokens: int, which: Product) -> Case:
     pool, _ = decode_batch(num_tokens, BLOCK_SIZE, 1)
     operands = Operands(
         x=random(num_tokens, which.k),
-        norm=random(which.k),
-        weights=[random(which.rows, which.k) * 0.02 for _ in range(variants_for(num_bytes))],
+        norm=Norm(random(which.k), EPS),
+        weights=[Weight(random(which.rows, which.k) * 0.02) for _ in range(variants_for(num_bytes))],
         residual=torch.zeros(num_tokens, which.n, dtype=torch.bfloat16, device="cuda"),
     )
     ops = decode_ops(pool, num_tokens)
@@ -115,7 +117,7 @@ def product_case(num_tokens: int, which: Product) -> Case:
 
     def expected() -> Tensor:
         exact = operands.in_fp32()
-        return exact.apply(TorchOps(pool), which.fusion, exact.weights[0])
+        return exact.apply(TorchOps([GroupCache(pool, NUM_Q)]), which.fusion, exact.weights[0])
 
     plans = LinearPlans(gpu_of(pool.device))
     kind = plans.plan(which.fusion, num_tokens, which.n, which.k).kind
@@ -133,15 +135,15 @@ def attention_case(num_seqs: int, seq_len: int) -> Case:
     pool, batch = decode_batch(num_seqs, seq_len, num_layers)
     ops, weights, qkv = decode_ops(pool, num_seqs), attention_weights(seq_len), random(num_seqs, QKV)
 
-    batch = ops.begin(batch, NUM_Q)
+    batch = ops.begin(batch)
 
     def run(i: int) -> Tensor:
         return ops.attention(qkv, weights, i, batch)
 
     def expected() -> Tensor:
-        return TorchOps(pool).attention(qkv, weights, 0, batch)
+        return TorchOps([GroupCache(pool, NUM_Q)]).attention(qkv, weights, 0, batch)
 
-    how = "fused" if ops.fuses_attention(NUM_Q) else "split"
+    how = "fused" if ops.shares_prefixes else "split"
     return Case(f"decode attention {num_seqs} x {seq_len} ({how})", run, expected, num_layers, num_bytes)
 
 
@@ -150,11 +152,11 @@ def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, 
     pool, batch = paged_batch(1, seq_len, num_seqs, num_layers)
     positions = batch.seq_lens - 1
     slots = batch.block_tables[0][:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
-    return pool, replace(batch, positions=positions, slot_mapping=slots, last_tokens=None)
+    return pool, replace(batch, positions=positions, slots=(slots,), last_tokens=None)
 
 
 def decode_ops(pool: Tensor, num_seqs: int) -> CudaOps:
-    return CudaOps(pool, KernelsSection(), num_seqs, pdl=gpu_of(pool.device).has_dependent_launch)
+    return CudaOps([GroupCache(pool, NUM_Q)], KernelsSection(), num_seqs, pdl=gpu_of(pool.device).has_dependent_launch)
 
 
 def decode_cases() -> Iterator[Case]:

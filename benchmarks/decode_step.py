@@ -33,6 +33,7 @@ from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
 from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
+from common.wire.values.kv_layout import DTYPE_BYTES
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
@@ -130,10 +131,9 @@ class StepBench:
 
     def floor_ms(self, num_tokens: int, bytes_per_s: float) -> float:
         """Return the time to read the weights once and `num_tokens` keys and values."""
-        model = self.engine.model
-        weights = sum(w.numel() for layer in model.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
-        weight_bytes = (weights + model.lm_head.numel()) * model.lm_head.element_size()
-        return (weight_bytes + num_tokens * self.engine.pool.layout.token_bytes) / bytes_per_s * 1e3
+        layout = self.engine.pool.layout
+        weight_bytes = self.engine.model.config.step_weights * DTYPE_BYTES[layout.groups[0].dtype]
+        return (weight_bytes + num_tokens * layout.token_bytes) / bytes_per_s * 1e3
 
     def profile(self, num_rows: int) -> str:
         """Return a table of a step's kernels by time; a profiler shows graph nodes as kernels."""

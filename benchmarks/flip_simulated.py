@@ -14,9 +14,9 @@ from rich.table import Table
 
 from benchmarks.flip import Phase, parse_phases
 from common.base.errors import ConfigError
-from deploy.planning.simulation.figures import Figures
 from deploy.planning.simulation.layout import Layout, parse_layout
 from deploy.planning.simulation.loads import streams
+from deploy.planning.simulation.outcome import Outcome
 from deploy.planning.simulation.simulator import simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import read_rates
@@ -25,10 +25,10 @@ REQUESTS_A_STREAM = 4
 SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
 
 
-def played(layout: Layout, costs: Costs, phase: Phase) -> Figures:
+def played(layout: Layout, costs: Costs, phase: Phase) -> Outcome:
     """Simulate the streams of a phase on workers with fixed roles."""
     lengths = [(phase.num_inputs, phase.num_outputs)] * (phase.num_streams * REQUESTS_A_STREAM)
-    return Figures(simulate(layout, costs, streams(phase.num_streams, lengths)))
+    return simulate(layout, costs, streams(phase.num_streams, lengths))
 
 
 def table(layouts: list[Layout], costs: Costs, phases: list[Phase]) -> Table:
@@ -36,12 +36,12 @@ def table(layouts: list[Layout], costs: Costs, phases: list[Phase]) -> Table:
     shown = Table("phase", "roles", "requests/s", "output tokens/s", *(f"{name}, ms" for name in SHOWN))
     for phase in phases:
         for layout in layouts:
-            figures = played(layout, costs, phase)
-            rate = figures.tokens_per_s
+            outcome = played(layout, costs, phase)
+            rate = outcome.tokens_per_s
             cells = [
                 f"{rate / phase.num_outputs:,.1f}",
                 f"{rate:,.0f}",
-                *(f"{figures.of(name):,.1f}" for name in SHOWN),
+                *(f"{outcome.figure(name):,.1f}" for name in SHOWN),
             ]
             shown.add_row(str(phase), layout.name, *cells)
     return shown

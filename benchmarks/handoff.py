@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from benchmarks.pulls import HandoffBench, Timing
 from common.base.errors import BatonError, TransferFailed
 from common.wire.messages.frames import decode, encode

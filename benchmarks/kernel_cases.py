@@ -9,8 +9,9 @@ from torch import Tensor
 
 from common.device.steps.adjustments import Adjustments, SlotFill
 from common.device.steps.warm_up import sampling_tensors
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import MAX_LOGPROBS, AttentionWeights
+from common.kernels.base.sampling_operands import MAX_LOGPROBS
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
@@ -133,7 +134,7 @@ def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) ->
     batch = ForwardBatch(
         token_ids=none,
         positions=none,
-        slot_mapping=none,
+        slots=(none,),
         block_tables=(torch.randperm(num_blocks, device="cuda").int().view(num_seqs, -1),),
         seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32, device="cuda"),
         cu_seqlens=torch.arange(num_seqs + 1, dtype=torch.int32, device="cuda") * query_len,

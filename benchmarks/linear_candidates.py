@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from common.kernels.base.gpu import Gpu, gpu_of
-from common.ops.base import Residual
+from common.ops.base import Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
 
@@ -108,23 +108,22 @@ class Operands:
 
     def __init__(self, shape: Shape, tokens: int) -> None:
         self.shape = shape
-        self.weight = torch.randn(shape.rows, shape.k, device="cuda", dtype=torch.bfloat16) * 0.02
+        self.weight = Weight(torch.randn(shape.rows, shape.k, device="cuda", dtype=torch.bfloat16) * 0.02)
         self.x = torch.randn(tokens, shape.k, device="cuda", dtype=torch.bfloat16)
-        self.norm = torch.randn(shape.k, device="cuda", dtype=torch.bfloat16)
-        self.linear = FusedLinear()
+        self.norm = Norm(torch.randn(shape.k, device="cuda", dtype=torch.bfloat16), EPS)
 
     def run(self, plan: Plan, *, pdl: bool) -> Tensor:
-        x = self.x
+        x, linear = self.x, FusedLinear(pdl=pdl)
         match self.shape.fusion:
             case Fusion.ADD:
                 residual = Residual(torch.zeros(x.shape[0], self.shape.n, device="cuda", dtype=torch.bfloat16))
-                return self.linear.whole(self.linear.linear_add(plan, x, self.weight, residual, pdl), pdl)
+                return linear.whole(linear.linear_add(plan, x, self.weight, residual))
             case Fusion.GATE:
-                return self.linear.norm_gate_up(plan, Residual(x), self.norm, EPS, self.weight, pdl)
+                return linear.norm_gate_up(plan, Residual(x), self.norm, self.weight)
             case Fusion.NORM:
-                return self.linear.norm_linear(plan, Residual(x), self.norm, EPS, self.weight, torch.bfloat16, pdl)
+                return linear.norm_linear(plan, Residual(x), self.norm, self.weight, torch.bfloat16)
             case Fusion.LOGITS:
-                return self.linear.norm_linear(plan, Residual(x), self.norm, EPS, self.weight, torch.float32, pdl)
+                return linear.norm_linear(plan, Residual(x), self.norm, self.weight, torch.float32)
 
     def is_right(self, plan: Plan) -> bool:
         """Tell whether the plan can run and agrees with cuBLAS."""

@@ -74,8 +74,8 @@ def whole_case(name: str, attend: PromptAttention, num_seqs: int, seq_len: int) 
     def expected() -> Tensor:
         k, v = pool[:, 0].unbind(1)
         if num_seqs > 1 or num_tokens <= TAIL:
-            return reference.paged_attention(q, k, v, batch, SCALE)
-        tail = reference.paged_attention(q[-TAIL:], k, v, tail_of(batch), SCALE)
+            return reference.paged_attention(q, k, v, batch.block_tables[0], batch, SCALE)
+        tail = reference.paged_attention(q[-TAIL:], k, v, batch.block_tables[0], tail_of(batch), SCALE)
         return torch.cat((run(0)[:-TAIL], tail))
 
     flops = num_seqs * 4 * NUM_Q * HEAD_DIM * seq_len * (seq_len + 1) / 2
@@ -103,7 +103,7 @@ def seen_case(name: str, attend: PromptAttention, num_seqs: int, num_seen: int) 
 
     def expected() -> Tensor:
         k, v = pool[:, 0].unbind(1)
-        return reference.paged_attention(q, k, v, batch, SCALE)
+        return reference.paged_attention(q, k, v, batch.block_tables[0], batch, SCALE)
 
     num_bytes = read_bytes + num_tokens * NUM_Q * HEAD_DIM * 4
     flops = 4 * NUM_Q * HEAD_DIM * num_tokens * (num_seen + (FEW_QUERIES + 1) / 2)

@@ -24,32 +24,24 @@ So for such figures of such loads, the simulator reproduces measurements and pre
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import linear_regression, mean
 
+from benchmarks.presets import settings
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
 from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
 from common.settings.config import GPU_STEP_TOKENS
 from deploy.bench.results import ROOT, Row, read_rows
 from deploy.planning.step_times.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
-from deploy.planning.step_times.rates import SHIPPED, Points, Rates, Where, as_json
-from deploy.planning.step_times.shape import ModelShape
+from deploy.planning.step_times.rates import POINTS, SHIPPED, Points, Rates, Where
+from deploy.planning.step_times.shape import shape_of
 
 H200_BYTES = 143_771 << 20
 """Memory of an H200, as nvidia-smi has it."""
-QWEN3_4B = ModelShape(
-    num_hidden_layers=36,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151_936,
-    tie_word_embeddings=True,
-)
 SHARE = 80
 """Percent of a GPU for prompts beside streams in the rows of `one_long`, the default of `baton serve`."""
 STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
@@ -105,7 +97,7 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
         gpu="NVIDIA H200",
         memory_bytes=H200_BYTES,
         model=MODEL,
-        shape=QWEN3_4B,
+        shape=shape_of(settings(MODEL)),
         step_tokens=GPU_STEP_TOKENS,
         prompts=prompts,
         steps=steps,
@@ -239,6 +231,16 @@ def _copy(row: Row) -> tuple[float, ...] | None:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
+
+
+def as_json(rates: Rates) -> str:
+    """Return the text of a file, a point a line."""
+    text = json.dumps(asdict(rates), indent=1)
+    for name in POINTS:
+        rows = ",\n  ".join(json.dumps(list(point)) for point in getattr(rates, name))
+        before = json.dumps({name: asdict(rates)[name]}, indent=1)[3:-2]
+        text = text.replace(before, f'"{name}": [\n  {rows}\n ]')
+    return text + "\n"
 
 
 FILES: dict[str, Callable[[Sequence[Row]], Rates]] = {"h200-qwen3-4b": h200_qwen3_4b}

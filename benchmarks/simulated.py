@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from benchmarks.presets import settings
 from benchmarks.table_cells import (
     FOUR_GPUS,
     MODEL,
@@ -26,25 +27,19 @@ from benchmarks.table_cells import (
 from deploy.bench.load import Load as SentLoad
 from deploy.bench.options import parse_args
 from deploy.bench.results import ROOT, Row, read_rows
-from deploy.planning.scaling import scaled
-from deploy.planning.simulation.figures import Figures
 from deploy.planning.simulation.layout import parse_layout
 from deploy.planning.simulation.loads import Arrival, Lengths, Load, Prefix
 from deploy.planning.simulation.simulator import simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.memory import MEMORY_FRACTION
 from deploy.planning.step_times.rates import Rates, read_rates
-from deploy.planning.step_times.shape import ModelShape
+from deploy.planning.step_times.scaling import scaled
+from deploy.planning.step_times.shape import shape_of
 
 RATES = "h200-qwen3-4b"
 FIGURES = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99", "first_gap_p50", "itl_p99")
 CLOSE = 0.2
 """Error up to which a figure counts as met."""
-KNOWN_SHAPES = {
-    "qwen3-8b": ModelShape(36, 4096, 12288, 32, 8, 128, 151_936),
-    "llama3.1-8b": ModelShape(32, 4096, 14336, 32, 8, 128, 128_256),
-    "qwen3-32b": ModelShape(64, 5120, 25600, 64, 8, 128, 151_936),
-}
 FRACTIONS = {(SMALL_GPU, "qwen3-8b"): 0.17, (ONE_GPU, "qwen3-32b"): 0.6}
 """Systems' share of a GPU's memory, where not the default (README.md, *Other models*)."""
 
@@ -126,8 +121,8 @@ def compare(case: Case, rows: Sequence[Row]) -> list[Comparison]:
     load = load_of(first.command)
     if max(each.num_outputs for each in load.arrivals) == 2:
         del rows_of["tpot_p50"]  # the first gap by another name
-    figures = Figures(simulate(layout, costs, load))
-    return [Comparison(case, cell.row, name, cell.value, figures.of(name)) for name, cell in rows_of.items()]
+    outcome = simulate(layout, costs, load)
+    return [Comparison(case, cell.row, name, cell.value, outcome.figure(name)) for name, cell in rows_of.items()]
 
 
 def table(rows: Sequence[Row]) -> TableData:
@@ -163,7 +158,7 @@ def load_of(command: str) -> Load:
 @cache
 def _rates(model: str) -> Rates:
     known = read_rates(RATES)
-    return known if model == known.model else scaled(known, KNOWN_SHAPES[model], model)
+    return known if model == known.model else scaled(known, shape_of(settings(model)), model)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Cost of tracing on the host: for a turn of a decode worker's loop, and for a request in the router.
+"""Cost of tracing on the host for a turn of a decode worker's loop.
 
     python -m benchmarks.trace_cost [--device cuda] [--turns 20000] [--results FILE --hardware NAME]
 
 A turn has the phases of a real turn, all empty. On a GPU the turn's step is two CUDA events, looked at in later turns.
-A request is in each phase once; an untraced request costs nothing. Both are traced to files, as in service.
+The trace goes to a file, as in service.
 """
 
 import argparse
@@ -12,10 +12,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -27,14 +25,10 @@ from common.device.steps.step_trace import make_trace
 from common.settings.config import TraceSection
 from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
-from router.dispatch.journey import Arrival, End, Journey, Phase
-from router.observe.request_trace import RequestTrace, make_request_trace
-from router.placement.route import Route
 
 PHASES_BEFORE, PHASES_AFTER = ("receive", WAIT, "apply"), (WAIT, "collect", "emit", "local prompt")
 REST_TURNS, REST_S = 200, 2e-3
 """Turns between two rests; a rest lets the writing thread run, as a wait for the device does."""
-UNTRACED = Trace()
 
 
 def turn(trace: Trace) -> None:
@@ -50,15 +44,6 @@ def turn(trace: Trace) -> None:
                 pass
 
 
-def request(journey: Journey) -> None:
-    """Report a completion's phases, as the dispatcher does."""
-    worker = SimpleNamespace(id="worker-0")
-    route, now_s = cast(Route, SimpleNamespace(prefill=worker, decode=worker)), time.monotonic()
-    for phase in Phase:
-        journey.enter(phase, now_s, 0, route)
-    journey.end(End(now_s, now_s, {"e2e_ms": 1.0}))
-
-
 def median_us(act: Callable[[], None], num_times: int) -> float:
     """Return the median time of `num_times` calls."""
     took_us = []
@@ -72,21 +57,12 @@ def median_us(act: Callable[[], None], num_times: int) -> float:
 
 
 def figures(directory: Path, device: torch.device, num_turns: int) -> Iterator[Figure]:
-    """Yield figures of a turn, off and on, and of a request."""
+    """Yield figures of a turn, off and on."""
     section = TraceSection(dir=str(directory))
-    yield Figure("turn_untraced", median_us(lambda: turn(UNTRACED), num_turns), "us")
+    yield Figure("turn_untraced", median_us(lambda: turn(Trace()), num_turns), "us")
     traced = make_trace(section, Process("decode", "decode-0", 1), device)
     yield Figure("turn_traced", median_us(lambda: turn(traced), num_turns), "us")
     traced.finish()
-    requests = make_request_trace(section, 1)
-    assert requests is not None, "there is a directory"
-    numbers = count()
-    yield Figure("request_traced", median_us(lambda: request(_journey(requests, next(numbers))), num_turns), "us")
-    requests.close()
-
-
-def _journey(requests: RequestTrace, number: int) -> Journey:
-    return Journey([requests.watch(f"cmpl-{number:016x}-0", Arrival(*[time.monotonic()] * 3))])
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:

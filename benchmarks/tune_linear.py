@@ -13,20 +13,22 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
 import torch
 
 from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
-from benchmarks.make_checkpoint import PRESETS
 from benchmarks.own_memory import require_gpu
+from benchmarks.presets import PRESETS
 from common.kernels.base.gpu import Gpu, gpu_of
-from common.models.decoder import Decoder, DecoderConfig, weight_pieces
-from common.models.loader import read_config
+from common.models.config import DecoderConfig
+from common.models.decoder import Decoder
+from common.models.reading import decoder_config
+from common.models.settings import Settings
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
 from common.settings.config import KernelsSection
@@ -54,20 +56,17 @@ class Step:
     """A decode step of a few layers of a model's shapes."""
 
     def __init__(self, preset: str, tokens: int) -> None:
-        config = replace(_decoder_config(preset), num_layers=LAYERS)
+        config = _decoder_config(preset)
         tensors = {}
-        for name, pieces in weight_pieces(config).items():
-            shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+        for name, stack in config.stacks().items():
+            shape = stack.shape
             tensors[name] = torch.randn(shape, device="cuda", dtype=torch.bfloat16) * (0.02 if len(shape) == 2 else 1)
         self.model = Decoder(config, tensors, CONTEXT)
         num_blocks = tokens * CONTEXT // BLOCK_SIZE
-        cache_shape = (num_blocks, LAYERS, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-        self.ops = CudaOps(
-            torch.randn(cache_shape, device="cuda", dtype=torch.bfloat16),
-            KernelsSection(),
-            tokens,
-            pdl=_gpu().has_dependent_launch,
-        )
+        [group] = config.cache_groups(BLOCK_SIZE, "bfloat16")
+        blocks = torch.randn(num_blocks, *group.block_shape, device="cuda", dtype=torch.bfloat16)
+        cache = GroupCache(blocks, config.heads[0].num_q_heads)
+        self.ops = CudaOps([cache], KernelsSection(), tokens, pdl=_gpu().has_dependent_launch)
         self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens)
         self.batch = _decode_batch(tokens, num_blocks)
 
@@ -125,9 +124,7 @@ def _gpu() -> Gpu:
 
 
 def _decoder_config(preset: str) -> DecoderConfig:
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(PRESETS[preset]))
-        return read_config(Path(directory))
+    return decoder_config(Settings(PRESETS[preset] | {"num_hidden_layers": LAYERS}, preset))
 
 
 def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
@@ -137,7 +134,7 @@ def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
     return ForwardBatch(
         token_ids=torch.arange(tokens, dtype=torch.int32, device="cuda"),
         positions=last,
-        slot_mapping=tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,
+        slots=(tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,),
         block_tables=(tables,),
         seq_lens=last + 1,
         cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device="cuda"),

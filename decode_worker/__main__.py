@@ -1,10 +1,10 @@
 """`python -m decode_worker`: one decode worker process."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import zmq
+from msgspec.structs import replace
 
 from common.base.trace_file import Process
 from common.device.engine.engine import Engine, build_engine, resolve_device

@@ -6,7 +6,7 @@ again in the next step. Other rows are not affected.
 """
 
 from common.device.steps.adjustments import NO_MASK
-from common.kernels.base.operands import GrammarMasks
+from common.kernels.base.sampling_operands import GrammarMasks
 from decode_worker.sequences.sequence import DecodeSequence
 
 

@@ -7,9 +7,8 @@ chosen ──append──▶ in the token log ──▶ reported, with finish re
 from collections.abc import Iterable
 
 from common.base.errors import ErrorCode
-from common.device.steps.loop_trace import Trace
 from common.grammar.sequence_grammars import SequenceGrammars
-from common.kernels.base.operands import NO_CHOICE
+from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.wire.messages.token_columns import TokenColumns
 from common.wire.messages.worker import FinishReason
@@ -31,10 +30,9 @@ class Outputs:
         sealing: Sealing,
         grammars: SequenceGrammars[DecodeSequence],
         masks: MaskMemory,
-        trace: Trace,
     ) -> None:
         self.link, self.scheduler, self.cancellation = link, cancellation.scheduler, cancellation
-        self.sealing, self.grammars, self.masks, self.trace = sealing, grammars, masks, trace
+        self.sealing, self.grammars, self.masks = sealing, grammars, masks
         self.columns = TokenColumns()  # reported, not sent yet
 
     def append(self, chosen: Iterable[tuple[DecodeSequence, list[OutputToken]]]) -> None:
@@ -82,5 +80,4 @@ class Outputs:
         request = sequence.request
         self.columns.add(request.request_id, request.attempt, sequence.num_outputs - 1, token, reason)
         if reason is not FinishReason.NOT_FINISHED:
-            self.trace.meet(sequence.key)
             self.scheduler.end(sequence)

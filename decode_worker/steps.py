@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.device.steps.output_ring import PendingOutput
-from common.kernels.base.operands import NO_CHOICE
+from common.kernels.base.sampling_operands import NO_CHOICE
 from decode_worker.admission import Admission
 from decode_worker.batch.pace import Pace
 from decode_worker.batch.prefix_sharing import PrefixSharing
@@ -45,7 +45,7 @@ class DecodeSteps:
         """Let sequences with a row join the next step."""
         for sequence in sequences:
             if self.scheduler.active.get(sequence.key) is not sequence:
-                sequence.trace_arrival(self.trace)
+                self.trace.join([sequence.key])
                 self.grammars.begin(sequence)
                 self.scheduler.activate(sequence)
             self.masks.enter(sequence)

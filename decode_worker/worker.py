@@ -91,7 +91,7 @@ class DecodeWorker:
         self.cancellation = Cancellation(self.scheduler, self.arrivals, report)
         self.grammars, self.masks = SequenceGrammars(followers), MaskMemory(self.runner.batch.grammars)
         self.inbox = Inbox(self.link, hub, self.cancellation, self.grammars, drain)
-        self.outputs = Outputs(self.link, self.cancellation, sealing, self.grammars, self.masks, self.trace)
+        self.outputs = Outputs(self.link, self.cancellation, sealing, self.grammars, self.masks)
         self.steps = DecodeSteps(self.runner, self.admission, self.outputs)
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
             self.poller.register(source, zmq.POLLIN)

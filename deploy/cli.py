@@ -18,7 +18,7 @@ from common.settings.limits import DAY_S
 from common.settings.options import add_flags, from_flags, number
 from common.wire.messages.frames import WIRE_NAME
 from deploy.autoscale.options import add_autoscale, autoscale_of
-from deploy.operate.draining import Wish, drain, drain_all, router_of
+from deploy.operate.draining import USUAL_PORT, Wish, drain, drain_all, router_of
 from deploy.operate.fleet_table import fleet_table
 from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch
 from deploy.operate.readiness import wait_until_ready
@@ -117,7 +117,7 @@ def _add_serve(commands: Commands) -> None:
         "--trace",
         dest="trace.dir",
         metavar="DIR",
-        help="every process writes there what it does when, for baton trace DIR (default: none does)",
+        help="every worker writes the times of its steps there, for baton trace DIR (default: none does)",
     )
     add_fleet(parser)
     add_autoscale(parser)
@@ -140,6 +140,14 @@ def _add_demo(commands: Commands) -> None:
     parser.set_defaults(config=None)
 
 
+def _add_router(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--port", type=number(int, 1, 65535), help=f"HTTP port of a router on this machine (default: {USUAL_PORT})"
+    )
+    where.add_argument("--url", help="HTTP address of a router, as http://127.0.0.1:8000")
+
+
 def _add_workers(commands: Commands) -> None:
     parser = commands.add_parser(
         "workers",
@@ -147,7 +155,7 @@ def _add_workers(commands: Commands) -> None:
         description="Print who serves behind a router, and what is wrong. Exit status 1 if no request is answered.",
         allow_abbrev=False,
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router (default: %(default)s)")
+    _add_router(parser)
     parser.add_argument("--json", action="store_true", help="GET /health as it is")
     parser.add_argument(
         "--until-ready", action="store_true", help="wait until requests are answered, also for a router to be there"
@@ -173,7 +181,7 @@ def _add_drain(commands: Commands) -> None:
     who.add_argument(
         "--all", action="store_true", help="every worker, one after the other: a rolling restart; each has to be back"
     )
-    parser.add_argument("--port", type=number(int, 1, 65535), help="of the router on this machine (default: 8000)")
+    _add_router(parser)
     parser.add_argument("--until-back", action="store_true", help="wait for another under its name, too")
     parser.add_argument(
         "--timeout-s",
@@ -220,7 +228,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _workers(args: argparse.Namespace) -> int:
-    url = args.url.rstrip("/")
+    url = f"http://127.0.0.1:{args.port or USUAL_PORT}" if args.url is None else args.url.rstrip("/")
     if args.until_ready and (problem := wait_until_ready(url, args.timeout_s)):
         print(f"baton: not ready after {args.timeout_s:g} s: {problem}", file=sys.stderr)
         return 1
@@ -229,14 +237,14 @@ def _workers(args: argparse.Namespace) -> int:
         shown, is_ok = fleet_table(health), health["status"] in SERVING
     except (OSError, ValueError, *NOT_OURS) as error:
         why = OTHERS_ANSWER if isinstance(error, NOT_OURS) else error
-        print(f"baton: no router answers at {args.url}: {why}; --url is its HTTP address", file=sys.stderr)
+        print(f"baton: no router answers at {url}: {why}; name its --port or --url", file=sys.stderr)
         return 1
     print(json.dumps(health, indent=2) if args.json else shown)
     return 0 if is_ok else 1
 
 
 def _drain(args: argparse.Namespace) -> int:
-    net, say = router_of(from_flags(Config, args).net, args.port), partial(print, flush=True)
+    net, say = router_of(from_flags(Config, args).net, args.port, args.url), partial(print, flush=True)
     if args.all:
         return drain_all(net, args.timeout_s, say)
     return drain(net, Wish(args.name, args.timeout_s, args.until_back), say)

@@ -1,8 +1,9 @@
 """`python -m prefill_worker`: a prefill worker process."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from common.base.trace_file import Process
 from common.device.engine.engine import Engine, build_engine, resolve_device

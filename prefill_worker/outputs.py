@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 
 from common.base.errors import ErrorCode
-from common.device.steps.loop_trace import Trace
 from common.grammar.sequence_grammars import SequenceGrammars
-from common.kernels.base.operands import NO_CHOICE
+from common.kernels.base.sampling_operands import NO_CHOICE
 from common.kv.tables import held_by
 from common.serving.prompts.requests import fail_request
 from common.serving.prompts.scheduler import PromptScheduler
@@ -27,9 +26,8 @@ class Outputs:
         scheduler: PromptScheduler[PrefillSequence],
         handoffs: Handoffs,
         grammars: SequenceGrammars[PrefillSequence],
-        trace: Trace,
     ) -> None:
-        self.link, self.scheduler, self.handoffs, self.grammars, self.trace = link, scheduler, handoffs, grammars, trace
+        self.link, self.scheduler, self.handoffs, self.grammars = link, scheduler, handoffs, grammars
 
     def handle_answers(self) -> None:
         """Handle answers of grammars: fail prompts with a problem, and emit first tokens held for a grammar."""
@@ -62,7 +60,6 @@ class Outputs:
         """
         columns = TokenColumns()
         for sequence, token, reason in chosen:
-            self.trace.meet(sequence.key)
             block_ids = held_by(self.scheduler.take(sequence))
             columns.add(*sequence.key, sequence.request.num_outputs, token, reason)
             if reason is FinishReason.NOT_FINISHED:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from common.device.steps.loop_trace import UNTRACED, Trace
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
 from common.memory.base.reply_worth import copying_us, is_worth_taking
@@ -101,11 +100,8 @@ class Retrievals:
         reply_pools: ReplyPools,
         prefixes: PromptPrefixes[PrefillSequence],
         worth: Worth,
-        *,
-        trace: Trace = UNTRACED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.trace = trace
         self.pool, self.reply_pools, self.prefixes, self.worth = pool, reply_pools, prefixes, worth
         self.magazine, self.grants = prefixes.magazine, prefixes.grants
         self._clock = clock
@@ -223,8 +219,6 @@ class Retrievals:
     def _leave(self, each: Retrieval) -> list[PrefillSequence]:
         """Remove a retrieval from `under_way`; return the waiting prompts."""
         self.under_way.remove(each)
-        for prompt in each.prompts:
-            self.trace.stretch("pull", prompt.key, max(each.begin_s, prompt.arrived_s), self._clock())
         return each.prompts
 
     def _uses(self, server: PeerServer) -> bool:

@@ -95,10 +95,10 @@ class PrefillWorker:
         reply_pools = ReplyPools(PeerServers(engine, worker, self.poller), is_on=ready.takes_replies)
         group = engine.pool.layout.groups[0]
         worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
-        self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth, trace=self.trace)
+        self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth)
         self.handoffs = Handoffs(engine.shared, self.targets, reply_pools, self.link)
         self.inbox = Inbox(self.link, engine, self.scheduler, self.handoffs, self.grammars, drain)
-        self.outputs = Outputs(self.link, self.scheduler, self.handoffs, self.grammars, self.trace)
+        self.outputs = Outputs(self.link, self.scheduler, self.handoffs, self.grammars)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(engine.shared, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")

@@ -41,12 +41,10 @@ from common.wire.messages.worker_id import is_from
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.incidents import Incidents
 from router.dispatch.inquiries import Inquiries
-from router.dispatch.journey import Arrival, Journey, Watcher
 from router.dispatch.metrics import Metrics
 from router.grammar.checks import GrammarChecks
 from router.http.unread_answers import Unread
 from router.observe.fleet_metrics import FleetMetrics
-from router.observe.request_trace import make_request_trace
 from router.observe.status_report import StatusReporter
 from router.placement.capacity import max_model_len
 from router.placement.worker_pool import WorkerPool
@@ -87,7 +85,6 @@ class Service:
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
         links = Links(config.net, secrets.randbits(62), self.hub.send, incidents=incidents)
-        self._trace = make_request_trace(config.trace, links.router_epoch)
         self._membership = Membership(links, self.tokenizer.info, self.pool, self.dispatcher)
         self.memory_servers = MemoryServers(links)
         self.role_changes = RoleChanges(incidents)
@@ -118,13 +115,6 @@ class Service:
         """Most tokens, prompt plus outputs, that every worker can take."""
         return max_model_len(self.pool, self.tokenizer.info.max_model_len)
 
-    def journey(self, request_id: str, arrival: Arrival, watcher: Watcher | None) -> Journey | None:
-        """Make the journey of a completion, if there is a `watcher` or a trace; else return None."""
-        watchers = [] if watcher is None else [watcher]
-        if self._trace is not None:
-            watchers.append(self._trace.watch(request_id, arrival))
-        return Journey(watchers) if watchers else None
-
     def start(self) -> None:
         """Begin to serve workers; call on the event loop."""
         self.hub.start(self._receive, self._on_unreachable)
@@ -150,8 +140,6 @@ class Service:
         self._membership.dismiss_all()
         self.hub.close()
         await asyncio.gather(self.reader.close(), self.grammars.close())
-        if self._trace is not None:
-            self._trace.close()
 
     def _send(self, worker_id: str, message: Message) -> None:
         worker = self.pool.find(worker_id)

@@ -26,10 +26,11 @@ ROOMS_OF = {
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",
     ),
     "common": (
-        "serving.worker", "serving.prompts", "device.steps", "device.engine", "models", "ops", "kv",
+        "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models", "ops", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
-        "kernels.attention", "kernels.products", "kernels.sampling", "kernels.elementwise", "kernels.base",
+        "kernels.attention", "kernels.delta", "kernels.products", "kernels.sampling", "kernels.elementwise",
+        "kernels.base",
         "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "base",
     ),
     "deploy": (
@@ -44,7 +45,7 @@ PARTS_BELOW = {
     "grammar": {"wire"},
     "kernels": set[str](),
     "ops": {"kernels"},
-    "models": {"ops"},
+    "models": {"wire", "ops"},
     "memory": {"wire"},
     "kv": {"wire", "kernels", "memory"},
     "device": {"wire", "kernels", "ops", "models", "kv", "memory"},

@@ -1,4 +1,4 @@
-"""A process's part of a trace: a file with an event on each line, written without blocking the caller.
+"""A process's part of a trace: a file with a slice on each line, written without blocking the caller.
 
 A thread writes the queued lines several times a second, whole lines at a time. A killed process loses its last fraction
 of a second, and at most its last line is cut. A long trace keeps its last part.
@@ -22,8 +22,6 @@ from common.base.json_file import JsonObject
 
 logger = logging.getLogger(__name__)
 
-PROCESS = "baton_process"
-"""Name of a file's first event: the process, and the monotonic and wall clocks at the same moment."""
 SUFFIX, OLDER = ".jsonl", ".older.jsonl"
 FLUSH_S = 0.2
 MAX_QUEUED_LINES = 200_000
@@ -169,9 +167,9 @@ def _owner(process: Process) -> str:
 
 
 def _header(process: Process) -> JsonObject:
-    moment = {"monotonic_s": time.monotonic(), "unix_s": time.time()}
-    whose = {**process._asdict(), "pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()}
-    return {"ph": "M", "name": PROCESS, "args": whose | moment}
+    """Return a file's first line: the process, and the monotonic and wall clocks at the same moment."""
+    moment = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
+    return {**process._asdict(), "pid": os.getpid(), "host": socket.gethostname(), "boot": _boot(), **moment}
 
 
 def _boot() -> str:

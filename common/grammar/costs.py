@@ -19,7 +19,7 @@ OWN_S = 0.1
 """CPU seconds of a text beyond `RATE_S` a token, allowed even then."""
 PATIENCE = 4
 """The kernel ends the process at `PATIENCE` times a job's bound."""
-POLITE_S, POLITE_RATE_S = 0.02, 0.002
+UNNICED_S, UNNICED_RATE_S = 0.02, 0.002
 """CPU seconds, fixed and per token; above the sum a process lowers its priority by `NICENESS`."""
 NICENESS = 19
 ADVICE = "make the grammar smaller or less ambiguous"
@@ -37,14 +37,14 @@ class Costs:
 
     def __init__(self) -> None:
         self._left_s = SHARED_S
-        self._taken_s, self._polite_s, self.is_polite = 0.0, POLITE_S, False
+        self._taken_s, self._unniced_s, self.is_niced = 0.0, UNNICED_S, False
 
     def objection(self, text: TextCost, num_tokens: int, spent_s: float) -> str:
         """Count the CPU time of a text's tokens; return the reason to end the text, or ""."""
         excess_s = spent_s - max(1, num_tokens) * RATE_S
         text.excess_s += excess_s
         self._left_s = min(SHARED_S, self._left_s - excess_s)
-        self._be_polite(num_tokens, spent_s)
+        self._lower_priority(num_tokens, spent_s)
         if excess_s > TOKEN_S:
             most_ms = round((spent_s - excess_s + TOKEN_S) * 1e3)
             tokens = "a token" if num_tokens <= 1 else f"{num_tokens} tokens"
@@ -53,11 +53,11 @@ class Costs:
             return f"texts under this grammar take more than {RATE_S * 1e3:g} ms of CPU time a token; {ADVICE}"
         return ""
 
-    def _be_polite(self, num_tokens: int, spent_s: float) -> None:
+    def _lower_priority(self, num_tokens: int, spent_s: float) -> None:
         self._taken_s += spent_s
-        self._polite_s += max(1, num_tokens) * POLITE_RATE_S
-        if self._taken_s > self._polite_s and not self.is_polite:
-            self.is_polite = True
+        self._unniced_s += max(1, num_tokens) * UNNICED_RATE_S
+        if self._taken_s > self._unniced_s and not self.is_niced:
+            self.is_niced = True
             os.nice(NICENESS)
 
 

@@ -45,7 +45,7 @@ def live(process: "FollowerProcess", jobs: int, parent: int, in_use: int) -> NoR
     try:
         LIBC.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
         if os.getppid() == parent:
-            _be_first_to_end()
+            _be_first_oom_victim()
             limit_memory(MEMORY_BYTES, in_use)
             threading.stack_size(STACK_BYTES)
             thread = threading.Thread(target=process.run, args=(jobs,))
@@ -91,13 +91,13 @@ class FollowerProcess:
         begin_s, num_tokens = time.thread_time(), len(job.token_ids)
         limit_job(num_tokens)
         text, cost = self._texts.get(job.text) or self._begin(job)
-        kind, told = text.follow(job.token_ids, self._masks, job.place)
+        kind, reason = text.follow(job.token_ids, self._masks, job.place)
         end_limit()
         problem = self._costs.objection(cost, num_tokens, time.thread_time() - begin_s)
         if problem and kind is Kind.MASK:
-            kind, told = Kind.PROBLEM, problem
-        is_heavy = self._costs.is_polite or _resident_kib() > self._most_kib
-        os.write(self._records, Record(kind, self._number, job.text, told, is_heavy).pack())
+            kind, reason = Kind.PROBLEM, problem
+        is_heavy = self._costs.is_niced or _resident_kib() > self._most_kib
+        os.write(self._records, Record(kind, self._number, job.text, reason, is_heavy).pack())
 
     def _begin(self, job: Job) -> tuple[TextMatcher, TextCost]:
         assert self._matcher is not None, "its grammar comes first"
@@ -111,7 +111,7 @@ def _resident_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _be_first_to_end() -> None:
+def _be_first_oom_victim() -> None:
     """Make the process the kernel's first victim when memory runs out, because the worker can replace the process."""
     with contextlib.suppress(OSError), open(OOM_SCORE, "wb", buffering=0) as file:
         file.write(b"1000")

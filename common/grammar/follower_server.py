@@ -60,12 +60,12 @@ class Server:
         is_there = True
         for key, _ in self._selector.select():
             if key.fileobj is self._control:
-                is_there = self._obey()
+                is_there = self._handle_order()
             else:
-                self._bury(key.data)
+                self._reap(key.data)
         return is_there
 
-    def _obey(self) -> bool:
+    def _handle_order(self) -> bool:
         """Carry out an order of the worker; return false after the worker's end."""
         order, pipes, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
         if not order:
@@ -83,23 +83,23 @@ class Server:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell(Record(Kind.ENDED, number, told=f"no process for it: {error.strerror}"))
+            self._send(Record(Kind.ENDED, number, text=f"no process for it: {error.strerror}"))
             return
         if pid == 0:
             live(process, jobs, parent, self._in_use)
         pidfd = os.pidfd_open(pid)
         self._pids[number] = pid, pidfd
         self._selector.register(pidfd, selectors.EVENT_READ, number)
-        self._tell(Record(Kind.FORKED, number))
+        self._send(Record(Kind.FORKED, number))
 
-    def _bury(self, number: int) -> None:
+    def _reap(self, number: int) -> None:
         pid, pidfd = self._pids.pop(number)
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        self._tell(Record(Kind.ENDED, number, status))
+        self._send(Record(Kind.ENDED, number, status))
 
-    def _tell(self, record: Record) -> None:
+    def _send(self, record: Record) -> None:
         os.write(self._records, record.pack())
 
 
@@ -122,20 +122,20 @@ def main() -> None:
     os.nice(NICENESS)
     # Python would warn of the library's threads for batches; forked processes need no such threads.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    logging.getLogger().addHandler(told := Warnings())
+    logging.getLogger().addHandler(warned := Warnings())
     begin_s, mask_bytes = time.monotonic(), mask_bytes_of(vocab)
     shared = Masks(mmap.mmap(masks, MAX_PLACES * mask_bytes), mask_bytes)
     try:
         grammars = Grammars.of_model(path, vocab, end_token_ids(path))
         _warm_up(grammars, shared)
     except Exception as error:  # noqa: BLE001 - whatever a library says of a tokenizer that it cannot read
-        os.write(records, Record(Kind.FAILED, told=f"{error!s:.300}").pack())
+        os.write(records, Record(Kind.FAILED, text=f"{error!s:.300}").pack())
         return
     trim_memory()  # frees a quarter of the memory for loading
     gc.collect()
     gc.freeze()  # so collections in processes do not write to shared pages
     took_ms = int((time.monotonic() - begin_s) * 1e3)
-    os.write(records, Record(Kind.READY, number=took_ms, told="; ".join(told.lines)).pack())
+    os.write(records, Record(Kind.READY, number=took_ms, text="; ".join(warned.lines)).pack())
     Server(grammars, shared, socket.socket(fileno=INPUT), records).run()
 
 

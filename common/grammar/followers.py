@@ -10,45 +10,27 @@ import logging
 import os
 import signal
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 
+from common.grammar.asks import Ask, Asks, Owner
 from common.grammar.costs import ADVICE
 from common.grammar.follower import Follower, Outcome
-from common.grammar.pool import MAX_PROCESSES, Pool, Process, Text
+from common.grammar.pool import MAX_PROCESSES, Pool
+from common.grammar.processes import Texts
 from common.grammar.records import MAX_PLACES, Job, Kind, Record
 from common.grammar.server_process import ServerProcess
 
 logger = logging.getLogger(__name__)
 
-Owner = TypeVar("Owner")
 DEADLINE_S = 10.0
 """Longest silence of a process with open jobs. CPU time is bounded in `costs`."""
-LOAD_DEADLINE_S = 60.0
-"""Longest time to load the model's tokens."""
-MAX_WAIT_S = 30.0
-"""Longest wait of a text for a process or a place for a mask."""
+LOAD_DEADLINE_S = 30.0
+"""Longest time to load the model's tokens; then another server begins."""
 CHECK_S = 0.25
-MAX_LOSSES = 3
-"""Processes lost in a row while a text waits for a mask."""
-
-
-@dataclass(slots=True, eq=False)
-class Ask(Generic[Owner]):
-    """An owner's open question: the mask after a text's outputs."""
-
-    owner: Owner
-    follower: Follower
-    text: Text
-    asked_s: float
-    process: Process | None = None  # has the job
-    num_losses: int = 0
-    fault: str = ""  # reason of the last loss
 
 
 def make_followers(path: Path, vocab: int) -> "Followers[Any]":
@@ -69,13 +51,9 @@ class Followers(Generic[Owner]):
         self._started_s, self._checked_s, self._is_ready = 0.0, 0.0, False
         self._idle_look_s = 0.0
         self._problem = ""  # permanent: no grammar can be followed
-        self._texts: weakref.WeakKeyDictionary[Follower, Text] = weakref.WeakKeyDictionary()
-        self._num_texts = 0
-        self._left: list[Text] = []  # texts of deleted followers
-        self._asks: dict[int, Ask[Owner]] = {}  # by text
-        self._waiting: list[Ask[Owner]] = []  # asks without a process
+        self._texts = Texts()
+        self._asks = Asks[Owner]()
         self._places: list[int] = []  # free places of masks
-        self._outcomes: list[tuple[Owner, Outcome]] = []
 
     def begin(self) -> None:
         """Start the server, so the first text does not wait for loading the model's tokens."""
@@ -83,7 +61,7 @@ class Followers(Generic[Owner]):
             server = self._start()
         except OSError as error:
             logger.error("no process for grammars can be started: %s", error)
-            self._end_all(f"no process for its grammar can be started: {error}")
+            self._asks.end_all(f"no process for its grammar can be started: {error}")
             return
         self._pool, self._places = Pool(server), list(range(MAX_PLACES))
         self._started_s, self._is_ready = time.monotonic(), False
@@ -91,14 +69,11 @@ class Followers(Generic[Owner]):
     def ask(self, owner: Owner, follower: Follower, token_ids: Sequence[int]) -> None:
         """Let the follower follow the tokens; `take` returns the outcome later."""
         follower.token_ids.extend(token_ids)
-        text = self._texts.get(follower) or self._text_of(follower)
-        ask = Ask(owner, follower, text, time.monotonic())
-        self._asks[text.number] = ask
+        self._asks.add(owner, follower, self._texts.of(follower))
         if self._problem:
-            self._settle(ask, Outcome(problem=self._problem))
-            return
-        self._waiting.append(ask)
-        self._tell()
+            self._asks.end_all(self._problem)
+        else:
+            self._send()
 
     def take(self) -> list[tuple[Owner, Outcome]]:
         """Return outcomes since the last call; asks over a deadline get a problem.
@@ -106,54 +81,46 @@ class Followers(Generic[Owner]):
         Without asks, look every `CHECK_S`, so an ended server is no zombie and the next text starts a new server.
         """
         now_s = time.monotonic()
-        if self._asks:
-            self._hear()
+        if self._asks.num_open:
+            self._receive()
             self._check(now_s)
-            self._tell()
+            self._send()
         elif self._pool is not None and now_s > self._idle_look_s + CHECK_S:
             self._idle_look_s = now_s
-            self._hear()
-        taken, self._outcomes = self._outcomes, []
-        return taken
+            self._receive()
+        return self._asks.take()
 
     @property
     def num_pending(self) -> int:
         """Number of asks without a taken outcome."""
-        return len(self._asks) + len(self._outcomes)
+        return self._asks.num_pending
 
     def close(self) -> None:
         """End the server and all processes."""
         if self._pool is not None:
-            self._pool.close()
+            for process in self._pool:
+                process.close()
             self._pool.server.end()
             self._pool = None
 
-    def _text_of(self, follower: Follower) -> Text:
-        self._num_texts += 1
-        text = self._texts[follower] = Text(self._num_texts)
-        weakref.finalize(follower, self._left.append, text).atexit = False
-        return text
-
-    def _tell(self) -> None:
-        """Send news to processes: ends of texts, and asks without a process."""
-        if self._pool is None and self._asks:
+    def _send(self) -> None:
+        """Send processes the ends of texts, and questions without a process."""
+        if self._pool is None and self._asks.num_open:
             self.begin()
         if self._pool is None:
             return
-        if self._left:
-            for text in self._left:
-                text.leave()
-            self._left.clear()
+        if self._texts.report_ended():
             self._pool.trim()
         try:
-            self._waiting = [ask for ask in self._waiting if not self._tell_one(ask, self._pool)]
+            self._asks.waiting = [ask for ask in self._asks.waiting if not self._send_job(ask, self._pool)]
         except OSError as error:
             self._lose_server(f"the server for grammars cannot be asked: {error}")
             return
-        self._pool.flush()
+        for process in self._pool:
+            process.flush()
 
-    def _tell_one(self, ask: Ask[Owner], pool: Pool) -> bool:
-        """Send an ask to a process; return false without a process or a place for the mask."""
+    def _send_job(self, ask: Ask[Owner], pool: Pool) -> bool:
+        """Send a question to a process; return false without a process or a place for the mask."""
         text, token_ids, now_s = ask.text, ask.follower.token_ids, time.monotonic()
         if not self._places:
             return False
@@ -162,17 +129,17 @@ class Followers(Generic[Owner]):
             if process is None:
                 return False
             process.num_texts += 1
-            text.process, text.num_told = process, 0
+            text.process, text.num_sent = process, 0
         ask.process, place = text.process, self._places.pop()
-        job = Job(text.number, place, tuple(ask.follower.stop_token_ids), token_ids[text.num_told :])
-        text.num_told = len(token_ids)
+        job = Job(text.number, place, tuple(ask.follower.stop_token_ids), token_ids[text.num_sent :])
+        text.num_sent = len(token_ids)
         if not ask.process.due:
             ask.process.heard_s = now_s
         ask.process.due.append((text.number, place))
         ask.process.send(job.pack())
         return True
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         if self._pool is None:
             return
         try:
@@ -181,35 +148,33 @@ class Followers(Generic[Owner]):
             self._lose_server(str(error))
             return
         for record in records:
-            self._heed(record, self._pool)
+            self._handle(record, self._pool)
 
-    def _heed(self, record: Record, pool: Pool) -> None:
-        process = pool.find(record.process)
+    def _handle(self, record: Record, pool: Pool) -> None:
+        process = pool.processes.get(record.process)
         match record.kind:
             case Kind.READY:
                 self._is_ready = True
                 for each in pool:
                     each.heard_s = time.monotonic()
                 logger.info("ready for grammars; that took %.1f s", record.number / 1e3)
-                if record.told:
-                    logger.warning("%s", record.told)
+                if record.text:
+                    logger.warning("%s", record.text)
             case Kind.FAILED:
-                self._problem = f"this worker can follow no grammars: {record.told}"
+                self._problem = f"this worker can follow no grammars: {record.text}"
                 logger.error("%s", self._problem)
-                self._end_all(self._problem)
+                self._asks.end_all(self._problem)
             case Kind.FORKED if process is not None:
                 process.is_forked, process.heard_s = True, time.monotonic()
             case Kind.ENDED if process is not None:
                 pool.forget(process)
-                silence = f"its grammar said nothing for {DEADLINE_S:g} s" if process.is_doomed else ""
-                self._lose(process, record.told or _fault(record.number) or silence)
+                silence = f"its grammar said nothing for {DEADLINE_S:g} s" if process.is_killed else ""
+                self._asks.lose(process, record.text or _fault(record.number) or silence)
                 self._places += [place for _, place in process.due]
             case _ if process is not None:
                 number, place = process.due.popleft()
                 process.heard_s, process.is_heavy = time.monotonic(), record.is_heavy
-                ask = self._asks.get(number)
-                if ask is not None and ask.process is process:
-                    self._settle(ask, _outcome(record, pool, place))
+                self._asks.answer(number, process, _outcome(record, pool, place))
                 self._places.append(place)
 
     def _check(self, now_s: float) -> None:
@@ -220,37 +185,19 @@ class Followers(Generic[Owner]):
         if not has_listened:
             for process in self._pool:
                 process.heard_s = now_s
-        for ask in [ask for ask in self._waiting if now_s > ask.asked_s + MAX_WAIT_S]:
-            self._waiting.remove(ask)
-            problem = f"{MAX_PROCESSES} grammars and {MAX_PLACES} texts are followed here, and none ended; retry later"
-            self._settle(ask, Outcome(problem=problem))
+        problem = f"{MAX_PROCESSES} grammars and {MAX_PLACES} texts are followed here, and none ended; retry later"
+        self._asks.end_late(now_s, problem)
         if not self._is_ready:
             if now_s > self._started_s + LOAD_DEADLINE_S:
                 self._lose_server(f"no tokens for grammars after {LOAD_DEADLINE_S:g} s")
             return
         silent = [process for process in self._pool if process.due and now_s > process.heard_s + DEADLINE_S]
-        if any(not process.is_forked or process.is_doomed for process in silent):
+        if any(not process.is_forked or process.is_killed for process in silent):
             self._lose_server(f"the server for grammars did nothing for {DEADLINE_S:g} s")
             return
         for process in silent:
-            process.is_doomed, process.heard_s = True, now_s
+            process.is_killed, process.heard_s = True, now_s
             self._pool.server.kill(process.number)
-
-    def _lose(self, process: Process, problem: str) -> None:
-        """Handle the end of a process: `problem` fails the current text, and other texts go on in a new process."""
-        lost = [self._asks[number] for number, _ in process.due if number in self._asks]
-        for i, ask in enumerate(ask for ask in lost if ask.process is process):
-            ask.process = None
-            ask.num_losses += 1
-            ask.fault = problem or ask.fault
-            if problem and i == 0:
-                logger.warning("a process for grammars ended: %s", problem)
-                self._settle(ask, Outcome(problem=problem))
-            elif ask.num_losses >= MAX_LOSSES:
-                reason = f"{MAX_LOSSES} processes in a row ended that followed its grammar"
-                self._settle(ask, Outcome(problem=f"{reason}: {ask.fault}" if ask.fault else reason))
-            else:
-                self._waiting.append(ask)
 
     def _lose_server(self, problem: str) -> None:
         """End the server; the next ask starts a new server, unless the model's tokens cannot be loaded."""
@@ -262,22 +209,13 @@ class Followers(Generic[Owner]):
         pool.server.end(at_once=True)
         for process in pool:
             pool.forget(process)
-            self._lose(process, "")
-
-    def _settle(self, ask: Ask[Owner], outcome: Outcome) -> None:
-        del self._asks[ask.text.number]
-        self._outcomes.append((ask.owner, outcome))
-
-    def _end_all(self, problem: str) -> None:
-        self._waiting.clear()
-        for ask in list(self._asks.values()):
-            self._settle(ask, Outcome(problem=problem))
+            self._asks.lose(process, "")
 
 
 def _outcome(record: Record, pool: Pool, place: int) -> Outcome:
     if record.kind is Kind.MASK:
         return Outcome(np.frombuffer(pool.server.masks.read(place), np.int32).copy())
-    return Outcome(is_over=record.kind is Kind.OVER, problem=record.told)
+    return Outcome(is_over=record.kind is Kind.OVER, problem=record.text)
 
 
 def _fault(status: int) -> str:

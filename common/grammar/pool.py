@@ -1,13 +1,11 @@
-"""A worker's ends of the processes that follow grammars, and the choice of a process for each text."""
+"""The processes that follow grammars for a worker, and the choice of a process for each text."""
 
-import contextlib
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-from common.grammar.records import Job, pack_grammar
+from common.grammar.processes import Process
+from common.grammar.records import pack_grammar
 from common.grammar.server_process import ServerProcess
 
 MAX_PROCESSES = 256
@@ -22,76 +20,18 @@ MANY_TEXTS = 8
 MAX_OF_GRAMMAR = max(1, min(4, len(os.sched_getaffinity(0)) - 1))
 
 
-@dataclass(slots=True, eq=False)
-class Process:
-    """A process that follows texts under a grammar; a later grammar may replace the first."""
-
-    number: int
-    pipe: int  # for messages; -1 once closed
-    heard_s: float  # time of the last record, or of the first open job
-    grammar: str = ""  # "" before the first grammar
-    due: deque[tuple[int, int]] = field(default_factory=deque)  # (text, place) of open jobs, in order of answers
-    unsent: bytearray = field(default_factory=bytearray)
-    num_texts: int = 0
-    is_forked: bool = False
-    is_heavy: bool = False  # slow or large, so never gets a new grammar
-    is_doomed: bool = False  # to be killed, because of silence
-
-    @property
-    def is_open(self) -> bool:
-        return self.pipe >= 0
-
-    @property
-    def is_idle(self) -> bool:
-        return self.is_open and not self.num_texts and not self.due
-
-    def send(self, data: bytes) -> None:
-        """Write; bytes without room in the pipe wait for `flush`."""
-        self.unsent += data
-        self.flush()
-
-    def flush(self) -> None:
-        if self.unsent and self.is_open:
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the server reports the end
-                del self.unsent[: os.write(self.pipe, self.unsent)]
-
-    def close(self) -> None:
-        """Close the pipe; the process ends after reading the rest."""
-        if self.is_open:
-            os.close(self.pipe)
-            self.pipe = -1
-
-
-@dataclass(slots=True, eq=False)
-class Text:
-    """A text's process, and the outputs known there."""
-
-    number: int
-    process: Process | None = None
-    num_told: int = 0  # outputs
-
-    def leave(self) -> None:
-        """Tell the process about the end of the text."""
-        if self.process is not None and self.process.is_open:
-            self.process.num_texts -= 1
-            self.process.send(Job(self.number).pack())
-
-
 class Pool:
     """All processes of a server. After the first grammar, a spare process waits for the next grammar."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
-        self._processes: dict[int, Process] = {}
+        self.processes: dict[int, Process] = {}  # by number
         self._of_grammar: dict[str, list[Process]] = {}
         self._spare: Process | None = None
         self._num_forked = 0
 
     def __iter__(self) -> Iterator[Process]:
-        return iter(list(self._processes.values()))
-
-    def find(self, number: int) -> Process | None:
-        return self._processes.get(number)
+        return iter(list(self.processes.values()))
 
     def process_for(self, grammar: str) -> Process | None:
         """Choose a process for a text, forked if necessary; None at the limit. Raises OSError without a server."""
@@ -112,7 +52,7 @@ class Pool:
     def forget(self, process: Process) -> None:
         """Forget an ended process."""
         self.retire(process)
-        del self._processes[process.number]
+        del self.processes[process.number]
 
     def trim(self) -> None:
         """Let idle processes end that are heavy or above `MAX_IDLE`."""
@@ -120,14 +60,6 @@ class Pool:
         surplus = idle[: max(0, len(idle) - MAX_IDLE)]
         for process in {*surplus, *(process for process in idle if process.is_heavy)}:
             self.retire(process)
-
-    def flush(self) -> None:
-        for process in self._processes.values():
-            process.flush()
-
-    def close(self) -> None:
-        for process in self:
-            process.close()
 
     def _with(self, grammar: str) -> Process | None:
         """Give the grammar to an idle process, the spare or a new process; return None if there is none."""
@@ -163,7 +95,7 @@ class Pool:
             self._of_grammar.pop(process.grammar, None)
 
     def _has_room(self) -> bool:
-        return sum(process.is_open for process in self._processes.values()) < MAX_PROCESSES
+        return sum(process.is_open for process in self.processes.values()) < MAX_PROCESSES
 
     def _forked(self) -> Process | None:
         """Fork a process. At the limit retire the oldest process without an open job; return None if all have jobs."""
@@ -174,5 +106,5 @@ class Pool:
             self.retire(oldest)
         self._num_forked += 1
         process = Process(self._num_forked, self.server.fork(self._num_forked), time.monotonic())
-        self._processes[process.number] = process
+        self.processes[process.number] = process
         return process

@@ -19,7 +19,7 @@ ORDER = struct.Struct("<?I")
 """Order to the server: a flag to kill instead of fork, and the process number."""
 HEADER = struct.Struct("<BIi?H")
 """Kind, process, number, flag of a heavy process, bytes of text."""
-MAX_TOLD_BYTES = 2048
+MAX_TEXT_BYTES = 2048
 READ_BYTES = 1 << 16
 MAX_PLACES = 1024
 """Most masks requested and not taken yet; further texts wait."""
@@ -28,13 +28,13 @@ MAX_PLACES = 1024
 class Kind(IntEnum):
     """Kind of a record."""
 
-    READY = 0  # server: tokens loaded; `number` has milliseconds, `told` warnings
-    FAILED = 1  # server: tokens cannot be loaded; `told` has the reason
+    READY = 0  # server: tokens loaded; `number` has milliseconds, `text` warnings
+    FAILED = 1  # server: tokens cannot be loaded; `text` has the reason
     FORKED = 2  # server: a process was forked
-    ENDED = 3  # server: a process ended with status `number`, or `told`: no fork
+    ENDED = 3  # server: a process ended with status `number`, or `text`: no fork
     MASK = 4  # the text's mask is written
     OVER = 5  # no token may follow the text
-    PROBLEM = 6  # the text cannot go on; `told` has the reason
+    PROBLEM = 6  # the text cannot go on; `text` has the reason
 
 
 class Record(NamedTuple):
@@ -43,12 +43,12 @@ class Record(NamedTuple):
     kind: Kind
     process: int = 0
     number: int = 0  # a text, a wait status or milliseconds
-    told: str = ""
+    text: str = ""
     is_heavy: bool = False  # the process is slow or large
 
     def pack(self) -> bytes:
-        told = self.told.encode(errors="replace")[:MAX_TOLD_BYTES]
-        return HEADER.pack(self.kind, self.process, self.number, self.is_heavy, len(told)) + told
+        text = self.text.encode(errors="replace")[:MAX_TEXT_BYTES]
+        return HEADER.pack(self.kind, self.process, self.number, self.is_heavy, len(text)) + text
 
 
 def unpack(data: bytearray) -> Iterator[Record]:
@@ -59,9 +59,9 @@ def unpack(data: bytearray) -> Iterator[Record]:
         end = at + HEADER.size + num_bytes
         if len(data) < end:
             break
-        told = data[at + HEADER.size : end].decode(errors="replace")
+        text = data[at + HEADER.size : end].decode(errors="replace")
         at = end
-        yield Record(Kind(kind), process, number, told, is_heavy)
+        yield Record(Kind(kind), process, number, text, is_heavy)
     del data[:at]
 
 

@@ -1,4 +1,4 @@
-"""Model architectures, a file for each `model_type` of config.json.
+"""Models: sizes from config.json, weights from safetensors files, and the forward pass.
 
-Models know no kernels, because the caller hands over the ops.
+`families` names architectures; other code sees the protocols of `base`.
 """

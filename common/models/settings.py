@@ -1,22 +1,17 @@
 """Typed look-ups in config.json, whose errors name the key, the value and the values accepted."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeGuard
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.decoder import DecoderConfig
-from common.settings.config import MAX_TOKENS
 
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_WIDTH = 1 << 24
 """Elements of a layer's width, or tokens of the vocabulary."""
-Scale = Callable[[list[float], JsonObject], list[float]]
-"""Maps plain rotary frequencies and the scaling table of config.json to the frequencies used."""
 
 
 class Settings:
@@ -110,6 +105,26 @@ class Settings:
             raise ModelError(f"{self.where}: rope_theta = {base!r:.80}, a positive number is needed")
         return float(base), table
 
+    def partial_rope(self) -> tuple[float, float]:
+        """Return the rotary base, and the share of a head's dimensions that turns; raises ModelError for a scaling."""
+        table = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
+        if not isinstance(table, dict):
+            raise ModelError(f"{self.where}: rope_parameters = {table!r:.200}, an object is needed")
+        self.refuse("rope_type", "default", table)
+        inner = Settings({**self.values, **table}, self.where)
+        base, share = inner.positive_float("rope_theta"), inner.positive_float("partial_rotary_factor", 1.0)
+        if share > 1.0:
+            raise ModelError(f"{self.where}: partial_rotary_factor = {share!r:.80}, at most 1 is needed")
+        return base, share
+
+    def text(self) -> "Settings":
+        """Return the settings of the text model inside a model of several senses."""
+        inner = self.values.get("text_config")
+        if not isinstance(inner, dict):
+            raise ModelError(f"{self.where}: text_config = {inner!r:.80}, an object is needed")
+        outer = ("quantization_config", "tie_word_embeddings")  # some files have them outside
+        return Settings({key: self.values.get(key) for key in outer} | inner, f"{self.where}, text_config")
+
     def dtype(self) -> str:
         """Return the checkpoint's dtype; bfloat16 if config.json names none."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "bfloat16")
@@ -121,41 +136,3 @@ def is_positive(value: object) -> TypeGuard[int | float]:
     Python's parser lets NaN, Infinity and whole numbers of any length pass.
     """
     return isinstance(value, int | float) and not isinstance(value, bool) and 1e-12 <= value <= 1e12
-
-
-def dense_config(settings: Settings, *, default_eps: float, qk_norm: bool, scale: Scale) -> DecoderConfig:
-    """Return the config of a dense decoder, from the keys common to all dense architectures.
-
-    Args:
-        default_eps: epsilon of the norms if config.json names none.
-        qk_norm: query and key heads are normed before the rotation.
-        scale: the architecture's change to the rotary frequencies, given the scaling table of config.json.
-    """
-    settings.refuse("hidden_act", "silu")
-    settings.refuse("attention_bias", False)
-    settings.refuse("mlp_bias", False)
-    settings.refuse("quantization_config", None)
-    settings.refuse_other_layers()
-    hidden, num_q_heads = settings.count("hidden_size", MAX_WIDTH), settings.count("num_attention_heads", MAX_HEADS)
-    head_dim = settings.head_dim(hidden, num_q_heads)
-    base, scaling = settings.rope()
-    return DecoderConfig(
-        vocab_size=settings.count("vocab_size", MAX_WIDTH),
-        hidden_size=hidden,
-        intermediate_size=settings.count("intermediate_size", MAX_WIDTH),
-        num_layers=settings.count("num_hidden_layers", MAX_LAYERS),
-        num_q_heads=num_q_heads,
-        num_kv_heads=settings.count("num_key_value_heads", MAX_HEADS, num_q_heads),
-        head_dim=head_dim,
-        norm_eps=settings.positive_float("rms_norm_eps", default_eps),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
-        tied_embeddings=settings.flag("tie_word_embeddings"),
-        qk_norm=qk_norm,
-        inverse_frequencies=tuple(scale(inverse_frequencies(base, head_dim), scaling)),
-        dtype=settings.dtype(),
-    )
-
-
-def inverse_frequencies(base: float, head_dim: int) -> list[float]:
-    """Return rotary frequencies of plain RoPE, in radians a position: `[head_dim / 2]`."""
-    return [float(base ** (-2.0 * i / head_dim)) for i in range(head_dim // 2)]

@@ -37,6 +37,7 @@ class Part:
     offset: int
     dtype: torch.dtype  # in the file
     target: Tensor  # [num_elements]
+    add: float = 0.0  # to each element
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +48,7 @@ class Part:
         step = max_bytes // self.dtype.itemsize
         for begin in range(0, self.target.numel(), step):
             offset = self.offset + begin * self.dtype.itemsize
-            yield Part(self.path, offset, self.dtype, self.target[begin : begin + step])
+            yield Part(self.path, offset, self.dtype, self.target[begin : begin + step], self.add)
 
 
 class Upload:
@@ -107,7 +108,7 @@ class Upload:
         try:
             while (part := self._next()) is not None:
                 slots[0].read(self.files[part.path], part)
-                slots[0].copy_to(part.target, part.dtype)
+                slots[0].copy_to(part)
                 slots.rotate(-1)
                 self._count(part)
         finally:
@@ -148,12 +149,15 @@ class _Slot:
                 raise ModelError(f"{part.path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
             begin += num_read
 
-    def copy_to(self, target: Tensor, dtype: torch.dtype) -> None:
-        """Start copying the part just read, as elements of `dtype`."""
+    def copy_to(self, part: Part) -> None:
+        """Start copying the part just read to its target."""
+        target, dtype = part.target, part.dtype
         source = self.bytes[: target.numel() * dtype.itemsize].view(dtype)
         if dtype != target.dtype:
             source = source.to(self.device, non_blocking=True)  # converted on the device
         target.copy_(source, non_blocking=True)
+        if part.add:
+            target.add_(part.add)
         if self.device.type == "cuda":
             self.copied = torch.cuda.Event()
             self.copied.record()

@@ -8,23 +8,26 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from common.base.dtypes import DTYPES
 from common.base.errors import ModelError
-from common.models.decoder import Piece
+from common.models.stacks import Piece, Stack, Stacks
 from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+WRAPPERS = ("model.language_model.", "language_model.")
+"""Beginnings of names in checkpoints that hold a text model among others."""
 _SHOWN = 5
 ALIGNMENT_BYTES = 256
 
@@ -33,33 +36,37 @@ ALIGNMENT_BYTES = 256
 class WeightsLayout:
     """Places of the stacked tensors in one region of memory."""
 
-    pieces: dict[str, list[Piece]]
-    dtype: torch.dtype
+    stacks: Stacks
+    dtype: torch.dtype  # of stacks that name none
     offsets: dict[str, int]  # bytes
     num_bytes: int
 
     @property
     def name(self) -> str:
         """Return a digest, equal for layouts with the same tensors at the same places."""
-        described = [(name, _stacked_shape(stacked), self.offsets[name]) for name, stacked in self.pieces.items()]
+        described = [(name, stack.shape, stack.dtype, self.offsets[name]) for name, stack in self.stacks.items()]
         return hashlib.sha256(repr([str(self.dtype), described]).encode()).hexdigest()[:16]
 
     def tensors(self, region: Tensor) -> dict[str, Tensor]:
         """Return views of a region `[num_bytes]` uint8, by tensor name."""
-        return {name: self._view(region, name, stacked) for name, stacked in self.pieces.items()}
+        return {name: self._view(region, name, stack) for name, stack in self.stacks.items()}
 
-    def _view(self, region: Tensor, name: str, stacked: list[Piece]) -> Tensor:
-        shape, begin = _stacked_shape(stacked), self.offsets[name]
-        return region[begin : begin + math.prod(shape) * self.dtype.itemsize].view(self.dtype).view(shape)
+    def _view(self, region: Tensor, name: str, stack: Stack) -> Tensor:
+        begin, dtype = self.offsets[name], _dtype_of(stack, self.dtype)
+        return region[begin : begin + math.prod(stack.shape) * dtype.itemsize].view(dtype).view(stack.shape)
 
 
-def weights_layout(pieces: dict[str, list[Piece]], dtype: torch.dtype) -> WeightsLayout:
+def weights_layout(stacks: Stacks, dtype: torch.dtype) -> WeightsLayout:
     """Lay tensors out one behind the other, each aligned like a separate allocation."""
     offsets, end = {}, 0
-    for name, stacked in pieces.items():
+    for name, stack in stacks.items():
         offsets[name] = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        end = offsets[name] + math.prod(_stacked_shape(stacked)) * dtype.itemsize
-    return WeightsLayout(pieces, dtype, offsets, end)
+        end = offsets[name] + math.prod(stack.shape) * _dtype_of(stack, dtype).itemsize
+    return WeightsLayout(stacks, dtype, offsets, end)
+
+
+def _dtype_of(stack: Stack, served: torch.dtype) -> torch.dtype:
+    return served if stack.dtype is None else DTYPES[stack.dtype]
 
 
 class Loading(Protocol):
@@ -86,23 +93,47 @@ class WeightsMemory(Protocol):
         ...
 
 
+class Stored(NamedTuple):
+    """A tensor of a checkpoint."""
+
+    path: Path
+    name: str  # in the file
+
+
 def load_weights(
-    model_dir: Path, layout: WeightsLayout, region: Tensor, *, tied_embeddings: bool, progress: Progress
+    model_dir: Path, layout: WeightsLayout, region: Tensor, *, ignored: tuple[str, ...], progress: Progress
 ) -> Upload:
-    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor."""
-    files = _tensor_files(model_dir)
-    wanted = {piece.checkpoint_name: piece for stacked in layout.pieces.values() for piece in stacked}
-    ignored = {"lm_head.weight"} if tied_embeddings else set()
-    _check_names(model_dir, wanted, files, ignored)
-    dtypes = _check_shapes(model_dir, wanted, files)
-    offsets = {path: _offsets(path) for path in set(files.values())}
+    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor.
+
+    Args:
+        ignored: beginnings of names of checkpoint tensors that are not needed.
+    """
+    stored = _stored_tensors(model_dir)
+    wanted = {piece.checkpoint_name: piece for stack in layout.stacks.values() for piece in stack.pieces}
+    _check_names(model_dir, wanted, stored, ignored)
+    dtypes = _check_shapes(model_dir, wanted, stored)
+    offsets = {path: _offsets(path) for path in {each.path for each in stored.values()}}
     tensors, parts = layout.tensors(region), []
-    for name, stacked in layout.pieces.items():
-        for piece in stacked:
-            source, path = piece.checkpoint_name, files[piece.checkpoint_name]
-            target = tensors[name][piece.begin : piece.begin + piece.shape[0]].view(-1)
-            parts.append(Part(path, offsets[path][source], dtypes[source], target))
+    for name, stack in layout.stacks.items():
+        for piece in stack.pieces:
+            source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
+            first_row, _ = piece.rows or (0, 0)
+            offset = offsets[source.path][source.name] + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
+            target = tensors[name][piece.begin : piece.begin + piece.num_rows].view(-1)
+            parts.append(Part(source.path, offset, dtype, target, stack.add))
     return Upload(parts, region.device, progress)
+
+
+def _stored_tensors(model_dir: Path) -> dict[str, Stored]:
+    """Return the checkpoint's tensors, by names without the wrapper that a text model of several senses stands in."""
+    return {_unwrapped(name): Stored(path, name) for name, path in _tensor_files(model_dir).items()}
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper in WRAPPERS:
+        if name.startswith(wrapper):
+            return name.replace("language_model.", "", 1)
+    return name
 
 
 def _tensor_files(model_dir: Path) -> dict[str, Path]:
@@ -136,9 +167,12 @@ def _opened(path: Path) -> Any:
         raise ModelError(f"{path}: not a safetensors file ({error}); fetch the model again") from None
 
 
-def _check_names(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Path], ignored: set[str]) -> None:
-    missing = sorted(set(wanted) - set(files))
-    extra = sorted(name for name in set(files) - set(wanted) - ignored if not name.endswith(IGNORED_SUFFIXES))
+def _check_names(
+    model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored], ignored: tuple[str, ...]
+) -> None:
+    missing = sorted(set(wanted) - set(stored))
+    others = (name for name in set(stored) - set(wanted) if not name.startswith(ignored))
+    extra = sorted(name for name in others if not name.endswith(IGNORED_SUFFIXES))
     problems = []
     if missing:
         problems.append(f"{len(missing)} missing tensors: {_listed(missing)}")
@@ -148,17 +182,20 @@ def _check_names(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Pat
         raise ModelError(f"{model_dir}: {'; '.join(problems)}; do config.json and the weights belong together?")
 
 
-def _check_shapes(model_dir: Path, wanted: dict[str, Piece], files: dict[str, Path]) -> dict[str, torch.dtype]:
+def _check_shapes(model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored]) -> dict[str, torch.dtype]:
     """Return the dtypes of the wanted tensors in their files; raises ModelError naming each tensor at fault."""
     problems, dtypes = [], {}
     with ExitStack() as opened:
-        handles = {path: opened.enter_context(_opened(path)) for path in sorted(set(files.values()))}
+        handles = {
+            path: opened.enter_context(_opened(path)) for path in sorted({each.path for each in stored.values()})
+        }
         held = {path: set(handle.keys()) for path, handle in handles.items()}
         for name, piece in wanted.items():
-            if name not in held[files[name]]:
-                problems.append(f"{name} is not in {files[name].name}, where the index has it")
+            path, stored_name = stored[name]
+            if stored_name not in held[path]:
+                problems.append(f"{name} is not in {path.name}, where the index has it")
                 continue
-            found = handles[files[name]].get_slice(name)
+            found = handles[path].get_slice(stored_name)
             shape, dtype = tuple(found.get_shape()), found.get_dtype()
             if shape != piece.shape:
                 problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
@@ -183,8 +220,3 @@ def _offsets(path: Path) -> dict[str, int]:
 def _listed(items: list[str]) -> str:
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(items[:_SHOWN]) + more
-
-
-def _stacked_shape(stacked: list[Piece]) -> tuple[int, ...]:
-    rows = sum(piece.shape[0] for piece in stacked)
-    return (rows, *stacked[0].shape[1:])

@@ -5,13 +5,27 @@ Operations have the granularity of fused kernels. So one `forward` is fast both 
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import AttentionWeights as AttentionWeights  # models know no kernels
-from common.kernels.base.operands import Division, SharedDivision, SharedPrefixes
+from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
+from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
+from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
+
+
+class DecodeWork(NamedTuple):
+    """Division of a decode step's attention over a group of KV blocks; holds for all layers of the group."""
+
+    division: Division
+    shared: SharedDivision | None  # made from `ForwardBatch.prefixes`
+
+
+class StateWork(NamedTuple):
+    """Sequences of a step that bring tokens which their states have not seen."""
+
+    is_new: Tensor  # [num_seqs] bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +33,14 @@ class ForwardBatch:
     """Tokens and sequences computed by one step; ragged, without padding between sequences.
 
     A decode batch has the last token of each sequence (`max_query_len` 1). The token's position is seq_len - 1, and the
-    slot of this position follows from the block table. Layers of the models here all belong to the first group of
-    blocks. A row may be padding, with slot -1 and seq_len 0. Nothing is written for padding, and its output is
-    unspecified but finite.
+    slot of this position follows from the block table. A row may be padding, with slot -1 and seq_len 0. Nothing is
+    written for padding, and its output is unspecified but finite.
     """
 
     token_ids: Tensor  # [num_tokens] int32
     positions: Tensor  # [num_tokens] int32, from 0 in each sequence
-    slot_mapping: (
-        Tensor | None
-    )  # [num_tokens] int64: where K and V of the token go, -1 for padding; None in a decode batch
-    block_tables: tuple[Tensor, ...]  # for each group of KV blocks [num_seqs, max_blocks] int32
+    slots: tuple[Tensor, ...]  # of each group [num_tokens] int64: for K and V, -1 for padding; () in a decode batch
+    block_tables: tuple[Tensor, ...]  # of each group of KV blocks [num_seqs, max_blocks] int32
     seq_lens: Tensor  # [num_seqs] int32: KV length, tokens of the step included
     cu_seqlens: Tensor  # [num_seqs + 1] int32: begins of the sequences' tokens, then the end
     last_tokens: Tensor | None  # [num_seqs] int64: last token of each sequence, if only these logits are wanted
@@ -37,8 +48,7 @@ class ForwardBatch:
     max_seq_len: int
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
     prefixes: SharedPrefixes | None = None  # of a decode batch, where shared blocks are to be read once for all rows
-    shared: SharedDivision | None = None  # made from `prefixes` by `Ops.begin`
-    division: Division | None = None  # of a decode batch, made by `Ops.begin`
+    work: tuple[DecodeWork | StateWork | None, ...] = ()  # of each group, made by `Ops.begin`
 
     @property
     def one_token_each(self) -> bool:
@@ -62,29 +72,53 @@ class Residual:
         return Residual(self.rows[tokens], None if self.parts is None else self.parts[:, tokens])
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix that activations are multiplied by."""
+
+    data: Tensor  # [out, in], contiguous
+
+    @property
+    def num_out(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def num_in(self) -> int:
+        return self.data.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A root-mean-square norm over the last dimension."""
+
+    weight: Tensor  # [width]
+    eps: float
+
+
 class Ops(Protocol):
-    """Fused operations; activations are `[num_tokens, ...]` in the model's dtype, weights `[out, in]`, contiguous."""
+    """Fused operations; activations are `[num_tokens, ...]` in the model's dtype."""
 
     @property
     def shares_prefixes(self) -> bool:
         """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
         ...
 
-    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
+    def begin(self, batch: ForwardBatch) -> ForwardBatch:
         """Return the batch with work common to `attention` of all layers done; the first call of a step."""
         ...
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
+    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
         """Return rows of `table [vocab, hidden]`: `[num_tokens, hidden]`."""
         ...
 
-    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         """Return `rms_norm(x) @ weight.T`: `[num_tokens, out]`."""
         ...
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Apply query/key norm and RoPE, write K and V into the pool, and attend causally over the pool.
 
+        `layer_id` is the layer's place in the cache of its group, `weights.group`.
         `qkv [num_tokens, (q_heads + 2 * kv_heads) * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
         """
         ...
@@ -93,14 +127,25 @@ class Ops(Protocol):
         """Do `attention`, but return only `batch.last_tokens`: `[num_seqs, q_heads * head_dim]`."""
         ...
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
+    def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        """Convolve, and advance the states of the sequences by the gated delta rule; norm and gate the result.
+
+        `x [num_tokens, channels + value_width + 2 * value_heads]` -> `[num_tokens, value_width]`.
+        """
+        ...
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Return `x * sigmoid(gate)`."""
+        ...
+
+    def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         """Return `residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
 
-    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
         """Return `silu(g) * u` with `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
         ...
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         """Return `rms_norm(x) @ weight.T` as fp32: `[num_tokens, vocab]`."""
         ...

@@ -13,10 +13,10 @@ from common.kernels.products.gemv import gemv
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.ring_gemm import ring_gemm
 from common.kernels.products.skinny_gemm import skinny_gemm
-from common.ops.base import Residual
+from common.ops.base import Norm, Residual, Weight
 from common.ops.linear_plan import Kind, Plan
 
-Norm = Callable[[Tensor, Tensor, float], Tensor]
+RMSNorm = Callable[[Tensor, Tensor, float], Tensor]
 SiluMul = Callable[[Tensor], Tensor]
 
 
@@ -26,65 +26,68 @@ class FusedLinear:
     Args:
         norm: replaces the norm kernel where the norm is not fused into a product; None for the kernel.
         activation: computes SiLU(gate) * up where the gate is not fused into a product.
+        pdl: launch kernels before their predecessors have finished.
     """
 
-    def __init__(self, *, norm: Norm | None = None, activation: SiluMul = silu_mul) -> None:
+    def __init__(self, *, norm: RMSNorm | None = None, activation: SiluMul = silu_mul, pdl: bool = False) -> None:
         self.norm = norm
         self.activation = activation
+        self.pdl = pdl
 
-    def norm_linear(
-        self, plan: Plan, x: Residual, norm: Tensor, eps: float, weight: Tensor, out_dtype: torch.dtype, pdl: bool
-    ) -> Tensor:
+    def norm_linear(self, plan: Plan, x: Residual, norm: Norm, weight: Weight, out_dtype: torch.dtype) -> Tensor:
         """Return `rms_norm(x) @ weight.T`: `[num_tokens, n]`."""
+        matrix = weight.data
         if plan.kind is Kind.CUBLAS:
-            y = self._normed(x, norm, eps, pdl)
-            return (
-                functional.linear(y, weight) if out_dtype == y.dtype else torch.mm(y, weight.t(), out_dtype=out_dtype)
-            )
-        out = torch.empty((x.rows.shape[0], weight.shape[0]), dtype=out_dtype, device=weight.device)
+            y = self._normed(x, norm)
+            if out_dtype == y.dtype:
+                return functional.linear(y, matrix)
+            return torch.mm(y, matrix.t(), out_dtype=out_dtype)
+        out = torch.empty((x.rows.shape[0], weight.num_out), dtype=out_dtype, device=matrix.device)
         if plan.kind is Kind.GEMV:
-            return gemv(self.whole(x, pdl), weight, out, norm=norm, eps=eps, pdl=pdl, **plan.gemv_tiles)
-        return _product(plan, self._normed(x, norm, eps, pdl), weight, out, pdl=pdl)
+            rows = self.whole(x)
+            return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, pdl=self.pdl, **plan.gemv_tiles)
+        return self._product(plan, self._normed(x, norm), weight, out)
 
-    def linear_add(self, plan: Plan, x: Tensor, weight: Tensor, residual: Residual, pdl: bool) -> Residual:
+    def linear_add(self, plan: Plan, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         """Return `residual + x @ weight.T`, in the memory of `residual`; if K is split, the next norm adds up parts."""
-        rows = residual.rows
+        rows, matrix = residual.rows, weight.data
         if plan.kind is Kind.CUBLAS:
-            return Residual(torch.addmm(rows, x, weight.t(), out=rows))
+            return Residual(torch.addmm(rows, x, matrix.t(), out=rows))
         if plan.kind is Kind.GEMV:
-            return Residual(gemv(x, weight, rows, residual=rows, pdl=pdl, **plan.gemv_tiles))
+            return Residual(gemv(x, matrix, rows, residual=rows, pdl=self.pdl, **plan.gemv_tiles))
         if plan.splits == 1:
-            return Residual(_product(plan, x, weight, rows, residual=rows, pdl=pdl))
+            return Residual(self._product(plan, x, weight, rows, residual=rows))
         # In a captured graph, memory of the graph's own pool.
         parts = torch.empty((plan.splits, *rows.shape), dtype=torch.float32, device=x.device)
-        return Residual(rows, _product(plan, x, weight, parts, splits=plan.splits, pdl=pdl))
+        return Residual(rows, self._product(plan, x, weight, parts))
 
-    def norm_gate_up(self, plan: Plan, x: Residual, norm: Tensor, eps: float, gate_up: Tensor, pdl: bool) -> Tensor:
+    def norm_gate_up(self, plan: Plan, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
         """Return `silu(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
+        matrix = gate_up.data
         if plan.kind is Kind.CUBLAS:
-            return self.activation(functional.linear(self._normed(x, norm, eps, pdl), gate_up))
+            return self.activation(functional.linear(self._normed(x, norm), matrix))
         if plan.kind is Kind.GATED:
-            return gated_gemm(self._normed(x, norm, eps, pdl), gate_up)
-        out = torch.empty((x.rows.shape[0], gate_up.shape[0] // 2), dtype=gate_up.dtype, device=gate_up.device)
+            return gated_gemm(self._normed(x, norm), matrix)
+        out = torch.empty((x.rows.shape[0], gate_up.num_out // 2), dtype=matrix.dtype, device=matrix.device)
         if plan.kind is Kind.GEMV:
-            rows = self.whole(x, pdl)
-            return gemv(rows, gate_up, out, norm=norm, eps=eps, gated=True, pdl=pdl, **plan.gemv_tiles)
-        return _product(plan, self._normed(x, norm, eps, pdl), gate_up, out, gated=True, pdl=pdl)
+            rows, tiles = self.whole(x), plan.gemv_tiles
+            return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, gated=True, pdl=self.pdl, **tiles)
+        return self._product(plan, self._normed(x, norm), gate_up, out, gated=True)
 
-    def whole(self, x: Residual, pdl: bool) -> Tensor:
+    def whole(self, x: Residual) -> Tensor:
         """Return the rows, with the parts added in place."""
-        return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=pdl)
+        return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=self.pdl)
 
-    def _normed(self, x: Residual, norm: Tensor, eps: float, pdl: bool) -> Tensor:
+    def _normed(self, x: Residual, norm: Norm) -> Tensor:
         if self.norm is None:
-            return rms_norm(x.rows, norm, eps, parts=x.parts, pdl=pdl)
-        return self.norm(self.whole(x, pdl), norm, eps)
+            return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
+        return self.norm(self.whole(x), norm.weight, norm.eps)
 
-
-def _product(
-    plan: Plan, x: Tensor, weight: Tensor, out: Tensor, *,
-    splits: int = 1, residual: Tensor | None = None, gated: bool = False, pdl: bool,
-) -> Tensor:  # fmt: skip
-    if plan.kind is Kind.RING:
-        return ring_gemm(x, weight, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.ring_tiles)
-    return skinny_gemm(x, weight, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.skinny_tiles)
+    def _product(
+        self, plan: Plan, x: Tensor, weight: Weight, out: Tensor, *, residual: Tensor | None = None, gated: bool = False
+    ) -> Tensor:
+        """Multiply a few tokens; `out` has a plane for each of `plan.splits`, if there are several."""
+        matrix, splits, pdl = weight.data, out.shape[0] if out.dim() == 3 else 1, self.pdl
+        if plan.kind is Kind.RING:
+            return ring_gemm(x, matrix, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.ring_tiles)
+        return skinny_gemm(x, matrix, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.skinny_tiles)

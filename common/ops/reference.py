@@ -8,18 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.base.operands import (
-    HEAD_WORDS,
+from common.kernels.base.attention_operands import AttentionWeights
+from common.kernels.base.row_operands import HEAD_WORDS, RowState, RowUpdates
+from common.kernels.base.sampling_operands import (
     IN_PROMPT,
     LOGPROB_WORDS,
     MAX_LOGPROBS,
     NO_CHOICE,
     AdjustmentTensors,
-    AttentionWeights,
     GrammarMasks,
     LogprobRing,
-    RowState,
-    RowUpdates,
     SamplingTensors,
     TokenRing,
 )
@@ -59,7 +57,8 @@ def qk_norm_rope_kv(
 ) -> Tensor:
     """Write K and V of each token to its slot (none for slot -1); return q, normed and rotated."""
     num_q, num_kv = weights.num_q_heads, weights.num_kv_heads
-    heads = qkv.view(qkv.shape[0], -1, weights.head_dim).float()
+    biased = qkv.float() if weights.bias is None else qkv.float() + weights.bias.float()
+    heads = biased.view(qkv.shape[0], -1, weights.head_dim)
     q, k, v = heads[:, :num_q], heads[:, num_q : num_q + num_kv], heads[:, num_q + num_kv :]
     if weights.q_norm is not None and weights.k_norm is not None:
         q = rms_norm(q, weights.q_norm, weights.norm_eps)
@@ -77,6 +76,7 @@ def paged_attention(
     q: Tensor,  # [num_tokens, q_heads, head_dim]
     k_cache: Tensor,  # [num_blocks, block_size, kv_heads, head_dim], strided
     v_cache: Tensor,
+    block_table: Tensor,  # [num_seqs, max_blocks]
     batch: ForwardBatch,
     scale: float,
 ) -> Tensor:
@@ -87,7 +87,7 @@ def paged_attention(
         begin, end = bounds[i], bounds[i + 1]
         if seq_len == 0 or begin == end:
             continue
-        blocks = batch.block_tables[0][i, : -(-seq_len // k_cache.shape[1])].long()
+        blocks = block_table[i, : -(-seq_len // k_cache.shape[1])].long()
         k = k_cache[blocks].flatten(0, 1)[:seq_len].float()  # [seq_len, kv_heads, head_dim]
         v = v_cache[blocks].flatten(0, 1)[:seq_len].float()
         out[begin:end] = _attend(q[begin:end].float(), k, v, scale).to(q.dtype)

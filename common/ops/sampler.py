@@ -1,11 +1,27 @@
 """Choice of the next token, by kernel or by reference."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import AdjustmentTensors, GrammarMasks, LogprobRing, SamplingTensors, TokenRing
+from common.kernels.base.sampling_operands import (
+    AdjustmentTensors,
+    GrammarMasks,
+    LogprobRing,
+    SamplingTensors,
+    TokenRing,
+)
 from common.ops import reference
 from common.ops.base import ForwardBatch
+
+
+class AdjustedRows(NamedTuple):
+    """Rows whose logits may be adjusted; each tensor is `[num_rows]` int32."""
+
+    slots: Tensor  # of `AdjustmentTensors`; -1 for none
+    token_ids: Tensor  # last tokens, which are counted
+    positions: Tensor  # of the tokens to sample
 
 
 class Sampler:
@@ -36,18 +52,15 @@ class Sampler:
         self,
         logits: Tensor,
         params: SamplingTensors,
-        slots: Tensor,
+        rows: AdjustedRows,
         adjustments: AdjustmentTensors,
-        token_ids: Tensor,
-        positions: Tensor,
         grammars: GrammarMasks | None = None,
     ) -> None:
-        """Change fp32 `logits [num_rows, vocab]` of the rows with a slot before they are sampled at `positions`.
+        """Change fp32 `logits [num_rows, vocab]` of the rows with a slot before they are sampled.
 
-        `slots`, `token_ids` and `positions` are `[num_rows]` int32; `token_ids` are the last tokens, which are counted.
         Masks of `grammars` may become known while the step runs; rows with a late mask get no choice.
         """
-        columns = (logits, params, slots, adjustments, token_ids, positions, grammars)
+        columns = (logits, params, rows.slots, adjustments, rows.token_ids, rows.positions, grammars)
         if self._has_kernels:
             self._adjust_logits(*columns, pdl=self._pdl)
         else:

@@ -1,55 +1,75 @@
 """Operations in plain torch: the CPU backend, and the standard for the GPU's operations."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.base.operands import AttentionWeights
+from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import ForwardBatch, Residual
+from common.ops.base import DeltaWeights, ForwardBatch, Norm, Residual, StateWork, Weight
+from common.ops.caches import GroupCache
+from common.ops.delta_rule import begin_states, delta_rule
 
 
 class TorchOps:
     """`Ops` by the reference functions, on any device; linears in the model's dtype.
 
     Args:
-        kv_cache: `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`, the pool.
+        caches: of each group of KV blocks.
     """
 
-    def __init__(self, kv_cache: Tensor) -> None:
-        self.kv_cache = kv_cache
+    def __init__(self, caches: Sequence[GroupCache]) -> None:
+        self.caches = [cache.blocks for cache in caches]
+        self._has_states = [cache.has_states for cache in caches]
 
     @property
     def shares_prefixes(self) -> bool:
         return False
 
-    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
-        if batch.slot_mapping is not None:
+    def begin(self, batch: ForwardBatch) -> ForwardBatch:
+        groups = list(zip(self.caches, batch.block_tables, self._has_states, strict=True))
+        work = [StateWork(begin_states(cache, table, batch)) if states else None for cache, table, states in groups]
+        batch = replace(batch, work=tuple(work))
+        if batch.slots:
             return batch
-        slots = reference.row_slots(batch.positions, batch.seq_lens, batch.block_tables[0], self.kv_cache.shape[3])
-        return replace(batch, slot_mapping=slots)
+        slots = [
+            batch.positions if states else reference.row_slots(batch.positions, batch.seq_lens, table, cache.shape[3])
+            for cache, table, states in groups
+        ]
+        return replace(batch, slots=tuple(slots))
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Residual:
-        return Residual(functional.embedding(token_ids, table))
+    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
+        return Residual(functional.embedding(token_ids, table.data))
 
-    def norm_linear(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return functional.linear(reference.rms_norm(x.rows, norm, eps), weight)
+    def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        return functional.linear(reference.rms_norm(x.rows, norm.weight, norm.eps), weight.data)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        assert batch.slot_mapping is not None, "a step begins with `begin`"
-        k_cache, v_cache = self.kv_cache[:, layer_id].unbind(1)
-        q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, batch.slot_mapping, k_cache, v_cache)
-        return reference.paged_attention(q, k_cache, v_cache, batch, weights.head_dim**-0.5).flatten(1)
+        assert batch.slots, "a step begins with `begin`"
+        k_cache, v_cache = self.caches[weights.group][:, layer_id].unbind(1)
+        slots, table = batch.slots[weights.group], batch.block_tables[weights.group]
+        q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache)
+        scale = weights.head_dim**-0.5
+        return reference.paged_attention(q, k_cache, v_cache, table, batch, scale).flatten(1)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Residual) -> Residual:
-        return Residual(residual.rows + functional.linear(x, weight))
+    def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        states, work = self.caches[weights.group][:, layer_id, 0, 0], batch.work[weights.group]
+        assert isinstance(work, StateWork), "a step begins with `begin`"
+        return delta_rule(x, weights, states, batch.block_tables[weights.group], batch, work.is_new)
 
-    def norm_gate_up(self, x: Residual, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        return reference.silu_mul(self.norm_linear(x, norm, eps, gate_up))
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.float().sigmoid().to(x.dtype)
 
-    def logits(self, x: Residual, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return self.norm_linear(x, norm, eps, weight).float()
+    def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
+        return Residual(residual.rows + functional.linear(x, weight.data))
+
+    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
+        return reference.silu_mul(self.norm_linear(x, norm, gate_up))
+
+    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        return self.norm_linear(x, norm, weight).float()

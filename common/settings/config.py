@@ -305,15 +305,15 @@ class KernelsSection:
 
 @dataclass(frozen=True, slots=True)
 class TraceSection:
-    """A timeline of every process, for `baton trace`."""
+    """A timeline of the steps of each worker, for `baton trace`."""
 
     dir: str = option(
         "",
-        "directory to which each process writes its part of a trace, for baton trace; without one none does",
+        "directory to which each worker writes the times of its steps, for baton trace; without one none does",
     )
     max_bytes: int = option(
         67_108_864,
-        "size of each process's part; of a longer one the last half at least is kept",
+        "size of each worker's part; of a longer one the last half at least is kept",
         within=(1 << 16, 1 << 34),
     )
 
@@ -343,7 +343,7 @@ class Config:
     trace: TraceSection = field(default_factory=TraceSection)
 
 
-ROUTER_SECTIONS = ("model", "net", "router", "log", "trace")
+ROUTER_SECTIONS = ("model", "net", "router", "log")
 WORKER_SECTIONS = ("model", "net", "worker", "prefill", "decode", "kv", "kernels", "log", "trace")
 """Sections of both roles, because each leaves room for the other's steps on a shared GPU."""
 MEMORY_SECTIONS = ("memory", "net", "log")

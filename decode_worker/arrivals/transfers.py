@@ -5,7 +5,6 @@ the connection to the source's memory server stands when the pull is over. Lost 
 replays the requests.
 """
 
-import time
 from collections.abc import Sequence
 
 from common.base.errors import ErrorCode
@@ -39,7 +38,6 @@ class Transfers:
         """Accept a handoff, reserve its row and blocks, and pull blocks neither found nor pulled ahead."""
         handoff.server.guest.accept(handoff.offer)
         sequence, begun = handoff.sequence, self.early.find(handoff)
-        sequence.claimed_s = time.monotonic()
         grant = self.prefixes.take(handoff)
         here: Sequence[Sequence[int]] = [[] for _ in handoff.source_ids]
         blocks = here if grant is None else [[*grant.found, *grant.fresh]]

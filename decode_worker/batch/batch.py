@@ -12,7 +12,8 @@ import torch
 
 from common.device.steps.adjustments import Adjustments, SlotFill, make_grammar_masks
 from common.device.steps.row_state import RowLayout
-from common.kernels.base.operands import RowState, RowUpdates, SamplingTensors
+from common.kernels.base.row_operands import RowState, RowUpdates
+from common.kernels.base.sampling_operands import SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from common.wire.values.pool_shape import PoolShape
@@ -45,7 +46,7 @@ class DecodeBatch:
         return ForwardBatch(
             token_ids=state.token_ids[:num_rows],
             positions=state.positions[:num_rows],
-            slot_mapping=None,
+            slots=(),
             block_tables=tuple(table[:num_rows] for table in self.block_tables),
             seq_lens=state.seq_lens[:num_rows],
             cu_seqlens=self.cu_seqlens[: num_rows + 1],

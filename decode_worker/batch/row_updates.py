@@ -10,7 +10,7 @@ import torch
 
 from common.device.steps.row_state import RowLayout, row_record
 from common.device.steps.word_uploader import WordStage
-from common.kernels.base.operands import HEAD_WORDS, RowUpdates
+from common.kernels.base.row_operands import HEAD_WORDS, RowUpdates
 from common.kv.tables import BlockTable
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import PADDING

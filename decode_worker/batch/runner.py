@@ -16,6 +16,7 @@ from common.device.engine.step_rules import MIN_SPARED_BYTES, batch_buckets
 from common.device.steps.loop_trace import Trace
 from common.device.steps.output_ring import PendingOutput, RingLanding
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
+from common.ops.sampler import AdjustedRows
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.sequences.rows import Clear
 
@@ -136,8 +137,8 @@ class DecodeRunner:
         sampling = self.batch.sampling_rows(num_rows)
         unadjusted = logits.clone() if kind.has_logprobs else logits
         slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
-        columns = (forward_batch.token_ids, forward_batch.seq_lens)
-        sampler.adjust(logits, sampling, slots, adjustments, *columns, self.batch.grammars)
+        rows = AdjustedRows(slots, forward_batch.token_ids, forward_batch.seq_lens)
+        sampler.adjust(logits, sampling, rows, adjustments, self.batch.grammars)
         sampler.sample_and_advance(logits, sampling, forward_batch, self.landing.ring)
         if kind.has_logprobs:
             sampler.land_logprobs(unadjusted, sampling, forward_batch.token_ids, self.landing.logprob_ring)

@@ -4,7 +4,6 @@ import time
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
-from common.device.steps.loop_trace import Trace
 from common.grammar.sequence_grammars import GrammarState
 from common.kv.tables import Tables
 from common.serving.prompts.requests import Key
@@ -57,7 +56,6 @@ class DecodeSequence:
     mask_slot: MaskSlot = field(default_factory=MaskSlot)
     chain: SealedChain = field(default_factory=SealedChain)
     offered_s: float = 0.0  # time of the handoff, on `time.monotonic`
-    claimed_s: float = 0.0  # begin of the pull; 0: none
 
     def __post_init__(self) -> None:
         self.num_scheduled = len(self.token_ids)
@@ -86,14 +84,6 @@ class DecodeSequence:
         self.num_outputs += 1
         self.num_scheduled = len(self.token_ids)
         self.offered_s = time.monotonic()
-
-    def trace_arrival(self, trace: Trace) -> None:
-        """Trace the wait since the offer, the pull if any, and the join of the next step."""
-        now_s = time.monotonic()
-        trace.stretch("handoff", self.key, self.offered_s, self.claimed_s or now_s)
-        if self.claimed_s:
-            trace.stretch("pull", self.key, self.claimed_s, now_s)
-        trace.join([self.key])
 
     @property
     def max_total_tokens(self) -> int:

@@ -6,6 +6,7 @@ The request goes to the router's endpoint for workers (see `router_client`).
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from common.base.errors import ConfigError
 from common.settings.config import NetSection, RouterSection
@@ -15,6 +16,7 @@ from common.wire.transport.whereabouts import found
 from deploy.operate.router_client import Operator, dialed
 
 USUAL_PORT = RouterSection().port
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANSWER_S = 10.0
 """Seconds for a router to answer, which even a busy router does within milliseconds."""
 ASK_INTERVAL_S = 0.3
@@ -31,21 +33,32 @@ class Wish:
     until_back: bool  # wait for a new process of this name
 
 
-def router_of(net: NetSection, port: int | None) -> NetSection:
-    """Return the endpoint to dial: as configured, or else noted by the router with HTTP port `port` here.
+def router_of(net: NetSection, port: int | None, url: str | None = None) -> NetSection:
+    """Return the endpoint to dial: as configured, or else noted by the router with this HTTP port or URL here.
 
-    Without a port the usual port counts. Raises ConfigError for a port not noted by any router, because another router
-    may have a worker of equal name.
+    Without either the usual port counts. Raises ConfigError for a router not noted here, because another router may
+    have a worker of equal name.
     """
     if net.router_endpoint != AUTO:
         return net
-    noted = found(USUAL_PORT if port is None else port)
-    if noted is None and port is not None:
+    named = port if url is None else _local_port(url)
+    noted = found(USUAL_PORT if named is None else named)
+    if noted is None and named is not None:
+        option = f"--port {port}" if url is None else f"--url {url:.100}"
         raise ConfigError(
-            f"--port {port}: no router of this user has it on this machine; name its HTTP port, or where workers "
+            f"{option}: no router of this user has it on this machine; name its HTTP port, or where workers "
             "dial it (--net-router-endpoint)"
         )
     return noted or net
+
+
+def _local_port(url: str) -> int:
+    """Return the port of a URL of this machine; 0, which no router has, for other machines' and invalid URLs."""
+    try:
+        parts = urlsplit(url)
+        return (parts.port or 80) if parts.hostname in LOOPBACK else 0
+    except ValueError:
+        return 0
 
 
 def drain(net: NetSection, wish: Wish, say: Say) -> int:
@@ -56,7 +69,7 @@ def drain(net: NetSection, wish: Wish, say: Say) -> int:
         if first is None:
             endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
             say(f"no router answers at {endpoint} within {ANSWER_S:g} s: is it this user's, with that net.secret_file?")
-            say("name its HTTP port (--port), or where workers dial it (--net-router-endpoint)")
+            say("name its HTTP port (--port) or address (--url), or where workers dial it (--net-router-endpoint)")
             return 1
         if not first.incarnation:
             say(f"the router knows no worker or memory server {wish.name!r}; baton workers lists them")

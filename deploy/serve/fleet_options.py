@@ -13,24 +13,24 @@ from deploy.processes.launch_plan import STANDBYS
 from deploy.processes.mps import DEFAULT_PREFILL_PERCENT, MODES, MpsOptions
 from deploy.serve.command import Fleet
 
-MAX_WORKERS = 256
-"""Most workers of a kind on a machine."""
+MAX_OF_A_ROLE = 256
+"""Most workers of a role on a machine."""
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
     """Add flags for number, place and upkeep of workers."""
     parser.add_argument(
         "--prefill",
-        type=number(int, 0, MAX_WORKERS),
+        type=number(int, 0, MAX_OF_A_ROLE),
         metavar="N",
-        help=f"prefill workers (0 to {MAX_WORKERS}, default: 1); 0 with --kv-transport none, and only with it",
+        help=f"prefill workers (0 to {MAX_OF_A_ROLE}, default: 1); 0 with --kv-transport none, and only with it",
     )
     parser.add_argument(
         "--decode",
-        type=number(int, 1, MAX_WORKERS),
+        type=number(int, 1, MAX_OF_A_ROLE),
         default=1,
         metavar="M",
-        help=f"decode workers (1 to {MAX_WORKERS}, default: 1)",
+        help=f"decode workers (1 to {MAX_OF_A_ROLE}, default: 1)",
     )
     parser.add_argument(
         "--device", dest="worker.device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default: auto)"

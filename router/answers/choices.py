@@ -8,7 +8,7 @@ from router.answers.completion_bodies import DONE, ChunkWriter, choice_json, eve
 from router.answers.prompt_logprobs import NOTHING
 from router.answers.request_choices import Job
 from router.dispatch.request_state import Completion, Delivery
-from router.http.error_bodies import error_body
+from router.http.errors import error_body
 from router.requests.completion_api import ResponseOptions
 
 ChoiceBody = Callable[[str, Completion, ResponseOptions], JsonObject]
@@ -20,11 +20,8 @@ PromptBody = Callable[[Completion, ResponseOptions], JsonObject]
 class WholeChoices:
     """The body of a response without streaming."""
 
-    def __init__(
-        self, job: Job, wants_timing: bool, choice_body: ChoiceBody, prompt_body: PromptBody | None = None
-    ) -> None:
+    def __init__(self, job: Job, choice_body: ChoiceBody, prompt_body: PromptBody | None = None) -> None:
         self._job = job
-        self._wants_timing = wants_timing
         self._choice_body = choice_body
         self._prompt_body = prompt_body
         self._texts: list[list[str]] = [[] for _ in job.completions]
@@ -39,19 +36,16 @@ class WholeChoices:
         for text, completion in zip(self._texts, job.completions, strict=True):
             choice = self._choice_body("".join(text), completion, job.options)
             choices.append(choice_json(choice, await job.shaper.parts(completion)))
-        listed = ", ".join(choices)
-        told = warnings_json(job.options)
-        told += f', "timing": {json.dumps(job.timing)}' if self._wants_timing else ""
+        listed, warnings = ", ".join(choices), warnings_json(job.options)
         head = job.head | (self._prompt_body(job.completions[0], job.options) if self._prompt_body else {})
-        return f'{json.dumps(head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}{told}}}'
+        return f'{json.dumps(head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}{warnings}}}'
 
 
 class StreamedChoices:
     """Server-sent events: a chunk for each delivery, then `[DONE]`."""
 
-    def __init__(self, job: Job, wants_timing: bool, writer: type[ChunkWriter]) -> None:
+    def __init__(self, job: Job, writer: type[ChunkWriter]) -> None:
         self._job = job
-        self._wants_timing = wants_timing
         self._writers = [writer(job.head, job.options, completion) for completion in job.completions]
 
     async def events(self, deliveries: list[Delivery]) -> bytes:
@@ -79,12 +73,9 @@ class StreamedChoices:
                 writer.prompt = await self._job.shaper.parts(self._job.completions[delivery.choice])
 
     def _last_words(self) -> bytes:
-        """Return usage and timing, if requested; without a usage chunk, timing is a comment, ignored by clients."""
+        """Return the chunk with the usage, if requested."""
         job = self._job
-        timing = {"timing": job.timing} if self._wants_timing else {}
-        if job.options.include_usage:
-            return event({**job.head, "choices": [], "usage": job.usage, **timing})
-        return f": timing {json.dumps(job.timing)}\n\n".encode("ascii") if timing else b""
+        return event({**job.head, "choices": [], "usage": job.usage}) if job.options.include_usage else b""
 
 
 def _merged_texts(deliveries: list[Delivery]) -> list[Delivery]:

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
+
+from msgspec import structs
 
 from common.base.json_file import JsonObject
 from common.wire.messages.worker import FinishReason
 from router.answers.completion_bodies import usage_of
 from router.answers.prompt_logprobs import PromptShaper
-from router.base.shapes import ChoiceTiming, Usage
+from router.base.shapes import Usage
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.journey import UNNOTED, Arrival, Watch, no_watch
+from router.dispatch.journey import Journey, Watch, no_watch
 from router.dispatch.request_state import FINISH_REASONS, Completion, Delivery, Mailbox, State
 from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.service import Service
@@ -41,25 +43,20 @@ class Job:
         num_cached = sum(completion.num_cached for completion in self.completions[:: self.num_choices])
         return usage_of(self.num_prompt_tokens, num_outputs, num_cached)
 
-    @property
-    def timing(self) -> list[ChoiceTiming]:
-        """Timings of ended completions; a completion without any computation has no timing."""
-        return [completion.timing for completion in self.completions if completion.timing is not None]
-
 
 def make_job(
     service: Service,
     request: CompletionRequest,
     head: JsonObject,
     client_request_id: str = "",
-    arrival: Arrival = UNNOTED,
+    received_s: float = 0.0,
     watch: Watch = no_watch,
 ) -> Job:
     """Check prompt lengths and make completions; raise RequestError for a misfit or an overload.
 
     Args:
         head: fields shared by all parts of the response, with the id.
-        arrival: times of the request's arrival.
+        received_s: time of the request's first byte; 0 if unknown.
         watch: returns a watcher for each choice.
     """
     num_prompt_tokens = sum(map(len, request.prompts))
@@ -77,12 +74,12 @@ def make_job(
         )
         for choice in range(request.n):
             seed = choice_seed(request.sampling.seed, choice)
-            request_id = f"{head['id']}-{len(completions)}"
+            watcher = watch(len(completions))
             completion = Completion(
-                request_id=request_id,
+                request_id=f"{head['id']}-{len(completions)}",
                 index=len(completions),
                 prompt_ids=prompt_ids,
-                sampling=replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
+                sampling=structs.replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
                 text=text_stream(echo),
                 logprobs=logprob_log(echo),
                 prompt_log=PromptLog(prompt_ids, num_scores) if num_scores else None,
@@ -91,8 +88,8 @@ def make_job(
                 mailbox=mailbox,
                 client=request.client,
                 client_request_id=client_request_id,
-                received_s=arrival.received_s,
-                journey=service.journey(request_id, UNNOTED if completions else arrival, watch(len(completions))),
+                received_s=received_s,
+                journey=Journey(watcher) if watcher is not None else None,
                 priority=request.priority,
                 salt=request.salt,
                 stop_token_ids=request.text.stop_token_ids,

@@ -24,8 +24,8 @@ FAILED = "failed"
 class WholeResponse:
     """The body of a response without streaming."""
 
-    def __init__(self, job: Job, wants_timing: bool) -> None:
-        self._job, self._wants_timing = job, wants_timing
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._output = _output(job)
 
     def take(self, delivery: Delivery) -> None:
@@ -33,14 +33,14 @@ class WholeResponse:
 
     async def body(self) -> str:
         """Return the JSON, once the answer is over."""
-        return _ended(self._job, self._output, self._wants_timing)[1]
+        return _ended(self._job, self._output)[1]
 
 
 class StreamedResponse:
     """Server-sent events, numbered, each named by its type."""
 
-    def __init__(self, job: Job, wants_timing: bool) -> None:
-        self._job, self._wants_timing = job, wants_timing
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._output = _output(job)
         self._num_sent = 0
 
@@ -57,7 +57,7 @@ class StreamedResponse:
             failed = _snapshot(self._job, FAILED, self._output.items, error=_error(error))
             written.append(self._about(f"response.{FAILED}", failed))
         elif any(delivery.finish_reason is not None for delivery in deliveries):
-            status, ended = _ended(self._job, self._output, self._wants_timing)
+            status, ended = _ended(self._job, self._output)
             written.append(self._about(f"response.{status}", ended))
         return b"".join(written)
 
@@ -80,7 +80,7 @@ def _output(job: Job) -> Output:
     return Output(job.options, completion)
 
 
-def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
+def _ended(job: Job, output: Output) -> tuple[str, str]:
     """Return status and JSON of a response with a finished answer."""
     (completion,) = job.completions
     usage = job.usage
@@ -97,8 +97,7 @@ def _ended(job: Job, output: Output, wants_timing: bool) -> tuple[str, str]:
             "total_tokens": usage["total_tokens"],
         },
     }
-    timing = {"timing": job.timing} if wants_timing else {}
-    return status, _snapshot(job, status, output.items, **told, **timing)
+    return status, _snapshot(job, status, output.items, **told)
 
 
 def _snapshot(job: Job, status: str, output: Sequence[JsonObject], **told: Json) -> str:

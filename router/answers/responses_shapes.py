@@ -3,7 +3,7 @@
 from typing import Literal, NotRequired, TypedDict
 
 from common.base.json_file import Json, JsonObject
-from router.base.shapes import ChatToken, ChoiceTiming, ResponseWarning
+from router.base.shapes import ChatToken, ResponseWarning
 
 
 class InputTokensDetails(TypedDict):
@@ -99,7 +99,6 @@ class ResponseBody(TypedDict):
     store: Literal[False]
     temperature: float
     text: JsonObject
-    timing: NotRequired[list[ChoiceTiming]]  # with the header X-Baton-Timing: 1
     tool_choice: Json
     tools: list[JsonObject]
     top_logprobs: int

@@ -38,9 +38,8 @@ class Front:
     prompt_field: str  # name of the prompt in errors
     head: Callable[[str, str, bool], JsonObject]
     """Fields shared by all parts of a response, from request id, model name and `is_streamed`."""
-    whole: Callable[[Job, bool], WholeAnswer]
-    streamed: Callable[[Job, bool], StreamedAnswer]
-    """Makers of an answer for a job; the flag adds the request's timing."""
+    whole: Callable[[Job], WholeAnswer]
+    streamed: Callable[[Job], StreamedAnswer]
 
 
 def _completion_head(request_id: str, model: str, is_streamed: bool) -> JsonObject:

@@ -20,13 +20,12 @@ from router.api.status import OPEN_TO_ALL, status_routes
 from router.api.status_page_files import OPEN_PAGES, page_routes
 from router.api.succession import SUCCESSION, Succession
 from router.api.telemetry import TELEMETRY, make_telemetry, with_span
+from router.http.acceptor import Acceptor, bound_sockets
 from router.http.api_keys import API_KEYS, ApiKeys, guarded
 from router.http.connection import SERVER
-from router.http.connection_limit import PLACES, is_surplus, open_places
+from router.http.connection_limit import DESCRIPTOR_LIMITS, descriptor_limits, is_surplus
 from router.http.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
-from router.http.door import Door, bound_sockets
-from router.http.error_bodies import error_response
-from router.http.errors import from_http
+from router.http.errors import error_response, from_http
 from router.service import Service
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def make_app(config: Config) -> web.Application:
     app = web.Application(middlewares=[shape_errors, answer_preflights, guard, with_span])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
     app[ALLOWED_ORIGINS] = parse_origins(config.router.cors_origins)
-    app[PLACES] = open_places()
+    app[DESCRIPTOR_LIMITS] = descriptor_limits()
     app.add_routes([*routes, *model_routes, *status_routes, *doc_routes, *page_routes])
     app[DESCRIPTION] = Description(app, wants_key=bool(config.router.api_key_file))
     app.on_response_prepare.extend([_on_response_prepare, _close_last, allow_origin])
@@ -76,10 +75,10 @@ async def start_server(config: Config) -> tuple[web.AppRunner, str]:
         raise ConfigError(
             f"cannot serve HTTP on {where}: {error.strerror}; choose another router.host or router.port"
         ) from None
-    door = Door(runner, listeners, app[PLACES], config.router, app[SERVICE].unread)
-    await door.start(accepts=taken is None)
-    await succession.begin(door)
-    url = f"http://{_url_host(config.router.host)}:{door.port}"
+    acceptor = Acceptor(runner, listeners, app[DESCRIPTOR_LIMITS], config.router, app[SERVICE].unread)
+    await acceptor.start(accepts=taken is None)
+    await succession.begin(acceptor)
+    url = f"http://{_url_host(config.router.host)}:{acceptor.port}"
     logger.info("serving %s", url)
     return runner, url
 

@@ -20,13 +20,11 @@ from router.dispatch.journey import Arrival
 from router.dispatch.request_state import Delivery, Mailbox
 from router.http.api_keys import OWNER
 from router.http.connection import connection_of
-from router.http.error_bodies import JSON
-from router.requests.completion_api import held_to
+from router.http.errors import JSON
+from router.requests.completion_api import with_grammar
 
 COMMENT = b": keep-alive\n\n"
 """Comment ignored by clients; shows proxies a live stream."""
-TIMING_HEADER = "X-Baton-Timing"
-"""Header by which a client asks for the request's timing, with value 1."""
 ABOUT_A_FIELD = ("unknown_field", "unsupported_value")
 """Codes of errors about a field of exactly the given name; others concern the prompt's content."""
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -90,13 +88,13 @@ async def _job(request: web.Request, front: Front) -> Job:
         checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
     arrival = Arrival(received_s, body_s, time.monotonic())
     _check_priority(checked.priority, service.config.router.min_priority)
-    checked = held_to(checked, await service.grammars.compiled(checked.grammar))
+    checked = with_grammar(checked, await service.grammars.compiled(checked.grammar))
     if request[OWNER]:
         checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a client can invent a user's name
-    connection_of(request).client = checked.client or connection_of(request).address
+    connection_of(request).output.client = checked.client or connection_of(request).address
     head = front.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
     request[SPAN].describe(checked, arrival)
-    return make_job(service, checked, head, request[CLIENT_REQUEST_ID], arrival, request[SPAN].watch)
+    return make_job(service, checked, head, request[CLIENT_REQUEST_ID], received_s, request[SPAN].watch)
 
 
 def _check_priority(priority: int, most_urgent: int) -> None:
@@ -106,7 +104,7 @@ def _check_priority(priority: int, most_urgent: int) -> None:
 
 
 async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
-    answer = front.whole(job, _wants_timing(request))
+    answer = front.whole(job)
     num_open = len(job.completions)
     while num_open:
         for delivery in await job.mailbox.take():
@@ -122,30 +120,26 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
 
     So a slow reader does not delay a completion. The connection bounds the unread bytes.
     """
-    connection = connection_of(request)
+    output = connection_of(request).output
     response = web.StreamResponse(headers=STREAM_HEADERS)
     deliveries = await _next(request, response, job.mailbox)
     if deliveries[0].error is not None and not response.prepared:
         raise deliveries[0].error
     await response.prepare(request)
-    answer = front.streamed(job, _wants_timing(request))
+    answer = front.streamed(job)
     num_open = len(job.completions)
     while True:
         for delivery in deliveries:
             if delivery.error is not None:
                 _name_prompt(delivery.error, front)
-        await connection.write(request, await answer.events(deliveries))
+        await output.write(request, await answer.events(deliveries))
         num_open -= sum(delivery.finish_reason is not None for delivery in deliveries)
         if num_open == 0 or any(delivery.error is not None for delivery in deliveries):
             break
-        await connection.rest()
+        await output.rest()
         deliveries = await _next(request, response, job.mailbox)
-    await connection.write(request, answer.end(is_complete=num_open == 0))
+    await output.write(request, answer.end(is_complete=num_open == 0))
     return response
-
-
-def _wants_timing(request: web.Request) -> bool:
-    return request.headers.get(TIMING_HEADER, "").strip() == "1"
 
 
 async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mailbox) -> list[Delivery]:
@@ -161,4 +155,4 @@ async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mai
         except TimeoutError:
             await response.prepare(request)
             if not connection_of(request).writing_paused:
-                await connection_of(request).write(request, COMMENT)
+                await connection_of(request).output.write(request, COMMENT)

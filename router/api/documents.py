@@ -8,7 +8,7 @@ from aiohttp import web
 from common.base.json_file import JsonObject
 from router.api.docs_page import page
 from router.api.openapi import document
-from router.http.error_bodies import JSON
+from router.http.errors import JSON
 
 NOTHING_ELSE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 

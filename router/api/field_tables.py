@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from router.api.openapi import REASONS
-from router.base.json_fields import Field, Object, Table
-from router.base.json_rules import Only
+from router.base.json_fields import Field, Table
+from router.base.json_rules import Rule
 from router.requests.chat_fields import CHAT_FIELDS
 from router.requests.completion_fields import COMPLETION_FIELDS, GENERATION_FIELDS
 from router.requests.responses_fields import RESPONSES_FIELDS
@@ -66,7 +66,7 @@ def _filled(text: str) -> str:
 
 def _lines(table: Table, within: str) -> Iterator[str]:
     for field in table.fields.values():
-        if isinstance(field.rule, Object):
+        if field.rule.table is not None:
             yield from _lines(field.rule.table, f"{within}{field.name}.")
         elif field.is_implemented:
             yield f"| `{within}{field.name}` | {field.rule.wants} | {_default(field)} | {field.about} |"
@@ -76,8 +76,7 @@ def _default(field: Field) -> str:
     return json.dumps(field.default) if field.has_default else ""
 
 
-def _neutral(rule: object) -> str:
-    assert isinstance(rule, Only)
+def _neutral(rule: Rule) -> str:
     return f" ({rule.wants})" if rule.neutral else ""
 
 

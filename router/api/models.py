@@ -5,7 +5,7 @@ from aiohttp import web
 from router.api.http_request import SERVICE, received
 from router.base.helper_frames import Kind
 from router.base.shapes import Model, ModelList
-from router.http.error_bodies import JSON
+from router.http.errors import JSON
 from router.requests import completion_api
 from router.service import Service
 

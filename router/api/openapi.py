@@ -45,7 +45,7 @@ ABOUT = (
 OF_ALL = (400, 431, 500)
 OF_BODIES = (404, 408, 413, 415, 429)
 OF_COMPLETIONS = (*OF_BODIES, 503, 504)
-PATH_SCHEMAS = {"model_id": MODEL_NAME}
+PATH_SCHEMAS = {"model_id": MODEL_NAME.schema}
 Body: TypeAlias = tuple[Table, str]
 """Fields of an object, and the name of the required field."""
 

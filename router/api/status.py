@@ -9,7 +9,7 @@ from common.wire.messages.frames import WIRE_NAME
 from router.api.http_request import SERVICE
 from router.base.exposition import CONTENT_TYPE, exposition
 from router.base.shapes import Live, Load, Version
-from router.http.error_bodies import JSON
+from router.http.errors import JSON
 from router.observe import health
 
 status_routes = web.RouteTableDef()

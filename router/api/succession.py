@@ -19,7 +19,7 @@ from common.base.errors import ConfigError
 from common.settings.config import RouterSection
 from common.wire.transport.endpoints import private_directory
 from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
-from router.http.door import Door
+from router.http.acceptor import Acceptor
 from router.placement.readiness import Readiness
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Succession:
         self._section, self._readiness = section, readiness
         self.relieved, self.has_port = asyncio.Event(), asyncio.Event()
         self.is_leaving = False
-        self._door: Door | None = None
+        self._acceptor: Acceptor | None = None
         self._offer: PortOffer | None = None
         self._loan: PortLoan | None = None
         self._task: asyncio.Task[None] | None = None
@@ -55,11 +55,11 @@ class Succession:
             self._loan = await borrow(port_path(self._section.port))
         return self._loan.listeners if self._loan else None
 
-    async def begin(self, door: Door) -> None:
-        """Begin to take, share or offer the port; call once the door exists."""
-        self._door = door
+    async def begin(self, acceptor: Acceptor) -> None:
+        """Begin to take, share or offer the port; call once the acceptor exists."""
+        self._acceptor = acceptor
         if self._loan is not None:
-            logger.info("port %d is another router's until requests are answered here", door.port)
+            logger.info("port %d is another router's until requests are answered here", acceptor.port)
             self._task = asyncio.create_task(self._take(self._loan))
         elif self._section.take_over not in ("", AUTO):
             self._task = asyncio.create_task(self._keep_taking(Path(self._section.take_over)))
@@ -69,23 +69,23 @@ class Succession:
     @property
     def has_successor(self) -> bool:
         """True if connections not accepted here wait for, or go to, another router."""
-        return self.relieved.is_set() or (self._door is not None and self._door.num_shared > 0)
+        return self.relieved.is_set() or (self._acceptor is not None and self._acceptor.num_shared > 0)
 
     async def leave(self) -> None:
         """Accept no more connections; each open connection still gets a last answer."""
-        assert self._door is not None
+        assert self._acceptor is not None
         self.is_leaving = True
-        self._door.release()
+        self._acceptor.release()
         if self._offer is not None:
             await self._offer.close()
 
     async def quiet(self) -> None:
         """Wait until no connection had a request for `QUIET_S`, or none is left."""
-        assert self._door is not None
+        assert self._acceptor is not None
         since_s = time.monotonic()
-        while self._door.connections and time.monotonic() - since_s < QUIET_S:
+        while self._acceptor.connections and time.monotonic() - since_s < QUIET_S:
             await asyncio.sleep(POLL_S)
-            if self._door.connections.is_busy:
+            if self._acceptor.connections.is_busy:
                 since_s = time.monotonic()
 
     async def close(self) -> None:
@@ -99,28 +99,28 @@ class Succession:
 
     async def _take(self, loan: PortLoan) -> None:
         """Take the port over from another router."""
-        assert self._door is not None
+        assert self._acceptor is not None
         await self._until_ready()
-        self._door.accept()
+        self._acceptor.accept()
         await loan.take()
-        logger.info("port %d is taken over", self._door.port)
+        logger.info("port %d is taken over", self._acceptor.port)
         self._begin_offer()
 
     async def _keep_taking(self, path: Path) -> None:
         """Share the port of a holder process, again after each restart of the holder."""
-        assert self._door is not None
+        assert self._acceptor is not None
         while True:
             await self._until_ready()
             loan = await borrow(path)
             if loan is None:
                 await asyncio.sleep(POLL_S)
                 continue
-            self._door.share(loan.listeners)
+            self._acceptor.share(loan.listeners)
             self.has_port.set()
             logger.info("the port of %s is served, too", path)
             with contextlib.closing(loan):
                 await loan.ended()
-            self._door.unshare()
+            self._acceptor.unshare()
             logger.warning("nobody holds the port of %s any more; waiting for it", path)
 
     async def _until_ready(self) -> None:
@@ -134,13 +134,13 @@ class Succession:
 
     def _begin_offer(self) -> None:
         """Offer the port to a next router; after a failure the router serves without an offer."""
-        assert self._door is not None
+        assert self._acceptor is not None
         self.has_port.set()
-        self._offer = PortOffer(port_path(self._door.port), self._door.own_listeners, self.relieved.set)
+        self._offer = PortOffer(port_path(self._acceptor.port), self._acceptor.own_listeners, self.relieved.set)
         try:
             self._offer.start()
         except (ConfigError, OSError) as error:
-            logger.info("no other router can take port %d over: %s", self._door.port, error)
+            logger.info("no other router can take port %d over: %s", self._acceptor.port, error)
 
 
 SUCCESSION = web.AppKey("succession", Succession)

@@ -30,10 +30,10 @@ class HelperProcess:
 
     async def end(self) -> int | None:
         """Kill the process; return the exit status, None if never started."""
-        return None if self.process is None else await ended(self.process)
+        return None if self.process is None else await stop_process(self.process)
 
 
-async def ended(process: Process) -> int:
+async def stop_process(process: Process) -> int:
     """Kill the process if still running; return the exit status."""
     if process.returncode is None:
         process.kill()

@@ -13,7 +13,7 @@ NICENESS = 5
 """A helper's work delays only a prompt step, and must not delay the streams of all requests."""
 
 
-def begun(module: str, sections: Sequence[str], description: str, name: str) -> Config:
+def start_helper(module: str, sections: Sequence[str], description: str, name: str) -> Config:
     """Return the settings given as flags.
 
     From now on the process logs as `name`, ignores SIGINT and SIGTERM, and runs at lower priority.

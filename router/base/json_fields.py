@@ -1,6 +1,6 @@
 """Fields of a client's JSON object, declared as a table: name, rule, default, description.
 
-    TABLE = Table(Field("n", Integer(1, 128), 1, "texts for each prompt"), ...)
+    TABLE = Table(Field("n", integer(1, 128), 1, "texts for each prompt"), ...)
     values = TABLE.read(body)
 
 An explicit null equals an absent field, for any name. Any other value of an unknown name is refused. An unknown name
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
-from router.base.json_rules import Only, Rule, shown, wrong
+from router.base.json_rules import Rule, shown, wrong
 
 Values: TypeAlias = dict[str, Any]
 """Values of fields by name, in the form that each field's rule gives."""
@@ -41,7 +41,7 @@ class Field:
     @property
     def is_implemented(self) -> bool:
         """True if some value has an effect."""
-        return not isinstance(self.rule, Only)
+        return self.rule.neutral is None
 
     @property
     def has_default(self) -> bool:
@@ -123,25 +123,16 @@ def without(name: str) -> JsonObject:
     return {"properties": {name: {"type": "null"}}}
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
-    """A rule: an object with a table of its own, perhaps with a required field; gives the values.
+def object_of(table: Table, required: str = "") -> Rule:
+    """Make a rule: an object with a table of its own, perhaps with a required field; gives the values.
 
     The user of the values checks for the required field.
     """
+    wants = "an object of " + ", ".join(f"`{name}`" for name in table.fields)
 
-    table: Table
-    required: str = ""
-
-    @property
-    def wants(self) -> str:
-        return "an object of " + ", ".join(f"`{name}`" for name in self.table.fields)
-
-    @property
-    def schema(self) -> JsonObject:
-        return self.table.schema_with(self.required) if self.required else self.table.schema
-
-    def checked(self, name: str, value: Json) -> Values:
+    def checked(name: str, value: Json) -> Values:
         if not isinstance(value, dict):
-            raise wrong(name, value, self.wants)
-        return self.table.read(value, f"{name}.")
+            raise wrong(name, value, wants)
+        return table.read(value, f"{name}.")
+
+    return Rule(wants, table.schema_with(required) if required else table.schema, checked, table=table)

@@ -5,228 +5,147 @@ Every error names the field, the value (cut short) and the accepted values.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 
+if TYPE_CHECKING:
+    from router.base.json_fields import Table
+
 MAX_SHOWN_CHARS = 80
 
 
-class Rule(Protocol):
-    """A rule for the value of a field; null is handled before."""
-
-    @property
-    def wants(self) -> str:
-        """Accepted values, in words."""
-        ...
-
-    @property
-    def schema(self) -> JsonObject:
-        """Accepted values, as JSON schema."""
-        ...
-
-    def checked(self, name: str, value: Json) -> object:
-        """Return the value in the router's own form; raises RequestError (400) with the field's name."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Integer:
-    """A rule: an integer from `low` to `high`, inclusive; 5.0 counts, because some clients write floats only."""
+class Rule:
+    """A rule for the value of a field; null is handled before.
 
-    low: int
-    high: int
+    `checked` takes a field's name and value, and returns the value in the router's own form; raises RequestError (400).
+    """
 
-    @property
-    def wants(self) -> str:
-        return f"an integer from {self.low} to {self.high}"
+    wants: str  # accepted values, in words
+    schema: JsonObject  # accepted values, as JSON schema
+    checked: Callable[[str, Json], Any]
+    neutral: tuple[Json, ...] | None = None  # accepted values of an unsupported field
+    table: "Table | None" = None  # of an object
 
-    @property
-    def schema(self) -> JsonObject:
-        return {"type": "integer", "minimum": self.low, "maximum": self.high}
 
-    def checked(self, name: str, value: Json) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not self.low <= value <= self.high:
-            raise wrong(name, value, self.wants)
+def plain(wants: str, schema: JsonObject, is_right: Callable[[Json], bool]) -> Rule:
+    """Make a rule that gives right values as they are."""
+
+    def checked(name: str, value: Json) -> Json:
+        if not is_right(value):
+            raise wrong(name, value, wants)
         return value
 
+    return Rule(wants, schema, checked)
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A rule: a finite number from `low` to `high`.
+
+BOOLEAN = plain("true or false", {"type": "boolean"}, lambda value: isinstance(value, bool))
+ANY_OBJECT = plain("an object", {"type": "object"}, lambda value: isinstance(value, dict))
+ANYTHING = plain("anything", {}, lambda _: True)
+"""Rule for a field without effect."""
+
+
+def integer(low: int, high: int) -> Rule:
+    """Make a rule: an integer from `low` to `high`, inclusive; 5.0 counts, because some clients write floats only."""
+    wants = f"an integer from {low} to {high}"
+
+    def checked(name: str, value: Json) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not low <= value <= high:
+            raise wrong(name, value, wants)
+        return value
+
+    return Rule(wants, {"type": "integer", "minimum": low, "maximum": high}, checked)
+
+
+def number(low: float, high: float, *, above_low: bool = False, zero_below: float = 0.0) -> Rule:
+    """Make a rule: a finite number from `low` to `high`.
 
     Args:
         above_low: exclude `low` itself.
         zero_below: round smaller absolute values to 0.
     """
+    wants = f"a number above {low:g} and at most {high:g}" if above_low else f"a number from {low:g} to {high:g}"
 
-    low: float
-    high: float
-    above_low: bool = False
-    zero_below: float = 0.0
+    def checked(name: str, value: Json) -> float:
+        if type(value) not in (int, float) or not low <= value <= high or (above_low and value == low):  # false for NaN
+            raise wrong(name, value, wants)
+        return float(value) if abs(value) >= zero_below else 0.0
 
-    @property
-    def wants(self) -> str:
-        if self.above_low:
-            return f"a number above {self.low:g} and at most {self.high:g}"
-        return f"a number from {self.low:g} to {self.high:g}"
-
-    @property
-    def schema(self) -> JsonObject:
-        return {"type": "number", "exclusiveMinimum" if self.above_low else "minimum": self.low, "maximum": self.high}
-
-    def checked(self, name: str, value: Json) -> float:
-        if type(value) not in (int, float) or not self.low <= value <= self.high:  # false for NaN
-            raise wrong(name, value, self.wants)
-        if self.above_low and value == self.low:
-            raise wrong(name, value, self.wants)
-        return float(value) if abs(value) >= self.zero_below else 0.0
+    return Rule(
+        wants, {"type": "number", "exclusiveMinimum" if above_low else "minimum": low, "maximum": high}, checked
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean:
-    """A rule: true or false, without conversion of other values."""
+def string(max_chars: int | None = None, min_chars: int = 0, without: str = "") -> Rule:
+    """Make a rule: a string of valid Unicode of limited length, without the characters in `without`."""
+    low = f"{min_chars} to" if min_chars else "at most"
+    forbidden = " ".join(char if char.isprintable() else f"U+{ord(char):04X}" for char in without)
+    wants = "a string" if max_chars is None else f"a string of {low} {max_chars} characters"
+    wants += f", without {forbidden}" if without else ""
+    schema: JsonObject = {"type": "string", "minLength": min_chars}
+    schema |= {} if max_chars is None else {"maxLength": max_chars}
+    schema |= {"pattern": f"^[^{re.escape(without)}]*$"} if without else {}
 
-    @property
-    def wants(self) -> str:
-        return "true or false"
-
-    @property
-    def schema(self) -> JsonObject:
-        return {"type": "boolean"}
-
-    def checked(self, name: str, value: Json) -> bool:
-        if not isinstance(value, bool):
-            raise wrong(name, value, self.wants)
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A rule: a string of valid Unicode of limited length, without the characters in `without`."""
-
-    max_chars: int | None = None
-    min_chars: int = 0
-    without: str = ""
-
-    @property
-    def wants(self) -> str:
-        low = f"{self.min_chars} to" if self.min_chars else "at most"
-        size = "" if self.max_chars is None else f" of {low} {self.max_chars} characters"
-        return f"a string{size}" + (f", without {self._without}" if self.without else "")
-
-    @property
-    def _without(self) -> str:
-        return " ".join(char if char.isprintable() else f"U+{ord(char):04X}" for char in self.without)
-
-    @property
-    def schema(self) -> JsonObject:
-        longest = {} if self.max_chars is None else {"maxLength": self.max_chars}
-        pattern = {"pattern": f"^[^{re.escape(self.without)}]*$"} if self.without else {}
-        return {"type": "string", "minLength": self.min_chars} | longest | pattern
-
-    def checked(self, name: str, value: Json) -> str:
+    def checked(name: str, value: Json) -> str:
         if not is_text(value):
-            raise wrong(name, value, f"{self.wants}, of valid Unicode")
-        fits = self.min_chars <= len(value) and (self.max_chars is None or len(value) <= self.max_chars)
-        if not fits or not set(self.without).isdisjoint(value):
-            raise wrong(name, value, self.wants)
+            raise wrong(name, value, f"{wants}, of valid Unicode")
+        fits = min_chars <= len(value) and (max_chars is None or len(value) <= max_chars)
+        if not fits or not set(without).isdisjoint(value):
+            raise wrong(name, value, wants)
         return str(value)
 
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """A rule: a list of nonempty strings; gives a tuple. With `or_one`, a single string stands for a list."""
-
-    max_texts: int
-    max_chars: int  # of all texts together
-    or_one: bool = False
-
-    @property
-    def wants(self) -> str:
-        shape = "a string or a list of up to" if self.or_one else "a list of up to"
-        what = "" if self.or_one else " strings"
-        return f"{shape} {self.max_texts}{what}, none of them empty, together at most {self.max_chars} characters"
-
-    @property
-    def schema(self) -> JsonObject:
-        text = {"type": "string", "minLength": 1, "maxLength": self.max_chars}
-        several = {"type": "array", "items": text, "maxItems": self.max_texts}
-        return {"anyOf": [text, several]} if self.or_one else several
-
-    def checked(self, name: str, value: Json) -> tuple[str, ...]:
-        texts = [value] if self.or_one and isinstance(value, str) else value
-        if not isinstance(texts, list) or len(texts) > self.max_texts:
-            raise wrong(name, value, self.wants)
-        for text in texts:
-            if not is_text(text) or not text:
-                raise wrong(name, text, "strings of valid Unicode, none of them empty")
-        num_chars = sum(map(len, texts))
-        if num_chars > self.max_chars:
-            raise wrong(name, value, f"at most {self.max_chars} characters in all, not {num_chars}")
-        return tuple(texts)
+    return Rule(wants, schema, checked)
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """A rule: a name out of a few."""
+def strings(max_texts: int, max_chars: int, *, or_one: bool = False) -> Rule:
+    """Make a rule: a list of nonempty strings; gives a tuple.
 
-    names: Sequence[str]
+    Args:
+        max_chars: limit of all texts together.
+        or_one: a single string stands for a list.
+    """
+    shape = f"a string or a list of up to {max_texts}" if or_one else f"a list of up to {max_texts} strings"
+    wants = f"{shape}, none of them empty, together at most {max_chars} characters"
+    one = {"type": "string", "minLength": 1, "maxLength": max_chars}
+    several = {"type": "array", "items": one, "maxItems": max_texts}
 
-    @property
-    def wants(self) -> str:
-        return " or ".join(json.dumps(name) for name in self.names)
+    def checked(name: str, value: Json) -> tuple[str, ...]:
+        found = [value] if or_one and isinstance(value, str) else value
+        if not isinstance(found, list) or len(found) > max_texts:
+            raise wrong(name, value, wants)
+        for each in found:
+            if not is_text(each) or not each:
+                raise wrong(name, each, "strings of valid Unicode, none of them empty")
+        num_chars = sum(map(len, found))
+        if num_chars > max_chars:
+            raise wrong(name, value, f"at most {max_chars} characters in all, not {num_chars}")
+        return tuple(found)
 
-    @property
-    def schema(self) -> JsonObject:
-        return {"enum": list(self.names)}
-
-    def checked(self, name: str, value: Json) -> str:
-        if not isinstance(value, str) or value not in self.names:
-            raise wrong(name, value, self.wants)
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Anything:
-    """A rule: any value, for a field without effect."""
-
-    @property
-    def wants(self) -> str:
-        return "anything"
-
-    @property
-    def schema(self) -> JsonObject:
-        return {}
-
-    def checked(self, name: str, value: Json) -> Json:
-        return value
+    return Rule(wants, {"anyOf": [one, several]} if or_one else several, checked)
 
 
-@dataclass(frozen=True, slots=True)
-class Only:
-    """A rule: an unsupported field of the API, accepted only with neutral values; gives None."""
+def one_of(*names: str) -> Rule:
+    """Make a rule: a name out of a few."""
+    wants = " or ".join(json.dumps(name) for name in names)
+    return plain(wants, {"enum": list(names)}, lambda value: isinstance(value, str) and value in names)
 
-    neutral: tuple[Json, ...] = ()
-    remedy: str = "leave it out"
 
-    @property
-    def wants(self) -> str:
-        return " or ".join(map(json.dumps, self.neutral)) or "null"
+def only(*neutral: Json, remedy: str = "leave it out") -> Rule:
+    """Make a rule: an unsupported field of the API, accepted only with neutral values; gives None."""
+    wants = " or ".join(map(json.dumps, neutral)) or "null"
 
-    @property
-    def schema(self) -> JsonObject:
-        return {"enum": list(self.neutral)} if self.neutral else {"type": "null"}
-
-    def checked(self, name: str, value: Json) -> None:
-        if not any(_is_same(value, neutral) for neutral in self.neutral):
-            message = f"{name} = {shown(value)} is not supported: {self.remedy}"
+    def checked(name: str, value: Json) -> None:
+        if not any(_is_same(value, each) for each in neutral):
+            message = f"{name} = {shown(value)} is not supported: {remedy}"
             raise RequestError(message, param=name, code="unsupported_value")
+
+    return Rule(wants, {"enum": list(neutral)} if neutral else {"type": "null"}, checked, neutral)
 
 
 def is_text(value: object) -> bool:

@@ -54,23 +54,6 @@ class Choice(TypedDict):
     prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
 
 
-class ChoiceTiming(TypedDict):
-    index: int
-    attempts: int  # times the completion was sent to workers
-    read_ms: float  # receiving, checking and tokenizing the request
-    queued_ms: float
-    prefill_ms: float
-    handoff_ms: float
-    decode_ms: float
-    ttft_ms: float | None  # from the beginning of queueing, like `e2e_ms`
-    e2e_ms: float
-    cached_tokens: int
-    prefill_worker: str | None
-    decode_worker: str | None
-    kv_path: str | None  # transport of the KV blocks
-    route: str  # reason for the choice of workers
-
-
 class ResponseWarning(TypedDict):
     code: Literal["keyword_dropped"]
     message: str
@@ -85,7 +68,6 @@ class CompletionBody(TypedDict):
     choices: list[Choice]
     usage: Usage
     warnings: NotRequired[list[ResponseWarning]]  # parts of schemas not enforced
-    timing: NotRequired[list[ChoiceTiming]]  # with the header X-Baton-Timing: 1
 
 
 class LikelyToken(TypedDict):
@@ -140,7 +122,6 @@ class ChatBody(TypedDict):
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
     warnings: NotRequired[list[ResponseWarning]]  # parts of schemas not enforced
-    timing: NotRequired[list[ChoiceTiming]]
 
 
 class Event(TypedDict):

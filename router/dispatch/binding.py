@@ -13,7 +13,7 @@ from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import PrefillRequest
 from common.wire.values.packing import pack_ids
 from router.dispatch.request_state import Completion
-from router.dispatch.waiting_queue import WaitingQueue
+from router.dispatch.waiting_queue import AnyWaiting, WaitingQueue
 from router.placement.choice import awaits_trial, choose, may_overtake
 from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
@@ -28,7 +28,7 @@ MOST_PASSING_TOKENS = 32_768
 """Computed tokens of all completions passing a prompt: four full steps."""
 
 
-def starts(queue: WaitingQueue, pool: WorkerPool) -> Iterator[tuple[Completion, Route]]:
+def starts(queue: WaitingQueue[AnyWaiting], pool: WorkerPool) -> Iterator[tuple[AnyWaiting, Route]]:
     """Yield completions for pairs of workers with room.
 
     The caller takes each completion from the queue and assigns the route before asking for the next.
@@ -59,7 +59,9 @@ def starts(queue: WaitingQueue, pool: WorkerPool) -> Iterator[tuple[Completion, 
         yield start
 
 
-def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:
+def _passing(
+    first: AnyWaiting, route: Route, queue: WaitingQueue[AnyWaiting], pool: WorkerPool
+) -> tuple[AnyWaiting, Route] | None:
     """Return a completion of equal priority to pass `first`, and a route where no cached prefix goes to waste.
 
     Return None if `first` itself finds enough of the prefix on `route`, or has let enough tokens pass.
@@ -80,7 +82,7 @@ def _passing(first: Completion, route: Route, queue: WaitingQueue, pool: WorkerP
     return None
 
 
-def _ahead(queue: WaitingQueue, pool: WorkerPool) -> tuple[Completion, Route] | None:
+def _ahead(queue: WaitingQueue[AnyWaiting], pool: WorkerPool) -> tuple[AnyWaiting, Route] | None:
     shortest = queue.shortest(MAX_TRIED)
     if not shortest or not may_overtake(pool, shortest[0].demand()):
         return None

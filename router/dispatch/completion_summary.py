@@ -1,4 +1,4 @@
-"""Summary of an ended completion: written to the log, and sent to clients on request."""
+"""Summary of an ended completion: written to the log, and shown on the status page."""
 
 import logging
 import time
@@ -8,8 +8,7 @@ from heapq import heappush, heapreplace, nlargest
 from typing import NamedTuple
 
 from common.base.json_file import JsonObject
-from router.base.shapes import ChoiceTiming
-from router.dispatch.journey import End, Phase
+from router.dispatch.journey import End, Phase, Timing
 from router.dispatch.request_state import Completion, State
 
 logger = logging.getLogger(__name__)
@@ -31,10 +30,10 @@ def tell_end(completion: Completion, now_s: float, error_code: str = "") -> None
     line = _line(completion, timing, error_code)
     logger.info("[%s] %s", completion.request_id, line, extra={"fields": told | timing})
     if completion.journey is not None:
-        completion.journey.end(End(now_s, completion.last_token_s, told | timing))
+        completion.journey.end(End(now_s, told | timing))
 
 
-def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:
+def timing_of(completion: Completion, now_s: float) -> Timing:
     """Tell where the time of a completion went, until now if the completion is running."""
     seconds, route = completion.phases.until(now_s), completion.attempt.route
     ttft_s = completion.first_token_s - completion.submitted_s if completion.first_token_s else None
@@ -56,7 +55,7 @@ def timing_of(completion: Completion, now_s: float) -> ChoiceTiming:
     }
 
 
-def _line(completion: Completion, timing: ChoiceTiming, error_code: str) -> str:
+def _line(completion: Completion, timing: Timing, error_code: str) -> str:
     is_wanted = completion.state is not State.ABORTED
     how = f" {completion.finish_reason or error_code}" if is_wanted else ", as nobody wants it any more"
     num_expected = _num_expected(completion)

@@ -1,8 +1,8 @@
-"""Reports about the phases of a completion, sent to watchers; a completion without watchers has no journey."""
+"""Phases of a completion: times in each, and reports of each to a watcher."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict
 
 from common.base.json_file import Json
 from router.placement.route import Route
@@ -40,15 +40,31 @@ class PhaseTimes:
         return passed_s
 
 
+class Timing(TypedDict):
+    """Times and places of a completion, as logged."""
+
+    index: int
+    attempts: int  # times the completion was sent to workers
+    read_ms: float  # receiving, checking and tokenizing the request
+    queued_ms: float
+    prefill_ms: float
+    handoff_ms: float
+    decode_ms: float
+    ttft_ms: float | None  # from the beginning of queueing, like `e2e_ms`
+    e2e_ms: float
+    cached_tokens: int
+    prefill_worker: str | None
+    decode_worker: str | None
+    kv_path: str | None  # transport of the KV blocks
+    route: str  # reason for the choice of workers
+
+
 class Arrival(NamedTuple):
-    """Times at which an HTTP request came in; seconds of the dispatcher's clock, 0 if not noted."""
+    """Times at which an HTTP request came in; seconds of the dispatcher's clock."""
 
-    received_s: float = 0.0  # first byte
-    body_s: float = 0.0  # whole body
-    read_s: float = 0.0  # prompts as tokens
-
-
-UNNOTED = Arrival()
+    received_s: float  # first byte
+    body_s: float  # whole body
+    read_s: float  # prompts as tokens
 
 
 class Leg(NamedTuple):
@@ -64,7 +80,6 @@ class End(NamedTuple):
     """The end of a completion. `facts` are those of the log: sizes, times and names, never text."""
 
     now_s: float
-    last_token_s: float  # 0 without a token
     facts: Mapping[str, Json]
 
 
@@ -86,12 +101,12 @@ def no_watch(index: int) -> Watcher | None:
 
 
 class Journey:
-    """Reports the phases of a completion to watchers."""
+    """Reports the phases of a completion to a watcher."""
 
-    __slots__ = ("_leg", "_watchers")
+    __slots__ = ("_leg", "_watcher")
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = watchers
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
         self._leg: Leg | None = None
 
     def enter(self, phase: Phase, now_s: float, attempt: int, route: Route | None) -> None:
@@ -101,11 +116,9 @@ class Journey:
 
     def end(self, end: End) -> None:
         self._leave(end.now_s)
-        for watcher in self._watchers:
-            watcher.ended(end)
+        self._watcher.ended(end)
 
     def _leave(self, now_s: float) -> None:
         leg, self._leg = self._leg, None
         if leg is not None:
-            for watcher in self._watchers:
-                watcher.left(leg, now_s)
+            self._watcher.left(leg, now_s)

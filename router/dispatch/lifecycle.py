@@ -28,7 +28,7 @@ class Lifecycle:
         self, limits: RouterSection, assignments: Assignments, metrics: Metrics, clock: Callable[[], float]
     ) -> None:
         self.active: dict[str, Completion] = {}
-        self.queue = WaitingQueue(limits)
+        self.queue = WaitingQueue[Completion](limits)
         self.assignments, self.metrics, self.clock = assignments, metrics, clock
         self._limits = limits
 

@@ -15,9 +15,8 @@ from common.base.errors import RequestError
 from common.wire.messages.worker import FinishReason
 from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
-from router.base.shapes import ChoiceTiming
 from router.dispatch.attempt import Attempt, Failures
-from router.dispatch.journey import Journey, Phase, PhaseTimes
+from router.dispatch.journey import Journey, Phase, PhaseTimes, Timing
 from router.placement.member import Member
 from router.placement.route import Demand
 from router.placement.text_keys import TextKeys
@@ -120,8 +119,8 @@ class Completion:
     num_passing: int = 0  # computed tokens of passing completions (see `binding`)
     num_cached: int = 0  # prompt tokens not computed for the first output
     finish_reason: str = ""
-    journey: Journey | None = None  # None without watchers
-    timing: ChoiceTiming | None = None  # once the completion is over, if a worker was to compute it
+    journey: Journey | None = None  # None without a watcher
+    timing: Timing | None = None  # once the completion is over, if a worker was to compute it
     received_s: float = 0.0  # the request began to come in
     submitted_s: float = 0.0
     queued_s: float = 0.0

@@ -11,10 +11,11 @@ from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import count
+from typing import Generic, Protocol, TypeVar
 
 from common.base.errors import RequestError
 from common.settings.config import RouterSection
-from router.dispatch.request_state import Completion
+from router.placement.route import Demand
 
 RETRY_AFTER_S = 1
 
@@ -23,7 +24,28 @@ MAX_CLIENTS = 10_000
 """Clients whose last turn is remembered; beyond, the least recent client starts anew."""
 
 
-class WaitingQueue:
+class Waiting(Protocol):
+    """A completion without a worker."""
+
+    client: str
+    priority: int
+    turn: int
+    number: int
+    num_passing: int  # computed tokens of others that have passed
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def is_suspect(self) -> bool: ...
+
+    def demand(self) -> Demand: ...
+
+
+AnyWaiting = TypeVar("AnyWaiting", bound=Waiting)
+
+
+class WaitingQueue(Generic[AnyWaiting]):
     """The queue of completions, within limits."""
 
     def __init__(self, limits: RouterSection) -> None:
@@ -31,8 +53,8 @@ class WaitingQueue:
         self._limits = limits
         self._turns = Turns()
         self._numbers = count()
-        self._by_turn: list[tuple[Key, Completion]] = []
-        self._by_length: list[tuple[Key, Completion]] = []
+        self._by_turn: list[tuple[Key, AnyWaiting]] = []
+        self._by_length: list[tuple[Key, AnyWaiting]] = []
         self._num_queued: Counter[str] = Counter()  # by client
 
     def __len__(self) -> int:
@@ -52,20 +74,20 @@ class WaitingQueue:
         if self.num_tokens + num_tokens > limits.max_queued_tokens:
             raise busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
 
-    def enter(self, completion: Completion) -> None:
+    def enter(self, completion: AnyWaiting) -> None:
         """Take in a new completion and give it a turn."""
         completion.turn = self._turns.next(completion.client, completion.num_tokens)
         completion.number = next(self._numbers)
         self.reenter(completion)
 
-    def reenter(self, completion: Completion) -> None:
+    def reenter(self, completion: AnyWaiting) -> None:
         """Take back a completion from a failed attempt, at its old turn."""
         insort(self._by_turn, (_turn(completion), completion))
         insort(self._by_length, (_length(completion), completion))
         self._num_queued[completion.client] += 1
         self.num_tokens += completion.num_tokens
 
-    def by_turn(self) -> Iterator[Completion]:
+    def by_turn(self) -> Iterator[AnyWaiting]:
         """Yield completions by turn; the caller may take out the completion yielded last."""
         place = 0
         while place < len(self._by_turn):
@@ -73,7 +95,7 @@ class WaitingQueue:
             yield completion
             place += place < len(self._by_turn) and self._by_turn[place][1] is completion
 
-    def shortest(self, num: int) -> list[Completion]:
+    def shortest(self, num: int) -> list[AnyWaiting]:
         """Return the `num` shortest completions of the lowest priority number."""
         shortest = [completion for _, completion in self._by_length[:num]]
         return [completion for completion in shortest if completion.priority == shortest[0].priority]
@@ -82,12 +104,12 @@ class WaitingQueue:
         """Tell whether the prompts queued per prompt GPU are so many that prompts should go before streams."""
         return self.num_tokens >= self._limits.backlog_tokens * num_gpus
 
-    def take(self, completion: Completion) -> None:
+    def take(self, completion: AnyWaiting) -> None:
         """Remove a completion bound for a worker, and advance the time of turns."""
         self._turns.serve(completion.num_tokens, len(self._num_queued), self._by_turn[0][1].turn)
         self.discard(completion)
 
-    def discard(self, completion: Completion) -> None:
+    def discard(self, completion: AnyWaiting) -> None:
         """Remove a completion, if present."""
         if not _remove(self._by_turn, _turn(completion)):
             return
@@ -137,15 +159,15 @@ class Turns:
         self._ends.clear()
 
 
-def _turn(completion: Completion) -> Key:
+def _turn(completion: Waiting) -> Key:
     return completion.priority, completion.turn, completion.number
 
 
-def _length(completion: Completion) -> Key:
+def _length(completion: Waiting) -> Key:
     return completion.priority, completion.num_tokens, completion.turn, completion.number
 
 
-def _remove(entries: list[tuple[Key, Completion]], key: Key) -> bool:
+def _remove(entries: list[tuple[Key, AnyWaiting]], key: Key) -> bool:
     """Remove the entry of `key` and tell whether it was there; a key ends with a unique number."""
     place = bisect_left(entries, key, key=lambda entry: entry[0])
     if place == len(entries) or entries[place][0] != key:

@@ -10,15 +10,14 @@ from asyncio.subprocess import Process
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 
-import msgpack
+from msgspec import msgpack
 
 from common.base.errors import RequestError
 from common.wire.values.sampling_params import MAX_GRAMMAR_CHARS
 from router.base.helper_frames import GRAMMAR
-from router.base.helper_process import HelperProcess, ended
-from router.grammar.source import Found, GrammarSource
+from router.base.helper_process import HelperProcess, stop_process
+from router.grammar.source import CompileResult, GrammarSource
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ MAX_WAITING = 256
 DEADLINE_S = 10.0
 """Seconds for a grammar behind others; compilation alone has `grammar_main.CPU_S`."""
 
-NOTHING = Found()
+NO_RESULT = CompileResult()
 
 
 class GrammarChecks:
@@ -36,21 +35,21 @@ class GrammarChecks:
 
     def __init__(self, flags: Sequence[str]) -> None:
         self._helper = HelperProcess("router.grammar.grammar_main", flags)
-        self._known: OrderedDict[GrammarSource, Found] = OrderedDict()
+        self._known: OrderedDict[GrammarSource, CompileResult] = OrderedDict()
         self._num_known_chars = 0
-        self._waiting: dict[GrammarSource, asyncio.Future[Found]] = {}
+        self._waiting: dict[GrammarSource, asyncio.Future[CompileResult]] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._asked: dict[int, GrammarSource] = {}  # sent to the running process
         self._num_asked = 0
-        self._heard: Process | None = None
+        self._listened_to: Process | None = None
         self._listener: asyncio.Task[None] | None = None
 
-    async def compiled(self, source: GrammarSource) -> Found:
+    async def compiled(self, source: GrammarSource) -> CompileResult:
         """Return the compiled grammar for workers; raises RequestError with the field if invalid or too large."""
         if not source.kind:
-            return NOTHING
+            return NO_RESULT
         found = self._known.get(source) or await self._find(source)
-        if found == NOTHING:
+        if found == NO_RESULT:
             raise _busy()
         if source in self._known:
             self._known.move_to_end(source)
@@ -70,7 +69,7 @@ class GrammarChecks:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._helper.end()
 
-    async def _find(self, source: GrammarSource) -> Found:
+    async def _find(self, source: GrammarSource) -> CompileResult:
         """Ask the process, once for all waiting requests with an equal grammar."""
         future = self._waiting.get(source)
         if future is None:
@@ -94,7 +93,7 @@ class GrammarChecks:
             raise
 
     async def _ask(self, source: GrammarSource) -> None:
-        packed: bytes = msgpack.packb(asdict(source))
+        packed = msgpack.encode(source)
         try:
             process = await self._running()
             assert process.stdin is not None, "it was made with pipes"
@@ -106,12 +105,12 @@ class GrammarChecks:
             if source in self._waiting:
                 self._waiting[source].cancel()
 
-    def _keep(self, source: GrammarSource, done: "asyncio.Future[Found]") -> None:
+    def _keep(self, source: GrammarSource, done: "asyncio.Future[CompileResult]") -> None:
         del self._waiting[source]
         if done.cancelled():
             return
         found = done.result()
-        if found == NOTHING:
+        if found == NO_RESULT:
             return
         self._known[source] = found
         self._num_known_chars += _size(source, found)
@@ -120,8 +119,8 @@ class GrammarChecks:
 
     async def _running(self) -> Process:
         process = await self._helper.running()
-        if process is not self._heard:
-            self._heard, self._asked = process, {}
+        if process is not self._listened_to:
+            self._listened_to, self._asked = process, {}
             self._listener = asyncio.create_task(self._listen(process, self._asked))
         return process
 
@@ -131,21 +130,23 @@ class GrammarChecks:
         try:
             while True:
                 number, num_bytes = GRAMMAR.unpack(await process.stdout.readexactly(GRAMMAR.size))
-                found = Found(*msgpack.unpackb(await process.stdout.readexactly(num_bytes)))
+                found = msgpack.decode(await process.stdout.readexactly(num_bytes), type=CompileResult)
                 if len(found.grammar) > MAX_GRAMMAR_CHARS:
-                    found = Found(problem=f"it takes {len(found.grammar)} characters, at most {MAX_GRAMMAR_CHARS}")
+                    found = CompileResult(
+                        problem=f"it takes {len(found.grammar)} characters, at most {MAX_GRAMMAR_CHARS}"
+                    )
                 source = asked.pop(number, None)
                 future = self._waiting.get(source) if source is not None else None
                 if future is not None and not future.done():
                     future.set_result(found)
         except (OSError, EOFError):
-            logger.error("the process for grammars ended, exit status %s", await ended(process))
+            logger.error("the process for grammars ended, exit status %s", await stop_process(process))
             for source in asked.values():
                 if source in self._waiting:
                     self._waiting[source].cancel()
 
 
-def _size(source: GrammarSource, found: Found) -> int:
+def _size(source: GrammarSource, found: CompileResult) -> int:
     return sum(map(len, (source.text, source.whitespace, found.grammar, found.problem, *found.dropped)))
 
 

@@ -17,9 +17,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgpack
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
+from msgspec import msgpack
 
 from common.base.json_file import Json, read_json
 from common.base.memory_limit import limit_memory
@@ -28,8 +28,8 @@ from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason, shortened
 from common.serving.worker.settle import settle_memory
 from router.base.helper_frames import GRAMMAR
-from router.base.helper_start import begun
-from router.grammar.source import MARKS, Dialect, Found, GrammarSource, grammar_of
+from router.base.helper_start import start_helper
+from router.grammar.source import MARKS, CompileResult, Dialect, GrammarSource, grammar_of
 from router.grammar.tokens import lean_tokens
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ STACK_BYTES = 2 << 20
 READ_BYTES = 1 << 16
 MAX_DROPPED = 32
 """Keywords of a schema listed in a response."""
+BUSY = (signal.SIGALRM, signal.SIGKILL)
+"""Signals that end a child of a busy machine: at `WALL_S`, or for want of memory."""
 TOO_MUCH = "it is too much to compile: make it smaller or simpler"
 
 
@@ -55,7 +57,6 @@ class Child:
 
     number: int
     pid: int
-    deadline_s: float
     reply: bytearray = field(default_factory=bytearray)
 
 
@@ -74,20 +75,13 @@ class Compiler:
     def run(self) -> None:
         """Serve until stdin ends; children end as well."""
         while True:
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select():
                 data = os.read(key.fd, READ_BYTES)
                 if key.fd == 0 and not data:
                     return
                 self._received(data) if key.fd == 0 else self._replied(key.fd, data)
-            for child in self._children.values():
-                if time.monotonic() > child.deadline_s:
-                    os.kill(child.pid, signal.SIGKILL)
             while self._jobs and len(self._children) < MAX_CHILDREN:
                 self._fork(*self._jobs.popleft())
-
-    def _patience_s(self) -> float | None:
-        deadlines = [child.deadline_s for child in self._children.values()]
-        return max(0.01, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _received(self, data: bytes) -> None:
         self._input += data
@@ -104,7 +98,7 @@ class Compiler:
         if pid == 0:
             _compile(self._grammars, self._dialect, packed, write_end)
         os.close(write_end)
-        self._children[read_end] = Child(number, pid, time.monotonic() + WALL_S)
+        self._children[read_end] = Child(number, pid)
         self._selector.register(read_end, selectors.EVENT_READ)
 
     def _replied(self, pipe: int, data: bytes) -> None:
@@ -116,15 +110,15 @@ class Compiler:
         os.close(pipe)
         del self._children[pipe]
         _, status = os.waitpid(child.pid, 0)
-        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL  # by `run`: the machine is busy
+        is_unknown = os.WIFSIGNALED(status) and os.WTERMSIG(status) in BUSY
         reply = bytes(child.reply) if status == 0 else b""
-        reply = reply or msgpack.packb(Found(problem="" if is_unknown else TOO_MUCH))
+        reply = reply or msgpack.encode(CompileResult(problem="" if is_unknown else TOO_MUCH))
         _write(1, GRAMMAR.pack(child.number, len(reply)) + reply)
 
 
 def main() -> None:
     """Compile until stdin ends."""
-    config = begun("router.grammar.grammar_main", ("model", "router", "log"), __doc__ or "", "router-grammars")
+    config = start_helper("router.grammar.grammar_main", ("model", "router", "log"), __doc__ or "", "router-grammars")
     # The warning is about the library's threads for batches, which children neither have nor need.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
@@ -141,29 +135,33 @@ def dialect_of(grammars: Grammars) -> Dialect:
     return Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)])
 
 
-def found(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> Found:
+def compiled(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> CompileResult:
     """Compile a client's grammar, and check that some token can begin a text."""
 
     def refusal(schema: Json) -> str:
         return _problem(grammars.compile(json.dumps({"grammars": [{"json_schema": schema}]})))
 
     try:
-        grammar = grammar_of(source, dialect)
+        grammar = grammar_of(source, dialect, refusal)
         problem = _problem(grammars.compile(grammar.text))
         if problem and source.kind in ("json", "calls"):
-            grammar = grammar_of(source, dialect, refusal)
+            grammar = grammar_of(source, dialect, refusal, is_refused=True)
             problem = _problem(grammars.compile(grammar.text))
     except RecursionError:
         problem = "it is nested too deep"
     except ValueError as error:
         problem = str(error)
-    return Found(problem=shortened(problem)) if problem else Found(grammar.text, "", _bounded(grammar.dropped))
+    return (
+        CompileResult(problem=shortened(problem))
+        if problem
+        else CompileResult(grammar.text, "", _bounded(grammar.dropped))
+    )
 
 
 def _bounded(dropped: tuple[str, ...]) -> tuple[str, ...]:
     more = len(dropped) - MAX_DROPPED
-    told = [shortened(each) for each in dropped[:MAX_DROPPED]]
-    return (*told, *([f"and {more} more"] if more > 0 else ()))
+    named = [shortened(each) for each in dropped[:MAX_DROPPED]]
+    return (*named, *([f"and {more} more"] if more > 0 else ()))
 
 
 def _problem(matcher: LLMatcher) -> str:
@@ -183,9 +181,10 @@ def _compile(grammars: Grammars, dialect: Dialect, packed: bytes, pipe: int) -> 
         os.close(1)
         limit_memory(MEMORY_BYTES)
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        source = GrammarSource(**msgpack.unpackb(packed))
+        signal.setitimer(signal.ITIMER_REAL, WALL_S)
+        source = msgpack.decode(packed, type=GrammarSource)
         threading.stack_size(STACK_BYTES)
-        thread = threading.Thread(target=lambda: _write(pipe, msgpack.packb(found(source, grammars, dialect))))
+        thread = threading.Thread(target=lambda: _write(pipe, msgpack.encode(compiled(source, grammars, dialect))))
         thread.start()
         thread.join()
     finally:

@@ -36,58 +36,49 @@ class Document:
 
         Return None for a target outside of the document. Raises ValueError for a missing place inside.
         """
-        try:
-            uri, fragment = urldefrag(urljoin(self._base, reference))
-        except ValueError:  # no valid URI, but generators write such references
-            uri, _, fragment = reference.partition("#")
-        if uri == urldefrag(self._base).url:
-            begin: Place | None = self.root
-        else:
-            begin = self._names().get(uri) or self._names().get(reference)
+        uri, fragment = urldefrag(_joined(self._base, reference))
+        is_own = uri == urldefrag(self._base).url
+        begin = self.root if is_own else self._names().get(uri) or self._names().get(reference)
         if begin is None or not fragment:
             return begin
-        if not fragment.startswith("/"):
-            return self._names().get(f"#{fragment}") or self._missing(reference, path)
-        return self._at(begin, fragment) or self._missing(reference, path)
-
-    @staticmethod
-    def _at(begin: Place, pointer: str) -> Place | None:
-        place = begin
-        for step in pointer[1:].split("/"):
-            value = place.value
-            for key in (unquote(step).replace("~1", "/").replace("~0", "~"), step):
-                if isinstance(value, dict) and key in value:
-                    place = Place(place.at(key), value[key])
-                    break
-                if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-                    place = Place(place.at(key), value[int(key)])
-                    break
-            else:
-                return None
-        return place
-
-    @staticmethod
-    def _missing(reference: str, path: str) -> None:
-        raise ValueError(f"$ref at {path} = {shown(reference)}: nothing is there")
+        found = _at(begin, fragment) if fragment.startswith("/") else self._names().get(f"#{fragment}")
+        if found is None:
+            raise ValueError(f"$ref at {path} = {shown(reference)}: nothing is there")
+        return found
 
     def _names(self) -> dict[str, Place]:
         """Map places with a name: `#name`, or a URI."""
         if self._named is None:
             self._named = {}
             for place in _objects(self.root):
-                for name in (place.value.get(key) for key in IDS):
+                names = [place.value.get(key) for key in IDS]
+                uris = [urldefrag(_joined(self._base, name)).url for name in names if isinstance(name, str)]
+                anchors = [f"#{place.value[key]}" for key in ANCHORS if key in place.value]
+                for name in (*names, *uris, *anchors):
                     if isinstance(name, str):
                         self._named.setdefault(name, place)
-                        self._named.setdefault(urldefrag(_joined(self._base, name)).url, place)
-                for name in (place.value.get(key) for key in ANCHORS):
-                    if isinstance(name, str):
-                        self._named.setdefault(f"#{name}", place)
         return self._named
 
 
-def _objects(place: Place) -> Iterator[Place]:
+def _at(begin: Place, pointer: str) -> Place | None:
+    place = begin
+    for step in pointer[1:].split("/"):
+        value = place.value
+        for key in (unquote(step).replace("~1", "/").replace("~0", "~"), step):
+            if isinstance(value, dict) and key in value:
+                place = Place(place.at(key), value[key])
+                break
+            if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+                place = Place(place.at(key), value[int(key)])
+                break
+        else:
+            return None
+    return place
+
+
+def _objects(root: Place) -> Iterator[Place]:
     """Yield all objects in a place, outer objects first."""
-    pending = [place]
+    pending = [root]
     for each in pending:
         inner = each.value.items() if isinstance(each.value, dict) else enumerate(each.value)
         pending += [Place(each.at(key), value) for key, value in inner if isinstance(value, dict | list)]
@@ -95,8 +86,8 @@ def _objects(place: Place) -> Iterator[Place]:
             yield each
 
 
-def _joined(base: str, name: str) -> str:
+def _joined(base: str, reference: str) -> str:
     try:
-        return urljoin(base, name)
-    except ValueError:
-        return name
+        return urljoin(base, reference)
+    except ValueError:  # no valid URI, but generators write such references
+        return reference

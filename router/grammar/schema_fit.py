@@ -5,25 +5,37 @@ schema may be stricter than the original, never wider. So every text of the fitt
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.base.json_file import Json, JsonObject
 from router.base.json_rules import shown
 from router.grammar.schema_document import ROOT, Document, Place
-from router.grammar.schema_keywords import APPLICATORS, FORMATS, HELD, UNHELD, changes_nothing, check, rules_of
-from router.grammar.schema_unions import Narrowing, Unions
+from router.grammar.schema_keywords import (
+    APPLICATORS,
+    FORMATS,
+    HELD,
+    LISTS,
+    MAPS,
+    SINGLES,
+    UNHELD,
+    changes_nothing,
+    rules_of,
+)
+from router.grammar.schema_unions import UNSATISFIABLE, Narrowing, Refusal, Unions
 
 DEFINITIONS = "$defs"
 LETTERS = re.compile(r"[^a-zA-Z0-9_]")
 MAX_NAME_CHARS = 40
+CONTEXT = ("type", "required", "properties", "additionalProperties")
+"""Keywords that decide whether llguidance takes others."""
 DOUBTFUL = (
     "pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "patternProperties",
     "minProperties", "maxProperties",
 )  # fmt: skip
 """Keywords for which llguidance takes only some values."""
-Refusal = Callable[[Json], str]
-"""Returns why llguidance refuses a schema; "" if accepted."""
+INVALID = ("Expected ", "invalid ")
+"""Starts of llguidance's refusals of values that no schema may have."""
 MAX_NUMBER = 9 * 10**18
 """About the largest number of llguidance; with limits, numbers beyond are forbidden."""
 
@@ -35,33 +47,26 @@ class Fit(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-def fit(schema: Json, *, strict: bool, refusal: Refusal | None = None) -> Fit:
+def fit(schema: Json, refusal: Refusal, *, strict: bool, is_refused: bool = False) -> Fit:
     """Fit a schema.
 
     Raises ValueError for an invalid schema, and for keywords not enforceable in `strict` mode.
 
     Args:
-        refusal: tells why a fitted schema is refused; the refused keywords are then dropped, too.
+        is_refused: a fitted schema was refused, so each keyword is tried alone.
     """
     if isinstance(schema, bool):
         return Fit(schema)
-    fitted = _Fitting(schema, strict=strict).fitted()
-    if refusal is None or not refusal(fitted.schema):
-        return fitted
-    fitted = _Fitting(schema, strict=strict, refusal=refusal).fitted()
-    if problem := refusal(fitted.schema):
-        raise ValueError(problem)
-    return fitted
+    return _Fitting(schema, refusal, strict=strict, is_refused=is_refused).fitted()
 
 
 class _Fitting:
     """A single pass through a schema. Methods take a client's schema, or a part, with its path."""
 
-    def __init__(self, schema: Json, *, strict: bool, refusal: Refusal | None = None) -> None:
+    def __init__(self, schema: Json, refusal: Refusal, *, strict: bool, is_refused: bool) -> None:
         self._document = Document(schema)
-        self._unions = Unions(self._document)
-        self._strict = strict
-        self._refusal = refusal
+        self._unions = Unions(self._document, refusal)
+        self._refusal, self._strict, self._is_refused = refusal, strict, is_refused
         self._names: dict[tuple[str, Narrowing | None], str] = {}  # names of definitions, by path
         self._pending: list[tuple[str, Place]] = []
         self._dropped: dict[str, None] = {}
@@ -87,42 +92,36 @@ class _Fitting:
             return False
         fitted: JsonObject = {}
         for keyword, value in schema.items():
-            check(keyword, value, path)
             if keyword in HELD:
                 for name, held in self._held(keyword, value, schema, path).items():
                     _put(fitted, name, held)
         for keyword in UNHELD:
             if keyword in schema:
                 self._put_unheld(keyword, schema, fitted, path)
-        if self._refusal is not None:
-            self._drop_doubtful(fitted, path, self._refusal)
+        if self._is_refused:
+            self._drop_refused(fitted, path)
         return fitted
 
     def _held(self, keyword: str, value: Json, schema: JsonObject, path: str) -> JsonObject:
         inner = f"{path}/{keyword}"
-        match keyword:
-            case "$ref":
-                place = self._document.resolve(value, path)
-                if place is None:
-                    self._drop("$ref", path, "only what is in the schema itself can be referred to")
-                    return {}
-                return {"$ref": self._reference(place)}
-            case "format":
-                return {"format": value} if value in FORMATS else {}
-            case "oneOf":
-                return {"anyOf": self._one_of(schema, path)}
-            case "allOf" | "anyOf" | "prefixItems":
-                return {keyword: self._list(value, inner)}
-            case "items" if isinstance(value, list):
-                return {"items": self._list(value, inner)}
-            case "additionalItems" if not isinstance(schema.get("items"), list):
-                return {}  # otherwise llguidance would drop prefixItems
-            case "items" | "additionalItems" | "additionalProperties":
-                return {keyword: self._schema(value, inner)}
-            case "properties" | "patternProperties":
-                place = Place(inner, value)
-                return {keyword: {name: self._schema(each, place.at(name)) for name, each in value.items()}}
-        return {keyword: _number(keyword, value)}
+        if keyword == "$ref" and isinstance(value, str):
+            place = self._document.resolve(value, path)
+            if place is None:
+                self._drop("$ref", path, "only what is in the schema itself can be referred to")
+                return {}
+            return {"$ref": self._reference(place)}
+        if keyword == "format" and isinstance(value, str) and value not in FORMATS:
+            return {}
+        if keyword == "additionalItems" and not isinstance(schema.get("items"), list):
+            return {}  # otherwise llguidance would drop prefixItems
+        if keyword == "oneOf" and isinstance(value, list):
+            return {"anyOf": self._one_of(schema, path)}
+        if keyword in (*LISTS, "items") and isinstance(value, list):
+            return {keyword: self._list(value, inner)}
+        if keyword in MAPS and isinstance(value, dict):
+            place = Place(inner, value)
+            return {keyword: {name: self._schema(each, place.at(name)) for name, each in value.items()}}
+        return {keyword: self._schema(value, inner) if keyword in SINGLES else _number(keyword, value)}
 
     def _list(self, schemas: Sequence[Json], path: str) -> list[Json]:
         return [self._schema(each, f"{path}/{index}") for index, each in enumerate(schemas)]
@@ -196,22 +195,24 @@ class _Fitting:
         fitted |= {"patternProperties": {pattern: others}, "additionalProperties": False}
         return True
 
-    def _drop_doubtful(self, fitted: JsonObject, path: str, refusal: Refusal) -> None:
-        """Drop each keyword refused by llguidance in combination with the keywords before."""
-        taken: JsonObject = {key: fitted[key] for key in ("type", "required") if key in fitted}
-        if "properties" in fitted:
-            taken["properties"] = dict.fromkeys(fitted["properties"], True)
-        if fitted.get("additionalProperties") is False:
-            taken["additionalProperties"] = False
-        for keyword in [each for each in fitted if each in DOUBTFUL]:
-            value = fitted[keyword]
-            tried = dict.fromkeys(value, True) if keyword == "patternProperties" else value
-            if problem := refusal(taken | {keyword: tried}):
+    def _drop_refused(self, fitted: JsonObject, path: str) -> None:
+        """Try each keyword alone, with all values allowed inside; drop doubtful keywords that llguidance refuses.
+
+        Raises ValueError for others. Doubtful keywords are tried together with the keywords before.
+        """
+        taken: JsonObject = {}
+        for keyword in sorted(fitted.keys() - {"$ref"}, key=[*CONTEXT, *HELD].index):
+            tried = _hollow(keyword, fitted[keyword])
+            is_doubtful = keyword in DOUBTFUL
+            problem = self._refusal(taken | {keyword: tried} if is_doubtful else {keyword: tried})
+            if problem and is_doubtful and not problem.startswith(INVALID):
                 del fitted[keyword]
                 self._drop(keyword, path, problem)
                 if keyword == "patternProperties" and fitted.pop("additionalProperties", True) is not True:
                     self._drop("additionalProperties", path, "it holds beside patternProperties")
-            else:
+            elif problem and not problem.startswith(UNSATISFIABLE):
+                raise ValueError(f"{keyword} at {path} = {shown(fitted[keyword])}: {problem}")
+            elif is_doubtful or keyword in CONTEXT:
                 taken[keyword] = tried
 
     def _drop(self, keyword: str, path: str, why: str = "", how: str = "is dropped") -> None:
@@ -226,7 +227,16 @@ def _put(fitted: JsonObject, keyword: str, value: Json) -> None:
     """Add a keyword. A second `anyOf`, for example from `oneOf`, goes into `allOf`; a second `allOf` is appended."""
     if keyword == "anyOf" and keyword in fitted:
         keyword, value = "allOf", [{"anyOf": value}]
-    fitted[keyword] = [*fitted.get("allOf", ()), *value] if keyword == "allOf" else value
+    if keyword == "allOf" and isinstance(value, list):
+        value = [*fitted.get(keyword, ()), *value]
+    fitted[keyword] = value
+
+
+def _hollow(keyword: str, value: Json) -> Json:
+    """Return a keyword's value with all inner schemas replaced by true."""
+    if isinstance(value, dict) and keyword in (*MAPS, *SINGLES):
+        return True if keyword in SINGLES else dict.fromkeys(value, True)
+    return [True] * len(value) if isinstance(value, list) and keyword in (*LISTS, "items") else value
 
 
 def _number(keyword: str, value: Json) -> Json:

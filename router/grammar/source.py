@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from common.base.json_file import Json, JsonObject
-from router.grammar.schema_fit import Refusal, fit
+from router.grammar.schema_fit import fit
+from router.grammar.schema_unions import Refusal
 from router.text.chat_answer import THINK, THINK_END, Thoughts
 from router.text.tool_calls import CALL, CALL_END, CallShape
 
@@ -92,35 +93,35 @@ class Grammar(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-class Found(NamedTuple):
+class CompileResult(NamedTuple):
     """A compiled grammar, or the problem with it; both are "" if compilation did not finish."""
 
     grammar: str = ""
     problem: str = ""
-    dropped: Sequence[str] = ()
+    dropped: tuple[str, ...] = ()
 
 
 class _Schemas:
     """Fitted JSON schemas of a grammar."""
 
-    def __init__(self, refusal: Refusal | None) -> None:
-        self._refusal = refusal
+    def __init__(self, refusal: Refusal, *, is_refused: bool) -> None:
+        self._refusal, self._is_refused = refusal, is_refused
         self.dropped: list[str] = []
 
     def fitted(self, schema: Json, source: GrammarSource, name: str = "") -> Json:
         """Fit a schema, of a tool if `name` is given; raises ValueError."""
         whose = f"{json.dumps(name, ensure_ascii=False)}: " if name else ""
         try:
-            fitted = fit(schema, strict=source.strict, refusal=self._refusal)
+            fitted = fit(schema, self._refusal, strict=source.strict, is_refused=self._is_refused)
         except ValueError as error:
             raise ValueError(f"{whose}{error}") from None
         self.dropped += [f"{whose}{each}" for each in fitted.dropped]
         return _with_whitespace(fitted.schema, source.whitespace)
 
 
-def grammar_of(source: GrammarSource, dialect: Dialect, refusal: Refusal | None = None) -> Grammar:
-    """Write the grammar for llguidance; raises ValueError. For `refusal` see `schema_fit.fit`."""
-    schemas = _Schemas(refusal)
+def grammar_of(source: GrammarSource, dialect: Dialect, refusal: Refusal, *, is_refused: bool = False) -> Grammar:
+    """Write the grammar for llguidance; raises ValueError. For `is_refused` see `schema_fit.fit`."""
+    schemas = _Schemas(refusal, is_refused=is_refused)
     grammars = _GRAMMARS[source.kind](source, dialect, schemas)
     if source.thoughts:
         begin = "thoughts gap" if source.thoughts == "have begun" else f"({dialect.mark(THINK)} thoughts gap)?"

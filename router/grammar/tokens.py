@@ -1,23 +1,21 @@
 """The model's tokens for the compiler process, in a fifth of the memory used by workers.
 
 llguidance keeps the whole tokenizer of tokenizer.json, the tokens as a tree, and copies of parts of the tree. The
-copies speed up masks inside long strings. For checking how a text may begin, the tree is enough. So a child process
-loads everything, sends the bytes of each token, and ends; the parent builds the tree.
+copies speed up masks inside long strings. For checking how a text may begin, the tree is enough. Everything but
+the bytes of each token is freed after loading.
 
 For text forced by a grammar, the compiler takes the longest matching token, and workers take the tokenizer's choice.
 The grammar allows both.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import llguidance
-import msgpack
 
+from common.base.malloc import trim_memory
 from common.grammar.grammars import model_tokens
-from common.grammar.reasons import MAX_REASON_CHARS
 
 
 class Vocabulary(NamedTuple):
@@ -45,11 +43,10 @@ class LeanTokenizer:
 
 
 def lean_tokens(path: Path, vocab: int, end_ids: Sequence[int]) -> llguidance.LLTokenizer:
-    """Load `model_tokens` without data needed only by workers; call in a single-threaded process.
-
-    Raises RuntimeError with the reason if loading fails.
-    """
-    return tree_of(_told_by_a_child(path, vocab, end_ids))
+    """Load `model_tokens` without data needed only by workers."""
+    vocabulary = vocabulary_of(model_tokens(path, vocab, end_ids, slices=[]))
+    trim_memory()
+    return tree_of(vocabulary)
 
 
 def vocabulary_of(tokens: llguidance.LLTokenizer) -> Vocabulary:
@@ -69,29 +66,3 @@ def tree_of(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
     tokenizer.tree = tree
     tokenizer.tokens = wrapped.tokens = []  # the tree has copies
     return tree
-
-
-def _told_by_a_child(path: Path, vocab: int, end_ids: Sequence[int]) -> Vocabulary:
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _tell(path, vocab, end_ids, write_end)
-    os.close(write_end)
-    with open(read_end, "rb") as told:
-        data = told.read()
-    _, status = os.waitpid(pid, 0)
-    if status:
-        raise RuntimeError(f"the tokens of {path} could not be loaded: {data.decode(errors='replace')}")
-    return Vocabulary(*msgpack.unpackb(data))
-
-
-def _tell(path: Path, vocab: int, end_ids: Sequence[int], write_end: int) -> NoReturn:
-    """Run the child: write the vocabulary, or the error with exit status 1."""
-    try:
-        data = msgpack.packb(vocabulary_of(model_tokens(path, vocab, end_ids, slices=[])))
-        with open(write_end, "wb") as told:
-            told.write(data)
-    except BaseException as error:  # noqa: BLE001 - what is behind the fork is the parent's to do
-        os.write(write_end, f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS].encode())
-        os._exit(1)
-    os._exit(0)

@@ -1,10 +1,15 @@
-"""Errors found by aiohttp before or beside our handlers, as RequestErrors."""
+"""Errors as RequestErrors, also those found by aiohttp beside our handlers, and error responses in OpenAI's shape."""
+
+import json
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
 
 from common.base.errors import RequestError
+from router.base.shapes import ErrorBody
 
+JSON = "application/json"
+ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 MAX_SHOWN_CHARS = 80
 MAX_REASON_CHARS = 160
 MAX_LINE_BYTES = 8190
@@ -46,3 +51,18 @@ def from_parser(error: HttpProcessingError) -> RequestError:
 
 def _error(status: int, message: str) -> RequestError:
     return RequestError(message, code=CODES.get(status, "invalid_request"), status=status)
+
+
+def error_body(error: RequestError) -> ErrorBody:
+    """Return an error in OpenAI's shape."""
+    default = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = ERROR_TYPES.get(error.status, default)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: RequestError, kind: type[web.Response] = web.Response) -> web.Response:
+    """Return the HTTP response of an error, of a class, with Retry-After where a retry makes sense."""
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return kind(text=json.dumps(error_body(error)), status=error.status, content_type=JSON, headers=headers)

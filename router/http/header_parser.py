@@ -8,6 +8,7 @@ from aiohttp import hdrs, web
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE
 
 from router.http.errors import MAX_HEADERS, MAX_LINE_BYTES, from_parser
 
@@ -17,7 +18,7 @@ CONTINUE = "100-continue"
 class HeaderParser(HttpRequestParser):
     """Parser of all input of a connection."""
 
-    def __init__(self, protocol: web.RequestHandler, max_bytes: int, buffer_bytes: int, max_pipelined: int) -> None:
+    def __init__(self, protocol: web.RequestHandler, max_bytes: int, buffer_bytes: int) -> None:
         super().__init__(
             protocol,
             asyncio.get_running_loop(),
@@ -27,10 +28,13 @@ class HeaderParser(HttpRequestParser):
             max_headers=MAX_HEADERS,
             payload_exception=web.RequestPayloadError,
             auto_decompress=False,  # a few compressed bytes could become very many
-            max_msg_queue_size=max_pipelined,
+            max_msg_queue_size=MAX_MSG_QUEUE_SIZE,
         )
         self.num_begun_bytes = 0
         """Bytes of headers begun and not ended."""
+        self.begun_s = self.silent_since_s = asyncio.get_running_loop().time()
+        """Times of the headers' first byte, and of the opening or the last response."""
+        self.num_unanswered, self.has_messages = 0, False
         self.error: HttpProcessingError | None = None
         """Error raised by the next `feed_data`."""
         self._connection = protocol
@@ -54,10 +58,18 @@ class HeaderParser(HttpRequestParser):
             self._body, self.num_begun_bytes = messages[-1][1], 0
             for message, _ in messages:
                 self._check(message)
-        elif is_header:
+            self.num_unanswered, self.has_messages = self.num_unanswered + len(messages), True
+        elif is_header and data:
+            if not self.num_begun_bytes:
+                self.begun_s = asyncio.get_running_loop().time()
             self.num_begun_bytes += len(data)
             self._check_size(self.num_begun_bytes)
         return messages, upgraded, tail
+
+    def answered(self) -> None:
+        """Count a response."""
+        self.num_unanswered -= 1
+        self.silent_since_s = asyncio.get_running_loop().time()
 
     def _check(self, message: RawRequestMessage) -> None:
         self._check_size(len(message.path) + sum([len(name) + len(value) for name, value in message.raw_headers]))

@@ -6,6 +6,7 @@ most unread bytes is cut off.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import termios
@@ -15,16 +16,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aiohttp import web
+from aiohttp.http import StreamWriter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
 
+WRITE_S = 60.0
+"""Time after which a client reading nothing is cut off."""
+REST_S = 0.25
+"""Time between two writes of a stream to a slow client."""
 CLIENT_SHARE = 4
 """Divisor of `max_unread_bytes` for the limit of a single client."""
 PATIENCE_S = 10.0
 """Least age of a waiting answer before a cut for size."""
-MAX_LOOK_S = 1.0
+MAX_CHECK_S = 1.0
 
 
 class Reason(StrEnum):
@@ -33,7 +40,7 @@ class Reason(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class UnreadAnswer:
     """An answer with more bytes than its connection takes at once."""
 
     transport: asyncio.Transport
@@ -48,7 +55,7 @@ class Waiting:
         """Bytes held by the process."""
         return self.transport.get_write_buffer_size()
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Note whether the client has read anything."""
         num_left = self.num_bytes + _num_sent_bytes(self.transport)
         if num_left < self.num_left:
@@ -61,7 +68,7 @@ class Unread(Collector):
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
-        self._waiting: set[Waiting] = set()
+        self._waiting: set[UnreadAnswer] = set()
         self._num_cut: Counter[Reason] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -70,24 +77,24 @@ class Unread(Collector):
         """Bytes of all waiting answers held by the process."""
         return sum(each.num_bytes for each in self._waiting)
 
-    def begin(self, transport: asyncio.Transport, client: str, stall_s: float) -> Waiting:
+    def begin(self, transport: asyncio.Transport, client: str, stall_s: float) -> UnreadAnswer:
         """Watch an answer until `end`; the transport may be aborted meanwhile."""
         now_s = self._clock()
-        waiting = Waiting(transport, client, stall_s, now_s, now_s)
-        waiting.look(now_s)
+        waiting = UnreadAnswer(transport, client, stall_s, now_s, now_s)
+        waiting.check(now_s)
         self._waiting.add(waiting)
-        self._look_later()
+        self._check_later()
         return waiting
 
-    def end(self, waiting: Waiting) -> None:
+    def end(self, waiting: UnreadAnswer) -> None:
         """Forget an answer after the last read or a lost connection."""
         self._waiting.discard(waiting)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Cut off clients reading nothing, and answers beyond the limits of size."""
         now_s = self._clock()
         for each in list(self._waiting):
-            each.look(now_s)
+            each.check(now_s)
             if now_s - each.read_s >= each.stall_s:
                 self._cut(each, Reason.STALLED, f"its reader has read nothing for {each.stall_s:g} s")
         while (largest := self._too_large(now_s)) is not None:
@@ -108,17 +115,17 @@ class Unread(Collector):
             family.add_metric([reason.value], self._num_cut[reason])
         yield family
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         if self._timer is None and self._waiting:
-            look_s = min(MAX_LOOK_S, *(each.stall_s / 4 for each in self._waiting))
-            self._timer = asyncio.get_running_loop().call_later(look_s, self._look_again)
+            check_s = min(MAX_CHECK_S, *(each.stall_s / 4 for each in self._waiting))
+            self._timer = asyncio.get_running_loop().call_later(check_s, self._check_again)
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         self._timer = None
-        self.look()
-        self._look_later()
+        self.check()
+        self._check_later()
 
-    def _too_large(self, now_s: float) -> Waiting | None:
+    def _too_large(self, now_s: float) -> UnreadAnswer | None:
         """Return the largest answer of the client with most unread bytes; None within the limits.
 
         Answers younger than `PATIENCE_S` are spared.
@@ -131,11 +138,62 @@ class Unread(Collector):
         late = [each for each in self._waiting if now_s - each.since_s >= PATIENCE_S]
         return max(late, key=lambda each: (held[each.client], each.num_bytes), default=None)
 
-    def _cut(self, waiting: Waiting, reason: Reason, why: str) -> None:
+    def _cut(self, waiting: UnreadAnswer, reason: Reason, why: str) -> None:
         logger.warning("an answer with %d unread bytes is cut off: %s", waiting.num_bytes, why)
         self._num_cut[reason] += 1
         self._waiting.discard(waiting)
         waiting.transport.abort()
+
+
+class Output:
+    """Bytes of a connection on the way to the client, watched while the write buffer is full."""
+
+    def __init__(self, unread: Unread) -> None:
+        self._unread = unread
+        self._waiting: UnreadAnswer | None = None
+        self._is_writable = asyncio.Event()
+        self._is_writable.set()
+        self.client = ""
+        """Client charged for unread bytes: the address, or the client named by a request."""
+
+    def pause(self, transport: asyncio.Transport | None) -> None:
+        """Begin to watch a full write buffer, because the client reads slowly or not at all."""
+        self._is_writable.clear()
+        self.watch(transport)
+
+    def watch(self, transport: asyncio.Transport | None) -> None:
+        """Watch the bytes of a transport, unless lost."""
+        if self._waiting is None and transport is not None:
+            self._waiting = self._unread.begin(transport, self.client, WRITE_S)
+
+    def resume(self) -> None:
+        """End the watch after the client has read, or has gone."""
+        self._is_writable.set()
+        if self._waiting is not None:
+            self._unread.end(self._waiting)
+            self._waiting = None
+
+    async def write(self, request: web.Request, data: bytes) -> None:
+        """Write to a response without waiting for the client, because unread bytes have separate bounds.
+
+        Raises ConnectionError when the client is gone.
+        """
+        writer = request.writer
+        assert isinstance(writer, StreamWriter)
+        num_before = writer.output_size
+        await writer.write(data, drain=False)
+        if self._waiting is not None:
+            self._waiting.num_left += writer.output_size - num_before
+
+    async def rest(self) -> None:
+        """Wait until the client has read most pending bytes, for `REST_S` at most.
+
+        Deliveries gather meanwhile, so fewer events follow.
+        """
+        if not self._is_writable.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REST_S):
+                    await self._is_writable.wait()
 
 
 def _num_sent_bytes(transport: asyncio.Transport) -> int:

@@ -43,7 +43,9 @@ class Costs:
 
     def prompt(self, prefill: Member) -> Cost:
         """Return the cost of computing the prompt at a prefill worker, without decoding."""
-        if prefill not in self._prompts:
+        if prefill not in self._prompts and not self._demand.texts:  # nothing to look up
+            self._prompts[prefill] = Cost(prefill.work.outstanding_tokens, num_computed=self._demand.num_tokens)
+        elif prefill not in self._prompts:
             num_tokens, holder = self._demand.num_tokens, self.holder_for(prefill)
             num_known, restored = self._known_by(prefill), self._restored_for(prefill)
             num_here = num_known + restored.num_tokens

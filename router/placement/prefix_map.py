@@ -176,6 +176,8 @@ class PoolContents:
     def _num_there(self, keys: Sequence[int], begin: int) -> int:
         """Return the end of the run of cached blocks that starts at `begin`."""
         told, predicted = self.told, self._predictions.latest
+        if told.issuperset(keys[begin:]):  # the common case of a known text, without a loop in Python
+            return len(keys)
         for number in range(begin, len(keys)):
             if keys[number] not in told and keys[number] not in predicted:
                 return number

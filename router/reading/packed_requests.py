@@ -2,23 +2,17 @@
 
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import fields
 from typing import Any
 
-import msgpack
+import msgspec
 
 from common.base.errors import RequestError
 from common.base.json_file import JsonObject
-from common.wire.values.sampling_params import SamplingParams
-from router.grammar.source import GrammarSource
-from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions
-from router.text.prompts import Encoding, Prompt
+from router.requests.completion_api import CompletionRequest
+from router.text.prompts import Prompt
 
-PARTS: dict[str, type[Any]] = {
-    "encoding": Encoding, "sampling": SamplingParams, "text": TextOptions, "response": ResponseOptions,
-    "grammar": GrammarSource,
-}  # fmt: skip
-"""Fields of a request holding dataclasses."""
+TYPES: dict[str, Any] = {each.name: each.type for each in fields(CompletionRequest)}
 
 
 def packed_or_error(reply: Callable[[], bytes], num_bytes: int) -> bytes:
@@ -35,7 +29,7 @@ def packed_or_error(reply: Callable[[], bytes], num_bytes: int) -> bytes:
 def packed_request(request: CompletionRequest) -> bytes:
     """Pack a request for `unpack`; prompts are texts or tokens."""
     prompts = [prompt if isinstance(prompt, str) else prompt.tobytes() for prompt in request.prompts]
-    return _packed(asdict(replace(request, prompts=())) | {"prompts": prompts})
+    return _packed({name: getattr(request, name) for name in TYPES} | {"prompts": prompts})
 
 
 def packed_answer(answer: bytes) -> bytes:
@@ -46,8 +40,9 @@ def packed_answer(answer: bytes) -> bytes:
 def unpack(reply: bytes) -> CompletionRequest:
     """Return the packed request; raise the packed RequestError."""
     values = _reply_values(reply)
-    parts = {name: part(**values.pop(name)) for name, part in PARTS.items()}
-    return CompletionRequest(prompts=list(map(_prompt, values.pop("prompts"))), **parts, **values)
+    prompts = list(map(_prompt, values.pop("prompts")))
+    typed: dict[str, Any] = {name: msgspec.convert(value, TYPES[name]) for name, value in values.items()}
+    return CompletionRequest(prompts=prompts, **typed)
 
 
 def unpack_answer(reply: bytes) -> bytes:
@@ -57,7 +52,7 @@ def unpack_answer(reply: bytes) -> bytes:
 
 
 def _reply_values(reply: bytes) -> JsonObject:
-    values: JsonObject = msgpack.unpackb(reply, use_list=False)
+    values: JsonObject = msgspec.msgpack.decode(reply)
     if "message" in values:
         raise RequestError(values.pop("message"), **values)
     return values
@@ -72,5 +67,4 @@ def _prompt(packed: str | bytes) -> Prompt:
 
 
 def _packed(values: JsonObject) -> bytes:
-    packed: bytes = msgpack.packb(values)
-    return packed
+    return msgspec.msgpack.encode(values)

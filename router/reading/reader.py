@@ -92,9 +92,9 @@ class Reader:
 
     def _template_process(self, config: Config) -> HelperProcess:
         """Return the process for templates; without a chat template, the process is never started."""
-        told = packed_model(self._tokenizer) if self._tokenizer.chat_template is not None else b""
+        packed = packed_model(self._tokenizer) if self._tokenizer.chat_template is not None else b""
         flags = options.to_flags(config, ("log",))
-        return HelperProcess("router.reading.template_main", flags, MODEL.pack(len(told)) + told)
+        return HelperProcess("router.reading.template_main", flags, MODEL.pack(len(packed)) + packed)
 
     async def _tokenized(self, request: CompletionRequest, max_model_len: int) -> CompletionRequest:
         lengths = (len(prompt) for prompt in request.prompts if request.text.echo or isinstance(prompt, str))

@@ -11,7 +11,7 @@ from common.base.malloc import tame_allocator, trim_memory
 from common.base.memory_limit import limit_memory
 from common.serving.worker.settle import settle_memory
 from router.base.helper_frames import bodies, send
-from router.base.helper_start import begun
+from router.base.helper_start import start_helper
 from router.reading.reading import read
 from router.text.tokenizer import Tokenizer, encode_in_one_thread, load_tokenizer
 
@@ -23,7 +23,7 @@ BYTES_PER_TOKEN = 2048
 
 def main() -> None:
     """Answer until stdin ends."""
-    config = begun("router.reading.reader_main", ("model", "router", "log"), __doc__ or "", "router-reader")
+    config = start_helper("router.reading.reader_main", ("model", "router", "log"), __doc__ or "", "router-reader")
     tame_allocator()
     encode_in_one_thread()
     tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)

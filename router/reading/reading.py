@@ -4,17 +4,21 @@ Short bodies are read on the event loop or in threads, long bodies in another pr
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+
+from msgspec import structs
 
 from common.base.errors import RequestError
 from common.base.json_file import Json
+from common.wire.values.packing import pack_ids
+from common.wire.values.sampling_params import MAX_WORD_TOKENS
 from router.base.helper_frames import CONVERSATIONS, Kind
+from router.base.json_rules import shown
 from router.base.shapes import PromptText, Tokens
 from router.reading.id_lists import Parted, part
 from router.reading.json_body import loads, values_of
 from router.reading.packed_requests import packed_answer, packed_or_error, packed_request
-from router.requests.bad_words import packed_words
 from router.requests.completion_api import CompletionRequest, parse
 from router.requests.responses_api import PARSERS
 from router.requests.token_api import detokenize, tokenize
@@ -70,7 +74,7 @@ def tokenized(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: i
     Raises RequestError for anything too long.
     """
     if request.bad_words:
-        sampling = replace(request.sampling, bad_words=packed_words(request.bad_words, tokenizer))
+        sampling = structs.replace(request.sampling, bad_words=packed_words(request.bad_words, tokenizer))
         request = replace(request, sampling=sampling, bad_words=())
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     encoding = request.encoding.limit(max_model_len, max(1, asked))
@@ -134,3 +138,26 @@ def _parted_values(parted: Parted) -> Json:
         return parted.values(loads, "prompt") if parted.lists else None
     except (ValueError, RecursionError):
         return None  # errors must refer to the text as received
+
+
+def packed_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:
+    """Return the words for `SamplingParams.bad_words`; raise RequestError for a word of too many tokens.
+
+    A word with a space before has other tokens than the word alone, so both are banned, as in vLLM. Unlike vLLM, both
+    are banned whatever the number of tokens. Other tokenizations are allowed, because a model seldom uses any.
+    """
+    return tuple(dict.fromkeys(pack_ids(ids) for word in words for ids in _ways(word, tokenizer)))
+
+
+def _ways(word: str, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """Yield token ids of the word without and with a space before.
+
+    The spaced form is left out if its tokens end with the plain tokens.
+    """
+    alone = word.lstrip(" ") or word
+    plain, spaced = tokenizer.encode_inside([alone, f" {alone}"])
+    for ids in (plain,) if spaced[-len(plain) :] == plain else (plain, spaced):
+        if not 1 <= len(ids) <= MAX_WORD_TOKENS:
+            message = f"bad_words has {shown(word)}, which is {len(ids)} tokens: at most {MAX_WORD_TOKENS}; ban a part"
+            raise RequestError(message, param="bad_words")
+        yield ids

@@ -7,7 +7,7 @@ its stdin. A template taking too much time or memory ends the process at worst.
 from common.base.memory_limit import limit_memory
 from common.serving.worker.settle import settle_memory
 from router.base.helper_frames import MODEL, Kind, bodies, send
-from router.base.helper_start import begun
+from router.base.helper_start import start_helper
 from router.reading.json_body import values_of
 from router.reading.packed_requests import packed_or_error, packed_request
 from router.requests.responses_api import PARSERS
@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 128
 
 def main() -> None:
     """Answer until stdin ends."""
-    begun("router.reading.template_main", ("log",), __doc__ or "", "router-templates")
+    start_helper("router.reading.template_main", ("log",), __doc__ or "", "router-templates")
     with open(0, "rb") as requests, open(1, "wb") as replies:
         (num_bytes,) = MODEL.unpack(requests.read(MODEL.size))
         model = unpacked_model(requests.read(num_bytes))

@@ -1,119 +1,98 @@
 """The field `messages`: a conversation, checked and in the form read by chat templates."""
 
 import json
-from dataclasses import dataclass
 
 from common.base.json_file import Json, JsonObject
-from router.base.json_fields import Field, Object, Table
-from router.base.json_rules import OneOf, Only, Text, is_text, wrong
+from router.base.json_fields import Field, Table, object_of
+from router.base.json_rules import Rule, is_text, one_of, only, string, wrong
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_ONLY = "this model takes text only"
-PARTS = (("text", "text"), ("refusal", "refusal"))
-"""Kinds of parts of a content, each with the name of the text field."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Rule: a text, or a list of parts; gives the text, with line breaks between parts.
+def content(*kinds: tuple[str, str]) -> Rule:
+    """Make a rule: a text, or a list of parts; gives the text, with line breaks between parts.
 
-    A refusal is an assistant's text. Other fields of a part are ignored.
+    Other fields of a part are ignored.
+
+    Args:
+        kinds: types of parts, each with the name of the field that has the text.
     """
+    first_kind, first_field = kinds[0]
+    wants = f'a string, or a list of {{"type": "{first_kind}", "{first_field}": "..."}}'
+    parts = [
+        {
+            "type": "object",
+            "properties": {"type": {"const": kind}, field: {"type": "string"}},
+            "required": ["type", field],
+        }
+        for kind, field in kinds
+    ]
 
-    kinds: tuple[tuple[str, str], ...] = PARTS
-
-    @property
-    def wants(self) -> str:
-        kind, field = self.kinds[0]
-        return f'a string, or a list of {{"type": "{kind}", "{field}": "..."}}'
-
-    @property
-    def schema(self) -> JsonObject:
-        parts = [
-            {
-                "type": "object",
-                "properties": {"type": {"const": kind}, field: {"type": "string"}},
-                "required": ["type", field],
-            }
-            for kind, field in self.kinds
-        ]
-        return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]}
-
-    def checked(self, name: str, value: Json) -> str:
+    def checked(name: str, value: Json) -> str:
         if isinstance(value, list):
-            return "\n".join(self._part(f"{name}[{index}]", part) for index, part in enumerate(value))
+            return "\n".join(part(f"{name}[{index}]", each) for index, each in enumerate(value))
         if not is_text(value):
-            raise wrong(name, value, f"{self.wants}, of valid Unicode")
+            raise wrong(name, value, f"{wants}, of valid Unicode")
         return str(value)
 
-    def _part(self, name: str, part: Json) -> str:
-        if not isinstance(part, dict):
-            raise wrong(name, part, self.wants)
-        kind = part.get("type")
-        field = next((field for known, field in self.kinds if known == kind), "")
-        if not field:
-            raise wrong(f"{name}.type", kind, f'"{self.kinds[0][0]}": {TEXT_ONLY}')
-        if not is_text(part.get(field)):
-            raise wrong(f"{name}.{field}", part.get(field), "a string of valid Unicode")
-        return str(part[field])
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """Rule: the arguments of a call, as an object or JSON text; gives the object.
-
-    A text other than a JSON object stays as text, because clients send back calls cut off.
-    """
-
-    wants = "an object, or a string, which is its JSON"
-
-    @property
-    def schema(self) -> JsonObject:
-        return {"anyOf": [{"type": "string"}, {"type": "object"}]}
-
-    def checked(self, name: str, value: Json) -> JsonObject | str:
-        if isinstance(value, dict):
-            return value
-        if not is_text(value):
-            raise wrong(name, value, f"{self.wants}, of valid Unicode")
-        try:
-            found = json.loads(value) if value.strip() else {}
-        except (ValueError, RecursionError):
-            found = None
-        return found if isinstance(found, dict) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Objects:
-    """Rule: a list of objects checked by the same table; gives the present fields of each."""
-
-    table: Table
-    required: str
-    max_objects: int
-    min_objects: int = 1
-
-    @property
-    def wants(self) -> str:
-        return f"a list of {self.min_objects} to {self.max_objects} objects, each with `{self.required}`"
-
-    @property
-    def schema(self) -> JsonObject:
-        items = self.table.schema_with(self.required)
-        return {"type": "array", "items": items, "minItems": self.min_objects, "maxItems": self.max_objects}
-
-    def checked(self, name: str, value: Json) -> list[JsonObject]:
-        if not isinstance(value, list) or not self.min_objects <= len(value) <= self.max_objects:
-            raise wrong(name, value, self.wants)
-        return [self._object(f"{name}[{index}]", each) for index, each in enumerate(value)]
-
-    def _object(self, name: str, value: Json) -> JsonObject:
+    def part(name: str, value: Json) -> str:
         if not isinstance(value, dict):
-            raise wrong(name, value, f"an object with `{self.required}`")
-        found = {key: each for key, each in self.table.read(value, f"{name}.").items() if each is not None}
-        self.table.require(self.required, found, f"{name}.")
+            raise wrong(name, value, wants)
+        field = next((field for kind, field in kinds if kind == value.get("type")), "")
+        if not field:
+            raise wrong(f"{name}.type", value.get("type"), f'"{first_kind}": {TEXT_ONLY}')
+        if not is_text(value.get(field)):
+            raise wrong(f"{name}.{field}", value.get(field), "a string of valid Unicode")
+        return str(value[field])
+
+    return Rule(wants, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": parts}}]}, checked)
+
+
+def _arguments(name: str, value: Json) -> JsonObject | str:
+    """Return the object; a text other than a JSON object stays, because clients send back calls cut off."""
+    if isinstance(value, dict):
+        return value
+    if not is_text(value):
+        raise wrong(name, value, f"{ARGUMENTS.wants}, of valid Unicode")
+    try:
+        found = json.loads(value) if value.strip() else {}
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else str(value)
+
+
+ARGUMENTS = Rule(
+    "an object, or a string, which is its JSON", {"anyOf": [{"type": "string"}, {"type": "object"}]}, _arguments
+)
+"""Rule for the arguments of a call."""
+
+
+def objects(table: Table, required: str, max_objects: int, min_objects: int = 1) -> Rule:
+    """Make a rule: a list of objects checked by the same table; gives the present fields of each."""
+    wants = f"a list of {min_objects} to {max_objects} objects, each with `{required}`"
+    schema = {
+        "type": "array",
+        "items": table.schema_with(required),
+        "minItems": min_objects,
+        "maxItems": max_objects,
+    }
+
+    def checked(name: str, value: Json) -> list[JsonObject]:
+        if not isinstance(value, list) or not min_objects <= len(value) <= max_objects:
+            raise wrong(name, value, wants)
+        return [one(f"{name}[{index}]", each) for index, each in enumerate(value)]
+
+    def one(name: str, value: Json) -> JsonObject:
+        if not isinstance(value, dict):
+            raise wrong(name, value, f"an object with `{required}`")
+        found = {key: each for key, each in table.read(value, f"{name}.").items() if each is not None}
+        table.require(required, found, f"{name}.")
         return found
+
+    return Rule(wants, schema, checked)
 
 
 CALLABLE = {
@@ -139,48 +118,45 @@ def check_callable(name: str, function: JsonObject) -> None:
             raise wrong(f"{name}.{field}", function.get(field), wants)
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """Rule: callable functions; gives the functions unchanged, for the template to show."""
-
-    wants = (
-        f'a list of at most {MAX_CALLS} {{"type": "function", "function": {{"name": "...", "parameters": {{...}}}}}}'
-    )
-
-    @property
-    def schema(self) -> JsonObject:
-        tool_properties = {"type": {"const": "function"}, "function": CALLABLE}
-        tool = {"type": "object", "properties": tool_properties, "required": ["type", "function"]}
-        return {"type": "array", "items": tool, "maxItems": MAX_CALLS}
-
-    def checked(self, name: str, value: Json) -> list[Json]:
-        if not isinstance(value, list) or len(value) > MAX_CALLS:
-            raise wrong(name, value, self.wants)
-        for index, tool in enumerate(value):
-            function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-            if not isinstance(function, dict):
-                raise wrong(f"{name}[{index}]", tool, self.wants)
-            check_callable(f"{name}[{index}].function", function)
-        return value
+def _tools(name: str, value: Json) -> list[Json]:
+    if not isinstance(value, list) or len(value) > MAX_CALLS:
+        raise wrong(name, value, TOOLS.wants)
+    for index, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict):
+            raise wrong(f"{name}[{index}]", tool, TOOLS.wants)
+        check_callable(f"{name}[{index}].function", function)
+    return value
 
 
-FUNCTION = Table(Field("name", Text()), Field("arguments", Arguments(), {}), is_open=True)
+TOOL = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": CALLABLE},
+    "required": ["type", "function"],
+}
+TOOLS = Rule(
+    f'a list of at most {MAX_CALLS} {{"type": "function", "function": {{"name": "...", "parameters": {{...}}}}}}',
+    {"type": "array", "items": TOOL, "maxItems": MAX_CALLS},
+    _tools,
+)
+"""Rule for callable functions; gives them unchanged, for the template to show."""
+FUNCTION = Table(Field("name", string()), Field("arguments", ARGUMENTS, {}), is_open=True)
 CALL = Table(
-    Field("id", Text()),
-    Field("type", OneOf(("function",)), "function"),
-    Field("function", Object(FUNCTION)),
+    Field("id", string()),
+    Field("type", one_of("function"), "function"),
+    Field("function", object_of(FUNCTION)),
     is_open=True,
 )
 MESSAGE = Table(
-    Field("role", OneOf(ROLES)),
-    Field("content", Content(), None, "required but of an assistant"),
-    Field("name", Text(128)),
-    Field("tool_calls", Objects(CALL, "function", MAX_CALLS, min_objects=0)),
-    Field("tool_call_id", Text(), None, "required of a tool"),
-    Field("reasoning_content", Text(), None, "what an assistant thought"),
-    Field("reasoning", Text(), None, "newer name of `reasoning_content`"),
-    Field("audio", Only((), TEXT_ONLY)),
-    Field("function_call", Only((), "send tool_calls")),
+    Field("role", one_of(*ROLES)),
+    Field("content", content(("text", "text"), ("refusal", "refusal")), None, "required but of an assistant"),
+    Field("name", string(128)),
+    Field("tool_calls", objects(CALL, "function", MAX_CALLS, min_objects=0)),
+    Field("tool_call_id", string(), None, "required of a tool"),
+    Field("reasoning_content", string(), None, "what an assistant thought"),
+    Field("reasoning", string(), None, "newer name of `reasoning_content`"),
+    Field("audio", only(remedy=TEXT_ONLY)),
+    Field("function_call", only(remedy="send tool_calls")),
     is_open=True,
 )
 """Table of a message, open because client libraries send back whole answers."""
@@ -188,29 +164,9 @@ NEEDED = {"tool": ("content", "tool_call_id"), "assistant": ()}
 """Required fields of a message by role; other roles require the content."""
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Rule: messages in order; gives messages in the form read by templates."""
-
-    messages = Objects(MESSAGE, "role", MAX_MESSAGES)
-    wants = messages.wants
-
-    @property
-    def schema(self) -> JsonObject:
-        schema = self.messages.schema
-        by_role = [
-            {
-                "properties": {"role": {"const": role}} | {name: MESSAGE.fields[name].rule.schema for name in needed},
-                "required": ["role", *needed],
-            }
-            for role in ROLES
-            for needed in [NEEDED.get(role, ("content",))]
-        ]
-        return schema | {"items": schema["items"] | {"anyOf": by_role}}
-
-    def checked(self, name: str, value: Json) -> list[JsonObject]:
-        found = self.messages.checked(name, value)
-        return [_for_template(message, f"{name}[{index}].") for index, message in enumerate(found)]
+def _messages(name: str, value: Json) -> list[JsonObject]:
+    found = enumerate(_LISTED.checked(name, value))
+    return [_for_template(message, f"{name}[{index}].") for index, message in found]
 
 
 def _for_template(message: JsonObject, within: str) -> JsonObject:
@@ -221,4 +177,14 @@ def _for_template(message: JsonObject, within: str) -> JsonObject:
     return {"content": ""} | message | ({"reasoning_content": thoughts, "reasoning": thoughts} if thoughts else {})
 
 
-MESSAGES = Messages()
+_LISTED = objects(MESSAGE, "role", MAX_MESSAGES)
+_BY_ROLE = [
+    {
+        "properties": {"role": {"const": role}} | {name: MESSAGE.fields[name].rule.schema for name in needed},
+        "required": ["role", *needed],
+    }
+    for role in ROLES
+    for needed in [NEEDED.get(role, ("content",))]
+]
+MESSAGES = Rule(_LISTED.wants, _LISTED.schema | {"items": _LISTED.schema["items"] | {"anyOf": _BY_ROLE}}, _messages)
+"""Rule for messages in order; gives messages in the form read by templates."""

@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from common.wire.values.packing import pack_ids
@@ -16,7 +18,7 @@ from common.wire.values.sampling_params import SamplingParams
 from router.base.json_fields import Values
 from router.base.json_rules import shown, wrong
 from router.base.shapes import ResponseWarning
-from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
+from router.grammar.source import NO_GRAMMAR, CompileResult, GrammarSource
 from router.requests.completion_fields import COMPLETION_FIELDS
 from router.requests.structured_fields import grammar_source
 from router.text.chat_answer import Thoughts
@@ -51,7 +53,7 @@ class ResponseOptions:
     tells_thoughts: bool = True
     tool_format: str = ""  # of a chat; see `tool_calls`
     forced: tuple[str, ...] = ()  # names of tools from which a forced call must choose
-    warnings: Sequence[ResponseWarning] = ()
+    warnings: tuple[ResponseWarning, ...] = ()
     repeated: str = "{}"  # JSON object of request fields repeated by /v1/responses
     has_summary: bool = False  # of /v1/responses: thoughts come as a summary
 
@@ -134,13 +136,13 @@ def request_of(
     )
 
 
-def held_to(request: CompletionRequest, found: Found) -> CompletionRequest:
+def with_grammar(request: CompletionRequest, found: CompileResult) -> CompletionRequest:
     """Return the request with its compiled grammar, and a warning for each keyword without effect on texts."""
     field = request.grammar.field
-    warnings = [ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped]
+    warnings = tuple(ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped)
     return replace(
         request,
-        sampling=replace(request.sampling, grammar=found.grammar),
+        sampling=structs.replace(request.sampling, grammar=found.grammar),
         response=replace(request.response, warnings=warnings),
     )
 

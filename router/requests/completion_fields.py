@@ -1,18 +1,18 @@
 """Fields of /v1/completions: OpenAI's fields, and additions known from vLLM.
 
 `GENERATION_FIELDS` also belong to /v1/chat/completions (`chat_fields`). An unimplemented field with an effect on the
-text is refused, never ignored. The rule of such a field is `Only`, which allows values without effect. The list in
+text is refused, never ignored. The rule of such a field is `only`, which allows values without effect. The list in
 docs/api.md is made of the table (`python -m router.api.field_tables`).
 """
 
 from common.wire.values.output_token import MAX_LOGPROBS
 from common.wire.values.sampling_params import MAX_ALLOWED, MAX_BAD_WORDS, MAX_BIASED, MAX_STOP_TOKENS, MAX_WORD_TOKENS
-from router.base.json_fields import Field, Object, Table, given, without
-from router.base.json_rules import Boolean, Integer, Number, OneOf, Only, Text, Texts
-from router.requests.logit_bias import LogitBias
+from router.base.json_fields import Field, Table, given, object_of, without
+from router.base.json_rules import BOOLEAN, integer, number, one_of, only, string, strings
+from router.requests.logit_bias import logit_bias
 from router.requests.structured_fields import STRUCTURED_FIELDS
-from router.text.prompts import DEFAULT_MAX_TOKENS, Prompts, TokenIdList
-from router.text.server_rules import ModelName, NumKept, Priority
+from router.text.prompts import DEFAULT_MAX_TOKENS, PROMPTS, token_ids
+from router.text.server_rules import MODEL_NAME, NUM_KEPT, PRIORITY
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOPS
 
 MAX_N = 128
@@ -38,69 +38,69 @@ PROMPT_LOGPROBS = (
     "times `n`"
 )
 TOKEN_IDS = "`token_ids` in each choice, and `prompt_token_ids`, which a chat has once; bounded as `echo`"
-PRIORITY = "lower goes first, always; below `router.min_priority`, which is 0 unless set, it is refused"
+PRIORITY_ABOUT = "lower goes first, always; below `router.min_priority`, which is 0 unless set, it is refused"
 BAD_WORDS = f"the text has none of them, with a space before or without, each of at most {MAX_WORD_TOKENS} tokens"
-CACHE_SALT = Text(128, min_chars=1, without="@/\\\0")
+CACHE_SALT = string(128, min_chars=1, without="@/\\\0")
 
 STREAM_OPTIONS = Table(
-    Field("include_usage", Boolean(), False, "a last chunk with the numbers of tokens"),
-    Field("continuous_usage_stats", Boolean(), False, "in each chunk, too, those of its choice"),
-    Field("include_obfuscation", Boolean(), False, "taken, without effect: no padding is sent"),
+    Field("include_usage", BOOLEAN, False, "a last chunk with the numbers of tokens"),
+    Field("continuous_usage_stats", BOOLEAN, False, "in each chunk, too, those of its choice"),
+    Field("include_obfuscation", BOOLEAN, False, "taken, without effect: no padding is sent"),
 )
 
 GENERATION_FIELDS = (
-    Field("model", ModelName(), None, "the served model's name; another one is a 404"),
-    Field("temperature", Number(0, 2, zero_below=MIN_TEMPERATURE), 1.0, "0 is greedy, and what is below 0.00001"),
-    Field("top_p", Number(0, 1, above_low=True), 1.0, "the likeliest tokens that have this much probability together"),
-    Field("top_k", Integer(-1, MAX_TOP_K), 0, "the k likeliest tokens; 0 and -1: all"),
-    Field("min_p", Number(0, 1), 0.0, "tokens at least this likely beside the likeliest"),
-    Field("seed", Integer(-(1 << 63), (1 << 63) - 1), None, "equal requests with equal seeds get equal texts"),
-    Field("presence_penalty", Number(-2, 2), 0.0, "off the logits of tokens that the text has"),
-    Field("frequency_penalty", Number(-2, 2), 0.0, "the same, for each time that the text has them"),
-    Field("repetition_penalty", Number(0.001, 1000), 1.0, REPETITION),
-    Field("logit_bias", LogitBias(MAX_BIASED), {}, "added to the logits of tokens"),
-    Field("allowed_token_ids", TokenIdList(MAX_ALLOWED, min_ids=1), None, "no other tokens are chosen"),
-    Field("bad_words", Texts(MAX_BAD_WORDS // 2, MAX_WORDS_CHARS), (), BAD_WORDS),
-    Field("min_tokens", Integer(0, MAX_MAX_TOKENS), 0, "nothing but `max_tokens` ends the text before"),
-    Field("stop", Texts(MAX_STOPS, MAX_STOP_CHARS, or_one=True), (), "the text ends before the first of them"),
-    Field("include_stop_str_in_output", Boolean(), False, "what ends the text is part of it"),
-    Field("stop_token_ids", TokenIdList(MAX_STOP_IDS), (), "tokens that end the text, beside the model's own"),
-    Field("ignore_eos", Boolean(), False, "the model's end-of-text tokens do not end the text"),
-    Field("n", Integer(1, MAX_N), 1, "texts for each prompt"),
-    Field("stream", Boolean(), False, "server-sent events, a chunk a token"),
-    Field("stream_options", Object(STREAM_OPTIONS), None, "only with `stream`"),
-    Field("truncate_prompt_tokens", NumKept(), None, TRUNCATION),
-    Field("truncation_side", OneOf(("left", "right")), "left", "where it is cut off"),
-    Field("skip_special_tokens", Boolean(), True, "special tokens have no text"),
-    Field("spaces_between_special_tokens", Boolean(), True, "taken, without effect: these tokenizers put none there"),
-    Field("return_token_ids", Boolean(), False, TOKEN_IDS),
-    Field("return_tokens_as_token_ids", Boolean(), False, "`logprobs` names tokens by their ids, `token_id:5`"),
+    Field("model", MODEL_NAME, None, "the served model's name; another one is a 404"),
+    Field("temperature", number(0, 2, zero_below=MIN_TEMPERATURE), 1.0, "0 is greedy, and what is below 0.00001"),
+    Field("top_p", number(0, 1, above_low=True), 1.0, "the likeliest tokens that have this much probability together"),
+    Field("top_k", integer(-1, MAX_TOP_K), 0, "the k likeliest tokens; 0 and -1: all"),
+    Field("min_p", number(0, 1), 0.0, "tokens at least this likely beside the likeliest"),
+    Field("seed", integer(-(1 << 63), (1 << 63) - 1), None, "equal requests with equal seeds get equal texts"),
+    Field("presence_penalty", number(-2, 2), 0.0, "off the logits of tokens that the text has"),
+    Field("frequency_penalty", number(-2, 2), 0.0, "the same, for each time that the text has them"),
+    Field("repetition_penalty", number(0.001, 1000), 1.0, REPETITION),
+    Field("logit_bias", logit_bias(MAX_BIASED), {}, "added to the logits of tokens"),
+    Field("allowed_token_ids", token_ids(MAX_ALLOWED, min_ids=1), None, "no other tokens are chosen"),
+    Field("bad_words", strings(MAX_BAD_WORDS // 2, MAX_WORDS_CHARS), (), BAD_WORDS),
+    Field("min_tokens", integer(0, MAX_MAX_TOKENS), 0, "nothing but `max_tokens` ends the text before"),
+    Field("stop", strings(MAX_STOPS, MAX_STOP_CHARS, or_one=True), (), "the text ends before the first of them"),
+    Field("include_stop_str_in_output", BOOLEAN, False, "what ends the text is part of it"),
+    Field("stop_token_ids", token_ids(MAX_STOP_IDS), (), "tokens that end the text, beside the model's own"),
+    Field("ignore_eos", BOOLEAN, False, "the model's end-of-text tokens do not end the text"),
+    Field("n", integer(1, MAX_N), 1, "texts for each prompt"),
+    Field("stream", BOOLEAN, False, "server-sent events, a chunk a token"),
+    Field("stream_options", object_of(STREAM_OPTIONS), None, "only with `stream`"),
+    Field("truncate_prompt_tokens", NUM_KEPT, None, TRUNCATION),
+    Field("truncation_side", one_of("left", "right"), "left", "where it is cut off"),
+    Field("skip_special_tokens", BOOLEAN, True, "special tokens have no text"),
+    Field("spaces_between_special_tokens", BOOLEAN, True, "taken, without effect: these tokenizers put none there"),
+    Field("return_token_ids", BOOLEAN, False, TOKEN_IDS),
+    Field("return_tokens_as_token_ids", BOOLEAN, False, "`logprobs` names tokens by their ids, `token_id:5`"),
     Field("cache_salt", CACHE_SALT, None, "nothing is used of prompts of other salts, no KV of those of other keys"),
-    Field("user", Text(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
-    Field("priority", Priority(), 0, PRIORITY),
-    Field("use_beam_search", Only((False,))),
-    Field("length_penalty", Only((1,))),
-    Field("logprob_token_ids", Only()),
-    Field("prompt_embeds", Only((), "send the prompt as text or token ids")),
-    Field("request_id", Only((), "send it as the header X-Request-Id")),
-    Field("stream_interval", Only((1,))),
-    Field("kv_transfer_params", Only((), "workers settle among themselves where KV blocks go")),
+    Field("user", string(MAX_USER_CHARS), "", "prompts of one user wait for each other, not for another's flood"),
+    Field("priority", PRIORITY, 0, PRIORITY_ABOUT),
+    Field("use_beam_search", only(False)),
+    Field("length_penalty", only(1)),
+    Field("logprob_token_ids", only()),
+    Field("prompt_embeds", only(remedy="send the prompt as text or token ids")),
+    Field("request_id", only(remedy="send it as the header X-Request-Id")),
+    Field("stream_interval", only(1)),
+    Field("kv_transfer_params", only(remedy="workers settle among themselves where KV blocks go")),
     *STRUCTURED_FIELDS,
 )  # fmt: skip
 
 STREAMED = {"anyOf": [without("stream_options"), given("stream", {"const": True})]}
 
 COMPLETION_FIELDS = Table(
-    Field("prompt", Prompts(), None, "required"),
-    Field("max_tokens", Integer(0, MAX_MAX_TOKENS), DEFAULT_MAX_TOKENS, MAX_TOKENS_ABOUT),
-    Field("add_special_tokens", Boolean(), True, SPECIAL_TOKENS),
-    Field("echo", Boolean(), False, "the prompt stands before the text; for up to 262,144 prompt tokens times `n`"),
+    Field("prompt", PROMPTS, None, "required"),
+    Field("max_tokens", integer(0, MAX_MAX_TOKENS), DEFAULT_MAX_TOKENS, MAX_TOKENS_ABOUT),
+    Field("add_special_tokens", BOOLEAN, True, SPECIAL_TOKENS),
+    Field("echo", BOOLEAN, False, "the prompt stands before the text; for up to 262,144 prompt tokens times `n`"),
     *GENERATION_FIELDS,
-    Field("best_of", Integer(0, MAX_N), None, "0, 1 or what `n` is: no text is made and not returned"),
-    Field("suffix", Only(("",), "the model does not fill in the middle")),
-    Field("logprobs", Integer(0, MAX_LOGPROBS), None, LOGPROBS),
-    Field("prompt_logprobs", Integer(0, MAX_LOGPROBS), None, PROMPT_LOGPROBS),
-    Field("max_completion_tokens", Only((), "send max_tokens")),
+    Field("best_of", integer(0, MAX_N), None, "0, 1 or what `n` is: no text is made and not returned"),
+    Field("suffix", only("", remedy="the model does not fill in the middle")),
+    Field("logprobs", integer(0, MAX_LOGPROBS), None, LOGPROBS),
+    Field("prompt_logprobs", integer(0, MAX_LOGPROBS), None, PROMPT_LOGPROBS),
+    Field("max_completion_tokens", only(remedy="send max_tokens")),
     relations=[
         STREAMED,
         {"anyOf": [without("prompt_logprobs"), {"properties": {"stream": {"enum": [False, None]}}}]},

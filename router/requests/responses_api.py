@@ -99,8 +99,8 @@ def _response_format(values: Values) -> JsonObject | None:
 
 def _repeated(body: JsonObject, values: Values) -> str:
     """Return the JSON of request fields repeated in the response."""
-    told = {name: default if body.get(name) is None else body[name] for name, default in DEFAULTS.items()}
-    return json.dumps(told | dict(_configured(body, values)) | SERVED)
+    repeated = {name: default if body.get(name) is None else body[name] for name, default in DEFAULTS.items()}
+    return json.dumps(repeated | dict(_configured(body, values)) | SERVED)
 
 
 def _configured(body: JsonObject, values: Values) -> Iterator[tuple[str, Json]]:

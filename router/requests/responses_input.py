@@ -3,17 +3,16 @@
 Clients' libraries send items back with fields of all kinds. Fields without meaning for a template are ignored.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from router.base.json_fields import Field, Table, Values
-from router.base.json_rules import OneOf, Text, shown, wrong
-from router.requests.chat_messages import MAX_MESSAGES, Arguments, Content
+from router.base.json_rules import Rule, one_of, shown, string, wrong
+from router.requests.chat_messages import ARGUMENTS, MAX_MESSAGES, content
 
-SAID = Content((("input_text", "text"), ("output_text", "text"), ("text", "text"), ("refusal", "refusal")))
-THOUGHT = Content((("reasoning_text", "text"), ("summary_text", "text")))
+SAID = content(("input_text", "text"), ("output_text", "text"), ("text", "text"), ("refusal", "refusal"))
+THOUGHT = content(("reasoning_text", "text"), ("summary_text", "text"))
 
 
 class ItemKind(NamedTuple):
@@ -26,49 +25,33 @@ class ItemKind(NamedTuple):
 ITEMS = {
     "message": ItemKind(
         Table(
-            Field("role", OneOf(("user", "assistant", "system", "developer"))),
+            Field("role", one_of("user", "assistant", "system", "developer")),
             Field("content", SAID),
             is_open=True,
         ),
         ("role", "content"),
     ),
     "function_call": ItemKind(
-        Table(Field("call_id", Text()), Field("name", Text()), Field("arguments", Arguments(), {}), is_open=True),
+        Table(Field("call_id", string()), Field("name", string()), Field("arguments", ARGUMENTS, {}), is_open=True),
         ("call_id", "name"),
     ),
     "function_call_output": ItemKind(
-        Table(Field("call_id", Text()), Field("output", SAID), is_open=True), ("call_id", "output")
+        Table(Field("call_id", string()), Field("output", SAID), is_open=True), ("call_id", "output")
     ),
     "reasoning": ItemKind(Table(Field("content", THOUGHT, ""), Field("summary", THOUGHT, ""), is_open=True)),
 }
 TYPES = f"{', '.join([*ITEMS][:-1])} or {[*ITEMS][-1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """Rule: a user's text, or a list of items; gives checked messages, like `chat_messages.MESSAGES`."""
-
-    wants = f"a string, or a list of 1 to {MAX_MESSAGES} items, each a {TYPES}"
-
-    @property
-    def schema(self) -> JsonObject:
-        items = {"anyOf": [_schema(name, kind) for name, kind in ITEMS.items()]}
-        return {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_MESSAGES},
-            ]
-        }
-
-    def checked(self, name: str, value: Json) -> list[JsonObject]:
-        if isinstance(value, str):
-            return [{"role": "user", "content": Text().checked(name, value)}]
-        if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
-            raise wrong(name, value, self.wants)
-        conversation = _Conversation()
-        for index, item in enumerate(value):
-            conversation.add(f"{name}[{index}]", item)
-        return conversation.messages
+def _messages(name: str, value: Json) -> list[JsonObject]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": string().checked(name, value)}]
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_MESSAGES:
+        raise wrong(name, value, INPUT.wants)
+    conversation = _Conversation()
+    for index, item in enumerate(value):
+        conversation.add(f"{name}[{index}]", item)
+    return conversation.messages
 
 
 class _Conversation:
@@ -148,3 +131,21 @@ def _schema(name: str, kind: ItemKind) -> JsonObject:
     types = {"enum": [name, None]} if name == "message" else {"const": name}
     names = [*required] if name == "message" else ["type", *required]
     return schema | {"properties": {"type": types} | schema["properties"] | required, "required": names}
+
+
+INPUT = Rule(
+    f"a string, or a list of 1 to {MAX_MESSAGES} items, each a {TYPES}",
+    {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "array",
+                "items": {"anyOf": [_schema(name, kind) for name, kind in ITEMS.items()]},
+                "minItems": 1,
+                "maxItems": MAX_MESSAGES,
+            },
+        ]
+    },
+    _messages,
+)
+"""Rule for a user's text, or a list of items; gives checked messages, like `chat_messages.MESSAGES`."""

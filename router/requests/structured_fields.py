@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from common.base.errors import RequestError
-from common.base.json_file import Json, JsonObject
-from router.base.json_fields import Field, Object, Table, Values, given, without
-from router.base.json_rules import Boolean, OneOf, Only, Text, is_text, wrong
+from common.base.json_file import Json
+from router.base.json_fields import Field, Table, Values, given, object_of, without
+from router.base.json_rules import BOOLEAN, Rule, is_text, one_of, only, string, wrong
 from router.grammar.source import NO_GRAMMAR, WHITESPACE, GrammarSource, Kind, nesting
 
 MAX_SOURCE_CHARS = 65_536
@@ -17,76 +17,63 @@ MAX_PATTERN_CHARS = 256
 ONE_ONLY = "one form at a time: response_format, structured_outputs or guided_..., and one of its fields"
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """Rule: a JSON schema, as an object or as text; gives text."""
-
-    @property
-    def wants(self) -> str:
-        size = f"at most {MAX_SOURCE_CHARS} characters and {MAX_NESTING} levels deep"
-        return f"a JSON schema as an object or its text, {size}"
-
-    @property
-    def schema(self) -> JsonObject:
-        text = {"type": "string", "maxLength": MAX_SOURCE_CHARS, "pattern": r"^[ \t\n\r]*\{"}
-        return {"anyOf": [{"type": "object"}, text | {"contentMediaType": "application/json"}]}
-
-    def checked(self, name: str, value: Json) -> str:
-        if isinstance(value, str) and len(value) > MAX_SOURCE_CHARS:
-            raise wrong(name, value, self.wants)
-        try:
-            schema = json.loads(value) if isinstance(value, str) else value
-        except (ValueError, RecursionError):
-            schema = None
-        if not isinstance(schema, dict) or nesting(schema, MAX_NESTING) > MAX_NESTING:
-            raise wrong(name, value, self.wants)
-        try:
-            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-        except ValueError:
-            raise wrong(name, value, f"{self.wants}, of finite numbers") from None
-        if len(text) > MAX_SOURCE_CHARS or not is_text(text):
-            raise wrong(name, value, f"{self.wants}, of valid Unicode")
-        return text
+def _schema(name: str, value: Json) -> str:
+    if isinstance(value, str) and len(value) > MAX_SOURCE_CHARS:
+        raise wrong(name, value, SCHEMA.wants)
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict) or nesting(schema, MAX_NESTING) > MAX_NESTING:
+        raise wrong(name, value, SCHEMA.wants)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise wrong(name, value, f"{SCHEMA.wants}, of finite numbers") from None
+    if len(text) > MAX_SOURCE_CHARS or not is_text(text):
+        raise wrong(name, value, f"{SCHEMA.wants}, of valid Unicode")
+    return text
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """Rule: a list of strings; gives JSON."""
-
-    @property
-    def wants(self) -> str:
-        return (
-            f"a list of 1 to {MAX_CHOICES} strings, none of them empty, together at most {MAX_SOURCE_CHARS} characters"
-        )
-
-    @property
-    def schema(self) -> JsonObject:
-        return {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES}
-
-    def checked(self, name: str, value: Json) -> str:
-        if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
-            raise wrong(name, value, self.wants)
-        if not all(is_text(each) and each for each in value) or sum(map(len, value)) > MAX_SOURCE_CHARS:
-            raise wrong(name, value, self.wants)
-        return json.dumps(value, ensure_ascii=False)
+SCHEMA_TEXT = {"type": "string", "maxLength": MAX_SOURCE_CHARS, "pattern": r"^[ \t\n\r]*\{"}
+SCHEMA = Rule(
+    f"a JSON schema as an object or its text, at most {MAX_SOURCE_CHARS} characters and {MAX_NESTING} levels deep",
+    {"anyOf": [{"type": "object"}, SCHEMA_TEXT | {"contentMediaType": "application/json"}]},
+    _schema,
+)
+"""Rule for a JSON schema; gives text."""
 
 
+def _choices(name: str, value: Json) -> str:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
+        raise wrong(name, value, CHOICES.wants)
+    if not all(is_text(each) and each for each in value) or sum(map(len, value)) > MAX_SOURCE_CHARS:
+        raise wrong(name, value, CHOICES.wants)
+    return json.dumps(value, ensure_ascii=False)
+
+
+CHOICES = Rule(
+    f"a list of 1 to {MAX_CHOICES} strings, none of them empty, together at most {MAX_SOURCE_CHARS} characters",
+    {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES},
+    _choices,
+)
+"""Rule for a list of strings; gives JSON."""
 STRICT_ABOUT = "true: a keyword that cannot be guaranteed is refused; else it is dropped, and `warnings` says so"
 SPACES_ABOUT = "a regular expression, between the parts of JSON; without it at most two spaces, or a line break and 20"
-SOURCE = Text(MAX_SOURCE_CHARS, min_chars=1)
-PATTERN = Text(MAX_PATTERN_CHARS)
+SOURCE = string(MAX_SOURCE_CHARS, min_chars=1)
+PATTERN = string(MAX_PATTERN_CHARS)
 JSON_SCHEMA = Table(
-    Field("name", Text(64), None, "taken, without effect, as the next"),
-    Field("description", Text()),
-    Field("schema", Schema(), None, "with `json_schema`: by which the text is valid, unless `max_tokens` ends it"),
-    Field("strict", Boolean(), None, STRICT_ABOUT),
+    Field("name", string(64), None, "taken, without effect, as the next"),
+    Field("description", string()),
+    Field("schema", SCHEMA, None, "with `json_schema`: by which the text is valid, unless `max_tokens` ends it"),
+    Field("strict", BOOLEAN, None, STRICT_ABOUT),
 )
 UNNESTED = "the same without `json_schema` around it"
-HAS_SCHEMA = given("schema", Schema().schema)
+HAS_SCHEMA = given("schema", SCHEMA.schema)
 """JSON schema of an object with a field `schema`."""
 RESPONSE_FORMAT = Table(
-    Field("type", OneOf(("text", "json_object", "json_schema")), None, "the text is JSON"),
-    Field("json_schema", Object(JSON_SCHEMA)),
+    Field("type", one_of("text", "json_object", "json_schema"), None, "the text is JSON"),
+    Field("json_schema", object_of(JSON_SCHEMA)),
     *(Field(name, field.rule, None, UNNESTED) for name, field in JSON_SCHEMA.fields.items()),
     relations=[
         {
@@ -99,31 +86,31 @@ RESPONSE_FORMAT = Table(
     ],
 )
 STRUCTURED_OUTPUTS = Table(
-    Field("json", Schema(), None, "the text is JSON by it; one of these at a time"),
+    Field("json", SCHEMA, None, "the text is JSON by it; one of these at a time"),
     Field("regex", SOURCE, None, "the whole text matches it; in Rust's syntax, without looking around"),
-    Field("choice", Choices(), None, "the text is one of these"),
+    Field("choice", CHOICES, None, "the text is one of these"),
     Field("grammar", SOURCE, None, "the text follows it; in llguidance's variant of Lark, or in GBNF"),
-    Field("json_object", Boolean(), False, "the text is a JSON object"),
+    Field("json_object", BOOLEAN, False, "the text is a JSON object"),
     Field(
         "whitespace_pattern",
         PATTERN,
         None,
         SPACES_ABOUT,
     ),
-    Field("disable_any_whitespace", Boolean(), False, "nothing is between them"),
-    Field("disable_additional_properties", Only((False,), "say additionalProperties: false in the schema")),
-    Field("disable_fallback", Only((False, True))),
-    Field("structural_tag", Only()),
+    Field("disable_any_whitespace", BOOLEAN, False, "nothing is between them"),
+    Field("disable_additional_properties", only(False, remedy="say additionalProperties: false in the schema")),
+    Field("disable_fallback", only(False, True)),
+    Field("structural_tag", only()),
 )
 STRUCTURED_FIELDS = (
-    Field("response_format", Object(RESPONSE_FORMAT, required="type")),
-    Field("structured_outputs", Object(STRUCTURED_OUTPUTS)),
-    Field("guided_json", Schema(), None, "older name of `structured_outputs.json`"),
+    Field("response_format", object_of(RESPONSE_FORMAT, required="type")),
+    Field("structured_outputs", object_of(STRUCTURED_OUTPUTS)),
+    Field("guided_json", SCHEMA, None, "older name of `structured_outputs.json`"),
     Field("guided_regex", SOURCE, None, "older name of `structured_outputs.regex`"),
-    Field("guided_choice", Choices(), None, "older name of `structured_outputs.choice`"),
+    Field("guided_choice", CHOICES, None, "older name of `structured_outputs.choice`"),
     Field("guided_grammar", SOURCE, None, "older name of `structured_outputs.grammar`"),
     Field("guided_whitespace_pattern", PATTERN, None, "older name of `structured_outputs.whitespace_pattern`"),
-    Field("guided_decoding_backend", Only(("auto", "guidance", "llguidance"), "it is llguidance here")),
+    Field("guided_decoding_backend", only("auto", "guidance", "llguidance", remedy="it is llguidance here")),
 )
 KINDS: tuple[Kind, ...] = ("json", "regex", "choice", "grammar")
 

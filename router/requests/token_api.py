@@ -7,24 +7,24 @@ from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from common.settings.config import MAX_TOKENS
 from router.base.json_fields import Field, Table
-from router.base.json_rules import Anything, Boolean, Text
+from router.base.json_rules import ANYTHING, BOOLEAN, string
 from router.base.shapes import PromptText, Tokens
 from router.requests.chat_api import write_prompt
 from router.requests.chat_fields import CHAT_FIELDS, ONE_BEGINNING, TAKEN
 from router.requests.completion_api import check_model, json_object
-from router.text.prompts import Encoding, TokenIdList, check_vocabulary
-from router.text.server_rules import ModelName
+from router.text.prompts import Encoding, check_vocabulary, token_ids
+from router.text.server_rules import MODEL_NAME
 from router.text.tokenizer import Tokenizer
 
 TOLD = ("count", "max_model_len", "token_strs")
 """Fields of an answer of /tokenize beside the tokens."""
-MODEL = Field("model", ModelName(), None, "the served model's name; another one is a 404")
-STRINGS = Field("return_token_strs", Boolean(), False, "`token_strs`, each token as the vocabulary writes it")
+MODEL = Field("model", MODEL_NAME, None, "the served model's name; another one is a 404")
+STRINGS = Field("return_token_strs", BOOLEAN, False, "`token_strs`, each token as the vocabulary writes it")
 
 TOKENIZE_FIELDS = Table(
     MODEL,
-    Field("prompt", Text(), None, "required"),
-    Field("add_special_tokens", Boolean(), True, "the tokens that the model puts around a text, as BOS, are put there"),
+    Field("prompt", string(), None, "required"),
+    Field("add_special_tokens", BOOLEAN, True, "the tokens that the model puts around a text, as BOS, are put there"),
     STRINGS,
 )
 TOKENIZE_CHAT_FIELDS = Table(
@@ -41,8 +41,8 @@ TOKENIZE_CHAT_FIELDS = Table(
 )  # fmt: skip
 DETOKENIZE_FIELDS = Table(
     MODEL,
-    Field("tokens", TokenIdList(MAX_TOKENS), None, "required"),
-    *(Field(name, Anything(), None, f"{TAKEN}: an answer of /tokenize may be sent as it is") for name in TOLD),
+    Field("tokens", token_ids(MAX_TOKENS), None, "required"),
+    *(Field(name, ANYTHING, None, f"{TAKEN}: an answer of /tokenize may be sent as it is") for name in TOLD),
 )
 
 

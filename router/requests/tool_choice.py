@@ -7,7 +7,7 @@ from typing import Literal
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from router.base.json_fields import Values
-from router.base.json_rules import is_text, shown, wrong
+from router.base.json_rules import Rule, is_text, shown, wrong
 from router.grammar.source import NO_GRAMMAR, Calls, GrammarSource, calls_source, nesting
 from router.requests.structured_fields import MAX_NESTING, MAX_SOURCE_CHARS
 from router.text.tool_calls import SHAPES, ToolFormat
@@ -51,58 +51,54 @@ class Choice:
 AUTO, NONE = Choice("auto"), Choice("none")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Rule: a mode, a function, or some of the tools with a mode; gives a `Choice`."""
+def _choice(name: str, value: Json) -> Choice:
+    for mode in MODES:
+        if value == mode:
+            return Choice(mode)
+    if (called := _function_name(value)) is not None:
+        return Choice("required", (called,), is_one=True)
+    is_allowed = isinstance(value, dict) and value.get("type") == "allowed_tools"
+    allowed = value.get("allowed_tools") if is_allowed else None
+    if not isinstance(allowed, dict):
+        raise wrong(name, value, TOOL_CHOICE.wants)
+    return Choice(_mode(name, allowed), _names(name, allowed))
 
-    wants = (
-        '"auto", "none", "required", {"type": "function", "function": {"name": "..."}} or '
-        '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
-    )
 
-    @property
-    def schema(self) -> JsonObject:
-        some = {
-            "type": "object",
-            "properties": {
-                "mode": {"enum": list(MODES[1:])},
-                "tools": {"type": "array", "items": FUNCTION, "minItems": 1},
-            },
-            "required": ["mode", "tools"],
-        }
-        allowed = {
-            "type": "object",
-            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": some},
-            "required": ["type", "allowed_tools"],
-        }
-        return {"anyOf": [{"enum": list(MODES)}, FUNCTION, allowed]}
+def _mode(name: str, allowed: JsonObject) -> Mode:
+    for mode in MODES[1:]:
+        if allowed.get("mode") == mode:
+            return mode
+    raise wrong(f"{name}.allowed_tools.mode", allowed.get("mode"), '"auto" or "required"')
 
-    def checked(self, name: str, value: Json) -> Choice:
-        for mode in MODES:
-            if value == mode:
-                return Choice(mode)
-        if (called := _function_name(value)) is not None:
-            return Choice("required", (called,), is_one=True)
-        is_allowed = isinstance(value, dict) and value.get("type") == "allowed_tools"
-        allowed = value.get("allowed_tools") if is_allowed else None
-        if not isinstance(allowed, dict):
-            raise wrong(name, value, self.wants)
-        return Choice(self._mode(name, allowed), self._names(name, allowed))
 
-    def _mode(self, name: str, allowed: JsonObject) -> Mode:
-        for mode in MODES[1:]:
-            if allowed.get("mode") == mode:
-                return mode
-        raise wrong(f"{name}.allowed_tools.mode", allowed.get("mode"), '"auto" or "required"')
+def _names(name: str, allowed: JsonObject) -> tuple[str, ...]:
+    tools = allowed.get("tools")
+    names = list(map(_function_name, tools)) if isinstance(tools, list) else []
+    named = tuple(each for each in names if each is not None)
+    if not named or len(named) < len(names):
+        wants = 'a list of at least one {"type": "function", "function": {"name": "..."}}'
+        raise wrong(f"{name}.allowed_tools.tools", tools, wants)
+    return named
 
-    def _names(self, name: str, allowed: JsonObject) -> tuple[str, ...]:
-        tools = allowed.get("tools")
-        names = list(map(_function_name, tools)) if isinstance(tools, list) else []
-        named = tuple(each for each in names if each is not None)
-        if not named or len(named) < len(names):
-            wants = 'a list of at least one {"type": "function", "function": {"name": "..."}}'
-            raise wrong(f"{name}.allowed_tools.tools", tools, wants)
-        return named
+
+def allowed_tools(function: JsonObject) -> JsonObject:
+    """Return the JSON schemas of a mode and of the tools allowed in it, each named by `function`."""
+    return {"mode": {"enum": list(MODES[1:])}, "tools": {"type": "array", "items": function, "minItems": 1}}
+
+
+SOME = {"type": "object", "properties": allowed_tools(FUNCTION), "required": ["mode", "tools"]}
+ALLOWED = {
+    "type": "object",
+    "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": SOME},
+    "required": ["type", "allowed_tools"],
+}
+TOOL_CHOICE = Rule(
+    '"auto", "none", "required", {"type": "function", "function": {"name": "..."}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}',
+    {"anyOf": [{"enum": list(MODES)}, FUNCTION, ALLOWED]},
+    _choice,
+)
+"""Rule for a mode, a function, or some of the tools with a mode; gives a `Choice`."""
 
 
 def form_of(

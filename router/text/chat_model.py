@@ -1,13 +1,15 @@
 """Model data needed to write chat prompts, packed for the process that writes chat prompts."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
-import msgpack
+from msgspec import msgpack
 
 from router.text.chat_template import ChatTemplate
 from router.text.control_tokens import ControlTokens
 from router.text.model_info import ModelInfo
+
+_MODEL = msgpack.Decoder(tuple[ModelInfo, str, dict[str, str], list[str]])
 
 
 class ChatModel(Protocol):
@@ -24,7 +26,7 @@ class ChatModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ToldModel:
+class UnpackedModel:
     """A `ChatModel` unpacked in another process."""
 
     info: ModelInfo
@@ -36,18 +38,10 @@ def packed_model(model: ChatModel) -> bytes:
     """Pack a model with a chat template; the template is required."""
     template = model.chat_template
     assert template is not None, "nobody asks for chats of others"
-    packed: bytes = msgpack.packb(
-        {
-            "info": asdict(model.info),
-            "template": (template.source, dict(template.special_tokens)),
-            "control_tokens": model.control_tokens.texts,
-        }
-    )
-    return packed
+    return msgpack.encode((model.info, template.source, template.special_tokens, model.control_tokens.texts))
 
 
-def unpacked_model(packed: bytes) -> ToldModel:
+def unpacked_model(packed: bytes) -> UnpackedModel:
     """Invert `packed_model`."""
-    told = msgpack.unpackb(packed, use_list=False)
-    template, control_tokens = ChatTemplate(*told["template"]), ControlTokens(told["control_tokens"])
-    return ToldModel(ModelInfo(**told["info"]), template, control_tokens)
+    info, source, special_tokens, texts = _MODEL.decode(packed)
+    return UnpackedModel(info, ChatTemplate(source, special_tokens), ControlTokens(texts))

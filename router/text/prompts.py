@@ -8,7 +8,7 @@ from typing import TypeAlias
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from common.wire.values.fields import MAX_INT32
-from router.base.json_rules import is_text, wrong
+from router.base.json_rules import Rule, is_text, wrong
 from router.text.server_rules import TOKEN_ID
 
 TokenIds: TypeAlias = "array[int]"
@@ -20,68 +20,54 @@ MAX_CHARS_PER_TOKEN = 16
 """More than any text has on average, apart from long runs of a character."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """A rule: one or several prompts, each a text or token ids; gives a list of texts and arrays.
+def _prompts(name: str, value: Json) -> list[Prompt]:
+    """Return texts and arrays. Arrays of ids (see `id_lists`) were already checked at their creation."""
+    if isinstance(value, str | array):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise wrong(name, value, PROMPTS.wants)
+    if type(value[0]) in (int, float):
+        value = [value]
+    if len(value) > MAX_PROMPTS:
+        raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param=name)
+    return [_prompt(name, prompt) for prompt in value]
 
-    Arrays of ids (see `id_lists`) were already checked at their creation.
-    """
 
-    @property
-    def wants(self) -> str:
-        return f"a string, a list of token ids, or a list of up to {MAX_PROMPTS} of either"
-
-    @property
-    def schema(self) -> JsonObject:
-        text = {"type": "string", "minLength": 1}
-        ids = {"type": "array", "items": TOKEN_ID, "minItems": 1}
-        several = {"type": "array", "items": {"anyOf": [text, ids]}, "minItems": 1, "maxItems": MAX_PROMPTS}
-        return {"anyOf": [text, ids, several]}
-
-    def checked(self, name: str, value: Json) -> list[Prompt]:
-        if isinstance(value, str | array):
-            value = [value]
-        if not isinstance(value, list) or not value:
-            raise wrong(name, value, self.wants)
-        if type(value[0]) in (int, float):
-            value = [value]
-        if len(value) > MAX_PROMPTS:
-            raise RequestError(f"{len(value)} prompts in one request: at most {MAX_PROMPTS}; split it", param=name)
-        return [self._prompt(name, prompt) for prompt in value]
-
-    def _prompt(self, name: str, prompt: Json) -> Prompt:
-        if isinstance(prompt, array):
-            return prompt
-        if not isinstance(prompt, str | list):
-            raise wrong(name, prompt, self.wants)
-        if not prompt:
-            raise RequestError(f"{name} is empty: send at least one token", param=name)
-        if isinstance(prompt, list):
-            return _token_ids(name, prompt)
-        if not is_text(prompt):
-            raise wrong(name, prompt, "strings of valid Unicode or token ids")
+def _prompt(name: str, prompt: Json) -> Prompt:
+    if isinstance(prompt, array):
         return prompt
+    if not isinstance(prompt, str | list):
+        raise wrong(name, prompt, PROMPTS.wants)
+    if not prompt:
+        raise RequestError(f"{name} is empty: send at least one token", param=name)
+    if isinstance(prompt, list):
+        return _token_ids(name, prompt)
+    if not is_text(prompt):
+        raise wrong(name, prompt, "strings of valid Unicode or token ids")
+    return prompt
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIdList:
-    """A rule: a list of token ids; gives a tuple."""
+_TEXT: JsonObject = {"type": "string", "minLength": 1}
+_IDS: JsonObject = {"type": "array", "items": TOKEN_ID, "minItems": 1}
+_SEVERAL = {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1, "maxItems": MAX_PROMPTS}
+PROMPTS = Rule(
+    f"a string, a list of token ids, or a list of up to {MAX_PROMPTS} of either",
+    {"anyOf": [_TEXT, _IDS, _SEVERAL]},
+    _prompts,
+)
+"""Rule for one or several prompts, each a text or token ids."""
 
-    max_ids: int
-    min_ids: int = 0
 
-    @property
-    def wants(self) -> str:
-        return f"a list of {f'{self.min_ids} to' if self.min_ids else 'at most'} {self.max_ids} token ids"
+def token_ids(max_ids: int, min_ids: int = 0) -> Rule:
+    """Make a rule: a list of token ids; gives a tuple."""
+    wants = f"a list of {f'{min_ids} to' if min_ids else 'at most'} {max_ids} token ids"
 
-    @property
-    def schema(self) -> JsonObject:
-        return {"type": "array", "items": TOKEN_ID, "minItems": self.min_ids, "maxItems": self.max_ids}
-
-    def checked(self, name: str, value: Json) -> tuple[int, ...]:
-        if not isinstance(value, list) or not self.min_ids <= len(value) <= self.max_ids:
-            raise wrong(name, value, self.wants)
+    def checked(name: str, value: Json) -> tuple[int, ...]:
+        if not isinstance(value, list) or not min_ids <= len(value) <= max_ids:
+            raise wrong(name, value, wants)
         return tuple(_token_ids(name, value)) if value else ()
+
+    return Rule(wants, {"type": "array", "items": TOKEN_ID, "minItems": min_ids, "maxItems": max_ids}, checked)
 
 
 @dataclass(frozen=True, slots=True)

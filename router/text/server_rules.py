@@ -1,10 +1,10 @@
 """Rules with limits of the individual server; the API's document refers to these limits by name and defines each."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from common.base.json_file import Json, JsonObject
 from common.wire.values.fields import MAX_INT32
-from router.base.json_rules import Integer, Text, wrong
+from router.base.json_rules import Rule, integer, string, wrong
 from router.text.model_info import ModelInfo
 
 
@@ -12,44 +12,22 @@ def _limit(name: str) -> JsonObject:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-MODEL_NAME, TOKEN_ID, TOKEN_ID_TEXT = map(_limit, ("ModelName", "TokenId", "TokenIdText"))
-NUM_KEPT, PRIORITY = map(_limit, ("NumKept", "Priority"))
+TOKEN_ID, TOKEN_ID_TEXT = map(_limit, ("TokenId", "TokenIdText"))
+MODEL_NAME = replace(string(), schema=_limit("ModelName"))
+"""Rule for the name of a model; the caller compares the name with the served model."""
+PRIORITY = replace(integer(-MAX_INT32, MAX_INT32), schema=_limit("Priority"))
+"""Rule for the priority of a request; the caller checks the client's limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelName:
-    """A rule: the name of a model; the caller compares the name with the served model."""
-
-    wants = Text().wants
-    schema = MODEL_NAME
-
-    def checked(self, name: str, value: Json) -> str:
-        return Text().checked(name, value)
+def _num_kept(name: str, value: Json) -> int:
+    number: int = integer(-1, MAX_INT32).checked(name, value)
+    if number == 0:
+        raise wrong(name, value, NUM_KEPT.wants)
+    return number
 
 
-@dataclass(frozen=True, slots=True)
-class NumKept:
-    """A rule: prompt tokens to keep, or -1 for as many as fit."""
-
-    wants = f"an integer from 1 to {MAX_INT32}, or -1"
-    schema = NUM_KEPT
-
-    def checked(self, name: str, value: Json) -> int:
-        number = Integer(-1, MAX_INT32).checked(name, value)
-        if number == 0:
-            raise wrong(name, value, self.wants)
-        return number
-
-
-@dataclass(frozen=True, slots=True)
-class Priority:
-    """A rule: the priority of a request; the caller checks the client's limit."""
-
-    wants = Integer(-MAX_INT32, MAX_INT32).wants
-    schema = PRIORITY
-
-    def checked(self, name: str, value: Json) -> int:
-        return Integer(-MAX_INT32, MAX_INT32).checked(name, value)
+NUM_KEPT = Rule(f"an integer from 1 to {MAX_INT32}, or -1", _limit("NumKept"), _num_kept)
+"""Rule for prompt tokens to keep, or -1 for as many as fit."""
 
 
 def limits_of(info: ModelInfo, min_priority: int) -> JsonObject:

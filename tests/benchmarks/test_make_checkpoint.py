@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.make_checkpoint import PRESETS, split_shards, weight_shapes, write_weights
+from benchmarks.make_checkpoint import split_shards, weight_shapes, write_weights
+from benchmarks.presets import PRESETS
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from common.base import trace_file
 from common.base.errors import ConfigError
-from common.base.trace_events import FIRST_LANE, Lanes, Tracer, flow_id
-from common.base.trace_file import PROCESS, Process, TraceFile
+from common.base.trace_events import Tracer
+from common.base.trace_file import Process, TraceFile
 
 WORKER = Process("decode", "a/b 1", 0x2F)
 
@@ -23,18 +23,13 @@ def test_a_file_says_whose_it_is_and_has_every_line(tmp_path: Path) -> None:
     file = TraceFile(tmp_path / "new" / "dir", WORKER, 1 << 20)
     tracer = Tracer(file.write)
     tracer.slice(1, "turn", 1.0, 1.5, {"rows": 3, "said": '"\n'})
-    tracer.flow(1, "cmpl-1-0", 1.25)
     file.close()
     assert file.path == tmp_path / "new" / "dir" / "decode.a_b_1.2f.jsonl"
     assert file.path.stat().st_mode & 0o777 == 0o600
-    header, *events = lines(file.path)
-    told = header["args"]
-    assert isinstance(told, dict)
-    assert (header["name"], told["role"], told["id"], told["epoch"]) == (PROCESS, *WORKER)
-    assert events == [
-        {"ph": "X", "tid": 1, "name": "turn", "ts": 1e6, "dur": 5e5, "args": {"rows": 3, "said": '"\n'}},
-        {"ph": "t", "tid": 1, "cat": "request", "name": "request", "id": flow_id("cmpl-1-0"), "ts": 1.25e6},
-    ]
+    header, *slices = lines(file.path)
+    assert (header["role"], header["id"], header["epoch"]) == WORKER
+    args = {"rows": 3, "said": '"\n'}
+    assert slices == [{"track": 1, "name": "turn", "begin_ns": 10**9, "dur_ns": 5 * 10**8, "args": args}]
 
 
 def test_of_a_long_trace_the_last_part_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,15 +132,6 @@ os.kill(os.getpid(), 9)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout) == (-9, "queued\n")
     assert len(lines(tmp_path / "decode.d.1.jsonl")) >= 1
-
-
-def test_no_two_stretches_of_a_lane_overlap() -> None:
-    lanes = Lanes()
-    first, second = lanes.take(1.0), lanes.take(1.0)
-    assert (first, second) == (FIRST_LANE, FIRST_LANE + 1)
-    lanes.let_go(first, 5.0)
-    assert lanes.take(4.0) == FIRST_LANE + 2, "the first was not free then"
-    assert lanes.take(5.0) == first
 
 
 def test_the_log_says_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

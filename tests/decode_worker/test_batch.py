@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kernels.base.operands import IN_PROMPT
+from common.kernels.base.sampling_operands import IN_PROMPT
 from common.ops import reference
 from common.wire.values.sampling_params import SAMPLING_COLUMNS, SamplingParams
 from decode_worker.batch.batch import DecodeBatch

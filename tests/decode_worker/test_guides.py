@@ -18,7 +18,7 @@ from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
 from common.grammar.sequence_grammars import SequenceGrammars
 from common.ops import reference
-from common.ops.sampler import Sampler
+from common.ops.sampler import AdjustedRows, Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
@@ -97,9 +97,9 @@ class Device:
         for slot, token in zip(slots.tolist(), batch.token_ids.tolist(), strict=True):
             self.keys[slot] = token
         logits = torch.stack([logits_after(self._context(row)) for row in range(num_rows)])
-        sampling, columns = self.batch.sampling_rows(num_rows), (batch.token_ids, batch.seq_lens)
-        adjustments = (state.state_slots[:num_rows], self.batch.adjustments.tensors)
-        self.sampler.adjust(logits, sampling, *adjustments, *columns, self.batch.grammars)
+        sampling = self.batch.sampling_rows(num_rows)
+        rows = AdjustedRows(state.state_slots[:num_rows], batch.token_ids, batch.seq_lens)
+        self.sampler.adjust(logits, sampling, rows, self.batch.adjustments.tensors, self.batch.grammars)
         self.num_late += int((logits.amax(-1) == -torch.inf).sum())
         self.num_steps += 1
         self.sampler.sample_and_advance(logits, sampling, batch, self.landing.ring)

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 
-from common.kernels.base.operands import HEAD_WORDS, RowUpdates
+from common.kernels.base.row_operands import HEAD_WORDS, RowUpdates
 from common.ops import reference
 from common.wire.messages.memory import BlocksFreed
 from common.wire.values.sampling_params import SamplingParams

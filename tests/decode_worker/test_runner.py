@@ -14,15 +14,17 @@ from torch import Tensor
 
 from common.device.engine.engine import Engine
 from common.device.steps.output_ring import PendingOutput
-from common.kernels.base.operands import AdjustmentTensors, GrammarMasks, SamplingTensors, TokenRing
+from common.kernels.base.sampling_operands import AdjustmentTensors, GrammarMasks, SamplingTensors, TokenRing
 from common.kv.pool import KVPool
 from common.kv.transport import make_transport
 from common.memory.client.shared_pool import SharedPool
-from common.models.decoder import Decoder, DecoderConfig, weight_pieces
+from common.models.decoder import Decoder
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
-from common.ops.sampler import Sampler
+from common.ops.sampler import AdjustedRows, Sampler
 from common.settings.config import KernelsSection
+from common.wire.values.kv_layout import KVLayout
 from common.wire.values.output_token import OutputToken
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
@@ -31,28 +33,16 @@ from decode_worker.batch.runner import DecodeRunner, StepKind
 from decode_worker.sequences.rows import Fill
 from tests.support.adjusting import adjusted
 from tests.support.allocator import BlockAllocator
-from tests.support.layouts import one_group, one_table, take
+from tests.support.decoders import qwen3_4b
+from tests.support.layouts import one_table, take
 from tests.support.sequences import decode_sequence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 DEVICE, DTYPE, BLOCK_SIZE = torch.device("cuda", 0), torch.bfloat16, 16
 STEPS, MAX_LEN = 200, 1536
-CONFIG = DecoderConfig(
-    vocab_size=151_936,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_layers=4,
-    num_q_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    norm_eps=1e-6,
-    max_positions=MAX_LEN,
-    tied_embeddings=True,
-    qk_norm=True,
-    inverse_frequencies=tuple(1e6 ** (-i / 64) for i in range(64)),
-    dtype="bfloat16",
-)
+CONFIG = qwen3_4b(num_layers=4, max_positions=MAX_LEN)
+[HEADS] = CONFIG.heads
 
 
 class WatchedSampler(Sampler):
@@ -67,14 +57,12 @@ class WatchedSampler(Sampler):
         self,
         logits: Tensor,
         params: SamplingTensors,
-        slots: Tensor,
+        rows: AdjustedRows,
         adjustments: AdjustmentTensors,
-        token_ids: Tensor,
-        positions: Tensor,
         grammars: GrammarMasks | None = None,
     ) -> None:
         self.raw[: logits.shape[0]].copy_(logits)
-        super().adjust(logits, params, slots, adjustments, token_ids, positions, grammars)
+        super().adjust(logits, params, rows, adjustments, grammars)
 
     def sample_and_advance(self, logits: Tensor, params: SamplingTensors, batch: ForwardBatch, ring: TokenRing) -> None:
         self.logits[: logits.shape[0]].copy_(logits)
@@ -104,8 +92,8 @@ def model() -> Decoder:
         pytest.skip("needs a GPU")
     torch.manual_seed(0)
     tensors = {}
-    for name, pieces in weight_pieces(CONFIG).items():
-        shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+    for name, stack in CONFIG.stacks().items():
+        shape = stack.shape
         drawn = torch.randn(shape, device=DEVICE)
         tensors[name] = (drawn.mul_(0.02) if len(shape) == 2 else drawn.mul_(0.2).add_(1)).to(DTYPE)
     return Decoder(CONFIG, tensors, MAX_LEN)
@@ -114,7 +102,7 @@ def model() -> Decoder:
 @pytest.fixture
 def start(model: Decoder) -> Iterator[Start]:
     def build(num_rows: int, bucket: int, pdl: bool) -> Decoding:
-        layout = one_group("", CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE, CONFIG.dtype)
+        layout = KVLayout("", CONFIG.cache_groups(BLOCK_SIZE, CONFIG.dtype))
         transport = make_transport("auto", DEVICE)
         shape = PoolShape(layout, (max(3, num_rows) * layout.groups[0].num_places(MAX_LEN) + 1,))
         pool = KVPool(shape, torch.empty(shape.num_bytes, dtype=torch.uint8, device=DEVICE))
@@ -148,7 +136,7 @@ def start(model: Decoder) -> Iterator[Start]:
 
 
 def step_ops(pool: KVPool, max_rows: int, pdl: bool) -> CudaOps:
-    return CudaOps(pool.caches[0], KernelsSection(), max_rows, pdl=pdl)
+    return CudaOps([GroupCache(pool.caches[0], HEADS.num_q_heads)], KernelsSection(), max_rows, pdl=pdl)
 
 
 def fill(batch: DecodeBatch, allocator: BlockAllocator, num_rows: int) -> None:

@@ -19,7 +19,7 @@ from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.prompt_scores import PromptScores
 from common.grammar.followers import make_followers
-from common.kernels.base.operands import NO_CHOICE
+from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.worker.drain import Drain
 from common.settings.config import Config, DecodeSection, NetSection
 from common.settings.memory_sections import KVSection

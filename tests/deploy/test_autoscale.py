@@ -8,6 +8,7 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from common.wire.messages.operator import LoadReport, WorkerLoad
 from common.wire.messages.worker import Role
@@ -222,12 +223,12 @@ def without(name: str) -> Callable[[Sample], Sample]:
 
 
 def changed(name: str, **fields: bool) -> Callable[[Sample], Sample]:
-    return lambda sample: edited(sample, lambda load: replace(load, **fields) if load.name == name else load)  # type: ignore[arg-type]
+    return lambda sample: edited(sample, lambda load: structs.replace(load, **fields) if load.name == name else load)
 
 
 def edited(sample: Sample, edit: Callable[[WorkerLoad], WorkerLoad | None]) -> Sample:
     workers = tuple(load for each in sample.report.workers if (load := edit(each)) is not None)
-    return replace(sample, report=replace(sample.report, workers=workers))
+    return replace(sample, report=structs.replace(sample.report, workers=workers))
 
 
 @pytest.mark.parametrize(

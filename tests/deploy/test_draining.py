@@ -18,7 +18,7 @@ def test_a_router_is_found_by_its_port_unless_it_is_named(tmp_path: Path, monkey
     assert router_of(usual, None) == usual
     whereabouts.note(8000, f"ipc://{tmp_path}/r.sock", NetSection(secret_file="s"))
     found = router_of(usual, 8000)
-    assert found == router_of(usual, None)
+    assert found == router_of(usual, None) == router_of(usual, None, "http://localhost:8000/")
     assert found.router_endpoint == f"ipc://{tmp_path}/r.sock" and found.secret_file == str(Path("s").absolute())
     named = NetSection(router_endpoint="ipc:///elsewhere.sock")
     assert router_of(named, 8000) == named
@@ -31,6 +31,9 @@ def test_a_port_without_a_router_leads_to_no_other(tmp_path: Path, monkeypatch: 
     whereabouts.note(8000, f"ipc://{tmp_path}/r.sock", NetSection())
     with pytest.raises(ConfigError, match="--port 8001: no router of this user has it"):
         router_of(NetSection(), 8001)
+    for url in ("http://127.0.0.1:8001", "http://elsewhere:8000", "http://[::1", "8000"):
+        with pytest.raises(ConfigError, match=r"--url .*: no router of this user has it"):
+            router_of(NetSection(), None, url)
 
 
 def test_notes_of_killed_routers_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

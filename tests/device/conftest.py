@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.make_checkpoint import PRESETS, weight_shapes, write_weights
+from benchmarks.make_checkpoint import weight_shapes, write_weights
+from benchmarks.presets import PRESETS
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import torch
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from common.base.errors import ConfigError, ModelError
 from common.device.engine import engine
 from common.device.engine.engine import build_engine, launches_early, resolve_device

@@ -36,10 +36,12 @@ def test_tables_of_all_groups_lie_side_by_side_as_the_host_has_them() -> None:
                 wanted = [NO_BLOCK if block_id == NO_BLOCK else block_id - begin for block_id in table.block_ids]
                 assert told[row, : len(wanted)].tolist() == wanted
                 assert all(0 < block < SHAPE.num_blocks[tables.index(table)] for block in wanted[table.num_gone :])
-        slots = [
-            tables[0].block_ids[position // 4] * 4 + position % 4
-            for tables in sequences
-            for position in range(start, start + BUDGET)
-        ]
-        assert batch.slot_mapping is not None and batch.slot_mapping.tolist() == slots
+        for number, (group, first) in enumerate(zip(LAYOUT.groups, SHAPE.proof_ids, strict=True)):
+            size = group.block_size
+            slots = [
+                (tables[number].block_ids[position // size if group.grows else 0] - first) * size + position % size
+                for tables in sequences
+                for position in range(start, start + BUDGET)
+            ]
+            assert batch.slots[number].tolist() == slots
     assert [table.num_gone for table in sequences[0]] == [0, 3, 0, 0], "the window has used three blocks again"

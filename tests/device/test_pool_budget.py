@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from common.base.errors import ConfigError
 from common.device.engine import pool_budget
 from common.device.engine.pool_budget import pool_blocks
@@ -16,7 +16,8 @@ from common.device.engine.step_rules import CUDA_CONTEXT_BYTES
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import gpu_of
-from common.models.loader import model_bytes, read_config
+from common.models.loader import model_bytes
+from common.models.reading import read_config
 from common.settings.config import Config, DecodeSection, PrefillSection
 from common.settings.memory_sections import KVSection
 from tests.support.layouts import one_group
@@ -60,7 +61,7 @@ def reserved_bytes(directory: Path, config: Config) -> int:
 def test_there_is_room_for_the_steps_of_each_worker_that_is_to_come(directory: Path) -> None:
     slack = LAYOUT.groups[0].block_bytes
     model = read_config(directory)
-    logits_bytes, input_bytes = model.vocab_size * 4, (model.hidden_size + model.intermediate_size) * 4
+    logits_bytes, input_bytes = model.vocab_size * 4, (model.hidden_size + model.layers[0].mlp.inner) * 4
 
     def needed(num_prefill: int, num_decode: int, **sections: PrefillSection | DecodeSection) -> int:
         kv = KVSection(prefill_sharers=num_prefill, decode_sharers=num_decode)

@@ -225,7 +225,8 @@ def test_padding_to_a_bucket_changes_nothing_and_writes_nothing(
     before = engine.pool.caches[0].clone()
     with torch.inference_mode():
         runner.buffers.fill(chunks, *bucket)
-        sampled, _ = runner._step(*bucket, max_query_len=bucket[0], max_seq_len=engine.max_len)
+        batch = runner.buffers.forward_batch(*bucket, max_query_len=bucket[0], max_seq_len=engine.max_len, num_keys=0)
+        sampled, _ = runner._step(batch)
     assert sampled[:2].tolist() == [token.token_id for token in expected(checkpoint, chunks)]
     owned = [block_id for chunk in chunks for block_id in chunk.tables[0]]
     others = [i for i in range(engine.pool.shape.num_ids) if i not in owned]

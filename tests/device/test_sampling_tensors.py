@@ -8,7 +8,7 @@ import torch
 from common.device.steps.prompt_buffers import PromptBuffers, PromptChunk
 from common.device.steps.row_state import ALIGNMENT_WORDS, RowLayout, row_record
 from common.device.steps.warm_up import sampling_tensors
-from common.kernels.base.operands import SamplingTensors
+from common.kernels.base.sampling_operands import SamplingTensors
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 from tests.support.layouts import pool_of
 

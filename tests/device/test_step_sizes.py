@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.make_checkpoint import PRESETS
+from benchmarks.presets import PRESETS
 from common.device.engine.pool_budget import pool_blocks
 from common.device.engine.step_rules import FEWEST_TOKENS
 from common.device.engine.step_sizes import sized
-from common.models.loader import read_config
+from common.models.reading import read_config
 from common.settings.config import Config, DecodeSection, ModelSection, PrefillSection
 from common.settings.memory_sections import KVSection
 from tests.device.test_pool_budget import GPU, LAYOUT, NUM_SMS, make_gpu

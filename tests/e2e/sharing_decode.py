@@ -6,6 +6,7 @@ import sys
 import torch
 
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.torch_ops import TorchOps
 from common.serving.worker.start import Incarnation, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
@@ -26,14 +27,14 @@ class SharingOps(TorchOps):
     def shares_prefixes(self) -> bool:
         return True
 
-    def begin(self, batch: ForwardBatch, num_q_heads: int) -> ForwardBatch:
+    def begin(self, batch: ForwardBatch) -> ForwardBatch:
         if batch.prefixes is not None:
             self._check(batch)
-        return super().begin(batch, num_q_heads)
+        return super().begin(batch)
 
     def _check(self, batch: ForwardBatch) -> None:
         assert batch.prefixes is not None and batch.one_token_each
-        [tables], block_size = batch.block_tables, self.kv_cache.shape[3]
+        [tables], block_size = batch.block_tables, self.caches[0].shape[3]
         numbers, num_tokens = batch.prefixes.numbers, batch.prefixes.num_tokens
         for number in set(numbers.tolist()) - {-1}:
             rows = torch.nonzero(numbers == number).flatten()
@@ -49,7 +50,12 @@ class SharingOps(TorchOps):
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     runner.MIN_SPARED_BYTES = 1  # type: ignore[attr-defined]
     worker = program.build(config, incarnation)
-    object.__setattr__(worker.engine, "step_ops", SharingOps(worker.engine.pool.caches[0]))
+    q_heads = worker.engine.model.config.q_heads
+    object.__setattr__(
+        worker.engine,
+        "step_ops",
+        SharingOps([GroupCache(*each) for each in zip(worker.engine.pool.caches, q_heads, strict=True)]),
+    )
     worker.runner.shares_prefixes = config.decode.share_prefixes and worker.engine.step_ops.shares_prefixes
     worker.steps.sharing._min_places = 1
     return worker

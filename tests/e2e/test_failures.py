@@ -22,10 +22,21 @@ MAX_TOKENS = 60
 CHUNKS = ("--prefill-max-batch-tokens", "32")
 
 
-@pytest.mark.parametrize(("flags", "apart"), [((), False), (CHUNKS, False), (CHUNKS, True)],
-                         ids=["whole", "chunks", "chunks-pulled"])  # fmt: skip
-async def test_a_decode_worker_dies_mid_stream(flags: tuple[str, ...], apart: bool, checkpoint: Checkpoint) -> None:
-    directory, model = checkpoint("qwen3-tied")
+@pytest.mark.parametrize(
+    ("variant", "flags", "apart"),
+    [
+        ("qwen3-tied", (), False),
+        ("qwen3-tied", CHUNKS, False),
+        ("qwen3-tied", CHUNKS, True),
+        ("qwen3.5", CHUNKS, False),
+        ("qwen3.5", CHUNKS, True),
+    ],
+    ids=["whole", "chunks", "chunks-pulled", "states", "states-pulled"],
+)
+async def test_a_decode_worker_dies_mid_stream(
+    variant: str, flags: tuple[str, ...], apart: bool, checkpoint: Checkpoint
+) -> None:
+    directory, model = checkpoint(variant)
     asked = prompts(6, 10, 60, seed=5)
     with HeldSystem(directory, *flags).start(decode=2, apart=apart) as system:
         texts = await killed_while_streaming(system, "decode-0", asked, MAX_TOKENS)

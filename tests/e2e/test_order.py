@@ -46,11 +46,15 @@ async def test_who_comes_later_and_is_short_or_urgent_is_done_before_those_that_
     assert ended.index("short") < 12 and ended.index("urgent") < 12, ended
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["one pool", "two pools"])
+@pytest.mark.parametrize(
+    ("variant", "apart"),
+    [("qwen3-tied", False), ("qwen3-tied", True), ("qwen3.5", False)],
+    ids=["one pool", "two pools", "states"],
+)
 async def test_streams_give_their_rows_to_better_priority_and_go_on_with_the_same_text(
-    apart: bool, checkpoint: Checkpoint
+    variant: str, apart: bool, checkpoint: Checkpoint
 ) -> None:
-    directory, _ = checkpoint("qwen3-tied")
+    directory, _ = checkpoint(variant)
     asked: list[dict[str, Any]] = [
         {"presence_penalty": 1.5}, {"temperature": 0.8, "seed": 3}, {"structured_outputs": {"regex": "[a-z ]{250}"}},
     ]  # fmt: skip

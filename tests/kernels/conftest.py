@@ -136,7 +136,9 @@ def make_attention(make_paged: MakePaged) -> MakeAttention:
 
 def expected_attention(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = None) -> Tensor:
     """Over layer 1 of the pool, by the reference."""
-    return reference.paged_attention(q, pool[:, 1, 0], pool[:, 1, 1], batch, scale or q.shape[2] ** -0.5)
+    return reference.paged_attention(
+        q, pool[:, 1, 0], pool[:, 1, 1], batch.block_tables[0], batch, scale or q.shape[2] ** -0.5
+    )
 
 
 def _make_paged(
@@ -170,7 +172,7 @@ def _make_paged(
     batch = ForwardBatch(
         token_ids=torch.zeros(len(slots), dtype=torch.int32, device=device),
         positions=torch.tensor(positions, dtype=torch.int32, device=device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        slots=(torch.tensor(slots, dtype=torch.int64, device=device),),
         block_tables=(tables.to(device),),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *query_lens]).cumsum(0).int().to(device),

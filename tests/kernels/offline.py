@@ -22,12 +22,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from common.base.dtypes import DTYPES
 from common.device.steps.adjustments import Adjustments, num_mask_words
 from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
 from common.device.steps.warm_up import sampling_tensors
+from common.kernels.base.attention_operands import AttentionWeights, SharedPrefixes
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.operands import AttentionWeights, GrammarMasks, RowUpdates, SharedPrefixes, TokenRing
+from common.kernels.base.row_operands import RowUpdates
+from common.kernels.base.sampling_operands import GrammarMasks, TokenRing
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kernels.elementwise.row_slots import row_slots
@@ -36,12 +39,15 @@ from common.kernels.products.join_parts import join_parts
 from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
-from common.models.decoder import Decoder, DecoderConfig, weight_pieces
-from common.ops.base import ForwardBatch, Residual
+from common.models.decoder import Decoder
+from common.models.mixers import Heads
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
+from common.ops.caches import GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
+from tests.support.decoders import qwen3_4b, qwen3_5_4b
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -54,21 +60,8 @@ GPUS = {
     "10.0": Gpu("NVIDIA B200", (10, 0), num_sms=148, shared_bytes=227 << 10),
     "12.0": Gpu("NVIDIA GeForce RTX 5090", (12, 0), num_sms=170, shared_bytes=99 << 10),
 }
-MODEL = DecoderConfig(  # Qwen3-4B; of its layers as many as differ
-    vocab_size=151_936,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_layers=2,
-    num_q_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    norm_eps=1e-6,
-    max_positions=4096,
-    tied_embeddings=True,
-    qk_norm=True,
-    inverse_frequencies=(1.0,) * 64,
-    dtype="bfloat16",
-)
+MODEL = qwen3_4b(num_layers=2, max_positions=4096)  # of its layers as many as differ
+[HEADS] = MODEL.heads
 
 
 class AbsentGpu:
@@ -119,7 +112,7 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
     return ForwardBatch(
         token_ids=empty(num_tokens),
         positions=empty(num_tokens),
-        slot_mapping=empty(num_tokens, dtype=torch.int64),
+        slots=(empty(num_tokens, dtype=torch.int64),),
         block_tables=(empty(num_seqs, 64),),
         seq_lens=empty(num_seqs),
         cu_seqlens=empty(num_seqs + 1),
@@ -130,9 +123,9 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
     )
 
 
-def make_ops(num_kv_heads: int, head_dim: int, max_num_seqs: int, *, pdl: bool) -> CudaOps:
-    pool = empty(NUM_BLOCKS, MODEL.num_layers, 2, BLOCK_SIZE, num_kv_heads, head_dim, dtype=BF16)
-    return CudaOps(pool, KernelsSection(), max_num_seqs, pdl=pdl)
+def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool) -> CudaOps:
+    pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, dtype=BF16)
+    return CudaOps([GroupCache(pool, heads.num_q_heads)], KernelsSection(), max_num_seqs, pdl=pdl)
 
 
 def run_model(gpu: Gpu) -> None:
@@ -140,49 +133,60 @@ def run_model(gpu: Gpu) -> None:
 
     Their last layer is attention of few queries.
     """
-    shapes = {
-        name: (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
-        for name, pieces in weight_pieces(MODEL).items()
-    }
+    shapes = {name: stack.shape for name, stack in MODEL.stacks().items()}
     tensors = {name: empty(*shape, dtype=BF16) for name, shape in shapes.items()}
     model = Decoder(MODEL, tensors, MODEL.max_positions)
-    step_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 64, pdl=gpu.has_dependent_launch)
+    step_ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch)
     for num_rows in (1, 64):
         model.forward(make_batch(num_rows, num_rows), step_ops)
     prefixes = SharedPrefixes(numbers=empty(64), num_tokens=empty(64))
     model.forward(replace(make_batch(64, 64), prefixes=prefixes), step_ops)
-    prompt_ops = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 2, pdl=False)
+    prompt_ops = make_ops(HEADS, 2, pdl=False)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     for num_tokens in (32, 300, 800, 1200):
         model.forward(make_batch(num_tokens, 2), prompt_ops)
 
 
+def run_hybrid(gpu: Gpu) -> None:
+    """States beside attention with heads of 256: decode steps and prompts."""
+    config = qwen3_5_4b()
+    tensors = {
+        name: empty(*stack.shape, dtype=torch.float32 if stack.dtype else BF16)
+        for name, stack in config.stacks().items()
+    }
+    model = Decoder(config, tensors, config.max_positions)
+    pools = [empty(90, *group.block_shape, dtype=DTYPES[group.dtype]) for group in config.cache_groups(16, "bfloat16")]
+    for num_rows, num_seqs in ((1, 1), (64, 64), (300, 2)):
+        pdl = gpu.has_dependent_launch and num_rows == num_seqs
+        caches = [GroupCache(*each) for each in zip(pools, config.q_heads, strict=True)]
+        ops = CudaOps(caches, KernelsSection(), 64, pdl=pdl)
+        batch = make_batch(num_rows, num_seqs)
+        tables, slots = (*batch.block_tables, empty(num_seqs, 1)), (*batch.slots, *batch.slots)
+        model.forward(replace(batch, block_tables=tables, slots=slots), ops)
+
+
 def run_large_heads(gpu: Gpu) -> None:
     """Attention with the largest heads, whose tiles are the largest."""
-    num_q, num_kv, head_dim = 16, 4, 256
+    heads = Heads(16, 4, 256)
     weights = AttentionWeights(
         q_norm=None,
         k_norm=None,
         norm_eps=1e-6,
-        rope=empty(4096, head_dim, dtype=torch.float32),
-        num_q_heads=num_q,
-        num_kv_heads=num_kv,
-        head_dim=head_dim,
+        rope=empty(4096, heads.head_dim, dtype=torch.float32),
+        **heads._asdict(),
     )
-    width = (num_q + 2 * num_kv) * head_dim
+    width = (heads.num_q_heads + 2 * heads.num_kv_heads) * heads.head_dim
     for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1)):
         pdl = gpu.has_dependent_launch and num_tokens == num_seqs
-        ops = make_ops(num_kv, head_dim, num_seqs, pdl=pdl)
-        ops.attention(
-            empty(num_tokens, width, dtype=BF16), weights, 0, ops.begin(make_batch(num_tokens, num_seqs), num_q)
-        )
+        ops = make_ops(heads, num_seqs, pdl=pdl)
+        ops.attention(empty(num_tokens, width, dtype=BF16), weights, 0, ops.begin(make_batch(num_tokens, num_seqs)))
 
 
 def run_odd_shape(gpu: Gpu) -> None:
     """A product that `ring_gemm` is not made for: what Hopper does as others do."""
-    ops, hidden = make_ops(MODEL.num_kv_heads, MODEL.head_dim, 64, pdl=gpu.has_dependent_launch), 2560 + 64
+    ops, hidden = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), 2560 + 64
     rows, norm, weight = empty(64, hidden, dtype=BF16), empty(hidden, dtype=BF16), empty(9728, hidden, dtype=BF16)
-    ops.norm_gate_up(Residual(rows), norm, 1e-6, weight)
+    ops.norm_gate_up(Residual(rows), Norm(norm, 1e-6), Weight(weight))
 
 
 def run_sampler(rows: int, *, pdl: bool) -> None:
@@ -227,6 +231,7 @@ def main(capabilities: list[str]) -> None:
         torch.cuda.get_device_properties = partial(properties_of, gpu)
         run_model(gpu)
         run_large_heads(gpu)
+        run_hybrid(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)
         run_rest(gpu)

@@ -15,7 +15,7 @@ from common.kernels.attention.decode_parts import (
     make_workspace,
     units_at_once,
 )
-from common.kernels.base.operands import Division
+from common.kernels.base.attention_operands import Division
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from common.device.steps.output_ring import StepOutput, make_logprob_ring, make_ring
-from common.kernels.base.operands import MAX_LOGPROBS
+from common.kernels.base.sampling_operands import MAX_LOGPROBS
 from common.kernels.sampling.logprobs import PART, land_logprobs, logprobs
 from common.ops import reference
 from common.wire.values import output_token

@@ -15,7 +15,7 @@ from torch import Tensor
 from common.device.steps.output_ring import NO_TOKEN, make_ring
 from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import NO_CHOICE, SamplingTensors
+from common.kernels.base.sampling_operands import NO_CHOICE, SamplingTensors
 from common.kernels.sampling import filtered_draw, sampling
 from common.kernels.sampling.filter_decision import UNDECIDED
 from common.kernels.sampling.filter_survey import survey_kernel
@@ -71,7 +71,7 @@ def make_step(token_ids: Tensor, positions: Tensor, seq_lens: Tensor) -> Forward
     return ForwardBatch(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=None,
+        slots=(),
         block_tables=(torch.empty((num_rows, 1), dtype=torch.int32, device=device),),
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),

@@ -19,7 +19,7 @@ from common.kernels.attention.shared_parts import (
     max_shared_items,
     shared_parts_bytes,
 )
-from common.kernels.base.operands import SharedDivision, SharedPrefixes
+from common.kernels.base.attention_operands import SharedDivision, SharedPrefixes
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.device.steps.row_state import HEADS, RowLayout
-from common.kernels.base.operands import HEAD_WORDS, RowState, RowUpdates
+from common.kernels.base.row_operands import HEAD_WORDS, RowState, RowUpdates
 from common.kernels.elementwise.update_rows import RowUpdater
 from common.ops import reference
 

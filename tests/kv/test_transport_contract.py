@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from benchmarks.pulls import answered
 from common.base.errors import ConfigError, LayoutMismatch, TransferFailed
@@ -244,11 +245,11 @@ def test_another_layout_is_refused_and_every_difference_named(meeting: Meeting) 
     export = pool_export("p", transport=meeting.transport, layout=LAYOUT)
     check_compatible(export, meeting.pool, meeting.transport)
     [group] = LAYOUT.groups
-    theirs = KVLayout("another", (dataclasses.replace(group, head_dim=64),))
+    theirs = KVLayout("another", (structs.replace(group, head_dim=64),))
     with pytest.raises(
         LayoutMismatch, match=r"fingerprint: 'model' here, 'another' there; groups\[0\]\.head_dim: 32 here, 64 there"
     ):
-        check_compatible(dataclasses.replace(export, layout=theirs), meeting.pool, meeting.transport)
+        check_compatible(structs.replace(export, layout=theirs), meeting.pool, meeting.transport)
     with pytest.raises(LayoutMismatch, match="transport"):
         check_compatible(export, meeting.pool, "pigeon")
 

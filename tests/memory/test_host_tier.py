@@ -2,11 +2,11 @@
 
 import logging
 import time
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from common.base.errors import MemoryShort
 from common.memory.base.host_ram import ram_bytes

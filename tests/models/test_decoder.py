@@ -11,13 +11,16 @@ import torch
 
 from common.base.dtypes import DTYPES
 from common.models.decoder import Decoder
-from common.models.loader import architectures, load_model, read_config
+from common.models.loader import load_model
+from common.models.reading import architectures, read_config
 from common.models.weights import Fill, Loading, WeightsLayout
-from common.ops.base import ForwardBatch, Ops
+from common.ops.base import ForwardBatch, Ops, Residual
+from common.ops.caches import GroupCache
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
-from tests.support.checkpoints import VARIANTS, VOCAB, write_checkpoint
-from tests.support.layouts import allocator_of, full, take
+from tests.support.allocator import BlockAllocator
+from tests.support.checkpoints import VARIANTS, VOCAB, WRAPPED, wrap_checkpoint, write_checkpoint
+from tests.support.layouts import allocator_of, take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 BLOCK_SIZE = 16
@@ -32,12 +35,12 @@ class Backend:
     mean_error: float
     p99_error: float
 
-    def ops(self, cache: torch.Tensor) -> Ops:
+    def ops(self, caches: list[GroupCache]) -> Ops:
         if self.device == "cpu":
-            return TorchOps(cache)
+            return TorchOps(caches)
         from common.ops.cuda_ops import CudaOps
 
-        return CudaOps(cache, KernelsSection(), 16)
+        return CudaOps(caches, KernelsSection(), 16)
 
 
 CPU = Backend("cpu", "float32", 1e-5, 1e-4)
@@ -58,6 +61,7 @@ def load(directory: Path, backend: Backend = CPU) -> Decoder:
         memory=OwnWeights(backend.device),
     )
     upload.wait()
+    assert isinstance(model, Decoder)
     return model
 
 
@@ -73,45 +77,56 @@ class OwnWeights:
 
 
 class Cache:
-    """A poisoned pool and scattered blocks for each sequence."""
+    """Poisoned pools of each group, and scattered blocks for each sequence."""
 
     def __init__(self, model: Decoder, backend: Backend = CPU, num_blocks: int = 100) -> None:
-        config = model.config
-        group = full(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, backend.dtype)
-        self.cache = torch.full(
-            (num_blocks, *group.block_shape), torch.nan, dtype=DTYPES[backend.dtype], device=backend.device
+        self.groups = model.config.cache_groups(BLOCK_SIZE, backend.dtype)
+        self.device = backend.device
+        self.caches = [
+            torch.full((num_blocks, *group.block_shape), torch.nan, dtype=DTYPES[group.dtype], device=self.device)
+            for group in self.groups
+        ]
+        self.allocators = [allocator_of(num_blocks - 1) for _ in self.groups]
+        self.ops = backend.ops([GroupCache(*each) for each in zip(self.caches, model.config.q_heads, strict=True)])
+
+    def blocks(self, num_tokens: int) -> list[list[int]]:
+        """Blocks by group."""
+        return [
+            self._blocks(allocator, group.num_places(num_tokens))
+            for allocator, group in zip(self.allocators, self.groups, strict=True)
+        ]
+
+    def batch(self, chunks: list[tuple[list[int], int, list[list[int]]]]) -> ForwardBatch:
+        """Of (token ids, start, blocks by group) of each sequence; logits of every token."""
+        lengths = [len(ids) for ids, _, _ in chunks]
+        positions = torch.cat([torch.arange(start, start + len(ids)) for ids, start, _ in chunks])
+        rows = torch.repeat_interleave(torch.arange(len(chunks)), torch.tensor(lengths))
+        tables, slots = [], []
+        for number, group in enumerate(self.groups):
+            table = torch.zeros(len(chunks), max(len(blocks[number]) for _, _, blocks in chunks), dtype=torch.int32)
+            for row, (_, _, blocks) in zip(table, chunks, strict=True):
+                row[: len(blocks[number])] = torch.tensor(blocks[number])
+            tables.append(table.to(self.device))
+            places = positions // group.block_size if group.grows else torch.zeros_like(positions)
+            slots.append(table[rows, places].long() * group.block_size + positions % group.block_size)
+        seq_lens = [start + length for (_, start, _), length in zip(chunks, lengths, strict=True)]
+        return ForwardBatch(
+            token_ids=torch.tensor([i for ids, _, _ in chunks for i in ids], dtype=torch.int32, device=self.device),
+            positions=positions.int().to(self.device),
+            slots=tuple(each.to(self.device) for each in slots),
+            block_tables=tuple(tables),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
+            cu_seqlens=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.device),
+            last_tokens=None,
+            max_query_len=max(lengths),
+            max_seq_len=max(seq_lens),
         )
-        self.allocator = allocator_of(num_blocks - 1)
-        self.ops = backend.ops(self.cache)
 
-    def blocks(self, num_tokens: int) -> list[int]:
-        wanted = -(-num_tokens // BLOCK_SIZE)
-        taken = take(self.allocator, 2 * wanted)
-        self.allocator.free(taken[1::2])
+    @staticmethod
+    def _blocks(allocator: BlockAllocator, wanted: int) -> list[int]:
+        taken = take(allocator, 2 * wanted)
+        allocator.free(taken[1::2])
         return taken[::2]
-
-
-def batch_of(chunks: list[tuple[list[int], int, list[int]]], device: str = "cpu") -> ForwardBatch:
-    """(token ids, start, block ids) of each sequence; logits of every token."""
-    lengths = [len(ids) for ids, _, _ in chunks]
-    positions = torch.cat([torch.arange(start, start + len(ids)) for ids, start, _ in chunks])
-    tables = torch.zeros(len(chunks), max(len(blocks) for _, _, blocks in chunks), dtype=torch.int32)
-    for row, (_, _, blocks) in zip(tables, chunks, strict=True):
-        row[: len(blocks)] = torch.tensor(blocks)
-    rows = torch.repeat_interleave(torch.arange(len(chunks)), torch.tensor(lengths))
-    slots = tables[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
-    seq_lens = [start + length for (_, start, _), length in zip(chunks, lengths, strict=True)]
-    return ForwardBatch(
-        token_ids=torch.tensor([i for ids, _, _ in chunks for i in ids], dtype=torch.int32, device=device),
-        positions=positions.int().to(device),
-        slot_mapping=slots.to(device),
-        block_tables=(tables.to(device),),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-        cu_seqlens=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device),
-        last_tokens=None,
-        max_query_len=max(lengths),
-        max_seq_len=max(seq_lens),
-    )
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor, backend: Backend = CPU) -> None:
@@ -126,7 +141,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 def test_every_architecture_is_covered() -> None:
-    assert {model_type for model_type, _ in VARIANTS.values()} == set(architectures())
+    assert {model_type for model_type, _ in VARIANTS.values()} | set(WRAPPED) == set(architectures())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -137,7 +152,7 @@ def test_logits_equal_transformers_at_every_position(variant: str, backend: Back
     model = load(directory, backend)
     cache = Cache(model, backend)
     ragged = prompts(1, 37, 200)
-    batch = batch_of([(ids, 0, cache.blocks(len(ids))) for ids in ragged], backend.device)
+    batch = cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged])
     ours = model.forward(batch, cache.ops)
     expected = torch.cat([theirs(torch.tensor([ids])).logits[0] for ids in ragged])
     assert_close(ours, expected, backend)
@@ -154,40 +169,61 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
     blocks = cache.blocks(150)
     bounds = [0, 1, 17, 64, *range(140, 151)]
     logits = [
-        model.forward(batch_of([(ids[begin:end], begin, blocks)], backend.device), cache.ops)
+        model.forward(cache.batch([(ids[begin:end], begin, blocks)]), cache.ops)
         for begin, end in itertools.pairwise(bounds)
     ]
     assert_close(torch.cat(logits), theirs(torch.tensor([ids])).logits[0], backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5"])
 @torch.inference_mode()
-def test_logits_of_last_tokens_alone_are_theirs_among_all(backend: Backend, checkpoint: Checkpoint) -> None:
-    model = load(checkpoint("qwen3-tied")[0], backend)
+def test_logits_of_last_tokens_alone_are_theirs_among_all(
+    variant: str, backend: Backend, checkpoint: Checkpoint
+) -> None:
+    model = load(checkpoint(variant)[0], backend)
     some, other = Cache(model, backend), Cache(model, backend)
     ids = prompts(20, 1, 90)
-    batch = batch_of([(each, 0, some.blocks(len(each))) for each in ids], backend.device)
+    batch = some.batch([(each, 0, some.blocks(len(each))) for each in ids])
     every = model.forward(batch, some.ops)
     last_tokens = batch.cu_seqlens[1:].long() - 1
     last = model.forward(replace(batch, last_tokens=last_tokens), other.ops)
     assert_close(last, every[last_tokens].cpu(), backend)
-    written = ~some.cache.isnan()
-    assert torch.equal(written, ~other.cache.isnan()), "K and V of every token are written all the same"
-    assert torch.allclose(some.cache[written], other.cache[written], atol=backend.p99_error)
+    for ours, theirs in zip(some.caches, other.caches, strict=True):
+        written = ~ours.isnan()
+        assert torch.equal(written, ~theirs.isnan()), "the cache of every token is written all the same"
+        assert torch.allclose(ours[written], theirs[written], atol=backend.p99_error)
 
 
 @torch.inference_mode()
 def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoint: Checkpoint) -> None:
     write_checkpoint("llama", tmp_path, shard_bytes="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    sharded, single = load(tmp_path), load(checkpoint("llama")[0])
-    assert torch.equal(sharded.lm_head, single.lm_head)
-    assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(sharded.layers, single.layers, strict=True))
+    assert_equal_weights(load(tmp_path), load(checkpoint("llama")[0]))
+
+
+@pytest.mark.parametrize(("model_type", "variant", "prefix"), [("qwen3_5", "qwen3.5", "model.language_model.")])
+@torch.inference_mode()
+def test_a_text_model_inside_another_loads_like_it_alone(
+    model_type: str, variant: str, prefix: str, tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    alone = checkpoint(variant)[0]
+    wrap_checkpoint(alone, tmp_path, model_type, prefix)
+    assert_equal_weights(load(tmp_path), load(alone))
+
+
+def assert_equal_weights(ours: Decoder, theirs: Decoder) -> None:
+    assert torch.equal(ours.lm_head.data, theirs.lm_head.data)
+    for (mixer, mlp), (their_mixer, their_mlp) in zip(ours.layers, theirs.layers, strict=True):
+        for x in (torch.ones(1, mlp.gate_up.num_in), torch.arange(mlp.gate_up.num_in).float()[None]):
+            ops = TorchOps([])
+            assert torch.equal(mixer.first_product(ops, Residual(x)), their_mixer.first_product(ops, Residual(x)))
+        assert torch.equal(mlp.down.data, their_mlp.down.data)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_checkpoints_load(dtype: torch.dtype, tmp_path: Path) -> None:
     write_checkpoint("qwen3-untied", tmp_path, dtype=dtype)
     model = load(tmp_path)
-    assert model.embed.dtype == torch.float32
+    assert model.embed.data.dtype == torch.float32
     assert read_config(tmp_path).dtype == str(dtype).removeprefix("torch.")

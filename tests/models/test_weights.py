@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from common.base.errors import ModelError
-from common.models.decoder import weight_pieces
-from common.models.llama import FACTORS
-from common.models.loader import decoder_config, read_config
+from common.models.families.llama import FACTORS
+from common.models.mixers import Attention
+from common.models.reading import decoder_config, read_config
 from common.models.settings import Settings
 from common.models.upload import Progress
 from common.models.weights import load_weights, weights_layout
@@ -43,9 +43,9 @@ def load_onto(
     device: torch.device, dtype: torch.dtype, directory: Path, progress: Progress = lambda done, total: None
 ) -> dict[str, torch.Tensor]:
     config = read_config(directory)
-    layout = weights_layout(weight_pieces(config), dtype)
+    layout = weights_layout(config.stacks(), dtype)
     region = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
-    load_weights(directory, layout, region, tied_embeddings=config.tied_embeddings, progress=progress).wait()
+    load_weights(directory, layout, region, ignored=config.ignored, progress=progress).wait()
     return layout.tensors(region)
 
 
@@ -127,7 +127,7 @@ def test_no_weights_at_all(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: llama, qwen3"),
+        ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: llama, mistral, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu' is not supported, only 'silu'"),
         ({"num_hidden_layers": -1}, r"num_hidden_layers = -1, a whole number of 1 to 4096 is needed"),
         ({"num_hidden_layers": 10**9}, r"num_hidden_layers = 1000000000, a whole number of 1 to 4096 is needed"),
@@ -212,8 +212,11 @@ def test_whatever_a_config_says_it_is_computed_or_refused(
         assert str(error).startswith("x/config.json: ")
         assert len(str(error)) < 500
     else:
-        assert max(config.num_layers, config.num_q_heads, config.head_dim) <= 4096
-        assert all(0.0 < frequency < math.inf for frequency in config.inverse_frequencies)
+        [heads] = config.heads
+        assert max(len(config.layers), heads.num_q_heads, heads.head_dim) <= 4096
+        mixer = config.layers[0].mixer
+        assert isinstance(mixer, Attention)
+        assert all(0.0 < frequency < math.inf for frequency in mixer.inverse_frequencies)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from common.device.steps.adjustments import Adjustments, SlotFill
 from common.device.steps.warm_up import sampling_tensors
-from common.ops.sampler import Sampler
+from common.ops.sampler import AdjustedRows, Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from tests.support.adjusting import adjusted
@@ -55,7 +55,7 @@ def test_each_step_counts_its_last_token_and_changes_logits_as_defined(num_count
         wanted = expected(logits, PROMPT, outputs)
         last_ids = torch.full((len(REQUESTS),), outputs[-1], dtype=torch.int32)
         positions = torch.full_like(last_ids, len(PROMPT) + num_outputs)
-        sampler.adjust(logits, tensors, slots, adjustments.tensors, last_ids, positions)
+        sampler.adjust(logits, tensors, AdjustedRows(slots, last_ids, positions), adjustments.tensors)
         torch.testing.assert_close(logits, wanted)
 
 
@@ -70,7 +70,8 @@ def test_a_prompt_counts_all_it_has_and_rows_without_a_slot_stay_as_they_are() -
     positions = torch.full_like(slots, len(PROMPT) + len(OUTPUTS))
     for _ in range(2):  # nothing is counted, so nothing differs the second time
         logits.copy_(before)
-        sampler.adjust(logits, sampling_tensors(REQUESTS, CPU), slots, adjustments.tensors, none, positions)
+        rows = AdjustedRows(slots, none, positions)
+        sampler.adjust(logits, sampling_tensors(REQUESTS, CPU), rows, adjustments.tensors)
         assert torch.equal(logits[3], before[3])
         wanted[3] = before[3]
         torch.testing.assert_close(logits, wanted)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import AttentionWeights
-from common.ops.base import ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
 from common.ops.linear_plan import MIN_GATED_TOKENS
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
@@ -30,22 +30,22 @@ def cuda() -> torch.device:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    table: Tensor  # [VOCAB, HIDDEN]
-    norm: Tensor  # [HIDDEN]
-    qkv: Tensor
+    table: Weight  # [VOCAB, HIDDEN]
+    norm: Norm  # [HIDDEN]
+    qkv: Weight
     attention: AttentionWeights
-    o: Tensor
-    gate_up: Tensor
-    down: Tensor
+    o: Weight
+    gate_up: Weight
+    down: Weight
 
 
 def make_weights(device: torch.device, dtype: torch.dtype, has_norm: bool) -> Weights:
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape).div(shape[-1] ** 0.5).to(device, dtype)
+    def random(*shape: int, factor: float = 1.0) -> Weight:
+        return Weight(torch.randn(shape).mul(factor / shape[-1] ** 0.5).to(device, dtype))
 
     return Weights(
-        table=random(VOCAB, HIDDEN) * 10,
-        norm=(torch.rand(HIDDEN) + 0.5).to(device, dtype),
+        table=random(VOCAB, HIDDEN, factor=10.0),
+        norm=Norm((torch.rand(HIDDEN) + 0.5).to(device, dtype), EPS),
         qkv=random((NUM_Q + 2 * NUM_KV) * HEAD_DIM, HIDDEN),
         attention=attention_weights(NUM_Q, NUM_KV, HEAD_DIM, 600, device, dtype, has_norm=has_norm, eps=EPS),
         o=random(HIDDEN, NUM_Q * HEAD_DIM),
@@ -66,7 +66,7 @@ def make_batch(chunks: list[tuple[int, int]], tables: Tensor) -> ForwardBatch:
     return ForwardBatch(
         token_ids=torch.randint(0, VOCAB, (len(positions),), dtype=torch.int32).to(device),
         positions=positions.int().to(device),
-        slot_mapping=slots.to(device),
+        slots=(slots.to(device),),
         block_tables=(tables,),
         seq_lens=torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
@@ -92,6 +92,7 @@ STEPS = [
 def test_a_layer_equals_the_reference(
     dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, is_last: bool, cuda: torch.device
 ) -> None:
+    from common.ops.caches import GroupCache
     from common.ops.cuda_ops import CudaOps
 
     torch.manual_seed(11)
@@ -100,24 +101,24 @@ def test_a_layer_equals_the_reference(
     tables = torch.randperm(70)[:66].view(3, 22).int().to(cuda)
     families: dict[str, Any] = {field.name: choice for field in dataclasses.fields(KernelsSection) if field.type is str}
     kernels = dataclasses.replace(KernelsSection(), **families)
-    both = (CudaOps(pools[0], kernels, 3), TorchOps(pools[1]))
+    both = (CudaOps([GroupCache(pools[0], NUM_Q)], kernels, 3), TorchOps([GroupCache(pools[1], NUM_Q)]))
     for step in STEPS:
         whole = make_batch(step, tables)
         logits = []
         for ops in both:
             decodes = whole.max_query_len == 1 and not is_last
-            batch = ops.begin(dataclasses.replace(whole, slot_mapping=None) if decodes else whole, NUM_Q)
+            batch = ops.begin(dataclasses.replace(whole, slots=()) if decodes else whole)
             x = ops.embed(batch.token_ids, weights.table)
-            qkv = ops.norm_linear(x, weights.norm, EPS, weights.qkv)
+            qkv = ops.norm_linear(x, weights.norm, weights.qkv)
             attend = ops.attention_of_last if is_last else ops.attention
             attended = attend(qkv, weights.attention, 1, batch)
             x = ops.linear_add(attended, weights.o, Residual(x.rows[batch.last_tokens]) if is_last else x)
-            x = ops.linear_add(ops.norm_gate_up(x, weights.norm, EPS, weights.gate_up), weights.down, x)
-            logits.append(ops.logits(x, weights.norm, EPS, weights.table))
+            x = ops.linear_add(ops.norm_gate_up(x, weights.norm, weights.gate_up), weights.down, x)
+            logits.append(ops.logits(x, weights.norm, weights.table))
         ours, theirs = logits
         assert ours.dtype == torch.float32 and ours.isfinite().all()
-        assert whole.slot_mapping is not None
-        kept = (whole.slot_mapping[whole.last_tokens] if is_last else whole.slot_mapping) >= 0
+        [slots] = whole.slots
+        kept = (slots[whole.last_tokens] if is_last else slots) >= 0
         assert (ours - theirs)[kept].norm() <= tolerance * theirs[kept].norm()
     assert torch.equal(pools[0].isnan(), pools[1].isnan())
 
@@ -125,34 +126,38 @@ def test_a_layer_equals_the_reference(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_gate_of_many_tokens_equals_the_reference(dtype: torch.dtype, cuda: torch.device) -> None:
     """On Hopper, another kernel's work than that of few."""
+    from common.ops.caches import GroupCache
     from common.ops.cuda_ops import CudaOps
 
     torch.manual_seed(12)
     weights = make_weights(cuda, dtype, has_norm=True)
     pool = torch.zeros((1, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), dtype=dtype, device=cuda)
     x = torch.randn(MIN_GATED_TOKENS + 7, HIDDEN).to(cuda, dtype)
-    ops, reference = CudaOps(pool, KernelsSection(), 1), TorchOps(pool)
-    ours, theirs = (each.norm_gate_up(Residual(x), weights.norm, EPS, weights.gate_up) for each in (ops, reference))
+    ops, reference = CudaOps([GroupCache(pool, NUM_Q)], KernelsSection(), 1), TorchOps([GroupCache(pool, NUM_Q)])
+    ours, theirs = (each.norm_gate_up(Residual(x), weights.norm, weights.gate_up) for each in (ops, reference))
     assert (ours.float() - theirs.float()).norm() <= 1e-2 * theirs.float().norm()
 
 
 def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
+    from common.ops.caches import GroupCache
     from common.ops.cuda_ops import CudaOps
 
-    pool = torch.zeros((1, 1, 2, 16, 1, 64), device=cuda)
-    assert CudaOps(pool, KernelsSection(), 1).graph_safe
-    assert CudaOps(pool, KernelsSection(prefill_attention="torch"), 1).graph_safe
-    assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).graph_safe
-    assert not CudaOps(pool, KernelsSection(rope="torch"), 1).graph_safe
+    caches = [GroupCache(torch.zeros((1, 1, 2, 16, 1, 64), device=cuda), 1)]
+    assert CudaOps(caches, KernelsSection(), 1).graph_safe
+    assert CudaOps(caches, KernelsSection(prefill_attention="torch"), 1).graph_safe
+    assert not CudaOps(caches, KernelsSection(decode_attention="torch"), 1).graph_safe
+    assert not CudaOps(caches, KernelsSection(rope="torch"), 1).graph_safe
 
 
 def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
-    from common.ops.cuda_ops import CudaOps
+    from common.ops.caches import GroupCache
+    from common.ops.cuda_attention import CudaAttention
+
+    def is_fused(pool: Tensor, kernels: KernelsSection) -> bool:
+        return CudaAttention(GroupCache(pool, 8), kernels, 1, pdl=False).is_fused
 
     pool = torch.zeros((1, 1, 2, 16, 2, 64), device=cuda, dtype=torch.bfloat16)
-    hopper = gpu_of(cuda).is_hopper
-    ops = CudaOps(pool, KernelsSection(), 1)
-    assert ops.fuses_attention(8) == hopper
-    assert not CudaOps(pool.float(), KernelsSection(), 1).fuses_attention(8)
-    assert not CudaOps(pool, KernelsSection(decode_attention="torch"), 1).fuses_attention(8)
-    assert not CudaOps(pool, KernelsSection(rope="torch"), 1).fuses_attention(8)
+    assert is_fused(pool, KernelsSection()) == gpu_of(cuda).is_hopper
+    assert not is_fused(pool.float(), KernelsSection())
+    assert not is_fused(pool, KernelsSection(decode_attention="torch"))
+    assert not is_fused(pool, KernelsSection(rope="torch"))

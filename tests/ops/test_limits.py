@@ -4,14 +4,23 @@ import pytest
 
 from common.base.errors import ModelError
 from common.device.engine.engine import check_model
+from common.models.config import DecoderConfig
+from common.models.reading import decoder_config
+from common.models.settings import Settings
 from common.settings.config import KernelsSection
+from tests.support.decoders import QWEN3_4B
 
 NO_ATTENTION = KernelsSection(rope="torch", prefill_attention="torch", decode_attention="torch")
 
 
+def model(head_dim: int, vocab_size: int) -> DecoderConfig:
+    sizes = {"head_dim": head_dim, "vocab_size": vocab_size, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+    return decoder_config(Settings(QWEN3_4B | sizes, "model"))
+
+
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 def test_head_sizes_that_kernels_compute(head_dim: int) -> None:
-    check_model(KernelsSection(), head_dim, 1 << 20)
+    check_model(KernelsSection(), model(head_dim, 1 << 20))
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 96, 192, 512])
@@ -19,13 +28,13 @@ def test_other_head_sizes_are_refused_with_the_remedy(head_dim: int) -> None:
     with pytest.raises(
         ModelError, match=rf"head_dim = {head_dim}: kernels compute heads of 32, 64, 128, 256; set"
     ) as error:
-        check_model(KernelsSection(), head_dim, 1000)
+        check_model(KernelsSection(), model(head_dim, 1000))
     for name in ("kernels.rope", "kernels.prefill_attention", "kernels.decode_attention", "worker.device"):
         assert name in str(error.value)
-    check_model(NO_ATTENTION, head_dim, 1000)
+    check_model(NO_ATTENTION, model(head_dim, 1000))
 
 
 def test_vocabularies_too_large_to_sample_from_are_refused() -> None:
     with pytest.raises(ModelError, match=r"vocab_size = 1048577: kernels sample from at most 1048576 tokens"):
-        check_model(KernelsSection(), 128, (1 << 20) + 1)
-    check_model(KernelsSection(sampling="torch"), 128, (1 << 20) + 1)
+        check_model(KernelsSection(), model(128, (1 << 20) + 1))
+    check_model(KernelsSection(sampling="torch"), model(128, (1 << 20) + 1))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.operands import AttentionWeights
 from common.ops.base import ForwardBatch
+from common.ops.caches import GroupCache
 from common.ops.prompt_attention import has_few_queries, is_gathered
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
@@ -47,7 +48,7 @@ def one_prompt(num_tokens: int, seq_len: int) -> ForwardBatch:
     return ForwardBatch(
         token_ids=positions.int(),
         positions=positions.int(),
-        slot_mapping=positions,
+        slots=(positions,),
         block_tables=(torch.arange(-(-seq_len // BLOCK_SIZE), dtype=torch.int32).unsqueeze(0),),
         seq_lens=torch.tensor([seq_len], dtype=torch.int32),
         cu_seqlens=torch.tensor([0, num_tokens], dtype=torch.int32),
@@ -70,7 +71,7 @@ def one_prompt(num_tokens: int, seq_len: int) -> ForwardBatch:
 def test_a_layer_and_the_last_layer_have_their_kernels(
     num_tokens: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from common.ops import cuda_ops
+    from common.ops import cuda_attention, workspaces
 
     called: list[str] = []
 
@@ -82,8 +83,9 @@ def test_a_layer_and_the_last_layer_have_their_kernels(
         return wrapper
 
     for name in ("few_query_attention", "prefill_attention", "long_attention"):
-        monkeypatch.setattr(cuda_ops, name, noted(name, getattr(cuda_ops, name)))
-    monkeypatch.setattr(cuda_ops, "gpu_of", lambda device: Gpu("interpreter", (9, 0), 4, 227 << 10))
+        monkeypatch.setattr(cuda_attention, name, noted(name, getattr(cuda_attention, name)))
+    for module in (cuda_attention, workspaces):
+        monkeypatch.setattr(module, "gpu_of", lambda device: Gpu("interpreter", (9, 0), 4, 227 << 10))
     torch.manual_seed(5)
     batch = one_prompt(num_tokens, 600)
     rope = torch.cat((torch.ones(600, HEAD_DIM // 2), torch.zeros(600, HEAD_DIM // 2)), dim=1)
@@ -92,7 +94,8 @@ def test_a_layer_and_the_last_layer_have_their_kernels(
     )
     pool = torch.randn(38, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
     qkv = torch.randn(num_tokens, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)
-    ours, theirs = cuda_ops.CudaOps(pool.clone(), KernelsSection(rope="torch"), 1), TorchOps(pool)
-    for attend, law in ((ours.attention, theirs.attention), (ours.attention_of_last, theirs.attention_of_last)):
+    cache, section = GroupCache(pool.clone(), NUM_Q), KernelsSection(rope="torch")
+    ours, theirs = cuda_attention.CudaAttention(cache, section, 1, pdl=False), TorchOps([GroupCache(pool, NUM_Q)])
+    for attend, law in ((ours.attend, theirs.attention), (ours.attend_last, theirs.attention_of_last)):
         torch.testing.assert_close(attend(qkv, weights, 0, batch), law(qkv, weights, 0, batch), rtol=1e-4, atol=1e-5)
     assert called == kernels

@@ -9,7 +9,7 @@ import torch
 from common.device.steps.output_ring import NUM_SLOTS, PendingOutput, RingLanding, StepOutput, make_ring
 from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.operands import NO_CHOICE, SamplingTensors
+from common.kernels.base.sampling_operands import NO_CHOICE, SamplingTensors
 from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import ForwardBatch
@@ -41,7 +41,7 @@ def make_step(num_rows: int, num_blocks: int, device: torch.device) -> ForwardBa
     return ForwardBatch(
         token_ids=torch.arange(num_rows, dtype=torch.int32, device=device),
         positions=positions,
-        slot_mapping=None,
+        slots=(),
         block_tables=(tables,),
         seq_lens=seq_lens,
         cu_seqlens=torch.arange(num_rows + 1, dtype=torch.int32, device=device),

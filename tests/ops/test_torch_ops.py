@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.base.operands import AttentionWeights
+from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import ForwardBatch, Residual
+from common.ops.base import ForwardBatch, Norm, Residual, Weight
+from common.ops.caches import GroupCache
 from common.ops.torch_ops import TorchOps
 from tests.support.attention_weights import attention_weights
 
@@ -27,7 +28,7 @@ def make_batch(chunks: Chunks, tables: Tensor) -> ForwardBatch:
     return ForwardBatch(
         token_ids=torch.zeros(len(positions), dtype=torch.int32),
         positions=positions.int(),
-        slot_mapping=slots,
+        slots=(slots,),
         block_tables=(tables,),
         seq_lens=torch.tensor([end for _, end in chunks], dtype=torch.int32),
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
@@ -59,7 +60,7 @@ def test_chunked_paged_attention_equals_contiguous_attention() -> None:
     qkvs = [torch.randn(n, (NUM_Q + 2 * NUM_KV) * HEAD_DIM) for n in lengths]
     pool = torch.full((40, 3, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM), float("nan"))
     tables = torch.randperm(40)[:28].view(4, 7).int()
-    ops = TorchOps(pool)
+    ops = TorchOps([GroupCache(pool, NUM_Q)])
     steps: list[dict[int, tuple[int, int]]] = [
         {0: (0, 40), 2: (0, 30)},
         {1: (0, 1), 2: (30, 31), 3: (0, 15)},
@@ -83,7 +84,7 @@ def test_padding_rows_give_zeros_and_write_nothing() -> None:
     batch = ForwardBatch(
         token_ids=torch.zeros(2, dtype=torch.int32),
         positions=torch.zeros(2, dtype=torch.int32),
-        slot_mapping=torch.tensor([-1, 19]),
+        slots=(torch.tensor([-1, 19]),),
         block_tables=(torch.tensor([[0], [1]], dtype=torch.int32),),
         seq_lens=torch.tensor([0, 1], dtype=torch.int32),
         cu_seqlens=torch.tensor([0, 1, 2], dtype=torch.int32),
@@ -92,28 +93,30 @@ def test_padding_rows_give_zeros_and_write_nothing() -> None:
         max_seq_len=1,
     )
     qkv = torch.randn(2, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)
-    TorchOps(pool).attention(qkv, make_weights(), 0, batch)
+    TorchOps([GroupCache(pool, NUM_Q)]).attention(qkv, make_weights(), 0, batch)
     assert (~pool.isnan()).sum() == 2 * NUM_KV * HEAD_DIM
     assert not pool[1, 0, :, 3].isnan().any()
 
 
 def test_linears_and_gate() -> None:
     torch.manual_seed(9)
-    ops = TorchOps(torch.zeros(1, 1, 2, 16, 1, 32))
+    ops = TorchOps([GroupCache(torch.zeros(1, 1, 2, 16, 1, 32), 1)])
     x, norm, weight, residual = torch.randn(5, 8), torch.rand(8), torch.randn(12, 8), torch.randn(5, 12)
     normed = functional.rms_norm(x, (8,), norm, 1e-6)
-    torch.testing.assert_close(ops.norm_linear(Residual(x), norm, 1e-6, weight), normed @ weight.T)
-    torch.testing.assert_close(ops.linear_add(x, weight, Residual(residual)).rows, residual + x @ weight.T)
+    torch.testing.assert_close(ops.norm_linear(Residual(x), Norm(norm, 1e-6), Weight(weight)), normed @ weight.T)
+    torch.testing.assert_close(ops.linear_add(x, Weight(weight), Residual(residual)).rows, residual + x @ weight.T)
     gate, up = (normed @ weight.T).chunk(2, dim=1)
-    torch.testing.assert_close(ops.norm_gate_up(Residual(x), norm, 1e-6, weight), functional.silu(gate) * up)
+    torch.testing.assert_close(
+        ops.norm_gate_up(Residual(x), Norm(norm, 1e-6), Weight(weight)), functional.silu(gate) * up
+    )
 
 
 def test_logits_are_fp32() -> None:
     torch.manual_seed(10)
-    ops = TorchOps(torch.zeros(1, 1, 2, 16, 1, 32))
+    ops = TorchOps([GroupCache(torch.zeros(1, 1, 2, 16, 1, 32), 1)])
     x, norm = torch.randn(9, 8).bfloat16(), torch.rand(8).bfloat16()
     weight = torch.randn(30, 8).bfloat16()
-    logits = ops.logits(Residual(x), norm, 1e-6, weight)
+    logits = ops.logits(Residual(x), Norm(norm, 1e-6), Weight(weight))
     assert logits.dtype == torch.float32
     expected = functional.rms_norm(x.float(), (8,), norm.float(), 1e-6) @ weight.float().T
     torch.testing.assert_close(logits, expected, rtol=2e-2, atol=5e-2)

@@ -5,7 +5,10 @@ from dataclasses import replace
 from deploy.planning.step_times.rates import Rates, Where
 from deploy.planning.step_times.shape import ModelShape
 
-SHAPE = ModelShape(2, 64, 128, 4, 2, 16, 1000)
+SHAPE = ModelShape(
+    num_layers=2, layer_weights=73_728, step_bytes=275_456, weight_bytes=403_456, kv_bytes=256, pair_products=128,
+    token_bytes=6656, logit_bytes=32_000,
+)  # fmt: skip
 STEP_TOKENS = 8192
 STEP_MS, TOKEN_MS, ROW_MS, CONTEXT_MS = 1.5, 18.5e-3, 0.5, 1e-4
 

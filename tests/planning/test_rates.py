@@ -2,26 +2,25 @@
 
 import json
 import math
-import re
-from dataclasses import replace
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from benchmarks import rates as made
-from benchmarks.make_checkpoint import PRESETS
-from benchmarks.simulated import KNOWN_SHAPES
+from benchmarks.presets import settings
 from benchmarks.table_steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
-from common.device.engine.step_rules import MIN_SPARED_BYTES, StepSize, step_bytes
-from common.models.loader import read_config
+from common.device.engine.step_rules import MIN_SPARED_BYTES
+from common.models.reading import read_config
 from common.ops.prompt_attention import MAX_KEYS
 from deploy.bench.results import ROOT, read_rows
-from deploy.planning.scaling import scaled
 from deploy.planning.step_times import costs
 from deploy.planning.step_times.costs import MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.step_times.memory import Room
-from deploy.planning.step_times.rates import as_json, from_json, read_rates, shipped
-from deploy.planning.step_times.shape import read_shape, shape_of
+from deploy.planning.step_times.rates import from_json, read_rates, shipped
+from deploy.planning.step_times.scaling import scaled
+from deploy.planning.step_times.shape import ModelShape, read_shape, shape_of
 
 RATES = read_rates("h200-qwen3-4b")
 
@@ -32,7 +31,7 @@ def test_shipped_files_are_what_the_rows_say() -> None:
 
 
 def test_a_file_is_read_as_it_was_written_and_another_is_refused_by_name() -> None:
-    text = as_json(RATES)
+    text = made.as_json(RATES)
     assert from_json(text, "x") == RATES
     told = json.loads(text)
     for name in told:
@@ -100,8 +99,7 @@ def test_decode_steps_of_rows_that_share_take_what_was_measured_as_workers_run_t
 def test_another_model_takes_what_its_bytes_and_products_say() -> None:
     assert scaled(RATES, RATES.shape, "same").steps == RATES.steps
     known = RATES.shape
-    double = replace(known, num_hidden_layers=2 * known.num_hidden_layers, vocab_size=2 * known.vocab_size)
-    assert (double.step_bytes, double.kv_bytes) == (2 * known.step_bytes, 2 * known.kv_bytes)
+    double = ModelShape(**{name: 2 * size for name, size in asdict(known).items()})
     twice = scaled(RATES, double, "twice")
     for name, at in (("prompts", 2), ("steps", 2), ("copies", 1)):
         for before, after in zip(getattr(RATES, name), getattr(twice, name), strict=True):
@@ -110,15 +108,13 @@ def test_another_model_takes_what_its_bytes_and_products_say() -> None:
         assert getattr(twice, name) == 2 * getattr(RATES, name)
 
 
-def test_a_shape_is_read_from_a_config_and_anything_else_is_refused() -> None:
-    config = json.loads((ROOT / "deploy/demo_model/config.json").read_text())
-    assert shape_of(config).num_hidden_layers == config["num_hidden_layers"]
-    assert {name: shape_of(PRESETS[name]) for name in KNOWN_SHAPES} == KNOWN_SHAPES
-    assert shape_of(PRESETS[RATES.model]) == RATES.shape
-    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        for value in (None, 0, -1, True, "8", 1 << 40):
-            with pytest.raises(ConfigError, match=re.escape(f"{name} = {value!r}")):
-                shape_of(config | {name: value})
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_5_text"])
+def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(model_type: str, tmp_path: Path) -> None:
+    assert shape_of(settings(RATES.model)) == RATES.shape
+    assert RATES.shape.kv_bytes == 2 * 2 * 36 * 8 * 128
+    (tmp_path / "config.json").write_text(json.dumps(settings(RATES.model).values | {"model_type": model_type}))
+    with pytest.raises(ConfigError, match=r"config\.json: "):
+        read_shape(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +122,13 @@ def test_a_shape_is_read_from_a_config_and_anything_else_is_refused() -> None:
     [("qwen3-4b", 0.45, 346_320), ("qwen3-8b", 0.17, 22_000)],
 )
 def test_kv_has_the_room_that_benchmarks_readme_says_of_an_h200(model: str, fraction: float, num_tokens: int) -> None:
-    shape = RATES.shape if model == RATES.model else KNOWN_SHAPES[model]
+    shape = shape_of(settings(model))
     assert Room(shape, RATES.memory_bytes, fraction).kv_tokens(1, 1) == pytest.approx(num_tokens, rel=0.05)
 
 
 def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
     assert costs.MAX_KEYS == MAX_KEYS
     config, shape = read_config(ROOT / "deploy/demo_model"), read_shape(ROOT / "deploy/demo_model")
-    for size in (StepSize(0, 256), StepSize(512, 0), StepSize(8192, 64)):
-        assert step_bytes(shape, size) == step_bytes(config, size)
+    for size in ((0, 256), (512, 0), (8192, 64)):
+        assert shape.activation_bytes(*size) == config.activation_bytes(*size)
+    assert shape.step_bytes == 2 * config.step_weights

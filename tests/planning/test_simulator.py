@@ -1,39 +1,26 @@
 """The simulator beside what can be reckoned by hand, and beside the router's and the workers' own code."""
 
 import random
-from array import array
 from collections.abc import Iterable, Iterator
 
 import pytest
 
 import tests.scheduling.simulation as real
 from common.base.errors import ConfigError
-from common.serving.prompts.standstill import LEAST_S
-from common.settings.config import NetSection
-from common.wire.messages.worker import Role
-from deploy.planning.simulation import simulator
-from deploy.planning.simulation.decode import LAUNCH_MS, DecodeWorker
+from deploy.planning.simulation.decode import LAUNCH_MS
 from deploy.planning.simulation.events import Events
-from deploy.planning.simulation.figures import Figures, Objectives
 from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.layout import Layout, parse_layout
-from deploy.planning.simulation.loads import Arrival, Load, Prefixes, poisson, streams
-from deploy.planning.simulation.pairing import Host
+from deploy.planning.simulation.loads import Arrival, Load, Prefixes, streams
+from deploy.planning.simulation.outcome import Objectives, Outcome
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import PrefillWorker
 from deploy.planning.simulation.request import Request
-from deploy.planning.simulation.routing import Router
-from deploy.planning.simulation.simulator import Outcome, Stuck, simulate
+from deploy.planning.simulation.simulator import Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import Where
-from router.placement.capacity import has_gpu_alone
-from router.placement.choice import choose
-from router.placement.member import Member
-from router.placement.route import Demand, Route
-from router.placement.text_keys import TextKeys
-from router.placement.worker_pool import WorkerPool
-from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
-from tests.support.messages import LAYOUT, kv_path, worker_ready
+from router.placement.prefix_map import PoolContents
+from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
 
 APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
 
@@ -124,9 +111,9 @@ def test_a_prefix_that_a_decode_worker_has_is_not_moved_there_again() -> None:
 
 def test_a_prefix_that_goes_before_its_prompt_is_admitted_is_computed() -> None:
     (one,) = Prefixes(1, 1800).all
-    gpu = Gpu(0, Costs(made_rates()), Pool(20_000))
+    gpu = Gpu(Costs(made_rates()), Pool(20_000, PoolContents(("gpu0", 1), 1000)))
     worker = PrefillWorker(gpu, gpu.costs, Events(), print, print)
-    large, request = Request(0, 0.0, 19_000, 1), Request(1, 0.0, 2000, 1, prefix=one)
+    large, request = Request(0.0, 19_000, 1), Request(0.0, 2000, 1, prefix=one)
     gpu.pool.keep(one)
     gpu.pool.take(large, 18_000)
     worker.take(request)
@@ -139,8 +126,9 @@ def test_a_prefix_that_goes_before_its_prompt_is_admitted_is_computed() -> None:
 
 
 def test_a_pool_keeps_what_is_over_until_room_is_wanted_and_a_prefix_once() -> None:
-    pool, (one, two) = Pool(1000), Prefixes(2, 300).all
-    requests = [Request(number, 0.0, 400, 1, prefix=prefix) for number, prefix in enumerate((one, one, two))]
+    contents, (one, two) = PoolContents(("gpu0", 1), 100), Prefixes(2, 300).all
+    pool = Pool(1000, contents)
+    requests = [Request(0.0, 400, 1, prefix=prefix) for prefix in (one, one, two)]
     assert not pool.has(one) and pool.wanted(requests[0], 100) == 400
     pool.take(requests[0], 100)
     assert pool.has(one) and pool.wanted(requests[1], 100) == 100
@@ -148,11 +136,11 @@ def test_a_pool_keeps_what_is_over_until_room_is_wanted_and_a_prefix_once() -> N
     assert pool.free_tokens == 500
     for request in requests[:2]:
         pool.give_back(request, 100)
-    assert pool.free_tokens == 1000 and pool.has(one) and one in pool.known
+    assert pool.free_tokens == 1000 and pool.has(one) and contents.find(one.keys, 0.0).num_there == len(one.keys)
     pool.take(requests[2], 100)
     assert pool.has(one) and pool.has(two)
-    pool.take(Request(3, 0.0, 400, 1), 400)
-    assert not pool.has(one) and one not in pool.known and pool.has(two)
+    pool.take(Request(0.0, 400, 1), 400)
+    assert not pool.has(one) and not contents.find(one.keys, 0.0).num_there and pool.has(two)
 
 
 def test_where_there_is_no_room_for_all_prefixes_each_gpu_has_others() -> None:
@@ -186,7 +174,7 @@ def test_steps_that_share_a_gpu_slow_each_other_down_and_nobody_alone() -> None:
     assert late.ttft_ms == pytest.approx(1.25 * (STEP_MS + 1000 * TOKEN_MS))
     before = simulate(SHARED, Costs(rates), at_once([(100, 1000)])).requests[0]
     # What the prompt step lasts the stream is at half its speed; then they share a step.
-    assert streaming.e2e_ms - before.e2e_ms == pytest.approx(late.ttft_ms / 2 + step_ms([1000]), rel=0.05)
+    assert streaming.ended_ms - before.ended_ms == pytest.approx(late.ttft_ms / 2 + step_ms([1000]), rel=0.05)
 
 
 @pytest.mark.medium
@@ -206,83 +194,17 @@ def test_prompts_come_as_from_the_dispatcher_and_the_prompt_scheduler(monkeypatc
         assert [each.ttft_ms for each in outcome.requests] == pytest.approx(expected), f"seed {seed}"
 
 
-class Pools:
-    """The same workers in a real router's pool and in a simulated host."""
-
-    def __init__(self, layout: Layout) -> None:
-        costs, events, rng = Costs(made_rates()), Events(), random.Random(0)
-        self.pool = WorkerPool(NetSection(), 3.0)
-        gpus = [Gpu(0, costs, Pool(160_000)) for _ in range(layout.num_gpus)]
-        places = {role: layout.places(role) for role in Role}
-        self.decodes = [DecodeWorker(gpus[i], costs, events, print, print, rng.random) for i in places[Role.DECODE]]
-        self.prefills = [PrefillWorker(gpus[i], costs, events, print, print) for i in places[Role.PREFILL]]
-        self.members = {role: [self._member(role, n, gpu) for n, gpu in enumerate(places[role])] for role in Role}
-        for prefill in self.members[Role.PREFILL]:
-            for decode in self.members[Role.DECODE]:
-                self.pool.set_path(kv_path(prefill.id, decode.id))
-        self.router = Router([Host(list(self.prefills), self.decodes)])
-
-    def _member(self, role: Role, number: int, gpu: int) -> Member:
-        budget, rows = (STEP_TOKENS, 64) if role is Role.PREFILL else (0, 256)
-        return self.pool.add(
-            worker_ready(
-                f"{role.name}{number}", role, device=f"GPU {gpu}", num_blocks=(10_000,), max_model_len=1 << 20,
-                max_batch_tokens=budget, max_num_seqs=rows, memory_server_id=f"m{gpu}", memory_server_epoch=1,
-                pool_id=1, takes_replies=False,
-            ),
-            0.0,
-        )  # fmt: skip
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("layout", ["2P2D 4", "3P1D 4", "2P2D 2", "4P4D 4", "3P2D 4"])
-@pytest.mark.parametrize("prefixes", [None, Prefixes(7, 1600)])
-def test_the_pair_that_is_chosen_is_the_router_s(layout: str, prefixes: Prefixes | None) -> None:
-    name, num_gpus = layout.split()
-    pools, rng = Pools(parse_layout(name, int(num_gpus))), random.Random(layout)
-    running: list[tuple[Request, Route, bool]] = []
-    for number in range(400):
-        prefix = rng.choice(prefixes.all) if prefixes else None
-        num_inputs = 16 * rng.randint(1, 600) + (prefix.num_tokens if prefix else 0)
-        request = Request(number, 0.0, num_inputs, 16 * rng.randint(1, 100), prefix=prefix)
-        text = TextKeys(LAYOUT, b"", array("Q", [prefix.number << 32 | n for n in range(100)] if prefix else []))
-        demand = Demand(num_inputs, num_inputs + request.num_outputs, texts=(text,))
-        overtakes = rng.random() < 0.3
-        pair = pools.router.pairing.choose(request, overtakes=overtakes)
-        route = choose(pools.pool, demand, overtakes=overtakes)
-        assert (pair is None) == (route is None)
-        if pair is not None and route is not None:
-            prefill, decode = pair
-            assert f"PREFILL{pools.prefills.index(prefill)}" == route.prefill.id
-            assert f"DECODE{pools.decodes.index(decode)}" == route.decode.id
-            request.overtakes = overtakes
-            pools.router.assign(request, pair)
-            pools.pool.ledger.assign(route, num_inputs)
-            for worker in {route.prefill, route.decode}:
-                pools.pool.prefixes.predict(worker.pool, text.keys)
-            if prefix and rng.random() < 0.5:
-                request.find(prefix.num_tokens)
-                pools.router.lighten(request)
-                pools.pool.ledger.lighten_prompt(route, num_inputs, num_inputs - prefix.num_tokens)
-            assert request.whole_gpu == has_gpu_alone(pools.pool, route)
-            running.append((request, route, True))
-        while running and rng.random() < 0.6:
-            place = rng.randrange(len(running))
-            gone, its_route, is_prompt = running[place]
-            if is_prompt:
-                num_left = gone.num_inputs - gone.num_found
-                pools.router.prompt_is_over(gone)
-                pools.pool.ledger.release_prompt(its_route, num_left)
-                running[place] = gone, its_route, False
-            else:
-                pools.router.is_over(gone)
-                pools.pool.ledger.release(its_route)
-                running.pop(place)
-
-
 def draw(rng: random.Random) -> tuple[int, int]:
     """Lengths that have little in common."""
     return rng.choice([1, 50, 3000, 20_000]), rng.choice([1, 2, 30, 700])
+
+
+def random_load() -> Load:
+    rng, now_ms, arrivals = random.Random("s"), 0.0, []
+    for _ in range(400):
+        now_ms += 1e3 * rng.expovariate(60.0)
+        arrivals.append(Arrival(now_ms, *draw(rng)))
+    return Load(arrivals)
 
 
 def _outcomes(layout: Layout, load: Load, **options: int) -> Iterator[Outcome]:
@@ -291,10 +213,10 @@ def _outcomes(layout: Layout, load: Load, **options: int) -> Iterator[Outcome]:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("layout", [APART, SHARED, Layout(3, 2, 4), Layout(2, 2, 2), Layout(2, 2, 3, 5)])
+@pytest.mark.parametrize("layout", [APART, SHARED, Layout(3, 2, 4), Layout(2, 2, 2)])
 def test_whatever_is_sent_ends_once_and_the_same_twice(layout: Layout) -> None:
-    for load in (poisson(60.0, 400, draw, "s"), streams(40, [draw(random.Random(n)) for n in range(200)])):
-        kv_tokens = 60_000 if layout.num_hosts == 1 and not (layout.is_shared and layout.num_gpus > 1) else 300_000
+    for load in (random_load(), streams(40, [draw(random.Random(n)) for n in range(200)])):
+        kv_tokens = 300_000 if layout.is_shared and layout.num_gpus > 1 else 60_000
         first, second = _outcomes(layout, load, kv_tokens=kv_tokens)
         assert len(first.requests) == len(load.arrivals)
         for one, other in zip(first.requests, second.requests, strict=True):
@@ -326,19 +248,10 @@ def test_pools_of_kv_are_never_overdrawn_and_empty_in_the_end(monkeypatch: pytes
     assert pools and all(pool.free_tokens == 30_000 and not pool.computing for pool in pools)
 
 
-def test_prompts_that_wait_for_one_another_s_pools_are_given_back_until_all_are_over() -> None:
+def test_prompts_that_wait_for_one_another_s_pools_are_told_of() -> None:
     """Each of two GPUs is full of prompts for whoever decodes on the other."""
-    load = poisson(60.0, 400, draw, "s")
-    outcome = simulate(Layout(2, 2, 2), Costs(made_rates()), load, kv_tokens=30_000)
-    returned = [request for request in outcome.requests if request.num_returns]
-    assert returned and all(request.e2e_ms > 1e3 * LEAST_S for request in returned)
-    assert len(outcome.requests) == 400 and outcome.requests[0].ttft_ms < 1e3
-
-
-def test_a_standstill_beyond_the_time_of_a_request_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulator, "REQUEST_TIMEOUT_MS", 2000.0)
-    with pytest.raises(Stuck, match=r"wait for one another's KV blocks: pools of 30000 tokens"):
-        simulate(Layout(2, 2, 2), Costs(made_rates()), poisson(60.0, 400, draw, "s"), kv_tokens=30_000)
+    with pytest.raises(Stuck, match="wait for one another's KV blocks"):
+        simulate(Layout(2, 2, 2), Costs(made_rates()), random_load(), kv_tokens=30_000)
 
 
 def test_a_request_longer_than_a_pool_is_refused_before_anything_runs() -> None:
@@ -348,18 +261,17 @@ def test_a_request_longer_than_a_pool_is_refused_before_anything_runs() -> None:
 
 def test_figures_count_what_keeps_its_objectives() -> None:
     outcome = simulate(APART, Costs(made_rates()), at_once([(1000, 3)] * 4))
-    figures = Figures(outcome)
     slowest = max(each.ttft_ms for each in outcome.requests)
-    assert figures.attainment(Objectives(ttft_ms=slowest)) == 100
-    assert figures.attainment(Objectives(ttft_ms=slowest - 1)) in (25, 50, 75)
-    assert figures.of("ttft_p99") <= slowest
-    assert figures.tokens_per_s == pytest.approx(12 / outcome.span_ms * 1e3)
+    assert outcome.attainment(Objectives(ttft_ms=slowest)) == 100
+    assert outcome.attainment(Objectives(ttft_ms=slowest - 1)) in (25, 50, 75)
+    assert outcome.figure("ttft_p99") <= slowest
+    assert outcome.tokens_per_s == pytest.approx(12 / outcome.span_ms * 1e3)
     with pytest.raises(ValueError, match="figure 'x_p50'"):
-        figures.of("x_p50")
+        outcome.figure("x_p50")
 
 
 def test_names_of_layouts() -> None:
-    assert parse_layout("2P3D", 5, 4).name == "2P3D, 5 GPUs on each of 4 hosts"
+    assert parse_layout("2P3D", 5).name == "2P3D, 5 GPUs"
     assert Layout(2, 2, 2).is_shared and not Layout(2, 2, 4).is_shared
     for text in ("2P", "P2D", "2P2Dx", "0P1D", "3P1D"):
         with pytest.raises(ConfigError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.base.errors import RequestError
 from common.settings.config import ModelSection
 from common.wire.messages.frames import decode, encode
-from router.http.error_bodies import error_body
+from router.http.errors import error_body
 from router.reading.packed_requests import unpack
 from router.reading.reading import parse_body, read, tokenized
 from router.requests.completion_fields import COMPLETION_FIELDS, STREAM_OPTIONS

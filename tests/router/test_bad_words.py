@@ -10,8 +10,7 @@ from common.base.errors import RequestError
 from common.settings.config import ModelSection
 from common.wire.values.packing import unpack_ids
 from common.wire.values.sampling_params import MAX_WORD_TOKENS, SamplingParams
-from router.reading.reading import parse_body, tokenized
-from router.requests.bad_words import packed_words
+from router.reading.reading import packed_words, parse_body, tokenized
 from router.text.tokenizer import Tokenizer
 
 

@@ -1,8 +1,7 @@
 """Whose turn it is waits for the pool that has its beginning, while others find theirs where there is room."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from common.settings.config import RouterSection
 from common.wire.values.sampling_params import SamplingParams
@@ -21,7 +20,7 @@ class Rig:
     """Two pools, and two prefill workers that take nothing from one another's; the first is busy."""
 
     def __init__(self) -> None:
-        self.pools, self.queue = Pools(), WaitingQueue(RouterSection())
+        self.pools, self.queue = Pools(), WaitingQueue[Completion](RouterSection())
         self.here, _, self.there, _ = self.pools.members
         for gpu, text in enumerate((MINE, YOURS)):
             self.pools.contents(gpu).begin()

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from common.base.errors import ErrorCode, RequestError
 from common.settings.config import ModelSection
 from router.base.helper_frames import MODEL, Kind
-from router.http.error_bodies import error_body
+from router.http.errors import error_body
 from router.placement.capacity import most_tokens
 from router.reading.bodies import NUM_FREE_BYTES
 from router.reading.packed_requests import unpack
 from router.reading.reading import parse_conversation, read, tokenized
 from router.requests.chat_fields import CHAT_FIELDS
-from router.text.chat_model import ToldModel, packed_model
+from router.text.chat_model import UnpackedModel, packed_model
 from router.text.chat_template import ChatTemplate
 from router.text.control_tokens import ControlTokens
 from router.text.tokenizer import Tokenizer
@@ -271,7 +271,7 @@ async def test_what_nothing_can_interrupt_costs_the_chat_and_nobody_else(
     cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     process = cluster.service.reader._chat_process
-    told = packed_model(ToldModel(cluster.service.tokenizer.info, ChatTemplate(source, {}), ControlTokens(())))
+    told = packed_model(UnpackedModel(cluster.service.tokenizer.info, ChatTemplate(source, {}), ControlTokens(())))
     with monkeypatch.context() as patch:
         patch.setattr(process._helper, "_first", MODEL.pack(len(told)) + told)
         patch.setattr(process, "_deadline_s", 3.0)

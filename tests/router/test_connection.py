@@ -1,17 +1,20 @@
 """Raw sockets: whatever is sent, an error has OpenAI's shape, and nobody holds a connection without using it."""
 
 import asyncio
+import inspect
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from common.settings.config import RouterSection
-from router.http import connection
+from router.http import unread_answers
 from router.http.connection import Connection
 from router.reading import bodies
 from tests.router.conftest import Cluster, StartCluster
@@ -48,7 +51,7 @@ MALFORMED: list[tuple[str, bytes, int, str]] = [
 
 
 class Socket:
-    """One connection to a cluster."""
+    """A connection to a cluster."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -209,17 +212,49 @@ async def test_who_waits_for_an_answer_is_not(start_cluster: StartCluster, conne
     assert (await socket.response())[0] == 200
 
 
-async def _served(respond: Callable[[web.BaseRequest], Any]) -> tuple[web.Server, asyncio.Server, int]:
-    server = web.Server(respond, handler_cancellation=True)
-    listening = await asyncio.get_running_loop().create_server(
-        lambda: Connection(server, RouterSection()), "127.0.0.1", 0
-    )
-    return server, listening, listening.sockets[0].getsockname()[1]
+PRIVATE = {"_parser", "_read_bufsize"}
+"""Names of aiohttp's RequestHandler that `Connection` uses beside the public ones."""
+PUBLIC = {
+    "connection_made", "connection_lost", "pause_writing", "resume_writing", "finish_response", "handle_error",
+    "log_exception",
+}  # fmt: skip
+"""Methods that `Connection` overrides."""
+
+
+def test_aiohttp_has_the_private_names_that_are_used() -> None:
+    slots = {name for each in web.RequestHandler.__mro__ for name in getattr(each, "__slots__", ())}
+    used = set(re.findall(r"self\.(_[a-z]\w*)", inspect.getsource(Connection)))
+    own = {name for name in (*Connection.__slots__, *vars(Connection)) if name not in slots}
+    assert used - own == PRIVATE, "another private name of aiohttp is used, or one here is used no more"
+    assert slots >= PRIVATE, f"aiohttp {aiohttp.__version__} has another RequestHandler: adapt Connection"
+    methods = {name for each in web.RequestHandler.__mro__[:-1] for name in vars(each) if name[:2] != "__"}
+    assert methods & set(vars(Connection)) == PUBLIC, "other methods of aiohttp are overridden than those named here"
+
+
+@asynccontextmanager
+async def _served(respond: Callable[[web.BaseRequest], Any]) -> AsyncIterator[tuple[web.Server, int]]:
+    """Serve connections, which are checked like those of a router; give the port."""
+    server, loop = web.Server(respond, handler_cancellation=True), asyncio.get_running_loop()
+
+    async def check() -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            for each in server.connections:
+                cast(Connection, each).check(loop.time())
+
+    checking = asyncio.create_task(check())
+    listening = await loop.create_server(lambda: Connection(server, RouterSection()), "127.0.0.1", 0)
+    try:
+        yield server, listening.sockets[0].getsockname()[1]
+    finally:
+        checking.cancel()
+        listening.close()
+        await server.shutdown(1.0)
 
 
 @pytest.mark.parametrize("high_water", [1 << 16, 1 << 30], ids=["while it is written", "while it closes"])
 async def test_who_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch, high_water: int) -> None:
-    monkeypatch.setattr(connection, "WRITE_S", 0.2)
+    monkeypatch.setattr(unread_answers, "WRITE_S", 0.2)
     has_responded = asyncio.Event()
 
     async def respond(request: web.BaseRequest) -> web.Response:
@@ -230,42 +265,32 @@ async def test_who_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch, high_w
         has_responded.set()
         return response
 
-    server, listening, port = await _served(respond)
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
+    async with _served(respond) as (server, port), asyncio.timeout(DEADLINE_S):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(LIVE)
-        async with asyncio.timeout(DEADLINE_S):
-            await has_responded.wait()
-            (transport,) = server._connections.values()
-            while transport.get_write_buffer_size() or not transport.is_closing():
-                await asyncio.sleep(0.01)
-    finally:
+        await has_responded.wait()
+        while server.connections:
+            await asyncio.sleep(0.01)
         writer.transport.abort()
-        listening.close()
-        await server.shutdown(1.0)
 
 
 @pytest.mark.medium
 async def test_who_reads_slowly_gets_all_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "WRITE_S", 0.5)
+    monkeypatch.setattr(unread_answers, "WRITE_S", 0.5)
     num_bytes, num_read = 1 << 25, 0
 
     async def respond(request: web.BaseRequest) -> web.Response:
         return web.Response(body=bytes(num_bytes))
 
-    server, listening, port = await _served(respond)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
-    try:
+    async with _served(respond) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
         writer.write(LIVE)
         await reader.readuntil(b"\r\n\r\n")
-        slow_until_s = asyncio.get_running_loop().time() + 3 * connection.WRITE_S
+        slow_until_s = asyncio.get_running_loop().time() + 3 * unread_answers.WRITE_S
         while piece := await reader.read(min(1 << 16, num_bytes - num_read)):
             num_read += len(piece)
             if asyncio.get_running_loop().time() < slow_until_s:
                 await asyncio.sleep(0.01)
         assert num_read == num_bytes
-    finally:
         writer.transport.abort()
-        listening.close()
-        await server.shutdown(1.0)

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from tokenizers import decoders
 
 from common.grammar.grammars import Grammars, model_tokens
-from router.grammar.grammar_main import dialect_of, found
+from router.grammar.grammar_main import compiled, dialect_of
 from router.grammar.source import GrammarSource
 from router.grammar.tokens import lean_tokens, tree_of, vocabulary_of
 from tests.router.made_tokenizers import KINDS, made
@@ -65,7 +64,7 @@ def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int
     assert (lean.vocab_size, lean.eos_token, lean.eos_tokens) == (whole.vocab_size, whole.eos_token, whole.eos_tokens)
     verdicts = set()
     for source in sources():
-        outcome, expected = (found(source, each, dialect_of(each)) for each in (Grammars(lean), Grammars(whole)))
+        outcome, expected = (compiled(source, each, dialect_of(each)) for each in (Grammars(lean), Grammars(whole)))
         assert outcome == expected, source
         verdicts.add(bool(outcome[0]))
         if outcome[0]:
@@ -77,13 +76,6 @@ def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int
     assert verdicts == {True, False}
 
 
-def test_a_child_tells_the_tokens(model: tuple[Path, int]) -> None:
+def test_all_tokens_of_a_model_are_loaded(model: tuple[Path, int]) -> None:
     lean, whole = lean_tokens(*model, ENDS), model_tokens(*model, ENDS)
     assert vocabulary_of(lean) == vocabulary_of(whole)
-
-
-def test_tokens_that_cannot_be_loaded_are_an_error(tmp_path: Path) -> None:
-    shutil.copytree(DEMO_MODEL, tmp_path / "broken")
-    (tmp_path / "broken" / "tokenizer.json").write_text("{}")
-    with pytest.raises(RuntimeError, match="could not be loaded: ValueError: "):
-        lean_tokens(tmp_path / "broken", 2048, ENDS)

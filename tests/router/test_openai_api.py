@@ -9,7 +9,7 @@ from common.wire.values.sampling_params import SamplingParams
 from router.answers.completion_bodies import ChunkWriter
 from router.api.field_tables import written
 from router.dispatch.request_state import Completion, Delivery, Mailbox
-from router.http.error_bodies import error_body
+from router.http.errors import error_body
 from router.requests.completion_api import CompletionRequest, ResponseOptions, choice_seed, parse
 from router.requests.completion_fields import COMPLETION_FIELDS
 from router.text.detokenizer import TextStream

@@ -1,9 +1,9 @@
 """Short prompts stay with who decodes them while prefill workers are busy for longer, one at a time."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.base.errors import ErrorCode
 from common.settings.config import NetSection

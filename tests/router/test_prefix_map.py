@@ -4,10 +4,10 @@ import math
 import tracemalloc
 from array import array
 from collections import Counter
-from dataclasses import replace
 from secrets import randbits
 
 import pytest
+from msgspec.structs import replace
 
 from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent

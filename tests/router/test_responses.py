@@ -124,16 +124,6 @@ async def test_log_probabilities_are_told_where_they_are_included(client: Client
 
 
 @pytest.mark.medium
-async def test_the_way_of_a_request_is_told_in_its_response(client: Client) -> None:
-    create: Any = client.openai.responses.create
-    fields = {"model": "tiny", "input": SAID, "max_output_tokens": 3, "extra_headers": {"X-Baton-Timing": "1"}}
-    whole = await create(**fields)
-    *_, last = [event async for event in await create(stream=True, **fields)]
-    for response in (whole, last.response):
-        assert response.timing[0]["attempts"] == 1
-
-
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("param", "code", "fields"),
     [

@@ -68,7 +68,7 @@ def events_of(written: bytes) -> list[dict[str, Any]]:
 
 
 def streamed(text: str, size: int, finish_reason: str = "stop", num_at_once: int = 1) -> list[dict[str, Any]]:
-    answer = StreamedResponse(job(finish_reason=finish_reason), wants_timing=False)
+    answer = StreamedResponse(job(finish_reason=finish_reason))
     news = deliveries(text, size, finish_reason)
     parts = [news[i : i + num_at_once] for i in range(0, len(news), num_at_once)]
     written = b"".join(asyncio.run(answer.events(part)) for part in parts)
@@ -76,7 +76,7 @@ def streamed(text: str, size: int, finish_reason: str = "stop", num_at_once: int
 
 
 def whole(text: str, finish_reason: str = "stop") -> dict[str, Any]:
-    answer = WholeResponse(job(finish_reason=finish_reason), wants_timing=False)
+    answer = WholeResponse(job(finish_reason=finish_reason))
     for delivery in deliveries(text, max(1, len(text)), finish_reason):
         answer.take(delivery)
     body: dict[str, Any] = json.loads(asyncio.run(answer.body()))
@@ -181,7 +181,7 @@ def parsed(item: dict[str, Any]) -> dict[str, Any]:
 
 def test_thoughts_come_as_a_summary_where_one_is_asked_for() -> None:
     """Some clients show nothing else; the package's accumulator takes the events."""
-    answer = StreamedResponse(job(has_summary=True), wants_timing=False)
+    answer = StreamedResponse(job(has_summary=True))
     text = "<think>why</think>Hello"
     events = events_of(b"".join(asyncio.run(answer.events([each])) for each in deliveries(text, 1, "stop")))
     steps = ["summary_part.added", "summary_text.delta", "summary_text.done", "summary_part.done"]
@@ -207,7 +207,7 @@ def test_tokens_of_thoughts_are_counted() -> None:
 
 
 def test_an_error_amid_a_stream_is_a_response_that_failed() -> None:
-    answer = StreamedResponse(job(), wants_timing=False)
+    answer = StreamedResponse(job())
     written = asyncio.run(answer.events([Delivery(0, "Hel", 1)]))
     error = RequestError("the worker died", code="worker_lost", status=503)
     written += asyncio.run(answer.events([Delivery(0, "lo", 2), Delivery(0, "", error=error)]))

@@ -15,9 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.grammar.grammars import Grammars
-from router.grammar.grammar_main import dialect_of, found
-from router.grammar.source import NO_GRAMMAR, Found, GrammarSource
-from router.requests.tool_choice import ToolChoice, form_of
+from router.grammar.grammar_main import compiled, dialect_of
+from router.grammar.source import NO_GRAMMAR, CompileResult, GrammarSource
+from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.tool_calls import ToolFormat
 from tests.router.conftest import Cluster
 from tests.router.test_structured import random_text
@@ -38,8 +38,8 @@ def demo_tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 
 
-def fitted(grammars: Grammars, schema: Any, *, strict: bool) -> Found:
-    return found(GrammarSource("json", json.dumps(schema), "f", strict=strict), grammars, dialect_of(grammars))
+def fitted(grammars: Grammars, schema: Any, *, strict: bool) -> CompileResult:
+    return compiled(GrammarSource("json", json.dumps(schema), "f", strict=strict), grammars, dialect_of(grammars))
 
 
 def branch(kind: str, *, required: Sequence[str] = ("kind",), **properties: Any) -> dict[str, Any]:
@@ -168,12 +168,16 @@ DROPPED: dict[str, tuple[Any, list[str]]] = {
     ),
 }
 WRONG = [
-    ({"properties": {"a": {"required": True}}}, "required at #/properties/a = true: wants a list of names"),
-    ({"items": {"type": "float"}}, "type at #/items = 'float': wants one of null, boolean, number, integer, "),
+    (
+        {"properties": {"a": {"required": True}}},
+        "required at #/properties/a = true: Expected array for 'required', got true",
+    ),
+    ({"items": {"type": "float"}}, "type at #/items = 'float': Invalid type: float"),
     ({"anyOf": [{}, 5]}, "#/anyOf/1 = 5: wants a schema, which is an object, true or false"),
     ({"$ref": "#/$defs/missing"}, "$ref at # = '#/$defs/missing': nothing is there"),
-    ({"type": "string", "minLength": -1}, "minLength at # = -1: wants an integer of at least 0"),
-    ({"oneOf": []}, "oneOf at # = a list of 0: wants a list of schemas, not empty"),
+    ({"type": "string", "minLength": -1}, "minLength at # = -1: Expected positive integer for 'minLength', got -1"),
+    ({"properties": {"a": {"allOf": {}}}}, "allOf at #/properties/a = an object of 0: allOf must be an array"),
+    ({"oneOf": []}, "Unsatisfiable schema: anyOf is empty"),
 ]
 
 
@@ -235,12 +239,12 @@ def test_a_tool_whose_schema_cannot_be_held_is_named(grammars: Grammars) -> None
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
         for name, schema, strict in (("find", OBJECT, True), ("tag", tags, False))
     ]
-    values = {"tools": tools, "tool_choice": ToolChoice().checked("f", "required"), "parallel_tool_calls": True}
+    values = {"tools": tools, "tool_choice": TOOL_CHOICE.checked("f", "required"), "parallel_tool_calls": True}
     source = form_of(values, ToolFormat.HERMES, NO_GRAMMAR)
-    lenient = found(source, grammars, dialect_of(grammars))
+    lenient = compiled(source, grammars, dialect_of(grammars))
     assert list(lenient.dropped) == ['"tag": uniqueItems at #/properties/tags is dropped']
     tools[1]["function"]["strict"] = True
-    strict = found(form_of(values, ToolFormat.HERMES, NO_GRAMMAR), grammars, dialect_of(grammars))
+    strict = compiled(form_of(values, ToolFormat.HERMES, NO_GRAMMAR), grammars, dialect_of(grammars))
     assert strict.problem.startswith('"tag": uniqueItems at #/properties/tags cannot be guaranteed')
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from tokenizers import Tokenizer
 from common.base.errors import RequestError
 from common.grammar.grammars import Grammars
 from common.wire.messages.worker import PrefillRequest
+from router.base.helper_process import HelperProcess
 from router.grammar.checks import MAX_KNOWN
-from router.grammar.grammar_main import dialect_of, found
+from router.grammar.grammar_main import compiled, dialect_of
 from router.grammar.source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
 from router.requests.structured_fields import MAX_CHOICES
-from router.requests.tool_choice import ToolChoice, form_of
+from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
 from router.text.tool_calls import CALL, ToolFormat
 from tests.router.conftest import Cluster
@@ -183,14 +185,25 @@ REASONS = [
 
 @pytest.mark.parametrize(("source", "reason"), REASONS, ids=[reason[:20] for _, reason in REASONS])
 def test_a_wrong_grammar_is_told_with_its_whole_reason(grammars: Grammars, source: GrammarSource, reason: str) -> None:
-    grammar, problem, _ = found(source, grammars, dialect_of(grammars))
+    grammar, problem, _ = compiled(source, grammars, dialect_of(grammars))
     assert not grammar and reason in problem and len(problem) < 200
+
+
+@pytest.mark.parametrize(
+    ("blanks", "is_allowed"), [("", True), ("  ", True), ("   ", False), ("\n" + " " * 20, True), ("\n\n", False)]
+)
+def test_json_has_few_blanks_between_its_parts(
+    grammars: Grammars, demo_tokenizer: Tokenizer, blanks: str, is_allowed: bool
+) -> None:
+    grammar = compiled(GrammarSource("json", '{"type": "object"}'), grammars, dialect_of(grammars)).grammar
+    ids = demo_tokenizer.encode(f'{{{blanks}"a":1}}', add_special_tokens=False).ids
+    assert grammars.compile(grammar).consume_tokens(ids) is is_allowed
 
 
 @pytest.mark.medium
 def test_as_many_choices_as_are_taken_can_be_followed(grammars: Grammars, demo_tokenizer: Tokenizer) -> None:
     choices = [f'{i}. Akt\n"你好"/\\' for i in range(MAX_CHOICES)]
-    grammar, problem, _ = found(GrammarSource("choice", json.dumps(choices)), grammars, dialect_of(grammars))
+    grammar, problem, _ = compiled(GrammarSource("choice", json.dumps(choices)), grammars, dialect_of(grammars))
     assert not problem
     assert {random_text(grammar, grammars, demo_tokenizer, seed) for seed in range(9)} <= set(choices)
 
@@ -223,6 +236,35 @@ async def test_a_process_that_dies_is_started_again(cluster: Cluster) -> None:
         assert (status, answer["error"]["code"]) == (503, "grammar_queue_full")
         assert (await ask(session, {"guided_regex": "a"}))[0] == 200, "what is known needs no process"
         assert (await ask(session, {"guided_regex": "c"}))[0] == 200
+
+
+UNFINISHED = """
+import sys
+from msgspec import msgpack
+from router.base.helper_frames import GRAMMAR
+from router.grammar.source import Found
+
+while header := sys.stdin.buffer.read(GRAMMAR.size):
+    number, num_bytes = GRAMMAR.unpack(header)
+    sys.stdin.buffer.read(num_bytes)
+    reply = msgpack.encode(Found())
+    sys.stdout.buffer.write(GRAMMAR.pack(number, len(reply)) + reply)
+    sys.stdout.buffer.flush()
+"""
+
+
+async def test_a_grammar_whose_compilation_did_not_finish_is_refused_and_tried_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, source = cluster.service.grammars, GrammarSource("regex", "unfinished")
+    helper = HelperProcess("", ())
+    monkeypatch.setattr(helper, "_command", [sys.executable, "-c", UNFINISHED])
+    monkeypatch.setattr(checks, "_helper", helper)
+    with pytest.raises(RequestError) as error:
+        await checks.compiled(source)
+    assert (error.value.status, error.value.code) == (503, "grammar_queue_full")
+    assert source not in checks._known
+    await helper.end()
 
 
 async def test_a_grammar_whose_client_leaves_while_the_process_starts_is_compiled(cluster: Cluster) -> None:
@@ -262,7 +304,7 @@ async def test_what_is_known_is_bounded(cluster: Cluster, monkeypatch: pytest.Mo
 def test_a_form_begins_behind_what_a_model_thinks(
     grammars: Grammars, demo_tokenizer: Tokenizer, thoughts: Thoughts, begin: str
 ) -> None:
-    grammar, problem, _ = found(
+    grammar, problem, _ = compiled(
         GrammarSource("json", json.dumps(PERSON), "guided_json", "", thoughts), grammars, dialect_of(grammars)
     )
     assert not problem
@@ -284,7 +326,7 @@ def test_thoughts_have_so_many_tokens_at_most(
     grammars: Grammars, demo_tokenizer: Tokenizer, asked: GrammarSource, most: int, thoughts: Thoughts
 ) -> None:
     source = replace(asked, thoughts=thoughts, max_thought_tokens=most)
-    grammar, problem, _ = found(source, grammars, dialect_of(grammars))
+    grammar, problem, _ = compiled(source, grammars, dialect_of(grammars))
     if not grammars.has_token(THINK_END):
         assert "</think> is no token of this model" in problem
         return
@@ -318,7 +360,7 @@ def chat(choice: Any, *, several: bool = True, strict: bool = False) -> dict[str
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
         for name, schema in SCHEMAS.items()
     ]
-    checked = ToolChoice().checked("tool_choice", choice)
+    checked = TOOL_CHOICE.checked("tool_choice", choice)
     return {"tools": tools, "tool_choice": checked, "parallel_tool_calls": several}
 
 
@@ -326,7 +368,7 @@ def answers_of(
     source: GrammarSource, tool_format: ToolFormat, model: tuple[Grammars, Tokenizer], begin: str = ""
 ) -> list[Part]:
     """Random ones, taken apart."""
-    grammar, problem, _ = found(source, model[0], dialect_of(model[0]))
+    grammar, problem, _ = compiled(source, model[0], dialect_of(model[0]))
     assert not problem
     texts = [random_text(grammar, *model, seed, begin) for seed in range(12)]
     parsers = [AnswerParser(thoughts="", tool_format=tool_format) for _ in texts]

@@ -1,81 +1,11 @@
-"""Each request explains itself: in the log, and to a client that asks."""
+"""Each request explains itself in the log."""
 
-import json
 import logging
-from typing import Any
 
-import aiohttp
 import pytest
 
 from common.base.errors import RequestError
 from tests.router.bench import LENGTH, Bench
-from tests.router.conftest import Client, Cluster
-
-PROMPT = "the quick brown fox"
-ASKED = {"X-Baton-Timing": "1"}
-PHASES = ("queued_ms", "prefill_ms", "handoff_ms", "decode_ms")
-
-
-def check(timing: Any, num_choices: int = 1) -> None:
-    assert [told["index"] for told in timing] == list(range(num_choices))
-    for told in timing:
-        assert (told["prefill_worker"], told["decode_worker"], told["kv_path"]) == ("prefill-0", "decode-0", "shm")
-        assert told["attempts"] == 1 and told["cached_tokens"] == 0 and told["route"] == "the only pair with room"
-        assert sum(told[phase] for phase in PHASES) == pytest.approx(told["e2e_ms"], abs=0.01)
-        assert 0 < told["ttft_ms"] <= told["e2e_ms"] and told["read_ms"] > 0
-
-
-async def test_a_response_tells_its_timing_if_it_is_asked_to(client: Client) -> None:
-    fields: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "n": 2}
-    plain = await client.completions.create(**fields)
-    assert not hasattr(plain, "timing")
-    told = await client.completions.create(**fields, extra_headers=ASKED)
-    assert told.model_extra is not None
-    check(told.model_extra["timing"], num_choices=2)
-    nothing = await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0, echo=True, extra_headers=ASKED)
-    assert nothing.model_extra is not None and nothing.model_extra["timing"] == [], "no worker had to do with it"
-
-
-@pytest.mark.medium
-async def test_a_chat_tells_it_too(client: Client) -> None:
-    messages: Any = [{"role": "user", "content": "fox"}]
-    told = await client.openai.chat.completions.create(
-        model="tiny", messages=messages, max_tokens=4, extra_headers=ASKED
-    )
-    assert told.model_extra is not None
-    check(told.model_extra["timing"])
-
-
-async def test_a_stream_tells_it_beside_its_usage(client: Client) -> None:
-    chunks = [
-        chunk
-        async for chunk in await client.completions.create(
-            model="tiny", prompt=PROMPT, max_tokens=4, stream=True, stream_options={"include_usage": True},
-            extra_headers=ASKED,
-        )
-    ]  # fmt: skip
-    extras = [chunk.model_extra or {} for chunk in chunks]
-    assert all("timing" not in extra for extra in extras[:-1])
-    assert chunks[-1].usage is not None and chunks[-1].choices == []
-    check(extras[-1]["timing"])
-
-
-async def test_a_stream_without_usage_tells_it_in_a_comment_that_clients_skip(client: Client, cluster: Cluster) -> None:
-    texts, reasons, chunks = await client.streamed(prompt=PROMPT, max_tokens=4, extra_headers=ASKED)
-    plain, _, plain_chunks = await client.streamed(prompt=PROMPT, max_tokens=4)
-    assert all(chunk.choices for chunk in [*chunks, *plain_chunks]), "none is for the times"
-    assert texts.keys() == plain.keys() and list(reasons) == [0]
-    body = {"prompt": PROMPT, "max_tokens": 4, "stream": True}
-    async with (
-        aiohttp.ClientSession(cluster.url, headers=ASKED) as session,
-        session.post("/v1/completions", json=body) as response,
-    ):
-        events = (await response.text()).split("\n\n")
-    comment, done, rest = events[-3:]
-    assert (done, rest) == ("data: [DONE]", "")
-    assert comment.startswith(": timing ") and comment.isascii() and "\n" not in comment
-    check(json.loads(comment.removeprefix(": timing ")))
-    assert all(event.startswith("data: ") for event in events[:-3])
 
 
 def test_the_log_has_a_line_for_people_and_fields_for_programs(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from router.dispatch.request_state import Completion
-from router.http import connection, unread_answers
-from router.http.unread_answers import PATIENCE_S, Reason, Unread, Waiting
+from router.http import unread_answers
+from router.http.unread_answers import PATIENCE_S, Reason, Unread, UnreadAnswer
 from tests.router.conftest import MAX_MODEL_LEN, Cluster, StartCluster
 
 MIB = 1 << 20
@@ -45,13 +45,13 @@ class Room:
         self.now_s = 0.0
         self.unread = Unread(max_bytes, lambda: self.now_s)
 
-    def answer(self, num_bytes: int, client: str = "") -> tuple[FakeTransport, Waiting]:
+    def answer(self, num_bytes: int, client: str = "") -> tuple[FakeTransport, UnreadAnswer]:
         transport = FakeTransport(num_bytes)
         return transport, self.unread.begin(cast(asyncio.Transport, transport), client, stall_s=60.0)
 
-    def look(self, seconds: float) -> None:
+    def check(self, seconds: float) -> None:
         self.now_s += seconds
-        self.unread.look()
+        self.unread.check()
 
     def num_cut(self, reason: Reason) -> float:
         samples = (sample for family in self.unread.collect() for sample in family.samples)
@@ -65,9 +65,9 @@ async def test_who_reads_a_byte_a_minute_goes_on_and_who_reads_none_does_not() -
     stopped, _ = room.answer(MIB)
     for _ in range(10):
         slow.num_bytes -= 1
-        room.look(50.0)
+        room.check(50.0)
     assert not slow.is_aborted and stopped.is_aborted
-    room.look(70.0)
+    room.check(70.0)
     assert slow.is_aborted
     assert room.num_cut(Reason.STALLED) == 2 and room.unread.num_bytes == 0
 
@@ -79,7 +79,7 @@ async def test_what_is_written_meanwhile_hides_neither_reading_nor_its_absence(n
     for _ in range(3):
         transport.num_bytes += 5000 - num_read
         waiting.num_left += 5000
-        room.look(50.0)
+        room.check(50.0)
     assert transport.is_aborted == (not num_read)
 
 
@@ -87,9 +87,9 @@ async def test_too_much_unread_costs_the_largest_answer_of_the_client_that_has_m
     room = Room(12 * MIB)
     hog = [room.answer(size * MIB, "hog")[0] for size in (1, 4, 2)]
     others = [room.answer(3 * MIB, f"user {number}")[0] for number in range(2)]
-    room.look(PATIENCE_S / 2)
+    room.check(PATIENCE_S / 2)
     assert not any(each.is_aborted for each in hog + others), "a moment is everybody's"
-    room.look(PATIENCE_S / 2)
+    room.check(PATIENCE_S / 2)
     assert [each.is_aborted for each in hog] == [False, True, False]
     assert not any(each.is_aborted for each in others)
     assert room.num_cut(Reason.SIZE) == 1 and room.unread.num_bytes == 9 * MIB
@@ -98,7 +98,7 @@ async def test_too_much_unread_costs_the_largest_answer_of_the_client_that_has_m
 async def test_a_client_has_a_part_of_what_all_may_have() -> None:
     room = Room(12 * MIB)
     hog = [room.answer(2 * MIB, "hog")[0] for _ in range(2)]
-    room.look(PATIENCE_S)
+    room.check(PATIENCE_S)
     assert sorted(each.is_aborted for each in hog) == [False, True]
 
 
@@ -161,10 +161,10 @@ async def test_a_stream_that_nobody_reads_ends(
     start_cluster: StartCluster, ask: Ask, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason is Reason.STALLED:
-        monkeypatch.setattr(connection, "WRITE_S", 0.2)
+        monkeypatch.setattr(unread_answers, "WRITE_S", 0.2)
     else:
         monkeypatch.setattr(unread_answers, "PATIENCE_S", 0.0)
-        monkeypatch.setattr(unread_answers, "MAX_LOOK_S", 0.1)
+        monkeypatch.setattr(unread_answers, "MAX_CHECK_S", 0.1)
     cluster = await start_cluster(**({} if reason is Reason.STALLED else {"max_unread_bytes": MIB}))
     cluster.prefill()
     cluster.decode()

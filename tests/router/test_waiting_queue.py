@@ -17,7 +17,7 @@ class Bench:
     """A queue, and completions named by what they are."""
 
     def __init__(self) -> None:
-        self.queue = WaitingQueue(RouterSection())
+        self.queue = WaitingQueue[Completion](RouterSection())
 
     def enter(self, name: str, num_tokens: int, client: str = "", priority: int = 0) -> Completion:
         completion = Completion(

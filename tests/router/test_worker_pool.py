@@ -1,9 +1,9 @@
-import dataclasses
 import itertools
 import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.settings.config import NetSection
 from common.wire.messages.operator import MAX_WORKERS
@@ -173,7 +173,7 @@ def test_decode_workers_compute_prompts_themselves_until_some_path_is_proven() -
 
 def test_prefill_by_outstanding_tokens_within_its_window_decode_by_relative_load() -> None:
     pool, (p0, p1), (d0, d1) = pool_of(2, 2)
-    d1.ready = dataclasses.replace(d1.ready, max_num_seqs=24)
+    d1.ready = replace(d1.ready, max_num_seqs=24)
     p0.work.outstanding_tokens, p1.work.outstanding_tokens = 150, 50
     d0.work.num_assigned, d1.work.num_assigned = 4, 6  # 4/8 against 6/24
     route = choose(pool, LEAST)
@@ -216,7 +216,7 @@ def test_local_prompts_without_a_prefill_worker_or_with_transport_none() -> None
     d0.work.num_assigned = d0.ready.max_num_seqs
     assert choose(pool, LEAST) is None
     pool, _, (d0,) = pool_of(1, 1)
-    d0.ready = dataclasses.replace(d0.ready, transport="none")
+    d0.ready = replace(d0.ready, transport="none")
     route = choose(pool, LEAST)
     assert route is not None
     assert route.is_local
@@ -312,8 +312,8 @@ def test_a_path_may_be_reported_before_its_prefill_worker_registers() -> None:
 
 def test_the_longest_decode_worker_limits_the_model_length() -> None:
     pool, (p0,), (d0, d1) = pool_of(1, 2)
-    p0.ready = dataclasses.replace(p0.ready, max_model_len=10)
-    d0.ready = dataclasses.replace(d0.ready, max_model_len=500)
+    p0.ready = replace(p0.ready, max_model_len=10)
+    d0.ready = replace(d0.ready, max_model_len=500)
     assert max_model_len(pool, 2000) == most_tokens(pool) == 1000
     assert max_model_len(pool, 900) == 900
     d1.draining = True
@@ -323,8 +323,8 @@ def test_the_longest_decode_worker_limits_the_model_length() -> None:
 
 def test_a_route_has_room_for_the_length_of_a_request() -> None:
     pool, (p0, p1), (d0, d1) = pool_of(2, 2)
-    p0.ready = dataclasses.replace(p0.ready, max_model_len=64)
-    d0.ready = dataclasses.replace(d0.ready, max_model_len=64)
+    p0.ready = replace(p0.ready, max_model_len=64)
+    d0.ready = replace(d0.ready, max_model_len=64)
     d1.work.num_assigned, p1.work.outstanding_tokens = 7, 150  # the others would be chosen
 
     def chosen(num_tokens: int, max_total_tokens: int) -> tuple[Member, Member] | None:

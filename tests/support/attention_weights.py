@@ -2,7 +2,7 @@
 
 import torch
 
-from common.kernels.base.operands import AttentionWeights
+from common.kernels.base.attention_operands import AttentionWeights
 
 
 def attention_weights(
@@ -14,9 +14,10 @@ def attention_weights(
     dtype: torch.dtype,
     *,
     has_norm: bool = True,
+    has_bias: bool = False,
     eps: float = 1e-6,
 ) -> AttentionWeights:
-    """Norms of that type, and any angles at all."""
+    """Norms and biases of that type, and any angles at all."""
     angles = torch.rand(num_positions, head_dim // 2) * 6
     norms = [(torch.rand(head_dim) + 0.5).to(device, dtype) if has_norm else None for _ in range(2)]
     return AttentionWeights(
@@ -27,4 +28,5 @@ def attention_weights(
         num_q_heads=num_q,
         num_kv_heads=num_kv,
         head_dim=head_dim,
+        bias=torch.randn((num_q + 2 * num_kv) * head_dim).to(device, dtype) if has_bias else None,
     )

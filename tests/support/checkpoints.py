@@ -1,9 +1,11 @@
 """Tiny random checkpoints, written by transformers, so that ours is compared with the original."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB = 300
@@ -37,8 +39,38 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-untied": ("qwen3", {"tie_word_embeddings": False}),
     "llama": ("llama", {"tie_word_embeddings": False}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-odd-group": ("qwen2", {"num_attention_heads": 14, "hidden_size": 96}),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 64}),
+    "qwen3.5": (
+        "qwen3_5_text",
+        {
+            "tie_word_embeddings": False,
+            "num_hidden_layers": 4,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        },
+    ),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
 }
+
+
+WRAPPED = ("qwen3_5",)
+"""Values of `model_type` whose text model stands inside another."""
+
+
+def wrap_checkpoint(source: Path, directory: Path, model_type: str, prefix: str) -> None:
+    """Write a checkpoint as published: its config inside `text_config`, and tensors that text does not need."""
+    tensors = load_file(source / "model.safetensors")
+    wrapped = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
+    others = {name: torch.zeros(3) for name in ("model.visual.blocks.0.weight", "mtp.layers.0.weight")}
+    save_file(wrapped | others, directory / "model.safetensors")
+    text = json.loads((source / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": text}))
 
 
 def write_checkpoint(
@@ -53,11 +85,22 @@ def write_checkpoint(
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Larger than the usual 0.02: tiny models otherwise ignore their context and hide mistakes.
-            parameter.normal_(1.0, 0.2) if "norm" in name else parameter.normal_(0.0, 0.15)
+            _draw(name, parameter, norms_are_offsets=model_type.startswith("qwen3_5"))
     model.save_pretrained(directory, max_shard_size=shard_bytes)
     write_tokenizer(directory)
     return model
+
+
+def _draw(name: str, parameter: torch.Tensor, *, norms_are_offsets: bool) -> None:
+    """Larger than the usual 0.02: tiny models otherwise ignore their context and hide mistakes."""
+    if name.endswith("A_log"):
+        parameter.uniform_(0.01, 16.0).log_()
+    elif name.endswith("dt_bias"):
+        parameter.normal_(1.0, 0.5)
+    elif "norm" not in name or (norms_are_offsets and not name.endswith("linear_attn.norm.weight")):
+        parameter.normal_(0.0, 0.15)
+    else:
+        parameter.normal_(1.0, 0.2)
 
 
 def write_tokenizer(directory: Path) -> None:

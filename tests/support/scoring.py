@@ -4,7 +4,7 @@ import numpy as np
 
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_scores import PromptScores
-from common.kernels.base.operands import LOGPROB_WORDS
+from common.kernels.base.sampling_operands import LOGPROB_WORDS
 
 
 def scores_of(chunk: PromptChunk) -> PromptScores | None:

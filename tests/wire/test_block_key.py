@@ -1,11 +1,11 @@
 """Keys of blocks: what they are, byte for byte, and what changes them."""
 
 import random
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests, digests, pack_keys, root_of
 from common.wire.values.fields import KEY_BYTES

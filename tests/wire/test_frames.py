@@ -1,13 +1,13 @@
 """What is encoded comes back equal; what is not a message is refused and never half built."""
 
 import tracemalloc
-from dataclasses import replace
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
+from msgspec.structs import replace
 
 from common.base.errors import ErrorCode, WireError
 from common.wire.messages.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
@@ -44,13 +44,14 @@ def test_noise_is_refused(frame: bytes) -> None:
 
 
 @pytest.mark.medium
-@given(messages().filter(lambda message: bool(message.__dataclass_fields__)), st.data())
+@given(messages().filter(lambda message: bool(message.__struct_fields__)), st.data())
 def test_a_field_with_any_other_value_is_refused_or_makes_a_message_that_may_be_sent(
     message: Message, data: st.DataObject
 ) -> None:
-    values = msgpack.unpackb(encode(message))
-    values[data.draw(st.integers(2, len(values) - 1))] = data.draw(wild_values())
-    _refused_or_real(msgpack.packb(values))
+    values = msgpack.decode(encode(message))
+    fields = values[1]
+    fields[data.draw(st.integers(1, len(fields) - 1))] = data.draw(wild_values())
+    _refused_or_real(msgpack.encode(values))
 
 
 @given(messages(), st.data())
@@ -147,9 +148,56 @@ def test_text_for_people_is_shortened_and_made_one_line() -> None:
     assert read.message.startswith("line line") and len(read.message) == 1000
 
 
+DEPTH = 1_000_000
+HEAD = b"\x92" + msgpack.encode(WIRE_VERSION)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"\x91" * DEPTH, id="deep"),
+        pytest.param(HEAD + b"\x91" * DEPTH, id="deep in the place of a message"),
+        pytest.param(HEAD + b"\x93\x1a\xa1r" + b"\x91" * DEPTH, id="deep in a field"),
+        pytest.param(HEAD + b"\x9f\x63" + b"\x91" * DEPTH, id="deep in an unknown message"),
+        pytest.param(b"\x92\x05" + b"\x81\x01" * DEPTH, id="deep in another version"),
+        pytest.param(b"\xdd\xff\xff\xff\xff", id="long"),
+        pytest.param(HEAD + b"\xdd\xff\xff\xff\xff\x1a\xa1r\x01", id="a message of many fields"),
+        pytest.param(HEAD + b"\x98\x05\xa1p\x01\xdd\xff\xff\xff\xff", id="a column of many rows"),
+        pytest.param(HEAD + b"\x98\x05\xa1p\x01\x90\xc6\xff\xff\xff\xff", id="a column of many bytes"),
+        pytest.param(HEAD + b"\x93\x1a\xdb\xff\xff\xff\xff", id="a long name"),
+        pytest.param(HEAD + b"\x93\x1a\xa2\xff\xff\x01", id="not UTF-8"),
+        pytest.param(HEAD + b"\x93\x1a\xa1r\xc7\x00\x05", id="an extension"),
+        pytest.param(encode(Abort("r", 1)) + b"\0", id="a byte behind"),
+        pytest.param(encode(Abort("r", 1)) * 2, id="twice"),
+    ],
+)
+def test_a_frame_that_lies_about_its_size_is_refused_without_taking_memory(frame: bytes) -> None:
+    tracemalloc.start()
+    with pytest.raises(WireError):
+        decode(frame)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100_000
+
+
+@given(messages(), st.data())
+def test_a_frame_cut_off_anywhere_is_refused(message: Message, data: st.DataObject) -> None:
+    frame = encode(message)
+    with pytest.raises(WireError):
+        decode(frame[: data.draw(st.integers(0, len(frame) - 1))])
+
+
+def test_an_error_of_a_hostile_value_is_short_and_of_one_line() -> None:
+    name = "x - at `$[1][99]`\n" + "y" * 5000
+    layout = replace(LAYOUT, groups=(replace(GROUP, dtype=name),))
+    with pytest.raises(WireError, match=r"KVPoolExport\.layout\.groups\[0\]\.dtype: ") as error:
+        decode(encode(replace(EXPORT, layout=layout)))
+    assert str(error.value).isprintable() and len(str(error.value)) < 400
+
+
 @pytest.mark.parametrize("ids", [[[]] * 3_000_000, [[[]] * 60_000] * 50], ids=["flat", "nested"])
 def test_a_frame_full_of_lists_is_refused_before_they_are_made(ids: list[Any]) -> None:
-    frame = msgpack.packb([WIRE_VERSION, 5, "p", 1, ids, b"", b"", b"", b""])
+    frame = msgpack.encode([WIRE_VERSION, [5, "p", 1, ids, b"", b"", b"", b""]])
     tracemalloc.start()
     with pytest.raises(WireError):
         decode(frame)
@@ -159,19 +207,19 @@ def test_a_frame_full_of_lists_is_refused_before_they_are_made(ids: list[Any]) -
 
 
 def test_the_error_names_the_field() -> None:
-    with pytest.raises(WireError, match=r"Abort\.attempt: wants int, got str"):
-        decode(msgpack.packb([WIRE_VERSION, 26, "r", "1"]))
-    with pytest.raises(WireError, match=r"Abort\.attempt: wants int, got bool"):
-        decode(msgpack.packb([WIRE_VERSION, 26, "r", True]))
-    with pytest.raises(WireError, match="Abort wants 2 fields"):
-        decode(msgpack.packb([WIRE_VERSION, 26, "r"]))
+    with pytest.raises(WireError, match=r"Abort\.attempt: Expected `int`, got `str`"):
+        decode(msgpack.encode([WIRE_VERSION, [26, "r", "1"]]))
+    with pytest.raises(WireError, match=r"Abort\.attempt: Expected `int`, got `bool`"):
+        decode(msgpack.encode([WIRE_VERSION, [26, "r", True]]))
+    with pytest.raises(WireError, match="Abort: Expected `array` of at least length 3, got 2"):
+        decode(msgpack.encode([WIRE_VERSION, [26, "r"]]))
 
 
 def test_other_versions_tags_and_sizes_are_refused() -> None:
     with pytest.raises(WireError, match=rf"wire version 9, this program speaks {WIRE_VERSION}"):
-        decode(msgpack.packb([9, 26, "r", 0]))
+        decode(msgpack.encode([9, [26, "r", 0]]))
     with pytest.raises(WireError, match="unknown tag 99"):
-        decode(msgpack.packb([WIRE_VERSION, 99]))
+        decode(msgpack.encode([WIRE_VERSION, [99]]))
     with pytest.raises(WireError, match=f"limit {MAX_FRAME_BYTES}"):
         decode(b"\0" * (MAX_FRAME_BYTES + 1))
     with pytest.raises(WireError):
@@ -179,17 +227,17 @@ def test_other_versions_tags_and_sizes_are_refused() -> None:
 
 
 def test_tags_are_stable() -> None:
-    assert encode(Abort("r", 1)) == msgpack.packb([WIRE_VERSION, 26, "r", 1])
+    assert encode(Abort("r", 1)) == msgpack.encode([WIRE_VERSION, [26, "r", 1]])
 
 
 def test_the_version_follows_from_fields_at_any_depth() -> None:
     shape = _shape(PrefillRequest)
     assert {type(hint) for _, hint in shape} == {str, list}
     (sampling,) = [fields for name, fields in shape if name == "sampling"]
-    assert [name for name, _ in sampling] == [*SamplingParams.__dataclass_fields__]
+    assert [name for name, _ in sampling] == [*SamplingParams.__struct_fields__]
     assert ("biases", ["float"]) in sampling and ("seed", "int") in sampling
     assert dict(_shape(WorkerReady))["role"] == [("PREFILL", 1), ("DECODE", 2)]
-    assert msgpack.unpackb(encode(Abort("r", 1)))[0] == WIRE_VERSION
+    assert msgpack.decode(encode(Abort("r", 1)))[0] == WIRE_VERSION
 
 
 def test_ids_are_four_bytes_each() -> None:

@@ -1,11 +1,12 @@
 """Hypothesis strategies for messages, made of what `common.wire.values.fields` declares."""
 
-import dataclasses
 import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec import Meta
+from msgspec.structs import replace
 
 from common.wire.messages.frames import TAGS
 from common.wire.messages.handoff import DecodeRequest, KVProgress
@@ -22,22 +23,21 @@ from common.wire.messages.worker import (
     WorkerReady,
 )
 from common.wire.values.fields import (
+    ASCII,
     ID_BYTES,
     KEY_BYTES,
     SHORT_KEY_BYTES,
     Codes,
-    Length,
-    Name,
-    OneOf,
     Packed,
     PackedFloats,
     Pieces,
+    Printable,
+    PrintableAscii,
     Prose,
-    Range,
+    RequestId,
     Rule,
-    Source,
 )
-from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
+from common.wire.values.kv_layout import DTYPE_BYTES, CacheKind, KVGroup, KVLayout
 from common.wire.values.packing import pack_floats
 
 FEW = 6  # rows or ids of one message
@@ -63,7 +63,7 @@ def _aimed(
 ) -> Message:
     message = draw(any_message)  # made once: what it is made of takes far longer to look through than to draw from
     changes: dict[str, Any] = {}
-    for name in message.__dataclass_fields__:
+    for name in message.__struct_fields__:
         if name == "worker_id":
             changes["worker_id"], changes["epoch"] = draw(st.sampled_from([speaker, speaker, speaker, *peers]))
         elif name == "server_id":
@@ -76,13 +76,13 @@ def _aimed(
         elif name == "request_ids":
             changes["request_ids"] = tuple(draw(st.sampled_from("ab")) for _ in message.request_ids)
         elif name == "sampling":
-            changes["sampling"] = dataclasses.replace(message.sampling, max_tokens=draw(st.integers(2, 40)))
+            changes["sampling"] = replace(message.sampling, max_tokens=draw(st.integers(2, 40)))
         elif name in ("token_ids", "block_ids") and draw(st.booleans()):
             count = draw(st.sampled_from([1, 1, 2, 17, 40] if name == "block_ids" else [2, 17, 40]))
             changes[name] = _packed(range(count))
         elif name in AIMED:
             changes[name] = draw(AIMED[name])
-    return typing.cast(Message, _consistent(dataclasses.replace(message, **changes)))
+    return typing.cast(Message, _consistent(replace(message, **changes)))
 
 
 def wild_values() -> st.SearchStrategy[Any]:
@@ -99,34 +99,48 @@ def _messages_of(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 def _instances(cls: type[Any], length: int) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    values = [_values_of(hints[name], length) for name in cls.__dataclass_fields__]
+    values = [_values_of(hints[name], length) for name in cls.__struct_fields__]
     return st.tuples(*values).map(lambda fields: cls(*fields))
 
 
 def _values_of(annotation: Any, length: int) -> st.SearchStrategy[Any]:
-    if annotation is bool:
+    kind, *marks = typing.get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
+    limits: Any = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
+    rules = [mark for mark in marks if isinstance(mark, Rule)]
+    if kind is bool:
         return st.booleans()
-    if hasattr(annotation, "__members__"):
-        return st.sampled_from(list(annotation))
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return _instances(annotation, length)
-    kind, rule, *_ = typing.get_args(annotation)
+    if hasattr(kind, "__members__"):
+        return st.sampled_from(list(kind))
+    if hasattr(kind, "__struct_fields__"):
+        return _instances(kind, length)
     if typing.get_origin(kind) is tuple:
-        num_items = min(max(length, rule.low), rule.high)
-        return st.lists(_values_of(typing.get_args(kind)[0], length), min_size=num_items, max_size=num_items).map(tuple)
-    return _allowed_by(rule, kind, length)
+        num_items = min(max(length, limits.min_length or 0), limits.max_length)
+        item = RequestId if PrintableAscii() in rules else typing.get_args(kind)[0]
+        return st.lists(_values_of(item, length), min_size=num_items, max_size=num_items).map(tuple)
+    return _ruled(rules[0], limits, length) if rules else _limited(kind, limits)
 
 
-def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
+def _limited(kind: type, limits: Any) -> st.SearchStrategy[Any]:
+    """Values with no rule beside their limits."""
+    low, high = limits.min_length or 0, limits.max_length
+    if kind is int:
+        return st.integers(limits.ge, limits.le) | st.integers(limits.ge, min(limits.le, limits.ge + 40))
+    if kind is float:
+        return st.floats(limits.ge, limits.le)
+    if kind is bytes and low:  # a bad word
+        return st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4).map(_packed)
+    if kind is bytes:
+        return st.binary(max_size=min(high, 40))
+    if limits.pattern == ASCII:
+        return st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=low, max_size=20)
+    return st.text(max_size=20) if limits.pattern is None else st.sampled_from(sorted(DTYPE_BYTES))
+
+
+def _ruled(rule: Rule, limits: Any, length: int) -> st.SearchStrategy[Any]:
     match rule:
-        case Range(low, high) if kind is int:
-            return st.integers(int(low), int(high)) | st.integers(int(low), min(int(high), int(low) + 40))
-        case Range(low, high):
-            return st.floats(low, high)
-        case Length(low, high):
-            return st.binary(min_size=low, max_size=min(high, 40))
-        case Name() | OneOf() | Prose() | Source():
-            return _texts_of(rule)
+        case Printable() | Prose():
+            characters = st.characters(codec="utf-8").filter(str.isprintable)
+            return st.text(characters, min_size=limits.min_length or 0, max_size=20)
         case Packed():
             ids = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 40), min_size=length, max_size=length)
             return ids.map(_packed)
@@ -135,24 +149,10 @@ def _allowed_by(rule: Rule, kind: type, length: int) -> st.SearchStrategy[Any]:
         case PackedFloats():
             numbers = st.floats(width=32, allow_nan=False)
             return st.lists(numbers, min_size=length, max_size=length).map(pack_floats)
-        case Codes(enum, _):
-            return st.lists(st.sampled_from(list(enum)), min_size=length, max_size=length).map(bytes)
+        case Codes(members):
+            return st.lists(st.sampled_from(members), min_size=length, max_size=length).map(bytes)
         case _:
             raise TypeError(f"no values for {rule!r}")
-
-
-def _texts_of(rule: Name | OneOf | Prose | Source) -> st.SearchStrategy[str]:
-    printable = st.characters(codec="utf-8").filter(str.isprintable)
-    match rule:
-        case Name(low, high, ascii_only):
-            characters = st.characters(min_codepoint=32, max_codepoint=126) if ascii_only else printable
-            return st.text(characters, min_size=low, max_size=min(high, 20))
-        case OneOf(names):
-            return st.sampled_from(sorted(names))
-        case Prose():
-            return st.text(printable, max_size=20)
-        case Source():
-            return st.text(max_size=20) | st.sampled_from(["", '{"grammars": [{"json_schema": {}}]}'])
 
 
 def _packed(ids: Iterable[int]) -> bytes:
@@ -160,16 +160,16 @@ def _packed(ids: Iterable[int]) -> bytes:
 
 
 def _with_sound_blocks(message: Any) -> Any:
-    if "generations" in message.__dataclass_fields__:
-        message = dataclasses.replace(message, generations=message.block_ids)
+    if "generations" in message.__struct_fields__:
+        message = replace(message, generations=message.block_ids)
     match message:
         case KVOffer():
             num_sealed = min(message.num_sealed, len(message.block_ids) // ID_BYTES)
-            return dataclasses.replace(message, num_sealed=num_sealed, root=message.digest)
+            return replace(message, num_sealed=num_sealed, root=message.digest)
         case PromptBlocks():
-            return dataclasses.replace(message, num_sealed=min(message.num_sealed, len(message.block_ids) // ID_BYTES))
+            return replace(message, num_sealed=min(message.num_sealed, len(message.block_ids) // ID_BYTES))
         case BlocksSealed():
-            return dataclasses.replace(message, keys=message.block_ids * (KEY_BYTES // ID_BYTES))
+            return replace(message, keys=message.block_ids * (KEY_BYTES // ID_BYTES))
         case _:
             return message
 
@@ -180,32 +180,32 @@ def _consistent(message: Any) -> Any:
     match message:
         case PrefillRequest() | DecodeRequest():
             biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
-            sampling = dataclasses.replace(
+            sampling = replace(
                 message.sampling,
                 biased_token_ids=tuple(biases),
                 biases=tuple(biases.values()),
             )
             most = min(len(message.token_ids) // ID_BYTES, sampling.max_tokens)
-            return dataclasses.replace(message, sampling=sampling, num_outputs=message.num_outputs % most)
+            return replace(message, sampling=sampling, num_outputs=message.num_outputs % most)
         case KVEvents():
             num_keys = len(message.keys) // SHORT_KEY_BYTES
             kinds = message.kinds[:num_keys].ljust(num_keys, b"\0")
-            return dataclasses.replace(message, kinds=kinds, runs=_packed([1] * num_keys))
+            return replace(message, kinds=kinds, runs=_packed([1] * num_keys))
         case KVProgress():
-            return dataclasses.replace(message, num_tokens=max(message.num_tokens, len(message.block_ids) // ID_BYTES))
+            return replace(message, num_tokens=max(message.num_tokens, len(message.block_ids) // ID_BYTES))
         case InquiryReply():
             num_rows = len(message.request_ids)
-            return dataclasses.replace(message, are_here=message.are_here[:num_rows].ljust(num_rows, b"\0"))
+            return replace(message, are_here=message.are_here[:num_rows].ljust(num_rows, b"\0"))
         case LogprobBatch():
             ones = _packed([1] * len(message.request_ids))
-            return dataclasses.replace(message, token_ids=message.output_indices, num_logprobs=ones)
+            return replace(message, token_ids=message.output_indices, num_logprobs=ones)
         case PromptLogprobs():
             ones = _packed([1] * (len(message.ranks) // ID_BYTES))
-            return dataclasses.replace(message, num_logprobs=ones)
+            return replace(message, num_logprobs=ones)
         case TokenBatch():
-            return dataclasses.replace(message, token_ids=message.output_indices)
+            return replace(message, token_ids=message.output_indices)
         case WorkerReady(role=Role.PREFILL):
-            return dataclasses.replace(message, max_batch_tokens=max(message.max_batch_tokens, 1))
+            return replace(message, max_batch_tokens=max(message.max_batch_tokens, 1))
         case _:
             return message
 
@@ -215,19 +215,17 @@ def _with_a_sound_layout(message: Any) -> Any:
     for name in ("layout", "kv_layout"):
         if isinstance(layout := getattr(message, name, None), KVLayout):
             groups = tuple(map(_sound, layout.groups))
-            message = dataclasses.replace(message, **{name: dataclasses.replace(layout, groups=groups)})
-            if "num_blocks" in message.__dataclass_fields__:
+            message = replace(message, **{name: replace(layout, groups=groups)})
+            if "num_blocks" in message.__struct_fields__:
                 num_blocks = (message.num_blocks * len(groups))[: len(groups)]
-                message = dataclasses.replace(message, num_blocks=num_blocks)
+                message = replace(message, num_blocks=num_blocks)
     return message
 
 
 def _sound(group: KVGroup) -> KVGroup:
     """A group of its kind."""
     window = max(1, group.window) if group.kind is CacheKind.WINDOW else 0
-    return dataclasses.replace(
-        group, window=window, block_size=1 if group.kind is CacheKind.STATE else group.block_size
-    )
+    return replace(group, window=window, block_size=1 if group.kind is CacheKind.STATE else group.block_size)
 
 
 _STRATEGIES = {cls: _messages_of(cls) for cls in TAGS.values()}

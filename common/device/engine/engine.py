@@ -16,8 +16,9 @@ import torch
 from common.base.errors import ConfigError, ModelError
 from common.device.engine.pool_budget import pool_blocks
 from common.device.engine.weights_memory import ServedWeights
+from common.kernels.base.attention_operands import HEAD_DIMS
 from common.kernels.base.gpu import MIN_CAPABILITY, gpu_of
-from common.kernels.base.operands import HEAD_DIMS, MAX_VOCAB
+from common.kernels.base.sampling_operands import MAX_VOCAB
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport, make_transport
@@ -25,13 +26,15 @@ from common.memory.base.pattern import pattern
 from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
-from common.models.decoder import Decoder, DecoderConfig
-from common.models.loader import load_model, read_config, resolve_dtype, resolve_max_len
+from common.models.base import Model, ModelConfig
+from common.models.loader import load_model, resolve_dtype, resolve_max_len
+from common.models.reading import read_config
 from common.ops.base import Ops
+from common.ops.caches import GroupCache
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint
-from common.wire.values.kv_layout import CacheKind, Counts, KVGroup, KVLayout
+from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import shown
 
 logger = logging.getLogger(__name__)
@@ -42,7 +45,7 @@ class Engine:
     """Everything on the device, built once."""
 
     device: torch.device
-    model: Decoder
+    model: Model
     ops: Ops
     step_ops: Ops  # for decode steps, captured in graphs
     pdl: bool  # kernels of a decode step start before their predecessors end
@@ -89,22 +92,33 @@ def build_engine(
     model_dir = Path(config.model.path)
     model_config = read_config(model_dir)
     if device.type == "cuda":
-        check_model(config.kernels, model_config.head_dim, model_config.vocab_size)
+        check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
-    layout = _kv_layout(config, model_config, dtype)
+    groups = model_config.cache_groups(config.kv.block_size, dtype)
+    layout = KVLayout(model_fingerprint(model_dir), groups)
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
-        engine = _assemble(
-            config,
-            device,
-            model,
-            layout,
-            memory,
-            max_len=max_len,
-            step_tokens=step_tokens,
-            logit_rows=logit_rows,
+        num_blocks = pool_blocks(config, model_config, layout, device, max_len)
+        pool, shared = claimed_pool(memory, layout, num_blocks, device)
+        _log_pool(config, pool, device, num_blocks)
+        pdl = launches_early(config, device)
+        ops, step_ops, graph_safe = _make_ops(config, model_config, pool, device, logit_rows)
+        sampling = config.kernels.sampling if device.type == "cuda" else "torch"
+        engine = Engine(
+            device=device,
+            model=model,
+            ops=ops,
+            step_ops=step_ops,
+            pdl=pdl,
+            sampler=Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl),
+            pool=pool,
+            allocator=shared.magazine,
+            shared=shared,
+            transport=make_transport(config.kv.transport, device),
+            max_len=min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens)),
+            graph_safe=graph_safe,
         )
         logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
         meanwhile(engine)
@@ -112,44 +126,6 @@ def build_engine(
         loading.wait()
     logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
     return engine
-
-
-def _assemble(
-    config: Config,
-    device: torch.device,
-    model: Decoder,
-    layout: KVLayout,
-    memory: MemoryClient,
-    *,
-    max_len: int,
-    step_tokens: int,
-    logit_rows: int,
-) -> Engine:
-    """Claim the pool beside the model's memory, and build the operations on both."""
-    model_config = model.config
-    transport = make_transport(config.kv.transport, device)
-    num_blocks = pool_blocks(config, model_config, layout, device, max_len)
-    pool, shared = claimed_pool(memory, layout, num_blocks, device)
-    max_len = min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens))
-    _log_pool(config, pool, device, num_blocks)
-    pdl = launches_early(config, device)
-    ops, step_ops, graph_safe = _make_ops(config, pool, device, logit_rows, pdl=pdl)
-    sampling = config.kernels.sampling if device.type == "cuda" else "torch"
-    sampler = Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl)
-    return Engine(
-        device=device,
-        model=model,
-        ops=ops,
-        step_ops=step_ops,
-        pdl=pdl,
-        sampler=sampler,
-        pool=pool,
-        allocator=shared.magazine,
-        shared=shared,
-        transport=transport,
-        max_len=max_len,
-        graph_safe=graph_safe,
-    )
 
 
 def launches_early(config: Config, device: torch.device) -> bool:
@@ -162,20 +138,6 @@ def _import_ahead(config: Config) -> None:
     """Begin a second of imports while the GPU makes a context; later imports of the same modules wait."""
     if config.worker.device != "cpu" and torch.cuda.is_available():
         Thread(target=importlib.import_module, args=("common.device.steps.kernel_code",), daemon=True).start()
-
-
-def _kv_layout(config: Config, model_config: DecoderConfig, dtype: str) -> KVLayout:
-    """Return a layout with a single group, because all layers of supported models see all tokens."""
-    group = KVGroup(
-        kind=CacheKind.FULL,
-        num_layers=model_config.num_layers,
-        num_kv_heads=model_config.num_kv_heads,
-        head_dim=model_config.head_dim,
-        block_size=config.kv.block_size,
-        window=0,
-        dtype=dtype,
-    )
-    return KVLayout(model_fingerprint(Path(config.model.path)), (group,))
 
 
 def _log_pool(config: Config, pool: KVPool, device: torch.device, num_blocks: Counts) -> None:
@@ -251,19 +213,22 @@ class LoadProgress:
             )
 
 
-def _make_ops(config: Config, pool: KVPool, device: torch.device, max_rows: int, *, pdl: bool) -> tuple[Ops, Ops, bool]:
+def _make_ops(
+    config: Config, model: ModelConfig, pool: KVPool, device: torch.device, max_rows: int
+) -> tuple[Ops, Ops, bool]:
     """Return ops for prompts, ops for decode steps, and whether decode steps may be captured."""
+    caches = [GroupCache(*each) for each in zip(pool.caches, model.q_heads, strict=True)]
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
 
-        ops = TorchOps(pool.caches[0])
+        ops = TorchOps(caches)
         return ops, ops, False
     from common.ops.cuda_ops import CudaOps
     from common.ops.linear_plan import PromptPlans
 
-    step_ops = CudaOps(pool.caches[0], config.kernels, max_rows, pdl=pdl)
+    step_ops = CudaOps(caches, config.kernels, max_rows, pdl=launches_early(config, device))
     graph_safe = step_ops.graph_safe and config.kernels.sampling == "triton"
-    prompt_ops = CudaOps(pool.caches[0], config.kernels, max_rows)
+    prompt_ops = CudaOps(caches, config.kernels, max_rows)
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     return prompt_ops, step_ops, graph_safe
 
@@ -290,12 +255,13 @@ def claimed_pool(
     return pool, shared
 
 
-def check_model(kernels: KernelsSection, head_dim: int, vocab_size: int) -> None:
+def check_model(kernels: KernelsSection, model: ModelConfig) -> None:
     """Raise ModelError for a model that a chosen kernel does not compute."""
-    attention = ("rope", "prefill_attention", "decode_attention")
-    if head_dim not in HEAD_DIMS and (chosen := _chosen(kernels, *attention)):
+    others = [heads.head_dim for heads in model.heads if heads.head_dim not in HEAD_DIMS]
+    if others and (chosen := _chosen(kernels, "rope", "prefill_attention", "decode_attention")):
         sizes = ", ".join(map(str, HEAD_DIMS))
-        raise ModelError(f"head_dim = {head_dim}: kernels compute heads of {sizes}; {_remedy(chosen)}")
+        raise ModelError(f"head_dim = {others[0]}: kernels compute heads of {sizes}; {_remedy(chosen)}")
+    vocab_size = model.vocab_size
     if vocab_size > MAX_VOCAB and (chosen := _chosen(kernels, "sampling")):
         raise ModelError(
             f"vocab_size = {vocab_size}: kernels sample from at most {MAX_VOCAB} tokens; {_remedy(chosen)}"

@@ -9,12 +9,12 @@ import logging
 import torch
 
 from common.base.errors import ConfigError
-from common.device.engine.step_rules import CUDA_CONTEXT_BYTES, StepSize, step_bytes
+from common.device.engine.step_rules import CUDA_CONTEXT_BYTES, StepSize
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import gpu_of
 from common.memory.base.host_ram import ram_bytes
-from common.models.decoder import DecoderConfig
+from common.models.base import ModelConfig
 from common.models.loader import model_bytes
 from common.settings.config import Config
 from common.wire.values.kv_layout import Counts, KVLayout
@@ -26,7 +26,7 @@ TYPICAL_TOKENS = 4096
 
 
 def pool_blocks(
-    config: Config, model_config: DecoderConfig, layout: KVLayout, device: torch.device, max_len: int
+    config: Config, model_config: ModelConfig, layout: KVLayout, device: torch.device, max_len: int
 ) -> Counts:
     """Count the blocks, by group, of the pool shared by all workers of a device.
 
@@ -65,7 +65,7 @@ def _warn_of_little_ram(needed_bytes: int) -> None:
         )
 
 
-def bytes_beside_weights(config: Config, model_config: DecoderConfig, device: torch.device, dtype: str) -> int:
+def bytes_beside_weights(config: Config, model_config: ModelConfig, device: torch.device, dtype: str) -> int:
     """Return the bytes of a GPU for KV blocks and workers."""
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     return int(config.kv.memory_fraction * total_bytes) - model_bytes(model_config, dtype)
@@ -84,25 +84,32 @@ def decode_step(config: Config, device: torch.device) -> StepSize:
     return StepSize(section.local_chunk_tokens, section.max_num_seqs)
 
 
-def _workers_bytes(config: Config, model_config: DecoderConfig, device: torch.device, max_len: int) -> int:
+def _workers_bytes(config: Config, model_config: ModelConfig, device: torch.device, max_len: int) -> int:
     """Return the bytes of all workers of the pool, besides pool and weights."""
     steps = (
         (config.kv.prefill_sharers, prompt_step(config, device, max_len)),
         (config.kv.decode_sharers, decode_step(config, device)),
     )
-    rope_bytes = max_len * model_config.head_dim * 4
-    parts_bytes = query_parts_bytes(model_config.num_kv_heads, model_config.head_dim, gpu_of(device))
-    each_bytes = rope_bytes + parts_bytes + CUDA_CONTEXT_BYTES
-    of_steps = sum(count * (step_bytes(model_config, step) + each_bytes) for count, step in steps)
+    gpu = gpu_of(device)
+    parts_bytes = sum(
+        query_parts_bytes(heads.num_kv_heads, heads.head_dim, gpu) for heads in model_config.heads if heads
+    )
+    each_bytes = model_config.table_bytes(max_len) + parts_bytes + CUDA_CONTEXT_BYTES
+    of_steps = sum(count * (model_config.activation_bytes(*step) + each_bytes) for count, step in steps)
     return of_steps + config.kv.decode_sharers * _shared_bytes(config, model_config, device)
 
 
-def _shared_bytes(config: Config, model_config: DecoderConfig, device: torch.device) -> int:
+def _shared_bytes(config: Config, model_config: ModelConfig, device: torch.device) -> int:
     """Return a decode worker's bytes for reading prefixes shared by rows once."""
     gpu, max_rows = gpu_of(device), config.decode.on(device.type).max_num_seqs
     if not (config.decode.share_prefixes and gpu.is_hopper):
         return 0
-    return shared_parts_bytes(max_rows, most_shared_slots(gpu), model_config.num_kv_heads, model_config.head_dim)
+    num_slots = most_shared_slots(gpu)
+    return sum(
+        shared_parts_bytes(max_rows, num_slots, heads.num_kv_heads, heads.head_dim)
+        for heads in model_config.heads
+        if heads
+    )
 
 
 def log_use() -> None:

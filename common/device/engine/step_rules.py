@@ -19,36 +19,17 @@ class StepSize(NamedTuple):
     num_logit_rows: int
 
 
-class ModelSizes(Protocol):
-    """Sizes of a decoder, in elements."""
+class Activations(Protocol):
+    """A model's need of memory."""
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_q_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
+    def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Return an upper bound of the bytes held at once by a step."""
+        ...
 
 
-def step_bytes(model: ModelSizes, step: StepSize) -> int:
-    """Return an upper bound of the bytes held at once by a step, doubled for the allocator's rounding.
-
-    Each logit row counts four times, for copies of the logits, token counts and the sampler's intermediate results.
-    """
-    rows = (model.num_q_heads * 2 + model.num_kv_heads * 2) * model.head_dim
-    width = rows + 3 * model.intermediate_size + 4 * model.hidden_size
-    return 2 * (step.num_tokens * width * 4 + step.num_logit_rows * model.vocab_size * 4 * 4)
-
-
-def fitting_tokens(num_tokens: int, model: ModelSizes, num_bytes: int) -> int:
+def fitting_tokens(num_tokens: int, model: Activations, num_bytes: int) -> int:
     """Halve `num_tokens` until a step takes at most `num_bytes`, but not below FEWEST_TOKENS."""
-    while num_tokens > FEWEST_TOKENS and step_bytes(model, StepSize(num_tokens, 0)) > num_bytes:
+    while num_tokens > FEWEST_TOKENS and model.activation_bytes(num_tokens, 0) > num_bytes:
         num_tokens //= 2
     return num_tokens
 

@@ -10,7 +10,8 @@ import torch
 
 from common.device.engine.pool_budget import bytes_beside_weights
 from common.device.engine.step_rules import CHUNK_PART, STEP_PART, fitting_tokens
-from common.models.loader import read_config, resolve_dtype
+from common.models.loader import resolve_dtype
+from common.models.reading import read_config
 from common.settings.config import Config
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.device.steps.word_uploader import WordUploader
-from common.kernels.base.operands import (
+from common.kernels.base.sampling_operands import (
     EDIT_FIELDS,
     IN_PROMPT,
     MAX_EDITS,
@@ -91,18 +91,10 @@ class Adjustments:
         pieces = [piece for fill in fills for piece in _pieces(fill, self.vocab)]
         words = self._uploader.send(np.concatenate(pieces)).split([len(piece) for piece in pieces])
         for i, fill in enumerate(fills):
-            self._fill(fill, *words[NUM_PIECES * i : NUM_PIECES * (i + 1)])
+            self._fill(fill, words[NUM_PIECES * i : NUM_PIECES * (i + 1)])
 
-    def _fill(
-        self,
-        fill: SlotFill,
-        prompt: Tensor,
-        outputs: Tensor,
-        edits: Tensor,
-        mask: Tensor,
-        words: Tensor,
-        recent: Tensor,
-    ) -> None:
+    def _fill(self, fill: SlotFill, pieces: Sequence[Tensor]) -> None:
+        prompt, outputs, edits, mask, words, recent = pieces
         counts, masks, all_edits, num_edits, place, all_words, num_words, latest = (
             tensor[fill.slot] for tensor in self.tensors.columns()
         )

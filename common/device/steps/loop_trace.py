@@ -1,4 +1,4 @@
-"""Interface by which a worker's loop reports steps and requests, traced or not."""
+"""Interface by which a worker's loop reports its steps, traced or not."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,16 +27,7 @@ class Trace:
         return _NOTHING
 
     def join(self, keys: Iterable[Key]) -> None:
-        """Add these requests to the next step."""
-
-    def meet(self, key: Key) -> None:
-        """Add a request to the current phase."""
-
-    def stretch(self, name: str, key: Key, begin_s: float, end_s: float) -> None:
-        """Record a request's wait or own work; times are of `time.monotonic`."""
+        """Name these requests in the next step."""
 
     def finish(self) -> None:
         """Write the rest, after the loop's end."""
-
-
-UNTRACED = Trace()

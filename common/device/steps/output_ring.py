@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import LOGPROB_WORDS, LogprobRing, TokenRing
+from common.kernels.base.sampling_operands import LOGPROB_WORDS, LogprobRing, TokenRing
 from common.wire.values.output_token import MAX_LOGPROBS, Logprobs, OutputToken, plain_token
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.device.steps.adjustments import Adjustments, SlotFill
-from common.kernels.base.operands import SamplingTensors
+from common.kernels.base.sampling_operands import SamplingTensors
 from common.ops.base import ForwardBatch
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
@@ -88,12 +88,14 @@ class PromptBuffers:
     def __init__(
         self, max_tokens: int, max_seqs: int, max_len: int, pool: PoolShape, vocab: int, device: torch.device
     ) -> None:
-        self.block_size, self.begins = pool.layout.groups[0].block_size, pool.proof_ids
+        self.begins = pool.proof_ids
+        self.groups = pool.layout.groups
         self.tables = [f"block_tables.{number}" for number in range(len(self.begins))]
+        self.slots = [f"slots.{number}" for number in range(len(self.begins))]
         self.adjustments = Adjustments(max_seqs, vocab, device)
         self.max_tokens, self.max_seqs, self.max_len = max_tokens, max_seqs, max_len
         num_places = [group.num_places(max_len) for group in pool.layout.groups]
-        shapes = _shapes(max_tokens, max_seqs, dict(zip(self.tables, num_places, strict=True)))
+        shapes = _shapes(max_tokens, max_seqs, self.slots, dict(zip(self.tables, num_places, strict=True)))
         *_, (_, _, num_bytes, _, _) = _places(shapes)
         self._stagings = deque(_Staging(shapes, num_bytes, device) for _ in range(NUM_STAGINGS))
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -116,7 +118,8 @@ class PromptBuffers:
             self._fill_tokens(chunk, begin)
             begin += len(chunk.token_ids)
             self._fill_sequence(row, chunk, begin)
-        self._host_of("slot_mapping")[begin:num_tokens] = -1
+        for name in self.slots:
+            self._host_of(name)[begin:num_tokens] = -1
         for name in ("token_ids", "positions"):
             self._host_of(name)[begin:num_tokens] = 0
         for name in ("seq_lens", "last_tokens", "next_positions"):
@@ -141,7 +144,7 @@ class PromptBuffers:
         return ForwardBatch(
             token_ids=self._view("token_ids", num_tokens),
             positions=self._view("positions", num_tokens),
-            slot_mapping=self._view("slot_mapping", num_tokens),
+            slots=tuple(self._view(name, num_tokens) for name in self.slots),
             block_tables=tuple(self._view(table, num_seqs) for table in self.tables),
             seq_lens=self._view("seq_lens", num_seqs),
             cu_seqlens=self._view("cu_seqlens", num_seqs + 1),
@@ -163,10 +166,14 @@ class PromptBuffers:
     def _fill_tokens(self, chunk: PromptChunk, begin: int) -> None:
         end = begin + len(chunk.token_ids)
         positions = np.arange(chunk.start, chunk.end)
-        blocks = np.asarray(chunk.tables[0], dtype=np.int64)[positions // self.block_size]
         self._host_of("token_ids")[begin:end] = chunk.token_ids
         self._host_of("positions")[begin:end] = positions
-        self._host_of("slot_mapping")[begin:end] = blocks * self.block_size + positions % self.block_size
+        groups = zip(self.slots, self.groups, self.begins, chunk.tables, strict=True)
+        for name, group, first_block, table in groups:
+            size = group.block_size
+            places = positions // size if group.grows else np.zeros_like(positions)  # a state has a single place
+            blocks = np.asarray(table, dtype=np.int64)[places] - first_block
+            self._host_of(name)[begin:end] = blocks * size + positions % size
 
     def _fill_sequence(self, row: int, chunk: PromptChunk, tokens_end: int) -> None:
         for name, begin, block_ids in zip(self.tables, self.begins, chunk.tables, strict=True):
@@ -203,10 +210,10 @@ def _within(block_ids: Sequence[int], begin: int) -> np.ndarray:
     return np.where(ids < 0, ids, ids - begin) if begin else ids
 
 
-def _shapes(max_tokens: int, max_seqs: int, num_places: dict[str, int]) -> Shapes:
+def _shapes(max_tokens: int, max_seqs: int, slots: list[str], num_places: dict[str, int]) -> Shapes:
     seqs, tokens = (max_seqs,), (max_tokens,)
     return {
-        "slot_mapping": (tokens, np.dtype(np.int64)),
+        **{name: (tokens, np.dtype(np.int64)) for name in slots},
         "last_tokens": (seqs, np.dtype(np.int64)),
         "token_ids": (tokens, np.dtype(np.int32)),
         "positions": (tokens, np.dtype(np.int32)),

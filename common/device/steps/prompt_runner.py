@@ -23,6 +23,7 @@ from common.device.steps.prompt_scores import PromptScorer, PromptScores
 from common.ops.base import ForwardBatch
 from common.ops.linear_plan import SHORT_STEPS
 from common.ops.prompt_attention import GATHERED_ABOVE
+from common.ops.sampler import AdjustedRows
 from common.wire.values.output_token import OutputToken
 
 logger = logging.getLogger(__name__)
@@ -111,10 +112,14 @@ class PromptRunner:
                     (graph, sampled), logprobs = self.graphs[bucket], None
                     graph.replay()
                 else:
-                    max_query_len = max(len(chunk.token_ids) for chunk in chunks)
-                    max_seq_len = max(chunk.end for chunk in chunks)
-                    shape = (num_tokens, num_seqs, max_query_len, max_seq_len)
-                    sampled, logprobs = self._step(*shape, num_keys=num_keys, has_logprobs=has_logprobs, scorer=scorer)
+                    batch = self.buffers.forward_batch(
+                        num_tokens,
+                        num_seqs,
+                        max_query_len=max(len(chunk.token_ids) for chunk in chunks),
+                        max_seq_len=max(chunk.end for chunk in chunks),
+                        num_keys=num_keys,
+                    )
+                    sampled, logprobs = self._step(batch, has_logprobs=has_logprobs, scorer=scorer)
             pending = self.landing.fetch(sampled[:num_seqs], logprobs)
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks], scorer)
 
@@ -157,24 +162,17 @@ class PromptRunner:
 
     def _step(
         self,
-        num_tokens: int,
-        num_seqs: int,
-        max_query_len: int,
-        max_seq_len: int,
+        batch: ForwardBatch,
         *,
-        num_keys: int = 0,
         has_logprobs: bool = False,
         scorer: PromptScorer | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return tokens, and words of log-probabilities if requested."""
-        batch = self.buffers.forward_batch(
-            num_tokens, num_seqs, max_query_len=max_query_len, max_seq_len=max_seq_len, num_keys=num_keys
-        )
-        logits = self._logits(batch, scorer)
+        logits, num_seqs = self._logits(batch, scorer), len(batch.seq_lens)
         params, positions = self.buffers.sampling(num_seqs)
         unadjusted = logits.clone() if has_logprobs else logits
-        slots, adjustments = self.buffers.state_slots(num_seqs), self.buffers.adjustments.tensors
-        self.engine.sampler.adjust(logits, params, slots, adjustments, self.all_counted[:num_seqs], positions)
+        rows = AdjustedRows(self.buffers.state_slots(num_seqs), self.all_counted[:num_seqs], positions)
+        self.engine.sampler.adjust(logits, params, rows, self.buffers.adjustments.tensors)
         sampled = self.engine.sampler.sample(logits, params, positions)
         if not has_logprobs:
             return sampled, None
@@ -195,10 +193,16 @@ class PromptRunner:
         num_tokens, num_seqs, whole_gpu = bucket
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill([], num_tokens, num_seqs)
-            shape = (num_tokens, num_seqs, num_tokens, self.engine.max_len)
-            self._step(*shape, num_keys=bucket.num_keys)
+            batch = self.buffers.forward_batch(
+                num_tokens,
+                num_seqs,
+                max_query_len=num_tokens,
+                max_seq_len=self.engine.max_len,
+                num_keys=bucket.num_keys,
+            )
+            self._step(batch)
             torch.cuda.synchronize(self.engine.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, stream=None if whole_gpu else self.share.limited):
-                sampled, _ = self._step(*shape, num_keys=bucket.num_keys)
+                sampled, _ = self._step(batch)
         return graph, sampled

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.device.engine.engine import Engine
 from common.device.steps.prompt_buffers import PromptChunk
-from common.kernels.base.operands import LOGPROB_WORDS
+from common.kernels.base.sampling_operands import LOGPROB_WORDS
 from common.ops.base import Residual
 from common.wire.messages.worker import PromptLogprobs
 from common.wire.values.output_token import MAX_LOGPROBS

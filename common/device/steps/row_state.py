@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import RowState, SamplingTensors, SharedPrefixes
+from common.kernels.base.attention_operands import SharedPrefixes
+from common.kernels.base.row_operands import RowState
+from common.kernels.base.sampling_operands import SamplingTensors
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 
 ALIGNMENT_WORDS = 64

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from common.base.trace_events import DEVICE, LOOP, Args, Key, Lanes, Tracer, shown
+from common.base.trace_events import DEVICE, LOOP, Args, Key, Tracer, shown
 from common.base.trace_file import Process, TraceFile
 from common.device.steps.loop_trace import WAIT, Trace
 from common.settings.config import TraceSection
@@ -81,12 +81,11 @@ class Slice(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """A turn of the loop with phases, and the times of meeting requests."""
+    """A turn of the loop with phases."""
 
     begin_s: float
     is_kept: bool = False
     phases: list[Slice] = field(default_factory=list)
-    flows: list[tuple[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,6 @@ class Launched:
     """A launched step. `is_ahead`: launched before the device had finished the previous step."""
 
     args: Args
-    keys: list[Key]
     begin: Event
     end: Event
     is_ahead: bool
@@ -143,7 +141,7 @@ class StepTrace(Trace):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tracer, self.timer, self.clock, self._close = tracer, timer, clock, close
-        self.summary, self._lanes = Summary(), Lanes()
+        self.summary = Summary()
         self._turn = Turn(clock())
         self._joining: list[Key] = []
         self._phase_args: dict[str, Any] = {}  # for the phase that ends next
@@ -171,18 +169,16 @@ class StepTrace(Trace):
 
     @contextmanager
     def device(self, size: int, unit: str) -> Iterator[None]:
-        keys, self._joining = self._joining, []
+        args: dict[str, Any] = {unit: size}
+        if self._joining:
+            args["requests"] = [shown(key) for key in self._joining]
+        self._joining = []
         self._turn.is_kept = True
         self.summary.num_steps += 1
         if self.timer is None:
-            self._phase_args[unit] = size
-            for key in keys:
-                self.meet(key)
+            self._phase_args = args
             yield
             return
-        args: dict[str, Any] = {unit: size}
-        if keys:
-            args["requests"] = [shown(key) for key in keys]
         begin, end = self.timer.event(), self.timer.event()
         begin.record()
         yield
@@ -190,21 +186,10 @@ class StepTrace(Trace):
         before = self._launched[-1] if self._launched else None
         is_ahead = before is not None and not before.end.query()
         self.summary.num_late += not is_ahead and (before or self._before) is not None
-        self._launched.append(Launched(args, keys, begin, end, is_ahead))
+        self._launched.append(Launched(args, begin, end, is_ahead))
 
     def join(self, keys: Iterable[Key]) -> None:
         self._joining += keys
-
-    def meet(self, key: Key) -> None:
-        self._turn.is_kept = True
-        self._turn.flows.append((key[0], self.clock()))
-        self._phase_args.setdefault("requests", []).append(shown(key))
-
-    def stretch(self, name: str, key: Key, begin_s: float, end_s: float) -> None:
-        lane = self._lanes.take(begin_s)
-        self.tracer.slice(lane, name, begin_s, end_s, {"request": key[0], "attempt": key[1]})
-        self.tracer.flow(lane, key[0], (begin_s + end_s) / 2)
-        self._lanes.let_go(lane, end_s)
 
     def finish(self) -> None:
         self._follow_device()
@@ -221,8 +206,6 @@ class StepTrace(Trace):
             took_s = phase.end_s - phase.begin_s
             waited_s += took_s if phase.name == WAIT else 0.0
             self.summary.phases_us[phase.name].append(took_s * 1e6)
-        for request_id, at_s in turn.flows:
-            self.tracer.flow(LOOP, request_id, at_s)
         self.summary.busy_us.append((end_s - turn.begin_s - waited_s) * 1e6)
 
     def _follow_device(self) -> None:
@@ -246,8 +229,6 @@ class StepTrace(Trace):
         self._device_s = begin_s + took_ms / 1e3
         args = step.args if step.is_ahead else {**step.args, "late": True}
         self.tracer.slice(DEVICE, "step", begin_s, self._device_s, args)
-        for request_id, _ in step.keys:
-            self.tracer.flow(DEVICE, request_id, begin_s + took_ms / 2e3)
         self._before = step
 
     def _host_s(self, event: Event) -> float:

@@ -8,7 +8,7 @@ thrown away. Later starts find the kernels on disk.
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
@@ -23,9 +23,12 @@ from common.device.steps.output_ring import make_logprob_ring, make_ring
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
-from common.kernels.base.operands import AttentionWeights, SamplingTensors, SharedPrefixes, TokenRing
-from common.ops.base import ForwardBatch, Ops, Residual
+from common.kernels.base.attention_operands import SharedPrefixes
+from common.kernels.base.sampling_operands import SamplingTensors, TokenRing
+from common.models.base import Task
+from common.ops.base import ForwardBatch, Ops
 from common.ops.linear_plan import SHORT_STEPS
+from common.ops.sampler import AdjustedRows
 from common.wire.values.sampling_params import PADDING, SAMPLING_COLUMNS, SamplingParams
 
 
@@ -40,9 +43,6 @@ def sampling_tensors(params: Sequence[SamplingParams], device: torch.device) -> 
 
 
 logger = logging.getLogger(__name__)
-
-Task = Callable[[], object]
-Attention = Callable[[torch.Tensor, AttentionWeights, int, ForwardBatch], torch.Tensor]
 
 MAX_THREADS = 16
 # A (tokens, sequences) pair for each size class of kernels and plans.
@@ -60,29 +60,30 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_p
     """
     ops, model, most_rows = engine.step_ops, engine.model, max(row_counts)
     batches = _decode_batches(engine, row_counts, share_prefixes=share_prefixes and ops.shares_prefixes)
-    tasks: list[Task] = [partial(_attend, engine, ops, ops.attention, batch) for batch in reversed(batches)]
+    tasks: list[Task] = [task for batch in reversed(batches) for task in model.attention_tasks(ops, batch)]
     rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # alive until the device is done
     tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
     logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
     logprob_ring = make_logprob_ring(rings[1])
     tasks += [  # independent of the count
-        lambda: ops.embed(batches[0].token_ids, model.embed),
+        lambda: model.embedded(batches[0].token_ids, ops),
         partial(_adjust, engine, most_rows),
         lambda: engine.sampler.land_logprobs(logits, sampling, batches[0].token_ids[:1], logprob_ring),
     ]
     for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
-        tasks += [*_products(engine, ops, rows), partial(_logits_of, engine, ops, rows)]
+        tasks += [*model.product_tasks(ops, rows), partial(_logits_of, engine, ops, rows)]
     _compile("decode", engine, tasks)
 
 
 def compile_prompt_kernels(engine: Engine) -> None:
     """Compile every operation of a prompt step."""
-    ops, position = engine.ops, torch.zeros(1, dtype=torch.int32, device=engine.device)
+    ops, model, position = engine.ops, engine.model, torch.zeros(1, dtype=torch.int32, device=engine.device)
     steps = [(num_tokens, _padding(engine, num_tokens, num_seqs)) for num_tokens, num_seqs in reversed(PROMPT_STEPS)]
     tasks: list[Task] = [
-        partial(_attend, engine, ops, attention, batch)
+        task
         for _, batch in steps
-        for attention in (ops.attention, ops.attention_of_last)
+        for of_last in (False, True)
+        for task in model.attention_tasks(ops, batch, of_last=of_last)
     ]
     tasks += [
         *(partial(_sample, engine, rows) for rows in _sampled_rows(engine)),
@@ -91,7 +92,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
         lambda: engine.sampler.logprobs(_logits(engine, 1), position, position),
     ]
     for num_tokens, _ in steps:
-        tasks += _products(engine, ops, num_tokens)
+        tasks += model.product_tasks(ops, num_tokens)
     _compile("prompt", engine, tasks)
 
 
@@ -145,45 +146,12 @@ def _run(device: torch.device, task: Task) -> None:
         task()
 
 
-def _products(engine: Engine, ops: Ops, num_tokens: int) -> list[Task]:
-    """Return tasks for a layer's products and norms on zeros, with and without split-K parts to add."""
-    layer, eps = engine.model.layers[0], engine.model.config.norm_eps
-
-    def rows() -> Residual:
-        return _rows(engine, num_tokens)
-
-    def added(weight: torch.Tensor) -> Residual:
-        return ops.linear_add(_zeros(engine, num_tokens, weight.shape[1]), weight, rows())
-
-    return [
-        lambda: ops.norm_linear(rows(), layer.attention_norm, eps, layer.qkv),
-        lambda: ops.norm_gate_up(rows(), layer.mlp_norm, eps, layer.gate_up),
-        lambda: ops.norm_linear(added(layer.down), layer.attention_norm, eps, layer.qkv),
-        lambda: ops.norm_gate_up(added(layer.o), layer.mlp_norm, eps, layer.gate_up),
-    ]
-
-
-def _attend(engine: Engine, ops: Ops, attention: Attention, batch: ForwardBatch) -> None:
-    layer = engine.model.layers[0]
-    batch = ops.begin(batch, layer.attention.num_q_heads)
-    attention(_zeros(engine, batch.token_ids.shape[0], layer.qkv.shape[0]), layer.attention, 0, batch)
-
-
 def _logits_of(engine: Engine, ops: Ops, num_rows: int) -> None:
-    model = engine.model
-    ops.logits(_rows(engine, num_rows), model.norm, model.config.norm_eps, model.lm_head)
-
-
-def _zeros(engine: Engine, num_tokens: int, width: int) -> torch.Tensor:
-    return torch.zeros((num_tokens, width), dtype=engine.model.embed.dtype, device=engine.device)
-
-
-def _rows(engine: Engine, num_tokens: int) -> Residual:
-    return Residual(_zeros(engine, num_tokens, engine.model.embed.shape[1]))
+    engine.model.logits(engine.model.zeros(num_rows), ops)
 
 
 def _logits(engine: Engine, num_rows: int) -> torch.Tensor:
-    return torch.zeros((num_rows, engine.model.lm_head.shape[0]), device=engine.device)
+    return torch.zeros((num_rows, engine.vocab_size), device=engine.device)
 
 
 def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
@@ -196,7 +164,7 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
     return ForwardBatch(
         token_ids=zeros(num_tokens),
         positions=zeros(num_tokens),
-        slot_mapping=torch.full((num_tokens,), -1, device=device),
+        slots=tuple(torch.full((num_tokens,), -1, device=device) for _ in groups),
         block_tables=tuple(zeros(num_seqs, group.num_places(engine.max_len)) for group in groups),
         seq_lens=zeros(num_seqs),
         cu_seqlens=zeros(num_seqs + 1),
@@ -241,7 +209,7 @@ def _adjust(engine: Engine, most_rows: int = 0) -> None:
     adjustments = Adjustments(1, engine.vocab_size, engine.device)
     none, ones = torch.full((1,), -1, dtype=torch.int32, device=engine.device), _padding(engine, 1, 1).token_ids
     params = sampling_tensors([PADDING], engine.device)
-    engine.sampler.adjust(_logits(engine, 1), params, none, adjustments.tensors, ones, ones, grammars)
+    engine.sampler.adjust(_logits(engine, 1), params, AdjustedRows(none, ones, ones), adjustments.tensors, grammars)
 
 
 def _run_prompts(runner: PromptRunner, lengths: list[int], whole_gpu: bool) -> None:

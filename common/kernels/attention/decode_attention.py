@@ -25,9 +25,9 @@ from common.kernels.attention.decode_parts import (
     part_tiles_of,
     units_at_once,
 )
+from common.kernels.base.attention_operands import Division
 from common.kernels.base.checks import check_block_tables, check_column, check_queries
 from common.kernels.base.last_program import is_last
-from common.kernels.base.operands import Division
 from common.kernels.base.pdl import wait_for_predecessor
 
 MIN_ROWS = 16  # of a matrix product on tensor cores

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.attention.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
+from common.kernels.base.attention_operands import Division, SharedDivision
 from common.kernels.base.checks import check_column
-from common.kernels.base.operands import Division, SharedDivision
 from common.kernels.base.pdl import wait_for_predecessor
 
 ITEM_WORDS = 9  # words of `load_item`, then of the context: number of items, number of units, own first tile

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.base.operands import Division
+from common.kernels.base.attention_operands import Division
 
 LOG2_E = 1.4426950408889634
 TILE = 64  # keys multiplied at once; a part has whole tiles

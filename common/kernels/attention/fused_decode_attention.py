@@ -41,10 +41,10 @@ from common.kernels.attention.group_outputs import begin_whole, join_units, stor
 from common.kernels.attention.new_token import begin_part, begin_token
 from common.kernels.attention.paged_tiles import copy_tile, rows_of_tile
 from common.kernels.attention.tile_attention import attend_tile
+from common.kernels.base.attention_operands import AttentionWeights, Division, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
 from common.kernels.base.items import advance, announce, announced
 from common.kernels.base.last_program import is_last
-from common.kernels.base.operands import AttentionWeights, Division, SharedDivision, SharedParts
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
@@ -107,6 +107,7 @@ def _attend(
     UNITS_AT_ONCE: gl.constexpr,
     MAX_QUERIES: gl.constexpr,
     HAS_NORM: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Attend every item, to its output or its units: the task of four warps."""
@@ -138,7 +139,7 @@ def _attend(
         writes = (end == num_tiles) & (seq_len > 0)
         new_scores, new_value = begin_token(
             shared, token, pool, seq, past, kv_head, item == gl.program_id(0), writes, mma,
-            NUM_KV, GROUP, BLOCK_SIZE, HAS_NORM, PDL,
+            NUM_KV, GROUP, BLOCK_SIZE, HAS_NORM, HAS_BIAS, PDL,
         )  # fmt: skip
         new_scores = new_scores * scale_log2
         new_value = new_value[:, None] + no_acc
@@ -200,6 +201,7 @@ def _fused_decode_attention_kernel(
     qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous
     q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
     k_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
+    bias_ptr,  # [NUM_KV * (GROUP + 2), HEAD_DIM]; anything if not HAS_BIAS
     rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
     pool_desc,  # [num_blocks * block_rows, NUM_KV * HEAD_DIM], tiles of BLOCK_SIZE x HEAD_DIM
     pool_ptr,  # memory of pool_desc
@@ -238,6 +240,7 @@ def _fused_decode_attention_kernel(
     FETCH_REGS: gl.constexpr,
     MAX_QUERIES: gl.constexpr,  # 0: nothing is shared, and `before_partial_ptr` to `places_ptr` are unused
     HAS_NORM: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Grid: any number. Each program has an item of a KV head, and draws another after each item."""
@@ -263,7 +266,7 @@ def _fused_decode_attention_kernel(
     shared = (k_ring, v_ring, q_smem, p_smem, item_smem, item_full, item_empty, full, empty)
     division = (items_ptr, counts_ptr, counts_ptr + 1 + layer_row // (2 * BLOCK_SIZE))
     pool = (pool_desc, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row)
-    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, eps)
+    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, eps)
     parts = (partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr)
     before = (before_partial_ptr, before_maxima_ptr, before_sums_ptr, units_ptr, pieces_ptr, places_ptr)
     gl.warp_specialize(
@@ -273,7 +276,7 @@ def _fused_decode_attention_kernel(
                 (
                     shared, division, pool, token, out_ptr, parts, before, scale_log2,
                     NUM_KV, GROUP, HEADS, BLOCK_SIZE, ITEM_WORDS, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE,
-                    MAX_QUERIES, HAS_NORM, PDL,
+                    MAX_QUERIES, HAS_NORM, HAS_BIAS, PDL,
                 ),
             ),
             (_fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS)),
@@ -327,6 +330,7 @@ def fused_decode_attention(
         qkv_ptr=qkv,
         q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
         k_norm_ptr=weights.rope if weights.k_norm is None else weights.k_norm,
+        bias_ptr=weights.rope if weights.bias is None else weights.bias,
         rope_ptr=weights.rope,
         pool_desc=_descriptor(kv_cache),
         pool_ptr=kv_cache,
@@ -365,6 +369,7 @@ def fused_decode_attention(
         FETCH_REGS=FETCH_REGS,
         MAX_QUERIES=0 if before is None else before.sums.shape[2],
         HAS_NORM=weights.q_norm is not None,
+        HAS_BIAS=weights.bias is not None,
         PDL=pdl,
         num_warps=NUM_WARPS,  # attending warps; the fetching warp comes on top
         maxnreg=MAX_REGS,
@@ -385,9 +390,8 @@ def _descriptor(kv_cache: Tensor) -> TensorDescriptor:
 def _check(qkv: Tensor, weights: AttentionWeights, kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
     num_seqs, num_q, num_kv, head_dim = qkv.shape[0], weights.num_q_heads, weights.num_kv_heads, weights.head_dim
     assert is_supported(num_q, kv_cache), f"{num_q} heads, pool {tuple(kv_cache.shape)} {kv_cache.dtype}: unsupported"
-    assert kv_cache.shape[4:] == (num_kv, head_dim) and num_q % num_kv == 0, (
-        f"pool {tuple(kv_cache.shape)}: heads differ"
-    )
+    fits = kv_cache.shape[4:] == (num_kv, head_dim) and num_q % num_kv == 0
+    assert fits, f"pool {tuple(kv_cache.shape)}: heads differ"
     assert kv_cache.is_contiguous(), f"pool strides {kv_cache.stride()}: contiguous needed"
     assert kv_cache.numel() // (num_kv * head_dim) < 1 << 31, "rows of the pool are counted in int32"
     assert qkv.dtype == kv_cache.dtype, f"qkv {qkv.dtype}, pool {kv_cache.dtype}: one dtype needed"

@@ -10,10 +10,16 @@ from common.kernels.base.pdl import wait_for_predecessor
 
 
 @gluon.jit
-def _rotated(head_ptr, mask, norm_low, norm_high, cos, sin, eps, HAS_NORM: gl.constexpr, HEAD_DIM: gl.constexpr):
+def _rotated(
+    head_ptr, bias_ptr, mask, norm_low, norm_high, cos, sin, eps,
+    HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, HEAD_DIM: gl.constexpr,
+):  # fmt: skip
     """Return both halves of heads, normed and rotated, `[heads, HEAD_DIM // 2]` each, shaped like all arguments."""
     a = gl.load(head_ptr, mask=mask, other=0.0).to(gl.float32)
     b = gl.load(head_ptr + HEAD_DIM // 2, mask=mask, other=0.0).to(gl.float32)
+    if HAS_BIAS:
+        a += gl.load(bias_ptr, mask=mask, other=0.0).to(gl.float32)
+        b += gl.load(bias_ptr + HEAD_DIM // 2, mask=mask, other=0.0).to(gl.float32)
     if HAS_NORM:
         scale = gl.rsqrt((gl.sum(a * a, axis=1) + gl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
         a = a * scale * norm_low.to(gl.float32)
@@ -37,6 +43,7 @@ def begin_token(
     GROUP: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
     HAS_NORM: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Leave the group's queries in shared memory; write the new key and value if `writes`.
@@ -44,7 +51,7 @@ def begin_token(
     Returns scores of the new key, unscaled, `[ROWS]`, and the new value `[HEAD_DIM]`, laid out as slices of `mma`.
     """
     _, _, q_smem, _, _, _, _, _, _ = shared
-    qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, eps = token
+    qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, eps = token
     _, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row = pool
     ROWS: gl.constexpr = q_smem.shape[0]
     HEAD_DIM: gl.constexpr = q_smem.shape[1]
@@ -65,12 +72,20 @@ def begin_token(
 
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, halves))[:, None]
     token_ptr = qkv_ptr + seq.to(gl.int64) * (NUM_KV * (GROUP + 2) * HEAD_DIM)
-    q_ptr = token_ptr + (kv_head * GROUP + rows) * HEAD_DIM + columns
-    k_ptr = token_ptr + (NUM_KV * GROUP + kv_head) * HEAD_DIM + columns
+    q = (kv_head * GROUP + rows) * HEAD_DIM + columns
+    k = (NUM_KV * GROUP + kv_head) * HEAD_DIM + columns
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, mma))
-    new_v = gl.load(token_ptr + (NUM_KV * (GROUP + 1) + kv_head) * HEAD_DIM + dims)
-    q_low, q_high = _rotated(q_ptr, rows < GROUP, q_norm_low, q_norm_high, cos, sin, eps, HAS_NORM, HEAD_DIM)
-    k_low, k_high = _rotated(k_ptr, columns < HALF, k_norm_low, k_norm_high, cos, sin, eps, HAS_NORM, HEAD_DIM)
+    v = (NUM_KV * (GROUP + 1) + kv_head) * HEAD_DIM + dims
+    new_v = gl.load(token_ptr + v)
+    if HAS_BIAS:
+        new_v = (new_v.to(gl.float32) + gl.load(bias_ptr + v).to(gl.float32)).to(new_v.dtype)
+    q_low, q_high = _rotated(
+        token_ptr + q, bias_ptr + q, rows < GROUP, q_norm_low, q_norm_high, cos, sin, eps, HAS_NORM, HAS_BIAS, HEAD_DIM
+    )
+    k_low, k_high = _rotated(
+        token_ptr + k, bias_ptr + k, columns < HALF, k_norm_low, k_norm_high, cos, sin, eps,
+        HAS_NORM, HAS_BIAS, HEAD_DIM,
+    )  # fmt: skip
     q_smem.slice(0, HALF, dim=1).store(q_low)
     q_smem.slice(HALF, HALF, dim=1).store(q_high)
     fence_async_shared()

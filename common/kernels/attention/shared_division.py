@@ -13,8 +13,8 @@ from torch import Tensor
 
 from common.kernels.attention.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
 from common.kernels.attention.shared_parts import LARGE_BUNDLE, MAX_SHARING_ROWS, SMALL_BUNDLE, max_shared_items
+from common.kernels.base.attention_operands import SharedDivision, SharedPrefixes
 from common.kernels.base.checks import check_column
-from common.kernels.base.operands import SharedDivision, SharedPrefixes
 from common.kernels.base.pdl import wait_for_predecessor
 
 MIN_TOKENS = 4  # rows of a bundle, at least: a KV head has at most 16 query heads

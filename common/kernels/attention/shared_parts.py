@@ -5,8 +5,8 @@ Imports no Triton, because memory of a step is also computed where Triton may be
 
 import torch
 
+from common.kernels.base.attention_operands import SharedParts
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.operands import SharedParts
 
 SMALL_BUNDLE = 64  # queries of a bundle: of all query heads of a KV head
 LARGE_BUNDLE = 128

@@ -13,8 +13,8 @@ from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, TILE
 from common.kernels.attention.prefill_attention import attend_keys
 from common.kernels.attention.shared_division import SHARED_ITEM_WORDS, load_shared_item
 from common.kernels.attention.shared_parts import LARGE_BUNDLE, SMALL_BUNDLE
+from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
-from common.kernels.base.operands import AttentionWeights, SharedDivision, SharedParts
 from common.kernels.base.pdl import wait_behind_next
 
 NUM_WARPS = {SMALL_BUNDLE: 4, LARGE_BUNDLE: 8}  # by queries of a bundle
@@ -23,8 +23,8 @@ NUM_STAGES = {SMALL_BUNDLE: 3, LARGE_BUNDLE: 5}
 
 @triton.jit
 def _load_queries(
-    qkv_ptr, norm_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr,
+    qkv_ptr, norm_ptr, bias_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Return queries of rows and heads, normed and rotated: `[queries, HEAD_DIM]`."""
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -37,6 +37,9 @@ def _load_queries(
     head_ptr = qkv_ptr + (rows.to(tl.int64) * NUM_HEADS + heads)[:, None] * HEAD_DIM
     q = tl.load(head_ptr + dims[None, :], mask=present[:, None], other=0.0).to(tl.float32)
     partner = tl.load(head_ptr + partners[None, :], mask=present[:, None], other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        q += tl.load(bias_ptr + (heads * HEAD_DIM)[:, None] + dims[None, :]).to(tl.float32)
+        partner += tl.load(bias_ptr + (heads * HEAD_DIM)[:, None] + partners[None, :]).to(tl.float32)
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(q * q, axis=1) / HEAD_DIM + eps)[:, None]
         q = q * scale * tl.load(norm_ptr + dims).to(tl.float32)[None, :]
@@ -48,6 +51,7 @@ def _load_queries(
 def _shared_prefix_attention_kernel(
     qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous
     q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
+    bias_ptr,  # [NUM_KV * (GROUP + 2), HEAD_DIM]; anything if not HAS_BIAS
     rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
     v_cache_ptr,  # as k_cache_ptr
@@ -75,6 +79,7 @@ def _shared_prefix_attention_kernel(
     MAX_QUERIES: tl.constexpr,
     TILE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: any number. Programs take items of KV heads in turn."""
@@ -89,8 +94,8 @@ def _shared_prefix_attention_kernel(
         rows = tl.load(members_ptr + first + queries // HEADS, mask=present, other=0)
         heads = kv_head * GROUP + queries % HEADS
         q = _load_queries(
-            qkv_ptr, q_norm_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
-            NUM_KV * (GROUP + 2), HEAD_DIM, HAS_NORM,
+            qkv_ptr, q_norm_ptr, bias_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
+            NUM_KV * (GROUP + 2), HEAD_DIM, HAS_NORM, HAS_BIAS,
         )  # fmt: skip
         acc = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
         row_max = tl.full((QUERIES,), NO_KEYS, tl.float32)
@@ -138,6 +143,7 @@ def shared_prefix_attention(
     _shared_prefix_attention_kernel[(min(max_items * num_kv, division.num_slots),)](
         qkv_ptr=qkv,
         q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
+        bias_ptr=weights.rope if weights.bias is None else weights.bias,
         rope_ptr=weights.rope,
         k_cache_ptr=k_cache,
         v_cache_ptr=v_cache,
@@ -165,6 +171,7 @@ def shared_prefix_attention(
         MAX_QUERIES=parts.partial.shape[2],
         TILE=TILE,
         HAS_NORM=weights.q_norm is not None,
+        HAS_BIAS=weights.bias is not None,
         PDL=pdl,
         num_warps=NUM_WARPS[queries],
         num_stages=NUM_STAGES[queries],

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from common.kernels.base.operands import HEAD_DIMS, AttentionWeights
+from common.kernels.base.attention_operands import HEAD_DIMS, AttentionWeights
 
 
 def check_column(what: str, column: Tensor, length: int, dtype: torch.dtype = torch.int32) -> None:
@@ -64,6 +64,10 @@ def check_qkv(qkv: Tensor, weights: AttentionWeights) -> None:
         assert norm is None or (norm.shape == (head_dim,) and norm.is_contiguous()), (
             f"{_laid_out('norm weight', norm)}: [{head_dim}] needed"
         )
+    bias = weights.bias
+    assert bias is None or (bias.shape == (width,) and bias.is_contiguous()), (
+        f"{_laid_out('bias', bias)}: [{width}] needed"
+    )
     rope = weights.rope
     assert rope.dtype == torch.float32 and rope.shape[1] == head_dim and rope.is_contiguous(), (
         f"{_laid_out('rope', rope)} {rope.dtype}: contiguous fp32, {head_dim} columns needed"

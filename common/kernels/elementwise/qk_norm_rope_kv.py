@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.checks import check_caches, check_column, check_qkv
-from common.kernels.base.operands import AttentionWeights
 from common.kernels.base.pdl import wait_for_predecessor
 
 MAX_HEADS = 8  # heads of a tile; more spills registers, less leaves a program too little work
@@ -23,6 +23,7 @@ def _qk_norm_rope_kv_kernel(
     qkv_ptr,  # [num_tokens, num_q + 2 * num_kv, head_dim], contiguous
     q_norm_ptr,  # [head_dim]
     k_norm_ptr,  # [head_dim]
+    bias_ptr,  # [num_q + 2 * num_kv, head_dim]; anything if not HAS_BIAS
     rope_ptr,  # [max_positions, head_dim] fp32: cos, then sin
     positions_ptr,  # [num_tokens] int32
     slot_mapping_ptr,  # [num_tokens] int64, -1 for padding
@@ -39,6 +40,7 @@ def _qk_norm_rope_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,  # heads of a tile; divides NUM_Q and NUM_KV
     HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (num_tokens, (NUM_Q + 2 * NUM_KV) // HEADS). A program takes a tile of heads of a token."""
@@ -53,6 +55,9 @@ def _qk_norm_rope_kv_kernel(
     wait_for_predecessor(PDL)
     low = tl.load(source_ptr)  # first half of every head
     high = tl.load(source_ptr + HALF)
+    if HAS_BIAS:
+        low = low.to(tl.float32) + tl.load(bias_ptr + first * HEAD_DIM + tile).to(tl.float32)
+        high = high.to(tl.float32) + tl.load(bias_ptr + first * HEAD_DIM + tile + HALF).to(tl.float32)
     kept = slot >= 0
     in_cache = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + heads * stride_head + columns
 
@@ -106,6 +111,7 @@ def qk_norm_rope_kv(
         qkv_ptr=qkv,
         q_norm_ptr=qkv if weights.q_norm is None else weights.q_norm,
         k_norm_ptr=qkv if weights.k_norm is None else weights.k_norm,
+        bias_ptr=qkv if weights.bias is None else weights.bias,
         rope_ptr=weights.rope,
         positions_ptr=positions,
         slot_mapping_ptr=slot_mapping,
@@ -122,6 +128,7 @@ def qk_norm_rope_kv(
         BLOCK_SIZE=k_cache.shape[1],
         HEADS=heads,
         HAS_NORM=weights.q_norm is not None,
+        HAS_BIAS=weights.bias is not None,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=1 if heads == 1 else 4,

@@ -9,11 +9,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from common.kernels.base import operands
+from common.kernels.base import row_operands
 from common.kernels.base.checks import check_column
-from common.kernels.base.operands import RowState, RowUpdates
+from common.kernels.base.row_operands import RowState, RowUpdates
 
-HEAD_WORDS = tl.constexpr(operands.HEAD_WORDS)
+HEAD_WORDS = tl.constexpr(row_operands.HEAD_WORDS)
 BLOCK = 256  # entries of a program
 
 

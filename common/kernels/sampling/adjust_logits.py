@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.base import operands
+from common.kernels.base import sampling_operands
 from common.kernels.base.checks import check_column
-from common.kernels.base.operands import (
+from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.base.sampling_operands import (
     EDIT_FIELDS,
     MAX_EDITS,
     MAX_WORDS,
@@ -25,12 +26,11 @@ from common.kernels.base.operands import (
     GrammarMasks,
     SamplingTensors,
 )
-from common.kernels.base.pdl import wait_for_predecessor
 
 CHUNK = 1024  # logits of one program
 EDITS = 128  # edits loaded by a program at once
 WORDS = 128  # bad words loaded by a program at once
-IN_PROMPT = tl.constexpr(operands.IN_PROMPT)
+IN_PROMPT = tl.constexpr(sampling_operands.IN_PROMPT)
 
 
 @triton.jit

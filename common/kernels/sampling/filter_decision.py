@@ -10,7 +10,7 @@ applies to the tokens left by top-k, so top-k's limit is found first.
 import triton
 import triton.language as tl
 
-from common.kernels.base import operands
+from common.kernels.base import sampling_operands
 from common.kernels.sampling.filter_survey import LOWEST, SLACK
 from common.kernels.sampling.filter_values import (
     LARGEST,
@@ -26,7 +26,7 @@ from common.kernels.sampling.filter_values import (
 )
 
 UNDECIDED = tl.constexpr(-3)
-NO_CHOICE = tl.constexpr(operands.NO_CHOICE)
+NO_CHOICE = tl.constexpr(sampling_operands.NO_CHOICE)
 # Sums or maxima over the programs of a row: int64 each.
 BEST_SURE = tl.constexpr(0)  # `key_of` the best token certain to pass
 BEST_LISTED = tl.constexpr(1)

@@ -7,7 +7,7 @@ over temperature, because ties are defined there. Bucket and weight belong to th
 import triton
 import triton.language as tl
 
-from common.kernels.base.operands import MAX_VOCAB
+from common.kernels.base.sampling_operands import MAX_VOCAB
 
 NUM_BUCKETS = tl.constexpr(128)
 BUCKETS_PER_UNIT = tl.constexpr(16 / 3)  # of logit over temperature: all buckets together span 24

@@ -19,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from common.kernels.base.operands import MAX_VOCAB, SamplingTensors
+from common.kernels.base.sampling_operands import MAX_VOCAB, SamplingTensors
 from common.kernels.sampling.filter_decision import NUM_SUMS
 from common.kernels.sampling.filter_limits import limits_kernel
 from common.kernels.sampling.filter_shortlist import shortlist_kernel

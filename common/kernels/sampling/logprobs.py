@@ -10,15 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.base import operands
+from common.kernels.base import sampling_operands
 from common.kernels.base.checks import check_column
-from common.kernels.base.operands import LogprobRing
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.base.sampling_operands import LogprobRing
 from common.kernels.sampling.filter_values import load_logits
 
 PART = 1024  # logits of one program
-LOGPROB_WORDS = tl.constexpr(operands.LOGPROB_WORDS)
-MAX_ENTRIES = tl.constexpr(operands.MAX_LOGPROBS + 1)
+LOGPROB_WORDS = tl.constexpr(sampling_operands.LOGPROB_WORDS)
+MAX_ENTRIES = tl.constexpr(sampling_operands.MAX_LOGPROBS + 1)
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def logprobs(
 ) -> Tensor:
     """Return words of each row by the rules of `reference.logprobs`: `[num_rows, LOGPROB_WORDS]` int32."""
     num_rows = logits.shape[0]
-    words = torch.empty((num_rows, operands.LOGPROB_WORDS), dtype=torch.int32, device=logits.device)
+    words = torch.empty((num_rows, sampling_operands.LOGPROB_WORDS), dtype=torch.int32, device=logits.device)
     _launch(logits, num_wanted, tokens, words, None, pdl)
     return words
 
@@ -142,7 +142,7 @@ def land_logprobs(
 ) -> None:
     """Leave the result of `logprobs` where the host finds it, beside the tokens of the same step."""
     words_cpu, turns = ring.words_cpu, ring.turns
-    assert words_cpu.shape[::2] == (turns.shape[0], operands.LOGPROB_WORDS) and words_cpu.is_contiguous()
+    assert words_cpu.shape[::2] == (turns.shape[0], sampling_operands.LOGPROB_WORDS) and words_cpu.is_contiguous()
     assert turns.is_cpu or words_cpu.is_pinned(), "a GPU reaches pinned memory of the host only"
     assert logits.shape[0] <= turns.shape[0], f"{logits.shape[0]} rows: the ring has {turns.shape[0]}"
     _launch(logits, num_wanted, tokens, words_cpu, turns, pdl)

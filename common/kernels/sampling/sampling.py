@@ -15,8 +15,8 @@ from torch import Tensor
 
 from common.kernels.base.checks import check_column
 from common.kernels.base.last_program import is_last
-from common.kernels.base.operands import NO_CHOICE, SamplingTensors, TokenRing
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.base.sampling_operands import NO_CHOICE, SamplingTensors, TokenRing
 from common.kernels.sampling import filtered_draw as filters
 from common.kernels.sampling.filter_decision import UNDECIDED
 from common.kernels.sampling.filter_values import best_of, load_filters, load_logits

@@ -12,11 +12,9 @@ from common.memory.blocks.answers import Answer
 from common.memory.server.clients import Client
 from common.memory.server.listener import Listener
 from common.memory.server.processes import Processes
-from common.wire.messages.memory_reports import MAX_WORKERS
+from common.wire.messages.memory_reports import MAX_CLIENTS
 
 logger = logging.getLogger(__name__)
-
-MAX_CLIENTS = MAX_WORKERS
 
 
 class Connections:

@@ -51,7 +51,6 @@ class PromptSequence:
     num_scheduled_tokens: int = 0  # computed by launched steps, or found
     num_in_flight: int = 0  # unfinished launched steps, which write the blocks
     ended: bool = False  # failed or aborted: tokens of steps in flight are dropped
-    arrived_s: float = 0.0  # time.monotonic() of arrival; 0 after the first launch, or if not traced
 
     @property
     def key(self) -> Key:

@@ -68,10 +68,6 @@ class PromptSteps(Generic[AnyPrompt]):
         """Launch a step over the chunks; the step may use the whole GPU if every prompt may."""
         prompts, num_tokens = [chunk.sequence for chunk in chunks], sum(chunk.num_tokens for chunk in chunks)
         launched_s, inputs = time.monotonic(), [_prompt_chunk(chunk) for chunk in chunks]
-        for prompt in prompts:
-            if prompt.arrived_s:
-                self.trace.stretch("wait", prompt.key, prompt.arrived_s, launched_s)
-                prompt.arrived_s = 0.0
         self.trace.join(prompt.key for prompt in prompts)
         self.prefixes.rate.launched(num_tokens)
         pending = self.runner.launch(inputs, whole_gpu=all(prompt.request.whole_gpu for prompt in prompts))

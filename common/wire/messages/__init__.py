@@ -1,1 +1,1 @@
-"""Messages between processes: fields, relations between fields, and frames."""
+"""Messages between processes: declarations and frames."""

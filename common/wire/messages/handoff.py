@@ -1,7 +1,7 @@
 """Messages of a handoff between a prefill and a decode worker; `worker` has the rules for all messages."""
 
-from dataclasses import dataclass
-
+from common.wire.messages.senders import FromWorker, OfAttempt
+from common.wire.values.columns import num_ids, uneven
 from common.wire.values.fields import (
     BlockIds,
     ClientId,
@@ -14,30 +14,28 @@ from common.wire.values.fields import (
     RequestId,
     Text,
     TokenIds,
-    WorkerId,
 )
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRequest:
+class DecodeRequest(OfAttempt, tag=37):
     """router -> decode worker: a prefill worker computes a prompt, and will offer the blocks (see `KVOffer`).
 
     Sent before the `PrefillRequest`, where the fields are explained.
     """
 
-    request_id: RequestId
-    attempt: Count
     token_ids: TokenIds
     num_outputs: Count
     sampling: SamplingParams
     priority: Priority
     client: ClientId
 
+    def contradiction(self) -> str:
+        return self.sampling.problem(num_ids(self.token_ids), self.num_outputs)
 
-@dataclass(frozen=True, slots=True)
-class KVPoolExport:
+
+class KVPoolExport(FromWorker, tag=40):
     """prefill worker -> decode worker, after dialing: the location of the prefill worker's pool.
 
     A decode worker with a different pool connects to the memory server there as a guest.
@@ -45,37 +43,38 @@ class KVPoolExport:
     The first block of each group holds a pattern made from `pool_id`.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     transport: Label
     device_uuid: OptionalLabel  # "" on a CPU
     pool_id: Epoch  # workers of equal pools pull nothing
     memory_socket: Label  # path of the pool's memory server
     layout: KVLayout
 
+    def contradiction(self) -> str:
+        return self.layout.problem(self.layout.nothing)
 
-@dataclass(frozen=True, slots=True)
-class KVProgress:
+
+class KVProgress(FromWorker, tag=45):
     """prefill worker -> decode worker: complete blocks of a prompt still being computed.
 
     The message is a hint and may be ignored: no process keeps the blocks for the receiver. Copies of the blocks are
     valid only if a `KVOffer` with equal generations follows, because then the blocks belonged to the prompt throughout.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     num_tokens: Positive  # whole prompt, with outputs before a replay
     block_ids: BlockIds  # append-only groups' blocks from the first place on; empty: no offer will follow
     generations: BlockIds
 
+    def contradiction(self) -> str:
+        num_blocks = num_ids(self.block_ids)
+        if num_blocks > self.num_tokens:
+            return f"{num_blocks} blocks of {self.num_tokens} tokens"
+        return uneven(num_blocks, num_ids(self.generations))
 
-@dataclass(frozen=True, slots=True)
-class KVPathResult:
+
+class KVPathResult(FromWorker, tag=44):
     """decode worker -> prefill worker: answer to `KVPoolExport`, repeated on a change; an empty error means proven."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     is_shared: bool  # both workers use the pool, so nothing is pulled
     error: Text

@@ -1,10 +1,14 @@
 """Messages between a worker and the memory server of a device; `worker` has the rules for all messages."""
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
+from msgspec import Meta
+
+from common.wire.messages.senders import FromMemoryServer, FromWorker, OfAttempt
+from common.wire.values.columns import num_ids, uneven, unsealed
 from common.wire.values.fields import (
+    KEY_BYTES,
     BlockIds,
     BlockKeys,
     Count,
@@ -13,18 +17,18 @@ from common.wire.values.fields import (
     Label,
     OptionalDigest,
     Priority,
-    Range,
     RequestId,
     Text,
     Total,
+    WireStruct,
     WorkerId,
 )
 from common.wire.values.kv_layout import KVLayout, NumBlocks, NumWanted
 
 MAX_BYTES = 1 << 44
 
-NumBytes = Annotated[int, Range(1, MAX_BYTES)]
-Bytes = Annotated[int, Range(0, MAX_BYTES)]
+NumBytes = Annotated[int, Meta(ge=1, le=MAX_BYTES)]
+Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 
 
 class RegionState(IntEnum):
@@ -38,41 +42,30 @@ class RegionState(IntEnum):
     """All weights are there, and no process writes the region any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryHello:
+class MemoryHello(FromWorker, tag=60):
     """worker -> memory server, first: the worker's identity. Claims end with the connection.
 
     A descriptor of the worker's process comes along.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     is_decoding: bool  # decode workers get blocks before prompts do
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryVisit:
+class MemoryVisit(FromWorker, tag=68):
     """worker -> another pool's memory server, first: the guest's identity, and the pool to pull from.
 
     A guest accepts offers there or looks up prefixes, and gives blocks back after pulling. A guest writes nothing, so
     all claims end at once with the connection. A `PoolRegion` is the answer.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     pool_id: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryWelcome:
+class MemoryWelcome(FromMemoryServer, tag=66):
     """memory server -> worker, first: the memory server's identity, for the worker to name to the router."""
 
-    server_id: WorkerId
-    epoch: Epoch
 
-
-@dataclass(frozen=True, slots=True)
-class WeightsWanted:
+class WeightsWanted(WireStruct, tag=61):
     """worker -> memory server: ask for a region of weights, shared by workers of equal fingerprint and layout."""
 
     fingerprint: Label
@@ -80,8 +73,7 @@ class WeightsWanted:
     num_bytes: NumBytes
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsRegion:
+class WeightsRegion(WireStruct, tag=62):
     """memory server -> worker: the region of weights; on a CPU with a descriptor.
 
     Sent again as EMPTY after the death of the filler, to the next worker in line.
@@ -92,29 +84,25 @@ class WeightsRegion:
     num_bytes: NumBytes
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsProgress:
+class WeightsProgress(WireStruct, tag=63):
     """filling worker -> memory server -> waiting workers: bytes of the region filled so far."""
 
     num_filled: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsFilled:
+class WeightsFilled(WireStruct, tag=64):
     """filling worker -> memory server -> waiting workers: the region is complete."""
 
     num_bytes: NumBytes
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRefused:
+class MemoryRefused(WireStruct, tag=65):
     """memory server -> worker, last: the worker's demand is refused."""
 
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryTainted:
+class MemoryTainted(WireStruct, tag=69):
     """worker -> memory server: a device fault, which may have damaged any memory mapped by the worker.
 
     memory server -> workers with a mapping of some of the memory: stop, because the memory may be damaged. A restarted
@@ -124,8 +112,7 @@ class MemoryTainted:
     problem: Text
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryKnock:
+class MemoryKnock(WireStruct, tag=67):
     """worker -> memory server, and back: a sign of life.
 
     The server's `num_done` counts how often blocks of the worker's pool were sealed or changed owner. While the count
@@ -135,16 +122,17 @@ class MemoryKnock:
     num_done: Total = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolWanted:
+class PoolWanted(WireStruct, tag=70):
     """worker -> memory server: ask for the pool of KV blocks of a layout; `num_blocks` is the size of a new pool."""
 
     layout: KVLayout
     num_blocks: NumBlocks
 
+    def contradiction(self) -> str:
+        return self.layout.problem(self.num_blocks)
 
-@dataclass(frozen=True, slots=True)
-class PoolRegion:
+
+class PoolRegion(WireStruct, tag=71):
     """memory server -> worker: the memory of a pool; on a CPU with a descriptor.
 
     `pool_id` names this very memory, and block ids are valid only inside. Proof blocks hold patterns made from
@@ -156,100 +144,88 @@ class PoolRegion:
     num_blocks: NumBlocks
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksWanted:
+class BlocksWanted(WireStruct, tag=72):
     """worker -> memory server: ask for `num_blocks` of each group, all at once; replaces the demand before."""
 
     num_blocks: NumWanted
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksLeased:
+class NamedBlocks(WireStruct):
+    """Blocks of a pool, each with its generation."""
+
+    block_ids: BlockIds
+    generations: BlockIds
+
+    def contradiction(self) -> str:
+        return uneven(num_ids(self.block_ids), num_ids(self.generations))
+
+
+class BlocksLeased(NamedBlocks, tag=73):
     """memory server -> worker: blocks leased until given back; messages about the blocks must name the generations."""
 
-    block_ids: BlockIds
-    generations: BlockIds
 
-
-@dataclass(frozen=True, slots=True)
-class BlocksFreed:
+class BlocksFreed(NamedBlocks, tag=74):
     """worker -> memory server: give blocks back; nothing in the worker reads or writes the blocks any more."""
 
-    block_ids: BlockIds
-    generations: BlockIds
 
-
-@dataclass(frozen=True, slots=True)
-class BlocksSealed:
+class BlocksSealed(NamedBlocks, tag=80):
     """worker -> memory server: seal blocks under keys (see `block_key`); nothing writes the blocks any more.
 
     The worker reads the blocks until giving the blocks back. Other workers may find the blocks by key and read, too.
     """
 
-    block_ids: BlockIds
-    generations: BlockIds
     keys: BlockKeys
 
+    def contradiction(self) -> str:
+        return NamedBlocks.contradiction(self) or uneven(num_ids(self.block_ids), len(self.keys) // KEY_BYTES)
 
-@dataclass(frozen=True, slots=True)
-class PromptWanted:
+
+class PromptWanted(OfAttempt, tag=81):
     """worker -> memory server: ask for all blocks of a prompt, with sealed blocks for the longest prefix found by keys.
 
     The server answers once, with all blocks, and waits until enough blocks are free. Blocks in the host tier are
     restored first if a restore is faster than computing. A guest asks for 0 blocks, and gets only the blocks found.
     """
 
-    request_id: RequestId
-    attempt: Count
     keys: BlockKeys
     block_us: Count  # to compute a block, in microseconds; 0: restore nothing
     num_blocks: Count  # blocks of the first group
     priority: Priority  # lower is earlier
 
 
-@dataclass(frozen=True, slots=True)
-class PromptBlocks:
+class PromptBlocks(OfAttempt, tag=82):
     """memory server -> worker: the blocks of a prompt.
 
     The first `num_sealed` blocks were found by keys and are for reading; the other blocks are leased to the worker.
     """
 
-    request_id: RequestId
-    attempt: Count
     block_ids: BlockIds
     generations: BlockIds
     num_sealed: Count
 
+    def contradiction(self) -> str:
+        return unsealed(self.block_ids, self.generations, self.num_sealed)
 
-@dataclass(frozen=True, slots=True)
-class PromptUnwanted:
+
+class PromptUnwanted(OfAttempt, tag=84):
     """worker -> memory server: cancel the attempt's `PromptWanted`, unless already answered."""
 
-    request_id: RequestId
-    attempt: Count
 
-
-@dataclass(frozen=True, slots=True)
-class PoolLeft:
+class PoolLeft(NamedBlocks, tag=79):
     """worker -> memory server, last of all: leave the pool.
 
     All blocks leased or offered to the worker become free, even in messages not received yet. Only the named blocks do
     not, because the worker's device may still write there.
     """
 
-    block_ids: BlockIds
-    generations: BlockIds
 
-
-@dataclass(frozen=True, slots=True)
-class PoolShortage:
+class PoolShortage(WireStruct, tag=75):
     """memory server -> worker: a client waits for blocks, so give unused blocks back; or the shortage is over."""
 
     is_short: bool
 
 
-@dataclass(frozen=True, slots=True)
-class KVOffer:
+class KVOffer(WireStruct, tag=76):
     """prefill worker -> memory server -> decode worker: an offer of a prompt's complete blocks.
 
     The prefill worker owns the request until `KVReceived` or `KVDeclined` answers. The memory server keeps the blocks
@@ -272,35 +248,28 @@ class KVOffer:
     root: OptionalDigest
     digest: OptionalDigest
 
+    def contradiction(self) -> str:
+        if bool(self.root) != bool(self.digest):
+            return "a chain of keys has a root and a digest"
+        return unsealed(self.block_ids, self.generations, self.num_sealed)
 
-@dataclass(frozen=True, slots=True)
-class KVReceived:
+
+class KVReceived(OfAttempt, tag=83):
     """decode worker -> memory server -> prefill worker: the offer arrived, and the decode worker owns the request."""
 
-    request_id: RequestId
-    attempt: Count
 
-
-@dataclass(frozen=True, slots=True)
-class KVAccepted:
+class KVAccepted(OfAttempt, tag=77):
     """decode worker -> memory server: accept an offer; the worker now owns the blocks, and a guest may read the blocks.
 
     Implies `KVReceived` if not sent before.
     """
 
-    request_id: RequestId
-    attempt: Count
 
-
-@dataclass(frozen=True, slots=True)
-class KVDeclined:
+class KVDeclined(OfAttempt, tag=78):
     """decode worker -> memory server: decline an offer; the blocks are free.
 
     memory server -> prefill worker: an offer never received by the decode worker is void, and the blocks are free.
     """
-
-    request_id: RequestId
-    attempt: Count
 
 
 OfBlocks = (

@@ -4,47 +4,44 @@ A memory server identifies itself by `server_id` and by `epoch`, which is new at
 for all messages.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
+from msgspec import Meta
+
 from common.wire.messages.memory import Bytes
+from common.wire.messages.senders import FromMemoryServer
+from common.wire.values.columns import uneven
 from common.wire.values.fields import (
     MAX_EVENT_KEYS,
+    SHORT_KEY_BYTES,
     Codes,
     Count,
     Epoch,
     EventRuns,
     Label,
-    Length,
     ProcessId,
-    Range,
     ShortKeys,
+    Total,
     WorkerId,
 )
+from common.wire.values.packing import unpack_ids
 
-Total = Annotated[int, Range(0, 1 << 62)]
-MAX_WORKERS = 512
-"""Most workers in a heartbeat."""
+MAX_CLIENTS = 512
+"""Most workers of a memory server."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReady:
+class MemoryReady(FromMemoryServer, tag=11):
     """memory server -> router: register; sent again whenever the router asks with `Reregister`."""
 
-    server_id: WorkerId
-    epoch: Epoch
     pid: ProcessId
     version: Label  # Baton's
     device: Label  # same form as workers': "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryHeartbeat:
+class MemoryHeartbeat(FromMemoryServer, tag=12):
     """memory server -> router: alive, and the use of memory."""
 
-    server_id: WorkerId
-    epoch: Epoch
     weights_bytes: Bytes
     free_bytes: Bytes  # free memory of the device
     num_blocks: Count  # all KV pools
@@ -57,17 +54,14 @@ class MemoryHeartbeat:
     num_restored_blocks: Total  # from the host tier since the start
     copied_out_bytes: Total  # to the host tier
     copied_in_bytes: Total  # from the host tier
-    worker_ids: Annotated[tuple[WorkerId, ...], Length(0, MAX_WORKERS)]
-    gpu_percent: Annotated[int, Range(-1, 100)] = -1  # recent time with a kernel running; -1: unknown
-    gpu_celsius: Annotated[int, Range(-1, 1000)] = -1  # -1: unknown
+    worker_ids: Annotated[tuple[WorkerId, ...], Meta(max_length=MAX_CLIENTS)]
+    gpu_percent: Annotated[int, Meta(ge=-1, le=100)] = -1  # recent time with a kernel running; -1: unknown
+    gpu_celsius: Annotated[int, Meta(ge=-1, le=1000)] = -1  # -1: unknown
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
+class WorkerEnded(FromMemoryServer, tag=13):
     """memory server -> router: a worker's connection ended, which the kernel does for an ended process."""
 
-    server_id: WorkerId
-    epoch: Epoch
     ended_worker_id: WorkerId
     ended_epoch: Epoch
 
@@ -80,8 +74,7 @@ class BlockEvent(IntEnum):
     GONE = 2  # no longer found
 
 
-@dataclass(frozen=True, slots=True)
-class KVEvents:
+class KVEvents(FromMemoryServer, tag=15):
     """memory server -> router: changes of blocks in a pool: found in the pool, found in the host tier, or gone.
 
     Sent after a `KVEventsWanted`, with consecutive `sequence` numbers. Sequence 0 voids all earlier events. From there
@@ -89,14 +82,16 @@ class KVEvents:
     send `KVEventsWanted` again. Every heartbeat comes with a `KVEvents`, even an empty message.
     """
 
-    server_id: WorkerId
-    epoch: Epoch
     pool_id: Epoch
     sequence: Total
-    kinds: Annotated[bytes, Codes(BlockEvent, MAX_EVENT_KEYS)]
+    kinds: Annotated[bytes, Meta(max_length=MAX_EVENT_KEYS), Codes(bytes(BlockEvent))]
     runs: EventRuns  # number of keys for each of `kinds`
     keys: ShortKeys  # ordered by time
     copy_us: Count  # to copy a block back from the host tier, in microseconds; 0: unknown
+
+    def contradiction(self) -> str:
+        num_keys, lengths = len(self.keys) // SHORT_KEY_BYTES, unpack_ids(self.runs)
+        return uneven(sum(lengths), num_keys) or uneven(len(self.kinds), len(lengths))
 
 
 MemoryReport = MemoryReady | MemoryHeartbeat | WorkerEnded | KVEvents

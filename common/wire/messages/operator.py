@@ -4,33 +4,31 @@ An operator connects like a worker, so only processes of the router's user or wi
 name of its own.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from common.wire.values.fields import Count, Epoch, Length, Positive, ProcessId, Text, Total, WorkerId
+from msgspec import Meta
+
+from common.wire.messages.senders import FromOperator
+from common.wire.values.fields import Count, Epoch, Positive, ProcessId, Text, Total, WireStruct, WorkerId
 from common.wire.values.role import Role
 
 MAX_WORKERS = 256
-"""Most workers in a report."""
+"""Most workers of a router."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainWanted:
+class DrainWanted(FromOperator, tag=31):
     """operator -> router: drain a worker or memory server: finish its requests, then end. Answered by `DrainAnswer`.
 
     Repeat the message to follow progress. `incarnation` protects a successor from being drained; 0 means the present
     incarnation.
     """
 
-    operator_id: WorkerId
-    epoch: Epoch
     name: WorkerId  # worker or memory server
     incarnation: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAnswer:
+class DrainAnswer(WireStruct, tag=32):
     """router -> operator: the present owner of a name; an `incarnation` of 0 means none."""
 
     name: WorkerId
@@ -38,23 +36,17 @@ class DrainAnswer:
     num_requests: Count  # bound to the worker
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(WireStruct, tag=30):
     """router -> worker, memory server: finish and end, like after a signal."""
 
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class LoadWanted:
+class LoadWanted(FromOperator, tag=34):
     """operator -> router: ask for the load of all workers. Answered by `LoadReport`."""
 
-    operator_id: WorkerId
-    epoch: Epoch
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class WorkerLoad(WireStruct):
     """Load of a worker, from the router's books and the worker's last heartbeat."""
 
     name: WorkerId
@@ -74,12 +66,11 @@ class WorkerLoad:
     step_us: Total  # sum over `num_steps`
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
+class LoadReport(WireStruct, tag=35):
     """router -> operator: the load of all workers, and the number of completions queued in the router."""
 
     num_queued: Count
-    workers: Annotated[tuple[WorkerLoad, ...], Length(0, MAX_WORKERS)]
+    workers: Annotated[tuple[WorkerLoad, ...], Meta(max_length=MAX_WORKERS)]
 
 
 class Stage(IntEnum):
@@ -90,12 +81,9 @@ class Stage(IntEnum):
     GIVEN_UP = 3
 
 
-@dataclass(frozen=True, slots=True)
-class RoleChange:
+class RoleChange(FromOperator, tag=36):
     """operator -> router: a worker gives way to a worker of the other role. For display only: the router only notes."""
 
-    operator_id: WorkerId
-    epoch: Epoch
     name: WorkerId  # leaving worker
     successor: WorkerId
     role: Role  # successor's
@@ -104,4 +92,3 @@ class RoleChange:
 
 
 OperatorMessage = DrainWanted | DrainAnswer | Leave | LoadWanted | LoadReport | RoleChange
-FROM_OPERATORS = (DrainWanted, LoadWanted, RoleChange)

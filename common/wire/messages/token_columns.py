@@ -1,8 +1,10 @@
 """Conversion between a step's tokens and the columns of a `TokenBatch`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from msgspec.structs import asdict
 
 from common.wire.messages.worker import FinishReason, LogprobBatch, TokenBatch
 from common.wire.values.output_token import Logprobs, OutputToken, plain_token
@@ -50,7 +52,7 @@ class TokenColumns:
             return batch
         logprobs = [token.logprobs or NOTHING_ASKED for token in self.tokens]
         return LogprobBatch(
-            **{field.name: getattr(batch, field.name) for field in fields(batch)},
+            **asdict(batch),
             num_logprobs=pack_ids(len(each.values) for each in logprobs),
             logprob_ids=pack_ids(token_id for each in logprobs for token_id in each.token_ids),
             logprobs=pack_floats(value for each in logprobs for value in each.values),

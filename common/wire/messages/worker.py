@@ -3,33 +3,31 @@
 Other messages: `handoff` among workers; `memory` between a worker and a memory server. `memory_reports` go from a
 memory server to the router, `operator` messages between an operator and the router.
 
-On the wire a message is a positional msgpack array `[WIRE_VERSION, tag, *fields]` (see `frames`). The version follows
-from the definitions of all messages. Tags are never reused. Token ids and block ids travel as int32 bytes (`packing`),
-and nothing is pickled. A type limits a field (`fields`), `relations` relates fields; `frames.decode` refuses all else.
+On the wire a message is positional msgpack, `[WIRE_VERSION, [tag, *fields]]` (see `frames`). The version follows from
+the definitions of all messages. Tags are never renumbered, never reused. Token ids and block ids travel as int32 bytes
+(`packing`), and nothing is pickled. A type limits a field (`fields`), and `contradiction` relates the fields of a
+message; `frames.decode` refuses all else.
 
 Identity. A worker makes a new `epoch` at each start and puts the epoch into every message. A request has a
 router-made `request_id`, and an `attempt` that grows with each replay. Receivers drop messages from a dead incarnation
 or about a superseded attempt.
 """
 
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Annotated
-
 from common.base.errors import ErrorCode
 from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages.memory import MemoryMessage
 from common.wire.messages.memory_reports import MemoryReport
 from common.wire.messages.operator import OperatorMessage
+from common.wire.messages.senders import FromWorker, OfAttempt
+from common.wire.values.columns import misscored, num_ids, uneven
 from common.wire.values.fields import (
-    MAX_ROWS,
     ClientId,
-    Codes,
     Column,
     Count,
     Epoch,
+    FinishReasons,
+    Flags,
     Label,
-    Length,
     NumLogprobs,
     OptionalDigest,
     OptionalId,
@@ -47,26 +45,19 @@ from common.wire.values.fields import (
     TokenIds,
     Total,
     Turn,
+    WireStruct,
     WorkerId,
 )
 from common.wire.values.kv_layout import KVLayout, NumWanted
+from common.wire.values.output_token import FinishReason as FinishReason
 from common.wire.values.role import Role as Role
 from common.wire.values.sampling_params import SamplingParams
 from common.wire.values.step_counts import PullCounts, StepCounts
 
 
-class FinishReason(IntEnum):
-    NOT_FINISHED = 0
-    STOP = 1
-    LENGTH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(FromWorker, tag=1):
     """worker -> router: register; sent again whenever the router asks with `Reregister`."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     role: Role
     pid: ProcessId
     version: Label  # Baton's
@@ -89,13 +80,15 @@ class WorkerReady:
     takes_replies: bool  # prefill: pulls replies' blocks from decode workers' pools
     short_prompt_tokens: Count  # decode: longest prompt computed here despite prefill workers; 0: none
 
+    def contradiction(self) -> str:
+        if self.role is Role.PREFILL and not self.max_batch_tokens:
+            return "a prefill worker without a budget of tokens"
+        return self.kv_layout.problem(self.num_blocks)
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+
+class Heartbeat(FromWorker, tag=2):
     """worker -> router, from a separate thread: alive, load, and age of the last step."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     num_waiting: Count
     num_running: Count
     num_paused: Count  # decode: running sequences without a row
@@ -113,20 +106,13 @@ class Heartbeat:
     short_prompt_us: Count  # decode: a short prompt from launch to end, in microseconds; 0: unknown
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLeaving:
+class WorkerLeaving(FromWorker, tag=3):
     """worker -> router: send no new requests; requests in flight are being finished. Answered by `StillBound`."""
 
-    worker_id: WorkerId
-    epoch: Epoch
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerGone:
+class WorkerGone(FromWorker, tag=7):
     """worker -> router: the process is ending, drained or by an error; remaining requests are lost."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     reason: Text
 
 
@@ -134,12 +120,9 @@ SHARED_POOL = "shared pool"
 """Transport of a path inside a single pool: blocks change owner without a copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class KVPathReport:
+class KVPathReport(FromWorker, tag=4):
     """decode worker -> router: result of a test of the KV path from a prefill worker."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     prefill_worker_id: WorkerId
     prefill_epoch: Epoch
     transport: Label
@@ -147,25 +130,25 @@ class KVPathReport:
     error: Text  # "" when the path works
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
+class TokenBatch(FromWorker, tag=5):
     """worker -> router: tokens of a step, as columns of equal length.
 
     `output_indices` counts a request's output tokens from 0. The first token comes from the prefill worker and the rest
     from the decode worker. The router orders tokens by index, because no order holds between two sockets.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_ids: RequestIds
     attempts: Column
     output_indices: Column
     token_ids: Column
-    finish_reasons: Annotated[bytes, Codes(FinishReason, MAX_ROWS)]
+    finish_reasons: FinishReasons
+
+    def contradiction(self) -> str:
+        columns = map(num_ids, (self.attempts, self.output_indices, self.token_ids))
+        return uneven(len(self.request_ids), len(self.finish_reasons), *columns)
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobBatch(TokenBatch):
+class LogprobBatch(TokenBatch, tag=9):
     """worker -> router: tokens of a step, some with log-probabilities.
 
     Each token has `num_logprobs` entries of `logprob_ids` and `logprobs`: none, or the token's own and then the
@@ -176,9 +159,12 @@ class LogprobBatch(TokenBatch):
     logprob_ids: ScoredIds
     logprobs: Scores
 
+    def contradiction(self) -> str:
+        problem = misscored(len(self.request_ids), self.num_logprobs, self.logprob_ids, self.logprobs)
+        return TokenBatch.contradiction(self) or problem
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
+
+class PromptLogprobs(FromWorker, tag=10):
     """worker -> router: log-probabilities of a prompt's tokens from `first_position` on.
 
     Each token has a rank, 1 for the likeliest, and `num_logprobs` entries of `logprob_ids` and `logprobs`: the token's
@@ -186,8 +172,6 @@ class PromptLogprobs:
     follows on the same connection.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     first_position: Positive
@@ -196,67 +180,60 @@ class PromptLogprobs:
     logprob_ids: ScoredIds
     logprobs: Scores
 
+    def contradiction(self) -> str:
+        return misscored(num_ids(self.ranks), self.num_logprobs, self.logprob_ids, self.logprobs)
 
-@dataclass(frozen=True, slots=True)
-class PromptCached:
+
+class PromptCached(FromWorker, tag=14):
     """worker -> router: the first `num_tokens` tokens of a prompt are cached and need no computation.
 
     Sent again when the number grows, always before the prompt's first output; never sent for 0 tokens.
     """
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     num_tokens: Positive
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(FromWorker, tag=6):
     """worker -> router: an attempt ended without finishing; the worker keeps nothing of the attempt."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_id: RequestId
     attempt: Count
     code: ErrorCode
     message: Text
 
 
-@dataclass(frozen=True, slots=True)
-class InquiryReply:
+class InquiryReply(FromWorker, tag=8):
     """worker -> router: attempts of an `Inquiry` owned by the worker; about any other attempt no message follows."""
 
-    worker_id: WorkerId
-    epoch: Epoch
     request_ids: RequestIds
     attempts: Column
-    are_here: Annotated[bytes, Length(0, MAX_ROWS)]  # a byte per attempt, 0: not owned
+    are_here: Flags  # a byte per attempt, 0: not owned
+
+    def contradiction(self) -> str:
+        return uneven(len(self.request_ids), num_ids(self.attempts), len(self.are_here))
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(WireStruct, tag=20):
     """router -> worker, memory server: registered. A new `router_epoch` voids requests of older epochs."""
 
     router_epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(WireStruct, tag=21):
     """router -> worker, memory server: not registered. A worker exits, a memory server stops reporting."""
 
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Reregister:
+class Reregister(WireStruct, tag=22):
     """router -> worker, memory server: a heartbeat came from an unknown sender; register again."""
 
     router_epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class StillBound:
+class StillBound(WireStruct, tag=28):
     """router -> worker: answer to `WorkerLeaving`, with the number of requests still bound to the worker.
 
     An ending router sends 0 to every worker.
@@ -265,22 +242,19 @@ class StillBound:
     num_requests: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Knock:
+class Knock(WireStruct, tag=29):
     """router -> worker, memory server: no content. Successful sending shows a live process."""
 
     router_epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class KVEventsWanted:
+class KVEventsWanted(WireStruct, tag=33):
     """router -> memory server: report all blocks of a pool now, and their changes from then on (see `KVEvents`)."""
 
     pool_id: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class DecodePeer:
+class DecodePeer(WireStruct, tag=23):
     """router -> prefill worker: a decode worker exists; dial it and offer the KV pool."""
 
     worker_id: WorkerId
@@ -288,24 +262,20 @@ class DecodePeer:
     handoff_endpoint: OptionalLabel
 
 
-@dataclass(frozen=True, slots=True)
-class PeerGone:
+class PeerGone(WireStruct, tag=24):
     """router -> worker: a worker's incarnation is dead; release everything kept for the incarnation."""
 
     worker_id: WorkerId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillRequest:
+class PrefillRequest(OfAttempt, tag=25):
     """router -> prefill worker, or -> decode worker: compute a prompt.
 
     On a replay `token_ids` is the prompt followed by the `num_outputs` tokens already produced.
     `sampling.max_tokens` always counts from the first output.
     """
 
-    request_id: RequestId
-    attempt: Count
     token_ids: TokenIds
     num_outputs: Count
     sampling: SamplingParams
@@ -322,21 +292,22 @@ class PrefillRequest:
     holder_epoch: Epoch
     most_tokens: Count  # decode worker: with more tokens to compute, return the prompt; 0: no limit
 
+    def contradiction(self) -> str:
+        return self.sampling.problem(num_ids(self.token_ids), self.num_outputs)
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+
+class Abort(OfAttempt, tag=26):
     """router -> prefill and decode worker: drop every attempt up to `attempt`; idempotent."""
 
-    request_id: RequestId
-    attempt: Count
 
-
-@dataclass(frozen=True, slots=True)
-class Inquiry:
+class Inquiry(WireStruct, tag=27):
     """router -> worker: ask for ownership of attempts; answered after all messages sent before."""
 
     request_ids: RequestIds
     attempts: Column
+
+    def contradiction(self) -> str:
+        return uneven(len(self.request_ids), num_ids(self.attempts))
 
 
 WorkerMessage = (

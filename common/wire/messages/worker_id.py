@@ -5,7 +5,7 @@ import secrets
 import socket
 
 from common.wire.messages.memory_reports import MemoryReport
-from common.wire.messages.operator import FROM_OPERATORS
+from common.wire.messages.senders import FromOperator
 from common.wire.messages.worker import Message, Role
 
 BEAT_SUFFIX = b"#beat"
@@ -39,5 +39,5 @@ def is_from(connection: bytes, message: Message) -> bool:
     if isinstance(message, MemoryReport):
         speaker = message.server_id
     else:
-        speaker = message.operator_id if isinstance(message, FROM_OPERATORS) else getattr(message, "worker_id", "")
+        speaker = message.operator_id if isinstance(message, FromOperator) else getattr(message, "worker_id", "")
     return connection.removesuffix(BEAT_SUFFIX) == connection_of(speaker, getattr(message, "epoch", 0))

@@ -1,23 +1,22 @@
-"""Rules for the fields of messages: each rule stands beside a field's type, and decoding a frame checks the rule.
+"""Types of the fields of messages: a frame is decoded only if every field keeps the limits of its type.
 
-    Attempt = Annotated[int, Range(0, MAX_INT32)]
+    Attempt = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 
-A rule's `checked` returns a value that has the right type already, or raises WireError for a forbidden value.
-Facts known only to the receiver, such as the size of its pool, are for the receiver to check.
+msgspec checks types and `Meta` while decoding. A `Rule` beside `Meta` checks the rest afterwards (see `frames`). Facts
+known only to the receiver, such as the size of its pool, are for the receiver to check.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, dataclass_transform, runtime_checkable
+
+from msgspec import Meta, Struct
 
 from common.base.errors import WireError
-from common.wire.values.output_token import MAX_LOGPROBS
+from common.wire.values.output_token import MAX_LOGPROBS, FinishReason
 from common.wire.values.packing import unpack_floats
 
-Number = TypeVar("Number", int, float)
-
 MAX_INT32 = (1 << 31) - 1
+MAX_INT64 = (1 << 63) - 1
 ID_BYTES = 4  # bytes of a packed int32 or fp32
 KEY_BYTES, DIGEST_BYTES = 16, 32  # bytes; see `block_key`
 SHORT_KEY_BYTES = 8  # bytes of a key in the router
@@ -27,10 +26,26 @@ MAX_ROWS = 65_536
 """Most rows in a message, such as tokens of a step."""
 MAX_SCORES = MAX_ROWS * (MAX_LOGPROBS + 1)
 """Most log-probabilities in a message."""
+ASCII = r"\A[ -~]*\Z"
+"""A pattern for printable ASCII characters, which are those of names."""
+PRINTABLE_ASCII = bytes(range(32, 127))
 
 
+@dataclass_transform(frozen_default=True)
+class WireStruct(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A message, with a tag, or a value inside messages: on the wire an array of the fields in order of declaration.
+
+    A constructor checks nothing, so a sender pays for no checks. Fields with defaults may be missing at the end.
+    """
+
+    def contradiction(self) -> str:
+        """Say why fields contradict each other, each valid alone; "" for a sound message."""
+        return ""
+
+
+@runtime_checkable
 class Rule(Protocol):
-    """A check of a field's value; every field has a rule unless its type is a boolean, an enum or a dataclass."""
+    """A check of a field's value, whose type and `Meta` were checked before."""
 
     def checked(self, value: Any) -> Any:
         """Return the value, or raise WireError."""
@@ -38,59 +53,23 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """A number from `low` to `high`, both included; NaN is in no range."""
-
-    low: float
-    high: float
-
-    def checked(self, value: Number) -> Number:
-        if not self.low <= value <= self.high:
-            raise WireError(f"{value:.20g} is not in {self.low:.20g} to {self.high:.20g}")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Length:
-    """A number of bytes, or of items in a tuple, from `low` to `high`."""
-
-    low: int
-    high: int
-
-    def checked(self, value: bytes) -> bytes:
-        self.check(len(value))
-        return value
-
-    def check(self, length: int) -> None:
-        if not self.low <= length <= self.high:
-            raise WireError(f"length {length} is not in {self.low} to {self.high}")
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A name of `low` to `high` printable characters; no name is cut off, because names are compared."""
-
-    low: int
-    high: int
-    ascii_only: bool = False
+class Printable:
+    """Printable characters only."""
 
     def checked(self, value: str) -> str:
-        if not self.low <= len(value) <= self.high or not value.isprintable() or self.ascii_only > value.isascii():
-            kind = "ASCII" if self.ascii_only else "printable"
-            raise WireError(f"{value!r:.40} is not a name of {self.low} to {self.high} {kind} characters")
+        if not value.isprintable():
+            raise WireError(f"{value!r:.40} has unprintable characters")
         return value
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
-    """A name out of a few."""
+class PrintableAscii:
+    """Names of printable ASCII characters, checked all at once."""
 
-    names: Collection[str]
-
-    def checked(self, value: str) -> str:
-        if value not in self.names:
-            raise WireError(f"{value!r:.40} is none of {', '.join(self.names)}")
-        return value
+    def checked(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if "".join(names).encode().translate(None, PRINTABLE_ASCII):
+            raise WireError("a name has unprintable or other than ASCII characters")
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,43 +83,34 @@ class Prose:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Text for programs, unchanged; a longer text raises WireError."""
-
-    max_chars: int
-
-    def checked(self, value: str) -> str:
-        if len(value) > self.max_chars:
-            raise WireError(f"a text of {len(value)} characters, at most {self.max_chars}")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
 class Packed:
-    """Packed ids (see `packing.pack_ids`), `low` to `high` of them, none negative."""
-
-    low: int
-    high: int
+    """Packed ids (see `packing.pack_ids`), none negative."""
 
     def checked(self, value: bytes) -> bytes:
-        num_ids, rest = divmod(len(value), ID_BYTES)
-        if rest or not self.low <= num_ids <= self.high:
-            raise WireError(f"{len(value)} bytes are not {self.low} to {self.high} ids of {ID_BYTES} bytes")
+        if len(value) % ID_BYTES:
+            raise WireError(f"{len(value)} bytes are not ids of {ID_BYTES} bytes")
         if not value[ID_BYTES - 1 :: ID_BYTES].isascii():  # the sign is the highest bit of the last byte
             raise WireError("an id is negative")
         return value
 
 
 @dataclass(frozen=True, slots=True)
-class PackedFloats:
-    """Packed floats (see `packing.pack_floats`), at most `high`, none NaN."""
+class PackedLists:
+    """Lists of packed ids."""
 
-    high: int
+    def checked(self, lists: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        for value in lists:
+            Packed().checked(value)
+        return lists
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFloats:
+    """Packed floats (see `packing.pack_floats`), none NaN."""
 
     def checked(self, value: bytes) -> bytes:
-        num_values, rest = divmod(len(value), ID_BYTES)
-        if rest or num_values > self.high:
-            raise WireError(f"{len(value)} bytes are not at most {self.high} numbers of {ID_BYTES} bytes")
+        if len(value) % ID_BYTES:
+            raise WireError(f"{len(value)} bytes are not numbers of {ID_BYTES} bytes")
         if any(number != number for number in unpack_floats(value)):
             raise WireError("a number is NaN")
         return value
@@ -148,55 +118,57 @@ class PackedFloats:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of `piece_bytes` bytes, at most `high` pieces."""
+    """Pieces of `piece_bytes` bytes."""
 
     piece_bytes: int
-    high: int = MAX_INT32
 
     def checked(self, value: bytes) -> bytes:
-        if len(value) % self.piece_bytes or len(value) > self.high * self.piece_bytes:
-            raise WireError(f"{len(value)} bytes are not at most {self.high} pieces of {self.piece_bytes} bytes")
+        if len(value) % self.piece_bytes:
+            raise WireError(f"{len(value)} bytes are not pieces of {self.piece_bytes} bytes")
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Bytes that are members of `enum`, at most `high` bytes."""
+    """Bytes out of a few, which are the members of an enumeration."""
 
-    enum: type[IntEnum]
-    high: int
+    members: bytes
 
     def checked(self, value: bytes) -> bytes:
-        if len(value) > self.high or value.translate(None, bytes(self.enum)):
-            raise WireError(f"{len(value)} bytes are not at most {self.high} of {self.enum.__name__}")
+        if others := value.translate(None, self.members):
+            raise WireError(f"{others[0]} is none of {', '.join(map(str, self.members))}")
         return value
 
 
-Count = Annotated[int, Range(0, MAX_INT32)]
-Positive = Annotated[int, Range(1, MAX_INT32)]
-Total = Annotated[int, Range(0, (1 << 63) - 1)]
-Seconds = Annotated[float, Range(0.0, 1e9)]
-Rate = Annotated[float, Range(0.0, 1e9)]
-WorkerId = Annotated[str, Name(1, 100, ascii_only=True)]
-OptionalId = Annotated[str, Name(0, 100, ascii_only=True)]
-RequestId = Annotated[str, Name(1, 100, ascii_only=True)]
-Epoch = Annotated[int, Range(0, (1 << 63) - 1)]
-Priority = Annotated[int, Range(-MAX_INT32, MAX_INT32)]
-Turn = Annotated[int, Range(0, (1 << 63) - 1)]
-ClientId = Annotated[int, Range(0, (1 << 63) - 1)]
-ProcessId = Annotated[int, Range(1, MAX_INT32)]
-Label = Annotated[str, Name(1, 200)]
-OptionalLabel = Annotated[str, Name(0, 200)]
-Handle = Annotated[bytes, Length(0, 256)]
+Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+Total = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Rate = Annotated[float, Meta(ge=0.0, le=1e9)]
+WorkerId = Annotated[str, Meta(min_length=1, max_length=100, pattern=ASCII)]
+OptionalId = Annotated[str, Meta(max_length=100, pattern=ASCII)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=100, pattern=ASCII)]
+Epoch = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+Priority = Annotated[int, Meta(ge=-MAX_INT32, le=MAX_INT32)]
+Turn = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+ClientId = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+ProcessId = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+Label = Annotated[str, Meta(min_length=1, max_length=200), Printable()]
+OptionalLabel = Annotated[str, Meta(max_length=200), Printable()]
+Handle = Annotated[bytes, Meta(max_length=256)]
 Text = Annotated[str, Prose(1000)]
-BlockIds = Annotated[bytes, Packed(0, MAX_INT32)]
+BlockIds = Annotated[bytes, Packed()]
 BlockKeys = Annotated[bytes, Pieces(KEY_BYTES)]
-ShortKeys = Annotated[bytes, Pieces(SHORT_KEY_BYTES, MAX_EVENT_KEYS)]
-EventRuns = Annotated[bytes, Packed(0, MAX_EVENT_KEYS)]
-OptionalDigest = Annotated[bytes, Length(0, DIGEST_BYTES)]
-TokenIds = Annotated[bytes, Packed(1, MAX_INT32)]
-Column = Annotated[bytes, Packed(0, MAX_ROWS)]
-NumLogprobs = Annotated[int, Range(0, MAX_LOGPROBS + 1)]
-ScoredIds = Annotated[bytes, Packed(0, MAX_SCORES)]
-Scores = Annotated[bytes, PackedFloats(MAX_SCORES)]
-RequestIds = Annotated[tuple[RequestId, ...], Length(0, MAX_ROWS)]
+ShortKeys = Annotated[bytes, Meta(max_length=MAX_EVENT_KEYS * SHORT_KEY_BYTES), Pieces(SHORT_KEY_BYTES)]
+EventRuns = Annotated[bytes, Meta(max_length=MAX_EVENT_KEYS * ID_BYTES), Packed()]
+OptionalDigest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+TokenIds = Annotated[bytes, Meta(min_length=ID_BYTES), Packed()]
+Column = Annotated[bytes, Meta(max_length=MAX_ROWS * ID_BYTES), Packed()]
+FinishReasons = Annotated[bytes, Meta(max_length=MAX_ROWS), Codes(bytes(FinishReason))]
+Flags = Annotated[bytes, Meta(max_length=MAX_ROWS)]
+"""A byte a row, 0 for no."""
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS + 1)]
+ScoredIds = Annotated[bytes, Meta(max_length=MAX_SCORES * ID_BYTES), Packed()]
+Scores = Annotated[bytes, Meta(max_length=MAX_SCORES * ID_BYTES), PackedFloats()]
+Names = tuple[Annotated[str, Meta(min_length=1, max_length=100)], ...]
+RequestIds = Annotated[Names, Meta(max_length=MAX_ROWS), PrintableAscii()]

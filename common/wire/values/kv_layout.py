@@ -4,11 +4,13 @@ Layers with a cache of equal kind and size are a **group**. Each group has its o
 table in each group: a row of **places**, each with a block, in the order of tokens.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from common.wire.values.fields import MAX_INT32, Length, Name, OneOf, Range
+from msgspec import Meta
+
+from common.wire.values.columns import uneven
+from common.wire.values.fields import MAX_INT32, Count, Printable, WireStruct
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_GROUPS = 8
@@ -19,11 +21,11 @@ Counts = tuple[int, ...]
 """Numbers of blocks, by group."""
 MAX_BLOCKS = 1 << 22
 """Most blocks of a group."""
-NumBlocks = Annotated[tuple[Annotated[int, Range(2, MAX_BLOCKS)], ...], Length(1, MAX_GROUPS)]
+NumBlocks = Annotated[tuple[Annotated[int, Meta(ge=2, le=MAX_BLOCKS)], ...], Meta(min_length=1, max_length=MAX_GROUPS)]
 """Blocks of a pool by group, proof blocks included."""
-NumWanted = Annotated[tuple[Annotated[int, Range(0, MAX_BLOCKS)], ...], Length(1, MAX_GROUPS)]
+NumWanted = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_BLOCKS)], ...], Meta(min_length=1, max_length=MAX_GROUPS)]
 """Blocks by group, without proof blocks."""
-Extent = Annotated[int, Range(1, 1 << 16)]
+Extent = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
 class CacheKind(IntEnum):
@@ -39,8 +41,7 @@ class CacheKind(IntEnum):
     """A single block at any length, rewritten by every token, so valid at a single position."""
 
 
-@dataclass(frozen=True, slots=True)
-class KVGroup:
+class KVGroup(WireStruct):
     """Layers with equal caches. A block's memory is `[layer][k|v][token][kv_head][dim]`, contiguous over layers.
 
     LATENT and STATE have a single plane in place of `k|v`. A STATE has no tokens, so `block_size` is 1.
@@ -51,8 +52,8 @@ class KVGroup:
     num_kv_heads: Extent
     head_dim: Extent
     block_size: Extent  # tokens per block
-    window: Annotated[int, Range(0, MAX_INT32)]  # tokens seen by a token, itself included; 0 unless `kind` is WINDOW
-    dtype: Annotated[str, OneOf(DTYPE_BYTES)]
+    window: Count  # tokens seen by a token, itself included; 0 unless `kind` is WINDOW
+    dtype: Annotated[str, Meta(pattern=rf"\A({'|'.join(DTYPE_BYTES)})\Z")]
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
@@ -101,15 +102,14 @@ class KVGroup:
         return num_blocks * self.block_size
 
 
-@dataclass(frozen=True, slots=True)
-class KVLayout:
+class KVLayout(WireStruct):
     """All groups of a model.
 
     `fingerprint` names the model and its weights, because KV of two models with equal geometry must not mix.
     """
 
-    fingerprint: Annotated[str, Name(1, 64)]
-    groups: Annotated[tuple[KVGroup, ...], Length(1, MAX_GROUPS)]
+    fingerprint: Annotated[str, Meta(min_length=1, max_length=64), Printable()]
+    groups: Annotated[tuple[KVGroup, ...], Meta(min_length=1, max_length=MAX_GROUPS)]
 
     @property
     def logical(self) -> tuple[object, ...]:
@@ -120,6 +120,15 @@ class KVLayout:
     def nothing(self) -> Counts:
         """Zero blocks of each group."""
         return (0,) * len(self.groups)
+
+    def problem(self, num_blocks: Counts) -> str:
+        """Require a width for windows only, a block size of 1 for states, and a number of blocks for each group."""
+        for number, group in enumerate(self.groups):
+            if (group.kind is CacheKind.WINDOW) != (group.window > 0):
+                return f"groups[{number}] is {group.kind.name} with a window of {group.window}"
+            if group.kind is CacheKind.STATE and group.block_size != 1:
+                return f"groups[{number}] is {group.kind.name} with a block_size of {group.block_size}"
+        return uneven(len(self.groups), len(num_blocks))
 
     @property
     def token_bytes(self) -> int:
@@ -143,7 +152,7 @@ class KVLayout:
     def _fields(self) -> dict[str, object]:
         fields: dict[str, object] = {"fingerprint": self.fingerprint, "num_groups": len(self.groups)}
         for number, group in enumerate(self.groups):
-            for name in group.__dataclass_fields__:
+            for name in group.__struct_fields__:
                 value = getattr(group, name)
                 fields[f"groups[{number}].{name}"] = value.name if isinstance(value, CacheKind) else value
         return fields

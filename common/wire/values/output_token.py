@@ -1,10 +1,19 @@
 """A chosen token with its log-probabilities, if requested: the result of a step and part of a worker's report."""
 
+from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 MAX_LOGPROBS = 20
 """Most alternatives at a position."""
+
+
+class FinishReason(IntEnum):
+    """Why a request's output ends with a token."""
+
+    NOT_FINISHED = 0
+    STOP = 1
+    LENGTH = 2
 
 
 class Logprobs(NamedTuple):

@@ -10,7 +10,9 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from common.wire.values.fields import Count, Length, Packed, Positive, Range, Source
+from msgspec import Meta
+
+from common.wire.values.fields import ID_BYTES, MAX_INT64, Count, Packed, PackedLists, Positive, WireStruct
 from common.wire.values.output_token import MAX_LOGPROBS
 
 MAX_STOP_TOKENS = 64
@@ -21,6 +23,9 @@ MAX_GRAMMAR_CHARS = 1 << 17
 MAX_BAD_WORDS = 256
 MAX_WORD_TOKENS = 16
 
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+Word = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=MAX_WORD_TOKENS * ID_BYTES)]
+
 
 @dataclass(frozen=True, slots=True)
 class PerRow:
@@ -29,8 +34,7 @@ class PerRow:
     dtype: Literal["float32", "int32", "int64"]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(WireStruct):
     """Sampling parameters of a request, validated by the router before sending.
 
     Logits are adjusted before sampling: first biases, then bans, then penalties (`common.ops.reference.adjust_logits`).
@@ -42,22 +46,34 @@ class SamplingParams:
     """
 
     max_tokens: Positive = 16
-    temperature: Annotated[float, Range(0.0, 100.0), PerRow("float32")] = 1.0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0), PerRow("float32")] = 1.0
     top_k: Annotated[Count, PerRow("int32")] = 0
-    top_p: Annotated[float, Range(0.0, 1.0), PerRow("float32")] = 1.0
-    min_p: Annotated[float, Range(0.0, 1.0), PerRow("float32")] = 0.0
-    seed: Annotated[int, Range(0, (1 << 63) - 1), PerRow("int64")] = 0  # drawn by the router if the client gives none
-    stop_token_ids: Annotated[tuple[Count, ...], Length(0, MAX_STOP_TOKENS)] = ()  # empty under ignore_eos
-    presence_penalty: Annotated[float, Range(-2.0, 2.0), PerRow("float32")] = 0.0
-    frequency_penalty: Annotated[float, Range(-2.0, 2.0), PerRow("float32")] = 0.0
-    repetition_penalty: Annotated[float, Range(0.001, 1000.0), PerRow("float32")] = 1.0
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0), PerRow("float32")] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0), PerRow("float32")] = 0.0
+    seed: Annotated[int, Meta(ge=0, le=MAX_INT64), PerRow("int64")] = 0  # drawn by the router if the client gives none
+    stop_token_ids: Annotated[tuple[Count, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()  # empty under ignore_eos
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), PerRow("float32")] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0), PerRow("float32")] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.001, le=1000.0), PerRow("float32")] = 1.0
     min_tokens: Count = 0
-    num_logprobs: Annotated[int, Range(0, MAX_LOGPROBS + 1), PerRow("int32")] = 0  # chosen token included
-    biased_token_ids: Annotated[tuple[Count, ...], Length(0, MAX_BIASED)] = ()  # no duplicates
-    biases: Annotated[tuple[Annotated[float, Range(-100.0, 100.0)], ...], Length(0, MAX_BIASED)] = ()  # by biased token
-    allowed_token_ids: Annotated[bytes, Packed(0, MAX_ALLOWED)] = b""  # empty: all tokens
-    grammar: Annotated[str, Source(MAX_GRAMMAR_CHARS)] = ""  # llguidance's form, see `common.grammar`; "" for none
-    bad_words: Annotated[tuple[Annotated[bytes, Packed(1, MAX_WORD_TOKENS)], ...], Length(0, MAX_BAD_WORDS)] = ()
+    num_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS + 1), PerRow("int32")] = 0  # chosen token included
+    biased_token_ids: Annotated[tuple[Count, ...], Meta(max_length=MAX_BIASED)] = ()  # no duplicates
+    biases: Annotated[tuple[Bias, ...], Meta(max_length=MAX_BIASED)] = ()  # by biased token
+    allowed_token_ids: Annotated[bytes, Meta(max_length=MAX_ALLOWED * ID_BYTES), Packed()] = b""  # empty: all tokens
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)] = ""  # llguidance's form; "" for none
+    bad_words: Annotated[tuple[Word, ...], Meta(max_length=MAX_BAD_WORDS), PackedLists()] = ()
+
+    def problem(self, num_tokens: int, num_outputs: int) -> str:
+        """Require a prompt before the outputs among `num_tokens`, an output still to come, and a bias for each token.
+
+        No token has two biases, because kernels add biases in parallel.
+        """
+        if num_outputs >= min(num_tokens, self.max_tokens):
+            return f"{num_outputs} outputs among {num_tokens} tokens, at most {self.max_tokens} wanted"
+        num_biased, num_biases = len(self.biased_token_ids), len(self.biases)
+        if num_biased == num_biases == len(set(self.biased_token_ids)):
+            return ""
+        return f"{num_biases} biases of {num_biased} tokens, each once"
 
     @property
     def adjusts_logits(self) -> bool:

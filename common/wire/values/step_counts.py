@@ -4,29 +4,30 @@ Steps are counted by bucket, so the router sees the distribution of any number o
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Annotated
 
-from common.wire.values.fields import Length, Total
+from msgspec import Meta
+
+from common.wire.values.fields import Total, WireStruct
 
 STEP_BOUNDS_S = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 STEP_BOUNDS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 NUM_DURATIONS, NUM_SIZES = len(STEP_BOUNDS_S) + 1, len(STEP_BOUNDS_TOKENS) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class StepCounts:
+class StepCounts(WireStruct):
     """Prefill steps of a prefill worker, or decode steps of a decode worker."""
 
-    durations: Annotated[tuple[Total, ...], Length(NUM_DURATIONS, NUM_DURATIONS)]  # steps by STEP_BOUNDS_S
-    sizes: Annotated[tuple[Total, ...], Length(NUM_SIZES, NUM_SIZES)]  # steps by STEP_BOUNDS_TOKENS
+    durations: Annotated[tuple[Total, ...], Meta(min_length=NUM_DURATIONS, max_length=NUM_DURATIONS)]
+    """Steps by STEP_BOUNDS_S."""
+    sizes: Annotated[tuple[Total, ...], Meta(min_length=NUM_SIZES, max_length=NUM_SIZES)]
+    """Steps by STEP_BOUNDS_TOKENS."""
     total_us: Total
     num_tokens: Total  # computed by the steps
     num_sequences: Total  # summed over steps
 
 
-@dataclass(frozen=True, slots=True)
-class PullCounts:
+class PullCounts(WireStruct):
     """Pulls of KV blocks from other pools."""
 
     num_pulls: Total

@@ -8,8 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from common.memory.client.pulse import ASK_S
-from common.serving.prompts.standstill import Standstill
 from deploy.planning.simulation.events import Events
 from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.loads import Prefix
@@ -18,34 +16,20 @@ from deploy.planning.step_times.costs import Costs
 
 LAUNCH_MS = 0.7
 """Time before a step's end at which the next is launched (`decode_worker/batch/pace.py`)."""
-LOOK_MS = ASK_S * 1e3
-"""Time between two reports about other workers of the pool."""
 
 
 class DecodeWorker:
-    """A decode worker, with counters of the router.
+    """A decode worker.
 
     A sequence is admitted once a row and KV blocks for all of its tokens are free. The simulator knows the number of
     tokens, so nothing is ever preempted.
 
     Args:
         on_end: called with each finished request.
-        on_return: called with each request given back at a standstill.
-        chance: returns a number from 0 to 1.
     """
 
-    def __init__(
-        self,
-        gpu: Gpu,
-        costs: Costs,
-        events: Events,
-        on_end: Callable[[Request], None],
-        on_return: Callable[[Request], None],
-        chance: Callable[[], float],
-    ) -> None:
-        self.gpu, self.costs, self.events, self._on_end, self._on_return = gpu, costs, events, on_end, on_return
-        self._standstill, self._looks = Standstill(lambda: events.now_ms / 1e3, chance), False
-        self.num_assigned = self.expected_tokens = self.last_turn = 0
+    def __init__(self, gpu: Gpu, costs: Costs, events: Events, on_end: Callable[[Request], None]) -> None:
+        self.gpu, self.costs, self.events, self._on_end = gpu, costs, events, on_end
         self.gaps: list[tuple[float, int]] = []  # between tokens except first gaps: ms, count
         self.link_free_ms = 0.0  # end of all copies
         self._offered: deque[tuple[Request, Gpu]] = deque()  # no row or no blocks yet
@@ -71,8 +55,6 @@ class DecodeWorker:
             request, source = self._offered[0]
             pool, is_here = self.gpu.pool, source is self.gpu
             if not is_here and pool.wanted(request, request.num_held) > pool.free_tokens:
-                if not self._looks:
-                    self._look()
                 return
             self._offered.popleft()
             self._num_taken += 1
@@ -82,17 +64,6 @@ class DecodeWorker:
             if not is_here:
                 pool.take(request, request.num_held)
             self._fetch(request, source, num_moved)
-
-    def _look(self) -> None:
-        """Check every second for a standstill; at a standstill give the oldest prompt back."""
-        is_still = bool(self._offered) and not self._num_taken
-        if self._standstill.is_over(is_still=is_still, num_done=self.gpu.num_done):
-            request, source = self._offered.popleft()
-            source.give_back(request, source.held_by(request))
-            self._on_return(request)
-        self._looks = is_still
-        if is_still:
-            self.events.at(self.events.now_ms + LOOK_MS, self._look)
 
     def settle(self) -> None:
         """See `Running`."""
@@ -151,7 +122,7 @@ class DecodeWorker:
         self._joining = [each for each in self._joining if each[0] > launched_ms]
         for request in self._fresh:
             heappush(self._rows, (self._num_steps + request.num_outputs - 1, request.number, request))
-            self._num_tokens += request.num_inputs
+            self._num_tokens += request.num_tokens
             if request.prefix is not None:
                 self._prefixes[request.prefix] += 1
         num_rows, self._since_ms = len(self._rows), self.events.now_ms
@@ -178,7 +149,7 @@ class DecodeWorker:
             over.append(heappop(self._rows)[2])
         for request in over:
             request.ended_ms = self.events.now_ms
-            self._num_tokens -= request.num_inputs + request.num_outputs - 1
+            self._num_tokens -= request.num_tokens + request.num_outputs - 1
             if request.prefix is not None:
                 self._prefixes -= Counter([request.prefix])
         self._num_taken -= len(over)

@@ -4,18 +4,12 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
-from common.base.errors import BatonError
-
-MOST_EVENTS = 200_000_000
-"""Limit of a simulation; beyond, the simulation goes in circles."""
-
 
 class Events:
     """A clock that jumps from event to event. Receivers ignore events no longer wanted."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
-        self.num_done = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
@@ -28,6 +22,3 @@ class Events:
         while self._heap:
             self.now_ms, _, act = heappop(self._heap)
             act()
-            self.num_done += 1
-            if self.num_done > MOST_EVENTS:
-                raise BatonError(f"the simulation has not ended after {MOST_EVENTS} events, at {self.now_ms:.0f} ms")

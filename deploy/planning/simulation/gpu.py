@@ -23,19 +23,17 @@ class Running(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Gpu:
-    """A GPU of a host.
+    """A GPU.
 
     Invariant: `prompt_ms` and `num_rows` belong to the running steps.
     """
 
-    host: int
     costs: Costs
     pool: Pool
     prompt_ms: float = 0.0  # time of the running prompt step alone; 0: none
     has_whole: bool = False  # the prompt step has all multiprocessors
     num_rows: int = 0  # of the running decode step; 0: none
     step_ms: float = 0.0  # time of the running decode step alone
-    num_done: int = 0  # count of prompt steps and of freed blocks
     prefill: Running | None = None
     decode: Running | None = None
 
@@ -51,7 +49,6 @@ class Gpu:
     def give_back(self, request: Request, num_own: int) -> None:
         """Free `num_own` tokens and the prefix of a request; waiting workers may go on."""
         self.pool.give_back(request, num_own)
-        self.num_done += 1
         for worker in (self.decode, self.prefill):
             if worker is not None:
                 worker.resume()
@@ -78,7 +75,6 @@ class Gpu:
 
     def set_prompt(self, alone_ms: float, *, has_whole: bool) -> None:
         """Begin a prompt step, or end with 0."""
-        self.num_done += 1
         if self.decode is not None:
             self.decode.settle()
         self.prompt_ms, self.has_whole = alone_ms, has_whole

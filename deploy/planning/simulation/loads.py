@@ -1,10 +1,11 @@
 """Requests sent to a simulated system, and their times."""
 
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
+
+BLOCK_SIZE = 64
+"""Tokens a KV block; fewer take longer to look up."""
 
 
 class Lengths(NamedTuple):
@@ -20,6 +21,11 @@ class Prefix(NamedTuple):
 
     number: int
     num_tokens: int
+
+    @property
+    def keys(self) -> range:
+        """Keys of the blocks."""
+        return range(self.number << 32, (self.number << 32) + self.num_tokens // BLOCK_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +85,3 @@ class Load:
 def streams(count: int, lengths: Iterable[Sequence[int]]) -> Load:
     """Return a load with requests one after the other, `count` at a time."""
     return Load([Arrival(0.0, *each) for each in lengths], num_streams=count)
-
-
-def poisson(rate: float, num_requests: int, draw: Callable[[random.Random], Sequence[int]], seed: str) -> Load:
-    """Return a load with random arrivals, `rate` a second on average."""
-    rng = random.Random(seed)
-    times_s = accumulate(rng.expovariate(rate) for _ in range(num_requests))
-    return Load([Arrival(time_s * 1e3, *draw(rng)) for time_s in times_s])

@@ -8,8 +8,10 @@ and the rest, never asked for again.
 from collections import Counter
 from dataclasses import dataclass, field
 
+from common.wire.messages.memory_reports import BlockEvent
 from deploy.planning.simulation.loads import Prefix
 from deploy.planning.simulation.request import Request
+from router.placement.prefix_map import PoolContents
 
 
 @dataclass(slots=True, eq=False)
@@ -20,8 +22,8 @@ class Pool:
     """
 
     num_tokens: int
+    contents: PoolContents  # prefixes known to the router
     free_tokens: int = field(init=False)  # not held by any request; includes cached tokens
-    known: set[Prefix] = field(default_factory=set)  # sent here or cached, as known to the router
     computing: dict[Prefix, Request] = field(default_factory=dict)  # with the request that computes it
     _readers: Counter[Prefix] = field(default_factory=Counter)
     _kept: dict[object, int] = field(default_factory=dict)  # cached tokens by prefix or other text, next to evict first
@@ -45,8 +47,8 @@ class Pool:
             if not self._readers[prefix]:
                 self.free_tokens -= prefix.num_tokens
                 self._num_kept -= self._kept.pop(prefix, 0)
+                self.contents.note(BlockEvent.SEALED, prefix.keys)
             self._readers[prefix] += 1
-            self.known.add(prefix)
         self.free_tokens -= num_own
         self._evict()
 
@@ -63,7 +65,7 @@ class Pool:
 
     def keep(self, prefix: Prefix) -> None:
         """Cache a prefix."""
-        self.known.add(prefix)
+        self.contents.note(BlockEvent.SEALED, prefix.keys)
         self._keep(prefix, prefix.num_tokens)
         self._evict()
 
@@ -76,4 +78,4 @@ class Pool:
             gone = next(iter(self._kept))
             self._num_kept -= self._kept.pop(gone)
             if isinstance(gone, Prefix):
-                self.known.discard(gone)
+                self.contents.note(BlockEvent.GONE, gone.keys)

@@ -35,7 +35,7 @@ class _Step:
 
 
 class PrefillWorker:
-    """A prefill worker, with counters of the router.
+    """A prefill worker.
 
     Args:
         on_found: called with each waiting prompt whose prefix another prompt has completed.
@@ -51,8 +51,6 @@ class PrefillWorker:
         on_first: Callable[[Request], None],
     ) -> None:
         self.gpu, self.costs, self.events, self._on_found, self._on_first = gpu, costs, events, on_found, on_first
-        self.outstanding_tokens = self.num_outstanding = self.last_turn = 0
-        self.overtaking: list[int] = []  # lengths of prompts sent ahead of their turn, ascending
         self._order = PromptOrder(costs.step_tokens, LIMITS.max_num_seqs, LIMITS.max_mixed_tokens)
         self._waiting: list[Request] = []  # prompts with tokens left to launch
         self._launched: deque[_Step] = deque()
@@ -158,5 +156,5 @@ class PrefillWorker:
         for request in found:
             self._on_found(request)
         for request, num_done in step.pieces:
-            if num_done == request.num_inputs:
+            if num_done == request.num_tokens:
                 self._on_first(request)

@@ -3,29 +3,32 @@
 from dataclasses import dataclass, field
 
 from deploy.planning.simulation.loads import Prefix
+from router.placement.route import Demand, Route
+from router.placement.text_keys import TextKeys
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A completion, also a prompt for `PromptOrder`; times in simulated milliseconds, -1: not yet."""
+    """A completion in the router's queue, and a prompt for `PromptOrder`; times in milliseconds, -1: not yet."""
 
-    number: int
     arrived_ms: float
-    num_inputs: int
+    num_tokens: int  # of the prompt
     num_outputs: int
     num_cached: int = 0  # of the prompt, cached on every GPU
     prefix: Prefix | None = None  # with KV blocks shared among requests
+    client: str = ""
     priority: int = 0
     turn: int = 0
+    number: int = -1
+    num_passing: int = 0
+    texts: tuple[TextKeys, ...] = ()
+    route: Route = field(init=False)  # once sent
     num_found: int = field(init=False)  # of the prompt, cached where computed
     num_done: int = field(init=False)  # of the prompt, found or in launched steps
     num_sent: int = 0  # of the prompt, to be computed in the router's view
     is_started: bool = False  # has KV blocks for the whole prompt
     has_blocks: bool = False  # never before the start
     whole_gpu: bool = False  # the prompt may use the whole GPU
-    overtakes: bool = False  # sent ahead of its turn
-    num_returns: int = 0  # times given back at a standstill
-    avoided: object = None  # last decode worker to give the request back
     first_ms: float = -1.0
     second_ms: float = -1.0
     ended_ms: float = -1.0
@@ -37,21 +40,22 @@ class Request:
         """Note cached tokens; the prompt is computed from there."""
         self.num_found = self.num_done = num_tokens
 
-    def begin_again(self, avoided: object) -> None:
-        """Reset a request given back by `avoided`; the prompt is computed again, because its blocks are freed."""
-        self.find(self.num_cached)
-        self.is_started = self.overtakes = False
-        self.num_returns, self.avoided = self.num_returns + 1, avoided
+    def demand(self) -> Demand:
+        return Demand(self.num_tokens, self.num_tokens + self.num_outputs, texts=self.texts)
+
+    @property
+    def is_suspect(self) -> bool:
+        return False
 
     @property
     def num_own(self) -> int:
         """Prompt tokens not shared with other requests."""
-        return self.num_inputs - self.num_cached - (self.prefix.num_tokens if self.prefix is not None else 0)
+        return self.num_tokens - self.num_cached - (self.prefix.num_tokens if self.prefix is not None else 0)
 
     @property
     def num_left(self) -> int:
         """Prompt tokens to launch."""
-        return self.num_inputs - self.num_done
+        return self.num_tokens - self.num_done
 
     @property
     def num_held(self) -> int:
@@ -71,7 +75,3 @@ class Request:
     def tpot_ms(self) -> float:
         """Mean time between tokens; 0 for a single token."""
         return (self.ended_ms - self.first_ms) / (self.num_outputs - 1) if self.num_outputs > 1 else 0.0
-
-    @property
-    def e2e_ms(self) -> float:
-        return self.ended_ms - self.arrived_ms

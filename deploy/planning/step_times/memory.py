@@ -6,9 +6,7 @@ from common.device.engine.step_rules import (
     CHUNK_PART,
     CUDA_CONTEXT_BYTES,
     STEP_PART,
-    StepSize,
     fitting_tokens,
-    step_bytes,
 )
 from common.settings.config import GPU_CHUNK_TOKENS, GPU_STEP_TOKENS, DecodeSection, PrefillSection
 from common.settings.memory_sections import KVSection
@@ -40,7 +38,7 @@ class Room:
     def kv_tokens(self, num_prefill: int, num_decode: int) -> int:
         """Return tokens of KV beside the steps of the workers; 0 without room."""
         chunk_tokens = fitting_tokens(GPU_CHUNK_TOKENS, self.shape, self.beside_weights // CHUNK_PART)
-        prefill = step_bytes(self.shape, StepSize(self.step_tokens, PrefillSection().max_num_seqs))
-        decode = step_bytes(self.shape, StepSize(chunk_tokens, DecodeSection().max_num_seqs))
+        prefill = self.shape.activation_bytes(self.step_tokens, PrefillSection().max_num_seqs)
+        decode = self.shape.activation_bytes(chunk_tokens, DecodeSection().max_num_seqs)
         workers = num_prefill * (prefill + CUDA_CONTEXT_BYTES) + num_decode * (decode + CUDA_CONTEXT_BYTES)
         return max(0, self.beside_weights - workers) // self.shape.kv_bytes

@@ -5,13 +5,13 @@ interpolates between points, and `scaling` estimates other models.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.base.json_file import JsonObject
-from deploy.planning.step_times.shape import ModelShape, shape_of
+from common.base.plain_file import read_plain
+from deploy.planning.step_times.shape import ModelShape
 
 SHIPPED = Path(__file__).parent / "measured"
 MAX_BYTES = 1 << 20
@@ -20,6 +20,8 @@ MOST_MS = 1e7
 """Limit of a step or a copy."""
 
 Points = tuple[tuple[float, ...], ...]
+POINTS = {"prompts": 3, "steps": 4, "copies": 2, "beside_steps": 2}
+"""Fields with points, and numbers in a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Rates:
     origin: tuple[str, ...]  # rows of results.csv
 
     def __post_init__(self) -> None:
-        for name, width in (("prompts", 3), ("steps", 4), ("copies", 2), ("beside_steps", 2)):
+        for name, width in POINTS.items():
             points = getattr(self, name)
             if not points or any(len(point) != width or not all(0 <= x <= MOST_MS for x in point) for point in points):
                 raise ConfigError(f"rates of {self.gpu}: {name} = {points!r:.200}: points of {width} numbers")
@@ -83,29 +85,15 @@ class Rates:
         return f"{self.model} on {self.gpu}"
 
 
-def as_json(rates: Rates) -> str:
-    """Return the text of a file, a point a line."""
-    text = json.dumps(asdict(rates), indent=1)
-    for name in ("prompts", "steps", "copies", "beside_steps"):
-        rows = ",\n  ".join(json.dumps(list(point)) for point in getattr(rates, name))
-        before = json.dumps({name: asdict(rates)[name]}, indent=1)[3:-2]
-        text = text.replace(before, f'"{name}": [\n  {rows}\n ]')
-    return text + "\n"
-
-
 def from_json(text: str, name: str) -> Rates:
     """Parse the text of a file; raises ConfigError with the file's name for other text."""
     try:
         told: JsonObject = json.loads(text)
-        points = {key: tuple(map(tuple, told[key])) for key in ("prompts", "steps", "copies", "beside_steps")}
-        rates = Rates(**(told | points | {"shape": shape_of(told["shape"]), "origin": tuple(told["origin"])}))
-        return replace(rates, shared=_where(told["shared"]), apart=_where(told["apart"]))
+        told |= {key: tuple(map(tuple, told[key])) for key in POINTS} | {"origin": tuple(told["origin"])}
+        told |= {"shape": ModelShape(**told["shape"])} | {key: Where(**told[key]) for key in ("shared", "apart")}
+        return Rates(**told)
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"rates of {name}: {error}; write them anew with python -m benchmarks.rates") from None
-
-
-def _where(told: Mapping[str, float]) -> Where:
-    return Where(float(told["request_ms"]), float(told["handoff_ms"]))
 
 
 def shipped() -> dict[str, Path]:
@@ -115,10 +103,8 @@ def shipped() -> dict[str, Path]:
 
 def read_rates(name: str) -> Rates:
     """Read a shipped file by name, or another file by path; raises ConfigError if there is none."""
-    path = shipped().get(name, Path(name))
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_BYTES)
+        text = read_plain(shipped().get(name, Path(name)), MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(shipped())
         raise ConfigError(

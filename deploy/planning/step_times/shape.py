@@ -1,96 +1,58 @@
-"""Sizes of a dense model behind step times: bytes read, products, and KV kept."""
+"""Sizes of a model behind step times: weights, products, and KV kept."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.base.errors import ConfigError
-from common.base.json_file import Json
+from common.base.errors import ConfigError, ModelError
+from common.models.mixers import Attention
+from common.models.reading import decoder_config
+from common.models.settings import Settings
 
+DTYPE = "bfloat16"
 BYTES = 2
-"""Bytes of a weight, and of an element of K and V: bfloat16."""
-MAX_BYTES = 1 << 20
-"""Limit of a config.json."""
-FIELDS = (
-    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size",
-)  # fmt: skip
-"""Names in config.json."""
-LARGEST = 1 << 24
+"""Bytes of a weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder with attention and gated MLPs, as in config.json."""
+    """Sizes of a decoder."""
 
-    num_hidden_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    tie_word_embeddings: bool = False
+    num_layers: int
+    layer_weights: int  # of all layers, applied to each prompt token
+    step_bytes: int  # weights read by a decode step of any batch
+    weight_bytes: int  # all weights, except norms and biases
+    kv_bytes: int  # of a token in all layers
+    pair_products: int  # of a pair of tokens in attention, up to a factor common to all models
+    token_bytes: int  # held by a step for each token
+    logit_bytes: int  # held by a step for each row of logits
 
-    @property
-    def num_q_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.num_key_value_heads
-
-    @property
-    def layer_weights(self) -> int:
-        """Weights of all layers, applied to each prompt token."""
-        heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
-        per_layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
-        return self.num_hidden_layers * per_layer
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights read by a decode step of any batch."""
-        return BYTES * (self.layer_weights + self.hidden_size * self.vocab_size)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights, except norms and biases."""
-        return self.step_bytes + BYTES * self.hidden_size * self.vocab_size * (not self.tie_word_embeddings)
-
-    @property
-    def kv_bytes(self) -> int:
-        """KV bytes of a token in all layers."""
-        return 2 * BYTES * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
-
-    @property
-    def pair_products(self) -> int:
-        """Multiplications for a pair of tokens in attention, up to a factor common to all models."""
-        return self.num_hidden_layers * self.num_attention_heads * self.head_dim
-
-
-def shape_of(settings: Mapping[str, Json]) -> ModelShape:
-    """Read the shape from the contents of a config.json; raises ConfigError for missing or bad sizes."""
-    filled = dict(settings)
-    filled.setdefault("num_key_value_heads", filled.get("num_attention_heads"))
-    if not filled.get("head_dim") and filled.get("num_attention_heads"):
-        filled["head_dim"] = filled.get("hidden_size", 0) // filled["num_attention_heads"]
-    for name in FIELDS:
-        value = filled.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
-            raise ConfigError(f"{name} = {value!r} in config.json: 1 to {LARGEST}; plan knows dense decoders only")
-    is_tied = filled.get("tie_word_embeddings", False) is True
-    return ModelShape(**{name: filled[name] for name in FIELDS}, tie_word_embeddings=is_tied)
+    def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Return an upper bound of the bytes held at once by a step."""
+        return num_tokens * self.token_bytes + num_logit_rows * self.logit_bytes
 
 
 def read_shape(directory: Path) -> ModelShape:
-    """Read the shape of a model directory; raises ConfigError without a readable config.json."""
-    path = directory / "config.json"
+    """Read the shape of a model directory; raises ConfigError for a model that plan does not know."""
     try:
-        with path.open("rb") as file:
-            settings = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; name a model directory with its config.json") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: no JSON object")
-    return shape_of(settings)
+        return shape_of(Settings.read(directory))
+    except ModelError as error:
+        raise ConfigError(str(error)) from None
+
+
+def shape_of(settings: Settings) -> ModelShape:
+    """Return the shape of a model with this config.json; raises ModelError for a model that plan does not know."""
+    config = decoder_config(settings)
+    mixers = [layer.mixer for layer in config.layers if isinstance(layer.mixer, Attention)]
+    if len(mixers) < len(config.layers):
+        raise ModelError(f"{settings.where}: plan knows models of which all layers have attention")
+    head = config.hidden_size * config.vocab_size
+    return ModelShape(
+        num_layers=len(config.layers),
+        layer_weights=config.step_weights - head,
+        step_bytes=BYTES * config.step_weights,
+        weight_bytes=BYTES * (config.step_weights + head * (not config.tied_embeddings)),
+        kv_bytes=sum(group.token_bytes for group in config.cache_groups(1, DTYPE)),
+        pair_products=sum(mixer.q_width for mixer in mixers),
+        token_bytes=config.activation_bytes(1, 0),
+        logit_bytes=config.activation_bytes(0, 1),
+    )

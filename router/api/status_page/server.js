@@ -28,7 +28,7 @@ export async function fetchReport() {
 export async function request(path, body, signal) {
   const response = await fetch(path, {
     method: "POST",
-    headers: { ...headers(), "Content-Type": "application/json", "X-Baton-Timing": "1" },
+    headers: { ...headers(), "Content-Type": "application/json" },
     body: JSON.stringify(body),
     signal,
   });

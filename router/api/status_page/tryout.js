@@ -1,10 +1,9 @@
-// The box in which a prompt is tried: an ordinary client of this server, with streaming and what its timing was.
+// The box in which a prompt is tried: an ordinary client of this server, with streaming.
 
-import { byId, element, keyed, setText } from "./dom.js";
+import { byId, setText } from "./dom.js";
 import { milliseconds, plural } from "./format.js";
 import { request } from "./server.js";
 
-const PHASES = ["read", "queued", "prefill", "handoff", "decode"];
 const MOST_CHARS = 200000;
 let stopping = null;
 
@@ -32,18 +31,22 @@ async function send() {
   busy(true);
   output.hidden = false;
   output.textContent = "";
-  byId("phases").hidden = true;
   setText(byId("outcome"), "waiting for the first token");
   let end = { text: "the stream ended early" };
+  const sent = performance.now();
+  let firstMs = null;
   try {
     const response = await request(...asked(), stopping.signal);
-    for await (const event of events(response)) end = take(event, output) ?? end;
+    for await (const event of events(response)) {
+      firstMs ??= performance.now() - sent;
+      end = take(event, output) ?? end;
+    }
+    if (firstMs !== null) end.text += `, the first after ${milliseconds(firstMs)}`;
   } catch (error) {
     end = { text: error.name === "AbortError" ? "stopped" : `failed: ${error.message}`, failed: error.name !== "AbortError" };
   }
   setText(byId("outcome"), end.text);
   byId("outcome").classList.toggle("failed", Boolean(end.failed));
-  if (end.timing) showTiming(end.timing);
   busy(false);
 }
 
@@ -97,22 +100,5 @@ function take(event, output) {
   if (!event.usage) return null;
   const { prompt_tokens: numPrompt, completion_tokens: numOut, prompt_tokens_details: details } = event.usage;
   const cached = details?.cached_tokens ? `, ${plural(details.cached_tokens, "token")} of them found` : "";
-  return { text: `${plural(numOut, "token")} after ${plural(numPrompt, "prompt token")}${cached}`, timing: event.timing?.[0] };
-}
-
-function showTiming(timing) {
-  const box = byId("phases");
-  const parts = PHASES.map((phase) => ({ phase, ms: timing[`${phase}_ms`] })).filter((part) => part.ms > 0);
-  const total = parts.reduce((sum, part) => sum + part.ms, 0);
-  if (!box.children.length) box.append(element("div", { class: "phase-bar" }), element("ul", { class: "phase-list" }), element("p", { class: "muted" }));
-  const [bar, list, words] = box.children;
-  keyed(bar, parts, (part) => part.phase, (part) => element("span", { class: `part ${part.phase}` }), (span, part) => {
-    span.style.width = `${((100 * part.ms) / total).toFixed(2)}%`;
-  });
-  keyed(list, parts, (part) => part.phase, (part) => element("li", { class: part.phase }), (item, part) => {
-    setText(item, `${part.phase} ${milliseconds(part.ms)}`);
-  });
-  const way = timing.prefill_worker === timing.decode_worker ? timing.decode_worker : `${timing.prefill_worker} → ${timing.decode_worker} by ${timing.kv_path}`;
-  setText(words, `first token after ${milliseconds(timing.ttft_ms)}; ${way}, ${timing.route}`);
-  box.hidden = false;
+  return { text: `${plural(numOut, "token")} after ${plural(numPrompt, "prompt token")}${cached}` };
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from common.kernels.attention.decode_division import divide, limits_for
 from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
 from common.kernels.attention.fused_decode_attention import fused_decode_attention
-from common.kernels.base.operands import AttentionWeights, SharedDivision, SharedParts
+from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedParts
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import MakePaged
@@ -31,6 +31,7 @@ class Shape:
     block_size: int
     num_slots: int  # programs that contexts are divided for: the more, the more are cut
     has_norm: bool = True
+    has_bias: bool = False
     programs_per_sm: int = 3
 
 
@@ -47,8 +48,8 @@ class Step:
     @property
     def slots(self) -> Tensor:
         """Of the new tokens: `[num_seqs]` int64, -1 for padding."""
-        assert self.batch.slot_mapping is not None
-        return self.batch.slot_mapping
+        [slots] = self.batch.slots
+        return slots
 
     def written(self) -> Tensor:
         """Where in the pool the new keys and values belong: bool, of its shape."""
@@ -93,7 +94,7 @@ class Step:
         batch, weights = self.batch, self.weights
         k, v = pool[:, LAYER].unbind(1)
         q = reference.qk_norm_rope_kv(self.qkv, weights, batch.positions, self.slots, k, v)
-        return reference.paged_attention(q, k, v, batch, weights.head_dim**-0.5).flatten(1)
+        return reference.paged_attention(q, k, v, batch.block_tables[0], batch, weights.head_dim**-0.5).flatten(1)
 
 
 def step_of(make_paged: MakePaged, seq_lens: list[int], shape: Shape) -> Step:
@@ -103,9 +104,8 @@ def step_of(make_paged: MakePaged, seq_lens: list[int], shape: Shape) -> Step:
     batch = replace(batch, positions=(batch.seq_lens - 1).clamp(min=0))  # the reference looks up every position
     qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
     qkv[batch.seq_lens == 0] = float("nan")
-    weights = attention_weights(
-        num_q, num_kv, head_dim, max(seq_lens) + 1, pool.device, pool.dtype, has_norm=shape.has_norm
-    )
+    given = {"has_norm": shape.has_norm, "has_bias": shape.has_bias}
+    weights = attention_weights(num_q, num_kv, head_dim, max(seq_lens) + 1, pool.device, pool.dtype, **given)
     step = Step(qkv, weights, pool, batch, shape)
     pool[step.written()] = float("nan")
     return step

@@ -28,6 +28,7 @@ SHAPES = [
     Shape(10, 2, 64, 64, num_slots=1, has_norm=False),
     Shape(8, 1, 128, 64, num_slots=60),
     Shape(24, 2, 64, 16, num_slots=2700),
+    Shape(14, 2, 128, 16, num_slots=396, has_norm=False, has_bias=True),
     Shape(16, 1, 128, 32, num_slots=396, has_norm=False, programs_per_sm=2),
 ]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.attention.shared_parts import make_shared_parts
 from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
-from common.kernels.base.operands import SharedDivision, SharedParts, SharedPrefixes
+from common.kernels.base.attention_operands import SharedDivision, SharedParts, SharedPrefixes
 from tests.kernels.conftest import AssertClose
 from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 
@@ -21,6 +21,7 @@ SHAPES = [
     Shape(4, 4, 64, 16, num_slots=396),
     Shape(16, 1, 128, 32, num_slots=1, programs_per_sm=2),
     Shape(24, 2, 64, 16, num_slots=396, has_norm=False),
+    Shape(14, 2, 128, 16, num_slots=396, has_norm=False, has_bias=True),
 ]
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from common.settings.config import RouterSection
 from router.http.connection import Connection
-from router.http.connection_limit import REPORT_S, Connections, Places
+from router.http.connection_limit import REPORT_S, Connections, DescriptorLimits
 from router.http.unread_answers import Unread
 
 logger = logging.getLogger(__name__)
@@ -18,18 +18,20 @@ logger = logging.getLogger(__name__)
 SURPLUS_S = 5.0
 """Time for a surplus connection to ask and to be answered."""
 PAUSE_S = 0.02
+MAX_CHECK_S = 1.0
+"""Longest time between two checks of the waits of all connections."""
 BACKLOG = 2048
 """Connections waiting to be accepted; a full queue costs a SYN retry, 1 s of TTFT."""
 
 
-class Door(web.BaseSite):
+class Acceptor(web.BaseSite):
     """Acceptor of connections on bound sockets, during the life of the runner."""
 
     def __init__(
         self,
         runner: web.AppRunner,
         listeners: list[socket.socket],
-        places: Places,
+        descriptors: DescriptorLimits,
         limits: RouterSection,
         unread: Unread,
     ) -> None:
@@ -37,20 +39,17 @@ class Door(web.BaseSite):
         self._limits, self._unread = limits, unread
         self.own_listeners = listeners
         self._shared: list[socket.socket] = []
-        self._places = places
-        self.connections = Connections(runner, places)
+        self._descriptors = descriptors
+        self.connections = Connections(runner, descriptors)
         self._accepting: list[asyncio.Task[None]] = []
         self._accepting_shared: list[asyncio.Task[None]] = []
-        self._port: int = listeners[0].getsockname()[1]
+        self._checking: asyncio.Task[None] | None = None
+        self.port: int = listeners[0].getsockname()[1]
+        """Port of the first address."""
 
     @property
     def name(self) -> str:
         return f"port {self.port}"
-
-    @property
-    def port(self) -> int:
-        """Port of the first address."""
-        return self._port
 
     @property
     def num_shared(self) -> int:
@@ -60,11 +59,12 @@ class Door(web.BaseSite):
     async def start(self, *, accepts: bool = True) -> None:
         """Register with the runner; accept connections now, or else from `accept` on."""
         await super().start()
+        self._checking = asyncio.create_task(self._check_forever())
         if accepts:
             self.accept()
 
     def accept(self) -> None:
-        """Accept connections of the door's own listeners."""
+        """Accept connections of the acceptor's own listeners."""
         self._accepting += [asyncio.create_task(self._accept_forever(each)) for each in self.own_listeners]
 
     def share(self, listeners: list[socket.socket]) -> None:
@@ -92,6 +92,16 @@ class Door(web.BaseSite):
         self.release()
         await asyncio.gather(*tasks, return_exceptions=True)
         await super().stop()
+        if self._checking is not None:
+            self._checking.cancel()
+
+    async def _check_forever(self) -> None:
+        while True:
+            await asyncio.sleep(min(MAX_CHECK_S, self._limits.header_timeout_s / 4, self._limits.keepalive_s / 4))
+            try:
+                await self.connections.check()
+            except Exception:  # the others are still to be checked, now or next time
+                logger.exception("a bug in checking connections")
 
     async def _accept_forever(self, listener: socket.socket) -> None:
         while True:
@@ -105,17 +115,17 @@ class Door(web.BaseSite):
                 logger.warning("cannot accept a connection: %s; trying again in %g s", error.strerror, REPORT_S)
                 await asyncio.sleep(REPORT_S)
                 continue
-            # Shielded, because an accepted connection is served even after the door stops accepting.
-            await asyncio.shield(self._let_in(connection))
+            # Shielded, because an accepted connection is served even after the acceptor stops.
+            await asyncio.shield(self._serve(connection))
 
-    async def _let_in(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket) -> None:
         server = self._runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
-        if connection.fileno() >= self._places.num_shared and self.connections.close_silent():
+        if connection.fileno() >= self._descriptors.num_shared and self.connections.close_silent():
             await asyncio.sleep(PAUSE_S)  # descriptors come free meanwhile
             connection = _moved(connection)
-        is_surplus = connection.fileno() >= self._places.num_shared
+        is_surplus = connection.fileno() >= self._descriptors.num_shared
         try:
             transport, accepted = await loop.connect_accepted_socket(
                 lambda: Connection(server, self._limits, self._unread), connection

@@ -1,4 +1,4 @@
-"""Estimated rates of another dense model on a GPU with measured rates of one model.
+"""Estimated rates of another model on a GPU with measured rates of one model.
 
 Matrix products of prompts scale with the weights of all layers. Attention of prompts scales with heads, head size and
 layers. Reading in a decode step scales with the bytes read, at the rate of the known model's shortest time. The rest of
@@ -20,7 +20,7 @@ def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
     if shape == rates.shape:
         return replace(rates, model=model)
     known = rates.shape
-    layers, pairs = shape.num_hidden_layers / known.num_hidden_layers, shape.pair_products / known.pair_products
+    layers, pairs = shape.num_layers / known.num_layers, shape.pair_products / known.pair_products
     bytes_per_token = shape.kv_bytes / known.kv_bytes
     return replace(
         rates,
@@ -51,7 +51,7 @@ def _prompts(rates: Rates, shape: ModelShape) -> Points:
 
 def _steps(rates: Rates, shape: ModelShape) -> Points:
     """Scale the reading time separately from the rest."""
-    known, layers = rates.shape, shape.num_hidden_layers / rates.shape.num_hidden_layers
+    known, layers = rates.shape, shape.num_layers / rates.shape.num_layers
     points = []
     for rows, context, ms, least_ms in rates.steps:
         tokens = rows * context

@@ -4,8 +4,9 @@ import math
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.decoder import DecoderConfig
-from common.models.settings import Settings, dense_config, is_positive
+from common.models.config import DecoderConfig
+from common.models.dense import dense_config
+from common.models.settings import Settings, is_positive
 
 FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -16,7 +17,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     def scaled(frequencies: list[float], scaling: JsonObject) -> list[float]:
         return _scaled(frequencies, scaling, settings.where)
 
-    return dense_config(settings, default_eps=1e-5, qk_norm=False, scale=scaled)
+    return dense_config(settings, default_eps=1e-5, scale=scaled)
 
 
 def _scaled(frequencies: list[float], scaling: JsonObject, where: str) -> list[float]:

@@ -1,0 +1,44 @@
+"""Bundles of tensors for the gated delta rule."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaWeights:
+    """Inputs of a layer of the gated delta rule besides its projections."""
+
+    conv: Tensor  # [channels, 1, conv_width] fp32
+    decay: Tensor  # [value_heads] fp32: logarithms of the rates
+    dt_bias: Tensor  # [value_heads] fp32
+    norm: Tensor  # [value_dim] fp32
+    norm_eps: float
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    group: int  # of KV blocks, with the layer's states
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Sequences of a step, and the blocks with their states."""
+
+    block_table: Tensor  # [num_seqs, 1] int32
+    cu_seqlens: Tensor  # [num_seqs + 1] int32
+    seq_lens: Tensor  # [num_seqs] int32; 0 is padding
+    is_new: Tensor  # [num_seqs] bool: whether the tokens have not been seen by the state
+    one_token_each: bool
+
+    @property
+    def num_seqs(self) -> int:
+        return self.seq_lens.shape[0]

@@ -1,0 +1,109 @@
+"""Protocols of a model, all that engine, memory budget, warm-up and runners know of an architecture."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from common.models.mixers import Heads
+from common.models.stacks import Stacks
+from common.ops.base import ForwardBatch, Ops, Residual
+from common.wire.values.kv_layout import KVGroup
+
+Task = Callable[[], object]
+"""Work on zeros whose result is thrown away."""
+
+
+class ModelConfig(Protocol):
+    """Sizes of a model, known from config.json before any weight is read."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    @property
+    def dtype(self) -> str:
+        """Return the checkpoint's dtype."""
+        ...
+
+    @property
+    def step_weights(self) -> int:
+        """Return the elements of all matrices read by a decode step of any batch."""
+        ...
+
+    @property
+    def heads(self) -> tuple[Heads, ...]:
+        """Return the heads of each group of KV blocks that attention reads."""
+        ...
+
+    @property
+    def q_heads(self) -> tuple[int, ...]:
+        """Return the query heads of each group of KV blocks; 0 for a group of states."""
+        ...
+
+    def cache_groups(self, block_size: int, dtype: str) -> tuple[KVGroup, ...]:
+        """Return the groups of KV blocks: one for all layers with equal caches."""
+        ...
+
+    def stacks(self) -> Stacks:
+        """Return all weights, and how they come from a checkpoint."""
+        ...
+
+    def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Return an upper bound of the bytes held at once by a step."""
+        ...
+
+    def table_bytes(self, max_len: int) -> int:
+        """Return the bytes of a model beside its weights, made for sequences of `max_len` tokens."""
+        ...
+
+
+class Model(Protocol):
+    """Weights on a device, and the forward pass over them."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def forward(self, batch: ForwardBatch, ops: Ops) -> Tensor:
+        """Write K and V of all tokens; return logits of the tokens wanted by `batch`, fp32 `[num_wanted, vocab]`."""
+        ...
+
+    def hidden(self, batch: ForwardBatch, ops: Ops) -> Residual:
+        """Write K and V of all tokens; return the residual stream of the wanted tokens behind the last layer."""
+        ...
+
+    def logits(self, x: Residual, ops: Ops) -> Tensor:
+        """Return logits of all or some rows of the result of `hidden`: fp32 `[num_tokens, vocab]`."""
+        ...
+
+    def embedded(self, token_ids: Tensor, ops: Ops) -> Residual:
+        """Return the input of the first layer for tokens: `[num_tokens, hidden]`."""
+        ...
+
+    def zeros(self, num_tokens: int) -> Residual:
+        """Return a residual stream of zeros, to warm up with."""
+        ...
+
+    def attention_tasks(self, ops: Ops, batch: ForwardBatch, *, of_last: bool = False) -> list[Task]:
+        """Return attention of each distinct layer over `batch`; `of_last`: of the last layer of a prompt."""
+        ...
+
+    def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
+        """Return products and norms of each distinct layer for `num_tokens`, with and without parts to add."""
+        ...
+
+
+def rope_table(
+    inverse_frequencies: tuple[float, ...], head_dim: int, max_positions: int, device: torch.device
+) -> Tensor:
+    """Return cosines, then sines, of every position's half angles: `[max_positions, head_dim]` fp32.
+
+    Dimensions without a frequency do not turn.
+    """
+    frequencies = torch.zeros(head_dim // 2)
+    frequencies[: len(inverse_frequencies)] = torch.tensor(inverse_frequencies, dtype=torch.float32)
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=1).to(device)

@@ -1,0 +1,79 @@
+"""Reading of dense decoders: the keys of config.json common to all dense families."""
+
+from collections.abc import Callable
+
+from common.base.errors import ModelError
+from common.base.json_file import JsonObject
+from common.models.config import DecoderConfig, GatedMLP, Layer
+from common.models.mixers import Attention, Heads
+from common.models.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from common.models.stacks import Source
+from common.settings.config import MAX_TOKENS
+
+Scale = Callable[[list[float], JsonObject], list[float]]
+"""Maps plain rotary frequencies and the scaling table of config.json to the frequencies used."""
+
+
+def dense_config(
+    settings: Settings, *, default_eps: float, scale: Scale, qk_norm: bool = False, qkv_bias: bool = False
+) -> DecoderConfig:
+    """Return the config of a dense decoder whose layers are equal.
+
+    Args:
+        default_eps: epsilon of the norms if config.json names none.
+        scale: the family's change to the rotary frequencies, given the scaling table of config.json.
+        qk_norm: query and key heads are normed before the rotation.
+        qkv_bias: Q, K and V have biases, whether config.json says so or not.
+    """
+    settings.refuse("hidden_act", "silu")
+    settings.refuse("attention_bias", qkv_bias)
+    settings.refuse("mlp_bias", False)
+    settings.refuse("quantization_config", None)
+    settings.refuse_other_layers()
+    hidden_size, heads = settings.count("hidden_size", MAX_WIDTH), read_heads(settings)
+    base, scaling = settings.rope()
+    layer = Layer(
+        Attention(heads, tuple(scale(inverse_frequencies(base, heads.head_dim), scaling)), qk_norm, qkv_bias),
+        GatedMLP(settings.count("intermediate_size", MAX_WIDTH)),
+    )
+    return DecoderConfig(
+        vocab_size=settings.count("vocab_size", MAX_WIDTH),
+        norm_eps=settings.positive_float("rms_norm_eps", default_eps),
+        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        tied_embeddings=settings.flag("tie_word_embeddings"),
+        dtype=settings.dtype(),
+        layers=(layer,) * settings.count("num_hidden_layers", MAX_LAYERS),
+        source=Source(hidden_size),
+    )
+
+
+def unscaled(settings: Settings) -> Scale:
+    """Return a change to rotary frequencies that refuses any scaling with a ModelError."""
+
+    def scale(frequencies: list[float], scaling: JsonObject) -> list[float]:
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind != "default":
+            model_type = settings.values.get("model_type")
+            raise ModelError(
+                f"{settings.where}: RoPE scaling {kind!r:.80} is not supported for {model_type}, remove it"
+            )
+        return frequencies
+
+    return scale
+
+
+def read_heads(settings: Settings) -> Heads:
+    """Return the geometry of attention; raises ModelError if query heads cannot share KV heads evenly."""
+    num_q_heads = settings.count("num_attention_heads", MAX_HEADS)
+    num_kv_heads = settings.count("num_key_value_heads", MAX_HEADS, num_q_heads)
+    if num_q_heads % num_kv_heads:
+        raise ModelError(
+            f"{settings.where}: {num_q_heads} query heads over {num_kv_heads} KV heads, "
+            "a multiple of them is needed; do config.json and the weights belong together?"
+        )
+    return Heads(num_q_heads, num_kv_heads, settings.head_dim(settings.count("hidden_size", MAX_WIDTH), num_q_heads))
+
+
+def inverse_frequencies(base: float, head_dim: int) -> list[float]:
+    """Return rotary frequencies of plain RoPE, in radians a position: `[head_dim / 2]`."""
+    return [float(base ** (-2.0 * i / head_dim)) for i in range(head_dim // 2)]

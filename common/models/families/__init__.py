@@ -1,0 +1,1 @@
+"""Model families: a module reads config.json of one `model_type` into a `DecoderConfig`."""

@@ -1,0 +1,70 @@
+"""Qwen3.5 and Qwen3.6, dense: three layers of the gated delta rule, then a layer of gated attention, in turn."""
+
+from common.base.errors import ModelError
+from common.models.config import DecoderConfig, GatedMLP, Layer
+from common.models.dense import inverse_frequencies, read_heads
+from common.models.mixers import Attention, DeltaRule, Mixer
+from common.models.settings import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from common.models.stacks import Source
+from common.settings.config import MAX_TOKENS
+
+KINDS = {"linear_attention", "full_attention"}
+
+
+def decoder_config(settings: Settings) -> DecoderConfig:
+    """Return the config of the forward pass; raises ModelError for an unsupported setting."""
+    settings.refuse("hidden_act", "silu")
+    settings.refuse("attention_bias", False)
+    settings.refuse("quantization_config", None)
+    settings.refuse("attn_output_gate", True)
+    settings.refuse("mamba_ssm_dtype", "float32")
+    if settings.values.get("output_gate_type") != "swish":
+        settings.refuse("output_gate_type", "silu")
+    mlp = GatedMLP(settings.count("intermediate_size", MAX_WIDTH))
+    mixers: dict[str, Mixer] = {"full_attention": _attention(settings), "linear_attention": _delta_rule(settings)}
+    return DecoderConfig(
+        vocab_size=settings.count("vocab_size", MAX_WIDTH),
+        norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
+        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        tied_embeddings=settings.flag("tie_word_embeddings"),
+        dtype=settings.dtype(),
+        layers=tuple(Layer(mixers[kind], mlp) for kind in _layer_kinds(settings)),
+        source=Source(settings.count("hidden_size", MAX_WIDTH), norm_offset=1.0, ignored=("mtp.", "model.visual.")),
+    )
+
+
+def _layer_kinds(settings: Settings) -> list[str]:
+    """Return the kind of each layer: as listed, or every fourth of full attention."""
+    count, kinds = settings.count("num_hidden_layers", MAX_LAYERS), settings.values.get("layer_types")
+    if kinds is None:
+        interval = settings.count("full_attention_interval", MAX_LAYERS, 4)
+        return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
+    if not isinstance(kinds, list) or len(kinds) != count or not set(map(str, kinds)) <= KINDS:
+        raise ModelError(
+            f"{settings.where}: layer_types = {kinds!r:.200}, {count} of {', '.join(sorted(KINDS))} are needed"
+        )
+    return kinds
+
+
+def _attention(settings: Settings) -> Attention:
+    heads = read_heads(settings)
+    base, share = settings.partial_rope()
+    turned = int(heads.head_dim * share)
+    return Attention(heads, tuple(inverse_frequencies(base, turned)), qk_norm=True, has_gate=True)
+
+
+def _delta_rule(settings: Settings) -> DeltaRule:
+    """Read the sizes of the gated delta rule; raises ModelError if value heads cannot share key heads evenly."""
+    delta = DeltaRule(
+        num_key_heads=settings.count("linear_num_key_heads", MAX_HEADS, 16),
+        num_value_heads=settings.count("linear_num_value_heads", MAX_HEADS, 32),
+        key_dim=settings.count("linear_key_head_dim", MAX_HEAD_DIM, 128),
+        value_dim=settings.count("linear_value_head_dim", MAX_HEAD_DIM, 128),
+        conv_width=settings.count("linear_conv_kernel_dim", 64, 4),
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        raise ModelError(
+            f"{settings.where}: {delta.num_value_heads} value heads over {delta.num_key_heads} key heads of linear "
+            "attention, a multiple of them is needed"
+        )
+    return delta

@@ -1,0 +1,69 @@
+"""Tensors of a model as stacks of checkpoint tensors. Needs no torch."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Piece(NamedTuple):
+    """Rows of a checkpoint tensor, and their place in a stack: rows `[begin, begin + num_rows)`."""
+
+    checkpoint_name: str
+    shape: tuple[int, ...]  # of the checkpoint tensor
+    begin: int = 0
+    rows: tuple[int, int] | None = None  # first row taken, and the end; None for all
+
+    @property
+    def num_rows(self) -> int:
+        begin, end = self.rows or (0, self.shape[0])
+        return end - begin
+
+
+class Stack(NamedTuple):
+    """A tensor of a model, and how it comes from a checkpoint."""
+
+    pieces: list[Piece]
+    dtype: str | None = None  # None for the dtype that the model is served in
+    add: float = 0.0  # to each element, when it is loaded
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(piece.num_rows for piece in self.pieces), *self.pieces[0].shape[1:])
+
+
+Stacks = dict[str, Stack]
+"""Tensors of a model by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Habits of a family's checkpoints."""
+
+    hidden_size: int
+    norm_offset: float = 0.0  # 1 where norms are stored as an offset from 1
+    ignored: tuple[str, ...] = ()  # beginnings of names of tensors that are not needed
+
+    def norm(self, name: str, width: int) -> Stack:
+        """Return a norm's weight; 1 + w needs fp32, because bfloat16 near 1 keeps too few bits of w."""
+        return Stack([Piece(name, (width,))], "float32" if self.norm_offset else None, self.norm_offset)
+
+    def matrix(self, name: str, num_rows: int, width: int = 0) -> Stack:
+        """Return a matrix of a single checkpoint tensor; its rows are as wide as the residual stream by default."""
+        return Stack([Piece(name, (num_rows, width or self.hidden_size))])
+
+
+def stacked(parts: list[tuple[str, int]], *width: int) -> Stack:
+    """Return checkpoint tensors, each of a name and a number of rows, one below the other."""
+    pieces, begin = [], 0
+    for name, num_rows in parts:
+        pieces.append(Piece(name, (num_rows, *width), begin))
+        begin += num_rows
+    return Stack(pieces)
+
+
+def permuted(name: str, shape: tuple[int, ...], ranges: list[tuple[int, int]]) -> list[Piece]:
+    """Return row ranges of a checkpoint tensor, in the order that a model wants."""
+    pieces, begin = [], 0
+    for rows in ranges:
+        pieces.append(Piece(name, shape, begin, rows))
+        begin += rows[1] - rows[0]
+    return pieces
