@@ -38,10 +38,10 @@ from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
-from decode_worker.sequences.sequence import DecodeSequence
 from deploy.bench.results import Row, append_rows, hardware, row_of
 from deploy.bench.stats import Figure
 from deploy.bench.workload import numbers
+from tests.support.sequences import decode_sequence
 
 STEPS = 40
 WARM_UP_STEPS = 5
@@ -92,8 +92,8 @@ class StepBench:
         for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
             own = islice(ids, self.group.num_places(length) - len(shared))
             table = BlockTable(self.group, chain(shared, own))
-            sequence = DecodeSequence("bench", 0, [row + 7] * context, 1, self.sampling, [table])
-            sequence.place = row if self.sampling.grammar else -1
+            sequence = decode_sequence("bench", [row + 7] * context, 1, self.sampling, [table])
+            sequence.mask_slot.place = row if self.sampling.grammar else -1
             slot = row if self.sampling.adjusts_logits else NO_SLOT
             changes.append(Fill(row, sequence, state_slot=slot, prefix=self.prefix))
         self.batch.apply(changes)

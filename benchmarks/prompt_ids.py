@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.base.malloc import tame_allocator
-from common.serving.prompts.token_ids import stranger
+from common.serving.prompts.token_ids import unknown_token
 from common.settings.config import Config, ModelSection
 from common.wire.messages.frames import decode, encode
 from common.wire.messages.worker import PrefillRequest
@@ -28,7 +28,7 @@ from common.wire.values.block_key import TextDigests, pack_keys
 from common.wire.values.packing import pack_ids
 from deploy.bench.results import append_rows, hardware, row_of
 from deploy.bench.stats import Figure
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from router.reading.json_body import values_of
 from router.reading.reader import Reader
 from router.requests.completion_api import CompletionRequest, parse
@@ -73,7 +73,7 @@ def _message(ids: TokenIds) -> PrefillRequest:
 def _received(frame: bytes) -> str:
     message = decode(frame)
     assert isinstance(message, PrefillRequest)
-    return stranger(PromptSequence.of(message).token_ids, 1 << 20)
+    return unknown_token(PrefillSequence.of(message).token_ids, 1 << 20)
 
 
 def _least(stage: Stage) -> float:

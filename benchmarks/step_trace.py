@@ -25,6 +25,7 @@ from common.base.trace_file import Process, TraceFile
 from common.device.steps.loop_trace import WAIT, Trace
 from common.device.steps.output_ring import LOOK_INTERVAL_S, PendingOutput
 from common.device.steps.step_trace import StepTrace, Summary, device_timer
+from common.kv.tables import tables_of
 from common.wire.messages.worker_id import make_epoch
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.sequences.scheduler import DecodeScheduler
@@ -32,6 +33,7 @@ from decode_worker.sequences.sequence import DecodeSequence
 from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure
 from deploy.planning.simulation.percentiles import percentile
+from tests.support.sequences import decode_sequence
 
 WARM_UP_STEPS = 20
 MAX_BYTES = 1 << 28
@@ -58,9 +60,10 @@ class LaunchAhead:
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         for row in range(num_rows):
             token_ids = [row + 7] * (context + row % self.bench.block_size)
-            sequence = DecodeSequence(str(row), 0, token_ids, 0, sampling)
-            blocks = self.bench.engine.allocator.allocate(self.scheduler.capacity.num_blocks_of_prompt(sequence))
-            self.scheduler.reserve_prompt(sequence, blocks)
+            sequence = decode_sequence(str(row), token_ids, 0, sampling)
+            self.scheduler.reserve(
+                sequence, tables_of(self.scheduler.layout, [() for _ in self.scheduler.layout.groups])
+            )
             self.scheduler.activate(sequence)
         return True
 

@@ -21,7 +21,7 @@ from common.wire.transport.endpoints import resolved
 from common.wire.transport.sockets import Hub
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import DecodeRunner
-from decode_worker.worker import DecodeWorker
+from decode_worker.worker import DecodeWorker, Runners
 
 DESCRIPTION = """Takes prompts over from prefill workers and decodes all its sequences together: in a pool of KV blocks
 that both share, or by pulling the blocks.
@@ -76,16 +76,14 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     followers.begin()
     worker = DecodeWorker(
         config,
-        engine,
-        runner=runner,
-        prompt_runner=prompt_runner,
+        Runners(runner, prompt_runner),
         hub=hub,
         ready=ready,
         drain=incarnation.drain,
         followers=followers,
     )
     if short_tokens:
-        worker.local_prompts.times.add(short_tokens, time_prompt(prompt_runner, short_tokens))
+        worker.local_prompts.add_time(short_tokens, time_prompt(prompt_runner, short_tokens))
     return worker
 
 

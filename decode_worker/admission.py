@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from decode_worker.arrivals.local_prompts import LocalPrompts
-from decode_worker.arrivals.offers import Offers
-from decode_worker.arrivals.pulls import Pulls
-from decode_worker.sequences.pauses import Pauses
-from decode_worker.sequences.row_queue import Rank, RowQueue
-from decode_worker.sequences.scheduler import DecodeScheduler
+from common.base.errors import ErrorCode
+from common.serving.prompts.requests import Fail
+from decode_worker.arrivals.arrivals import Arrivals
+from decode_worker.sequences.row_queue import Group, Rank, RowQueue, group_of
+from decode_worker.sequences.scheduler import DecodeScheduler, Paused
 from decode_worker.sequences.sequence import DecodeSequence
 
 PATIENCE_S = 1.0
@@ -39,21 +38,61 @@ class RowSource(Protocol):
         """Give the first sequence a row, if nothing lacks."""
 
 
+class Pauses:
+    """Exchange of rows among active sequences; the scheduler owns the sequences."""
+
+    def __init__(self, scheduler: DecodeScheduler) -> None:
+        self.scheduler, self.waiting = scheduler, scheduler.paused
+
+    def pause(self, group: Group) -> bool:
+        """Take the row, or the promised row, of a group's last admitted sequence; false if no sequence has a row."""
+        slots = self.scheduler.slots
+        with_row = (s for s in reversed(self.scheduler.active.values()) if s.row >= 0 or s in slots.resting)
+        victim = next((sequence for sequence in with_row if group_of(sequence) == group), None)
+        if victim is None:
+            return False
+        slots.leave(victim)
+        victim.is_paused, victim.mask_slot.place = True, -1
+        slots.capacity.count_row(victim, -1)
+        self.waiting.add(Paused(victim))
+        return True
+
+    def has_blocks_for_next(self) -> bool:
+        """Tell whether the next paused sequence may have a row, because its last token is known."""
+        paused = self.waiting.first()
+        return paused is not None and not paused.sequence.num_in_flight
+
+    def start_next(self) -> DecodeSequence | None:
+        """Give the next paused sequence a row, if free; without a block the sequence rests first."""
+        slots, paused = self.scheduler.slots, self.waiting.first()
+        if paused is None or not slots.capacity.has_row() or paused.sequence.num_in_flight:
+            return None
+        self.waiting.remove(paused)
+        paused.sequence.is_paused = False
+        slots.capacity.count_row(paused.sequence, 1)
+        slots.enter(paused.sequence)
+        return paused.sequence
+
+
 class Admission:
-    """Assignment of rows to sequences; owns no sequence."""
+    """Assignment of rows and blocks to sequences; owns no sequence.
+
+    Args:
+        report: reports a preempted sequence to the router.
+    """
 
     def __init__(
         self,
         scheduler: DecodeScheduler,
-        offers: Offers,
-        pulls: Pulls,
-        local_prompts: LocalPrompts,
+        arrivals: Arrivals,
+        report: Fail,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler, self.pulls, self.local_prompts, self._clock = scheduler, pulls, local_prompts, clock
+        self.scheduler, self.arrivals, self.report, self._clock = scheduler, arrivals, report, clock
+        self.pulls, self.local_rows = arrivals.pulls, arrivals.local_prompts.rows
         self.pauses, self.capacity = Pauses(scheduler), scheduler.capacity
-        self._sources: list[RowSource] = [self.pauses, offers, pulls]
+        self._sources: list[RowSource] = [self.pauses, arrivals.offers, arrivals.pulls]
 
     def fill_rows(self) -> list[DecodeSequence]:
         """Give free rows to waiting sequences; return the sequences that may enter a row at once."""
@@ -80,17 +119,29 @@ class Admission:
         gives_way = priority > first.priority or (priority == first.priority and is_unfair and not is_patient)
         return gives_way and self.pauses.pause((priority, client))
 
-    def make_blocks(self) -> DecodeSequence | None:
-        """End and return a sequence of worse priority than a sequence that waits for blocks, if no blocks are left."""
+    def make_blocks(self) -> None:
+        """Preempt a sequence of worse priority than a sequence that waits for blocks, if no blocks are left."""
         waiting = [rank for rank, _ in self._in_turn()]
         if not waiting or not self.scheduler.active or not self.scheduler.allocator.is_exhausted():
-            return None
-        first, worst = min(waiting), max(sequence.priority for sequence in self.scheduler.active.values())
-        return self.scheduler.preempt() if worst > first.priority and first not in self._ready() else None
+            return
+        first, worst = min(waiting), max(sequence.request.priority for sequence in self.scheduler.active.values())
+        if worst > first.priority and first not in self._ready():
+            self._preempt("out of KV blocks, requests of better priority go first")
+
+    def make_slots(self) -> None:
+        """Get blocks for every row's next token; rows without a block rest. If nothing helps, preempt a sequence."""
+        self.scheduler.slots.make()
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.arrivals.release_blocks():
+            self._preempt(f"{self.arrivals.offers.shortage}, the youngest sequence makes room")
+            self.scheduler.slots.make()
+
+    def _preempt(self, reason: str) -> None:
+        victim = self.scheduler.preempt()
+        self.report(victim.key, ErrorCode.PREEMPTED, reason)
 
     def _ready(self) -> list[Rank]:
         """Return the ranks of sequences that lack only a row: the first of each queue, and a prompt computed here."""
-        local = self.local_prompts.wants_row
+        local = self.local_rows.wanted
         ranks = [] if local is None else [self.pauses.waiting.rank(local)]
         return ranks + [rank for rank, source in self._in_turn() if source.has_blocks_for_next()]
 
@@ -105,7 +156,7 @@ class Admission:
 
         Keep the last free row for a prompt to be computed here whose turn is earlier.
         """
-        local = self.local_prompts.wants_row
+        local = self.local_rows.wanted
         local_rank = None if local is None else self.pauses.waiting.rank(local)
         for rank, source in self._in_turn():
             if local_rank is not None and local_rank < rank and not self.capacity.has_row(but=1):

@@ -1,76 +1,73 @@
 """Tokens chosen by steps: logged, checked against grammars, and sent.
 
-chosen ──append──▶ in the token log ──▶ told, with finish reason ──flush──▶ sent
-                      └─under a grammar─▶ unsent ──handle_answers: accepted──▲
+chosen ──append──▶ in the token log ──▶ reported, with finish reason ──flush──▶ sent
+                      └─under a grammar─▶ held ──handle_answers: accepted──▲
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from common.base.errors import ErrorCode
+from common.grammar.sequence_grammars import SequenceGrammars
 from common.kernels.base.sampling_operands import NO_CHOICE
 from common.serving.prompts.token_ids import NO_CHOICE_REASON, NO_TOKEN_FOLLOWS, finish_reason
 from common.wire.messages.token_columns import TokenColumns
 from common.wire.messages.worker import FinishReason
 from common.wire.transport.router_link import RouterLink
 from common.wire.values.output_token import OutputToken
-from decode_worker.grammar_masks import SequenceMasks
-from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.cancellation import Cancellation
+from decode_worker.grammar_masks import MaskMemory
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 
 
 class Outputs:
-    """Outputs of all sequences.
-
-    Args:
-        give_up: fails a sequence, and reports the failure to the router.
-    """
+    """Outputs of all sequences."""
 
     def __init__(
         self,
         link: RouterLink,
-        scheduler: DecodeScheduler,
+        cancellation: Cancellation,
         sealing: Sealing,
-        masks: SequenceMasks,
-        give_up: Callable[[DecodeSequence, ErrorCode, str], None],
+        grammars: SequenceGrammars[DecodeSequence],
+        masks: MaskMemory,
     ) -> None:
-        self.link, self.scheduler, self.sealing, self.masks = link, scheduler, sealing, masks
-        self.give_up = give_up
+        self.link, self.scheduler, self.cancellation = link, cancellation.scheduler, cancellation
+        self.sealing, self.grammars, self.masks = sealing, grammars, masks
         self.columns = TokenColumns()  # reported, not sent yet
 
-    def append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
-        """Log and report the tokens chosen by a step, up to the end of the sequence."""
+    def append(self, chosen: Iterable[tuple[DecodeSequence, list[OutputToken]]]) -> None:
+        """Log and report the tokens chosen by a step, of each sequence up to its end; seal full blocks."""
+        sequences = []
+        for sequence, tokens in chosen:
+            sequences.append(sequence)
+            self._append(sequence, tokens)
+        self.sealing.seal(sequences)
+
+    def _append(self, sequence: DecodeSequence, tokens: list[OutputToken]) -> None:
         for token in tokens:
             if sequence.ended:
                 return
-            if token.token_id == NO_CHOICE and sequence.follower is not None:
-                self.give_up(sequence, ErrorCode.GRAMMAR, NO_TOKEN_FOLLOWS)
-                return
             if token.token_id == NO_CHOICE:
-                self.give_up(sequence, ErrorCode.NO_CHOICE, NO_CHOICE_REASON)
+                is_guided = sequence.grammar is not None
+                code = ErrorCode.GRAMMAR if is_guided else ErrorCode.NO_CHOICE
+                self.cancellation.fail(sequence, code, NO_TOKEN_FOLLOWS if is_guided else NO_CHOICE_REASON)
                 return
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
-            self.sealing.add(sequence)
-            if sequence.follower is not None and token.token_id not in sequence.sampling.stop_token_ids:
-                self.masks.advance(sequence, token)
+            reason = finish_reason(token.token_id, sequence.num_outputs, sequence.request.sampling)
+            if sequence.grammar is not None and self.grammars.hold(sequence, token, reason):
+                sequence.mask_slot.num_late = 0
             else:
-                self._report(sequence, token, finish_reason(token.token_id, sequence.num_outputs, sequence.sampling))
+                self._report(sequence, token, reason)
 
     def handle_answers(self) -> None:
-        """Handle answers of grammars: publish masks, and report tokens that waited."""
-        for sequence, outcome in self.masks.take():
-            token, sequence.unsent = sequence.unsent, None
-            reason = FinishReason.NOT_FINISHED
-            if token is not None:
-                reason = finish_reason(token.token_id, sequence.num_outputs, sequence.sampling)
-                reason = FinishReason.STOP if outcome.is_over else reason
-            if token is None and outcome.is_over:
-                self.give_up(sequence, ErrorCode.GRAMMAR, "nothing can follow the text")
-            elif outcome.problem and reason is FinishReason.NOT_FINISHED:
-                self.give_up(sequence, ErrorCode.GRAMMAR, outcome.problem)
-            elif token is not None:
-                self._report(sequence, token, reason)
+        """Handle answers of grammars: publish masks, and report held tokens."""
+        for sequence, held, problem in self.grammars.take():
+            self.masks.publish(sequence)
+            if problem:
+                self.cancellation.fail(sequence, ErrorCode.GRAMMAR, problem)
+            elif held is not None:
+                self._report(sequence, *held)
 
     def flush(self) -> None:
         """Send reported tokens in a single message."""
@@ -80,6 +77,7 @@ class Outputs:
 
     def _report(self, sequence: DecodeSequence, token: OutputToken, reason: FinishReason) -> None:
         """Report the last token, and end the sequence if finished."""
-        self.columns.add(sequence.request_id, sequence.attempt, sequence.num_outputs - 1, token, reason)
+        request = sequence.request
+        self.columns.add(request.request_id, request.attempt, sequence.num_outputs - 1, token, reason)
         if reason is not FinishReason.NOT_FINISHED:
             self.scheduler.end(sequence)

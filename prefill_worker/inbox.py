@@ -1,21 +1,23 @@
 """Inbox of a prefill worker: dispatches messages of the router, decode workers and the memory server."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from common.base.errors import ErrorCode
 from common.device.engine.engine import Engine
-from common.memory.client.shared_pool import OfPrompt
-from common.serving.prompts.inquiry import Key, answer
-from common.serving.prompts.token_ids import stranger
+from common.grammar.sequence_grammars import SequenceGrammars
+from common.serving.prompts.requests import Key, answer, fail_request
+from common.serving.prompts.scheduler import PromptScheduler
+from common.serving.prompts.token_ids import unknown_token
 from common.serving.worker.drain import Drain
 from common.wire.messages.memory import KVDeclined, KVOffer, KVReceived, PromptBlocks
 from common.wire.messages.operator import Leave
 from common.wire.messages.worker import Abort, DecodePeer, Inquiry, Message, PeerGone, PrefillRequest
 from common.wire.transport.router_link import RouterLink
-from prefill_worker.grammar_masks import PromptMasks
-from prefill_worker.handoffs import Delivery
-from prefill_worker.scheduler import PromptScheduler
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.handoffs import Handoffs
+from prefill_worker.sequence import PrefillSequence
 
 logger = logging.getLogger(__name__)
 
@@ -27,80 +29,80 @@ class Inbox:
         self,
         link: RouterLink,
         engine: Engine,
-        scheduler: PromptScheduler,
-        delivery: Delivery,
-        masks: PromptMasks,
+        scheduler: PromptScheduler[PrefillSequence],
+        handoffs: Handoffs,
+        grammars: SequenceGrammars[PrefillSequence],
         drain: Drain,
     ) -> None:
         self.link, self.engine, self.drain = link, engine, drain
-        self.scheduler, self.delivery, self.masks = scheduler, delivery, masks
+        self.scheduler, self.handoffs, self.grammars = scheduler, handoffs, grammars
+        self.fail = partial(fail_request, link)
+        self._router_handlers: dict[type[Message], Callable[[Any], None]] = {
+            PrefillRequest: self._accept,
+            Abort: self._abort,
+            Inquiry: lambda message: link.send(answer(message, *handoffs.worker, self._has)),
+            DecodePeer: handoffs.targets.join,
+            PeerGone: handoffs.forget,
+            Leave: lambda message: drain.ask(message.reason),
+        }
+        self._memory_handlers: dict[type[Message], Callable[[Any], None]] = {
+            PromptBlocks: scheduler.prefixes.receive,
+            KVReceived: handoffs.answered,
+            KVDeclined: handoffs.answered,
+            KVOffer: lambda offer: logger.error("[%s #%d] is offered to a prefill worker", *_key_of(offer)),
+        }
 
     def receive(self) -> None:
         """Handle all arrived messages."""
         for message in self.link.receive():
             self._from_router(message)
-        self.delivery.receive()
-        for said in self.engine.shared.receive():
-            self._from_memory(said)
+        self.handoffs.receive()
+        for answered in self.engine.shared.receive():
+            self._memory_handlers[type(answered)](answered)
 
     def owns_something(self) -> bool:
         """Tell whether any request is here."""
-        return bool(self.scheduler.sequences() or self.delivery.offered)
+        return bool(self.scheduler.prompts or self.handoffs.offered)
 
     def give_everything_back(self, reason: str = "the prefill worker is shutting down") -> None:
         """Fail every request here, so the router replays the requests elsewhere."""
-        keys = [*self.delivery.take_back(), *(sequence.key for sequence in self.scheduler.sequences())]
-        for key in keys:
-            self.delivery.fail(key, ErrorCode.DRAINING, reason)
+        for key in [*self.handoffs.take_back(), *self.scheduler.prompts]:
+            self.fail(key, ErrorCode.DRAINING, reason)
             self.scheduler.remove(*key)
 
     def forget_everything(self) -> None:
         """Drop every request after a restart of the router, because no client waits any more."""
-        self.delivery.take_back()
-        for sequence in self.scheduler.sequences():
-            self.scheduler.remove(*sequence.key)
+        self.handoffs.take_back()
+        for key in list(self.scheduler.prompts):
+            self.scheduler.remove(*key)
 
     def _from_router(self, message: Message) -> None:
-        match message:
-            case PrefillRequest():
-                self._accept(message)
-            case Abort():
-                self.scheduler.remove(message.request_id, message.attempt)
-                self.delivery.abort(message.request_id, message.attempt)
-            case Inquiry():
-                self.link.send(answer(message, *self.delivery.worker, self._has))
-            case DecodePeer():
-                self.delivery.targets.join(message)
-            case PeerGone():
-                self.delivery.lose(message)
-            case Leave():
-                self.drain.ask(message.reason)
-            case _:
-                self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
-
-    def _from_memory(self, said: OfPrompt) -> None:
-        match said:
-            case PromptBlocks():
-                self.scheduler.prefixes.hear(said)
-            case KVReceived() | KVDeclined():
-                self.delivery.answered(said)
-            case KVOffer():
-                logger.error("[%s #%d] is offered to a prefill worker", said.request_id, said.attempt)
+        if (handler := self._router_handlers.get(type(message))) is not None:
+            handler(message)
+        else:
+            self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
 
     def _accept(self, request: PrefillRequest) -> None:
-        sequence = PromptSequence.of(request)
+        sequence = PrefillSequence.of(request)
         if self._has(sequence.key):
             self.link.spoke.refuse(request, f"attempt {request.attempt} of {request.request_id} is here already")
         elif self.drain.asked:
-            self.delivery.fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
-        elif problem := stranger(sequence.token_ids, self.engine.vocab_size):
-            self.delivery.fail(sequence.key, ErrorCode.INTERNAL, problem)
+            self.fail(sequence.key, ErrorCode.DRAINING, "the prefill worker is shutting down")
+        elif problem := unknown_token(sequence.token_ids, self.engine.vocab_size):
+            self.fail(sequence.key, ErrorCode.INTERNAL, problem)
         elif objection := self.scheduler.objection(sequence):
-            self.delivery.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
+            self.fail(sequence.key, ErrorCode.NEVER_FITS, objection)
         else:
-            self.masks.begin(sequence)
-            self.scheduler.prefixes.begin(sequence, request.salt)
+            self.grammars.begin(sequence)
             self.scheduler.add(sequence)
 
+    def _abort(self, message: Abort) -> None:
+        self.scheduler.remove(message.request_id, message.attempt)
+        self.handoffs.abort(message.request_id, message.attempt)
+
     def _has(self, key: Key) -> bool:
-        return self.scheduler.has(key) or key in self.delivery.offered
+        return key in self.scheduler.prompts or key in self.handoffs.offered
+
+
+def _key_of(offer: KVOffer) -> Key:
+    return offer.request_id, offer.attempt

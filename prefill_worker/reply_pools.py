@@ -2,7 +2,7 @@
 
     KVPoolExport ──▶ being proven ──▶ known: prefixes are looked up there
                        ▲  └──a problem, a pause──┐     │
-                       └─────────────────────────┴─────┘ the visit is lost.
+                       └─────────────────────────┴─────┘ the server is lost.
 
 No request depends on such a pool: blocks not found there are computed.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from common.base.errors import KVError
-from common.serving.worker.peer_servers import Visit, Visits
+from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.wire.messages.handoff import KVPoolExport
 
 logger = logging.getLogger(__name__)
@@ -23,93 +23,93 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Holder:
+class ReplyPool:
     """An incarnation of a decode worker with a pool of replies."""
 
     export: KVPoolExport
-    proof: Generator[None, None, tuple[Visit, float]] | None = None
-    visit: Visit | None = None  # set once the path is proven
+    proof: Generator[None, None, tuple[PeerServer, float]] | None = None
+    server: PeerServer | None = None  # set once the path is proven
     gb_per_s: float = 0.0
     next_try_s: float = 0.0
     pause_s: float = FIRST_PAUSE_S  # after the next failed proof
 
 
-class Holders:
-    """Holders by worker id. A single path is proven at a time, in small pieces, so the loop never waits.
+class ReplyPools:
+    """Reply pools by worker id. A single path is proven at a time, in small pieces, so the loop never waits.
 
     Args:
-        is_on: false turns visits off, so `find` finds no holder.
+        is_on: false ignores all pools, so `find` finds none.
     """
 
-    def __init__(self, visits: Visits, *, clock: Callable[[], float] = time.monotonic, is_on: bool = True) -> None:
-        self.visits, self._clock, self._is_on = visits, clock, is_on
-        self.by_id: dict[str, Holder] = {}
+    def __init__(self, peers: PeerServers, *, clock: Callable[[], float] = time.monotonic, is_on: bool = True) -> None:
+        self.peers, self._clock, self._is_on = peers, clock, is_on
+        self.by_id: dict[str, ReplyPool] = {}
 
     @property
     def is_proving(self) -> bool:
         """Tell whether a path is being proven."""
-        return any(holder.proof is not None for holder in self.by_id.values())
+        return any(pool.proof is not None for pool in self.by_id.values())
 
     def add(self, export: KVPoolExport) -> None:
-        """Note a decode worker's pool, in place of an earlier incarnation's."""
+        """Add a decode worker's pool, in place of an earlier incarnation's."""
         known = self.by_id.get(export.worker_id)
         if not self._is_on or (known is not None and known.export == export):
             return
         if known is not None:
             self.leave(known.export.worker_id, known.export.epoch)
-        self.by_id[export.worker_id] = Holder(export)
+        self.by_id[export.worker_id] = ReplyPool(export)
 
     def leave(self, worker_id: str, epoch: int) -> None:
         """Forget a dead incarnation of a decode worker."""
-        holder = self.by_id.get(worker_id)
-        if holder is None or holder.export.epoch != epoch:
+        pool = self.by_id.get(worker_id)
+        if pool is None or pool.export.epoch != epoch:
             return
         del self.by_id[worker_id]
-        if holder.proof is not None:
-            holder.proof.close()
-        if holder.visit is not None:
-            self.visits.leave(holder.visit)
+        if pool.proof is not None:
+            pool.proof.close()
+        if pool.server is not None:
+            self.peers.leave(pool.server)
 
-    def find(self, worker_id: str, epoch: int) -> Holder | None:
-        """Return the holder of an incarnation; None without a proven path."""
-        holder = self.by_id.get(worker_id)
-        is_there = holder is not None and holder.export.epoch == epoch and holder.visit is not None
-        return holder if is_there else None
+    def find(self, worker_id: str, epoch: int) -> ReplyPool | None:
+        """Return the pool of an incarnation; None without a proven path."""
+        pool = self.by_id.get(worker_id)
+        is_there = pool is not None and pool.export.epoch == epoch and pool.server is not None
+        return pool if is_there else None
 
-    def tend(self) -> None:
+    def prove_next(self) -> None:
         """Drive the current or next due proof by a piece."""
         now_s = self._clock()
-        due = [h for h in self.by_id.values() if h.visit is None and (h.proof is not None or now_s >= h.next_try_s)]
+        due = [pool for pool in self.by_id.values() if not pool.server and (pool.proof or now_s >= pool.next_try_s)]
         if due:
-            self._go_on(max(due, key=lambda holder: holder.proof is not None))
+            self._continue(max(due, key=lambda pool: pool.proof is not None))
 
-    def lose(self, visit: Visit) -> None:
-        """End a visit after the memory server's loss, and retry later."""
-        for holder in self.by_id.values():
-            if holder.visit is visit:
-                self.visits.leave(visit)
-                holder.visit = None
-                self._pause(holder)
+    def lose(self, server: PeerServer) -> None:
+        """Leave a lost memory server, and retry later."""
+        for pool in self.by_id.values():
+            if pool.server is server:
+                self.peers.leave(server)
+                pool.server = None
+                self._pause(pool)
 
     def close(self) -> None:
-        for holder in self.by_id.values():
-            if holder.proof is not None:
-                holder.proof.close()
-        self.visits.close()
+        for pool in self.by_id.values():
+            if pool.proof is not None:
+                pool.proof.close()
+        self.peers.close()
 
-    def _go_on(self, holder: Holder) -> None:
-        proof = holder.proof = holder.proof or self.visits.prove(holder.export)
+    def _continue(self, pool: ReplyPool) -> None:
+        proof = pool.proof = pool.proof or self.peers.prove(pool.export)
         try:
             next(proof)
         except StopIteration as proven:
-            holder.proof, (holder.visit, holder.gb_per_s) = None, proven.value
-            holder.pause_s = FIRST_PAUSE_S
-            logger.info("replies can be taken from %s: %.1f GB/s", holder.export.worker_id, holder.gb_per_s)
+            pool.proof, (pool.server, pool.gb_per_s) = None, proven.value
+            pool.pause_s = FIRST_PAUSE_S
+            logger.info("replies can be taken from %s: %.1f GB/s", pool.export.worker_id, pool.gb_per_s)
         except KVError as problem:
-            holder.proof = None
-            logger.warning("replies of %s are computed again: %s", holder.export.worker_id, problem)
-            self._pause(holder)
+            pool.proof = None
+            logger.warning("replies of %s are computed again: %s", pool.export.worker_id, problem)
+            self._pause(pool)
 
-    def _pause(self, holder: Holder) -> None:
-        holder.next_try_s = self._clock() + holder.pause_s
-        holder.pause_s = min(2 * holder.pause_s, LONGEST_PAUSE_S)
+    def _pause(self, pool: ReplyPool) -> None:
+        pool.next_try_s = self._clock() + pool.pause_s
+        pool.pause_s = min(2 * pool.pause_s, LONGEST_PAUSE_S)

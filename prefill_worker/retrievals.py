@@ -9,22 +9,22 @@ to the memory server still stands after the pull.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
 from common.memory.base.reply_worth import copying_us, is_worth_taking
-from common.serving.prompts.inquiry import Key
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.rate import PromptRate
-from common.serving.worker.peer_servers import Visit
+from common.serving.prompts.requests import Key
+from common.serving.worker.peer_servers import PeerServer
 from common.wire.messages.memory import PromptBlocks
 from common.wire.values.packing import unpack_ids
 from common.wire.values.step_counts import PullMeter
-from prefill_worker.reply_pools import Holder, Holders
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.reply_pools import ReplyPool, ReplyPools
+from prefill_worker.sequence import PrefillSequence
 
 WAIT_S = 0.5
 """Longest wait of a prompt beside twice the expected copy time; an answer takes about 1 ms unless a server hangs."""
@@ -53,7 +53,7 @@ class Worth:
         return is_worth_taking(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
 
     def add(self, num_blocks: int, gb_per_s: float, took_s: float) -> None:
-        """Note the duration of a retrieval."""
+        """Record the duration of a retrieval."""
         self._overheads_us.append(max(0.0, took_s - self.copy_s(num_blocks, gb_per_s)) * 1e6)
 
     def copy_s(self, num_blocks: int, gb_per_s: float) -> float:
@@ -67,10 +67,10 @@ class Retrieval:
 
     key: Key  # the first prompt's
     digests: Sequence[bytes]  # missing blocks
-    visit: Visit
+    server: PeerServer
     gb_per_s: float
     begin_s: float
-    prompts: list[PromptSequence]  # waiting; the first has lent the target blocks
+    prompts: list[PrefillSequence]  # waiting; the first has lent the target blocks
     target_ids: list[int]  # blocks of the own pool
     found: PromptBlocks | None = None
     copies: Copies = field(default_factory=Copies)
@@ -80,110 +80,111 @@ class Retrieval:
         """Tell whether a live prompt waits for the retrieval."""
         return not all(prompt.ended for prompt in self.prompts)
 
+    def free_found(self) -> None:
+        """Free the source blocks, if any."""
+        if self.found is not None:
+            self.server.guest.free(self.found)
+
 
 class Retrievals:
     """Owner of blocks being filled from other pools.
 
     Args:
         pool: the own pool.
-        prefixes: lends the blocks of prompts, and hears of arrived blocks.
+        prefixes: lends the blocks of prompts, and is told of arrived blocks.
     """
 
     def __init__(
         self,
         pool: KVPool,
-        holders: Holders,
-        prefixes: PromptPrefixes[PromptSequence],
+        reply_pools: ReplyPools,
+        prefixes: PromptPrefixes[PrefillSequence],
         worth: Worth,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool, self.holders, self.prefixes, self.worth = pool, holders, prefixes, worth
-        self.magazine = prefixes.magazine
+        self.pool, self.reply_pools, self.prefixes, self.worth = pool, reply_pools, prefixes, worth
+        self.magazine, self.grants = prefixes.magazine, prefixes.grants
         self._clock = clock
         self.under_way: list[Retrieval] = []
         self.late: list[Retrieval] = []  # without waiting prompts, but copies may still write the blocks
-        self.silent: set[Visit] = set()  # memory servers with a late answer
+        self.silent: set[PeerServer] = set()  # memory servers with a late answer
         self.num_pulled, self.meter = 0, PullMeter()  # blocks since the start; copies
-        prefixes.look_elsewhere = self.begin
+        prefixes.on_grant = self.begin
 
     @property
     def is_busy(self) -> bool:
         """Tell whether an answer, the end of a copy or a proof may come soon."""
-        return bool(self.under_way or self.late or self.holders.is_proving)
+        return bool(self.under_way or self.late or self.reply_pools.is_proving)
 
-    def begin(self, prompt: PromptSequence) -> None:
-        """Begin or join a retrieval of a granted prompt's missing blocks, if a known holder exists and a pull pays."""
+    def begin(self, prompt: PrefillSequence) -> None:
+        """Begin or join a retrieval of a granted prompt's missing blocks, if a known pool has them and a pull pays."""
         named, prompt.holder = prompt.holder, None
-        digests = self.prefixes.lacking(prompt)
+        digests = prompt.lacking(self.prefixes.block_size)
         if named is None or not digests or self.prefixes.is_held_up(prompt):
             return
         if (other := next((each for each in self.under_way if each.digests[0] == digests[0]), None)) is not None:
-            self.prefixes.lend(prompt, 0)
+            self.grants.lend(prompt, 0)
             other.prompts.append(prompt)
             return
-        holder = self.holders.find(*named)
-        if holder is None or not self._may_have(holder, len(digests)):
+        pool = self.reply_pools.find(*named)
+        if pool is None or not self._may_have(pool, len(digests)):
             return
-        assert holder.visit is not None, "who is found is visited"
-        target_ids = self.prefixes.lend(prompt, len(digests))
-        begun = Retrieval(prompt.key, digests, holder.visit, holder.gb_per_s, self._clock(), [prompt], target_ids)
+        assert pool.server is not None, "who is found is connected"
+        target_ids = self.grants.lend(prompt, len(digests))
+        begun = Retrieval(prompt.key, digests, pool.server, pool.gb_per_s, self._clock(), [prompt], target_ids)
         self.under_way.append(begun)
-        begun.visit.guest.look_up(*begun.key, digests)
+        begun.server.guest.look_up(*begun.key, digests)
 
-    def tend(self) -> None:
-        """Drive all retrievals and visits, and free late blocks; call once per turn of the loop."""
-        for visit, said in self.holders.visits.receive():
-            if isinstance(said, PromptBlocks):
-                self._receive(visit, said)
-        for visit in self.holders.visits.tend(self._uses):
-            self.silent.discard(visit)
-            self.holders.lose(visit)
-        self.holders.tend()
+    def advance(self) -> None:
+        """Drive all retrievals and connections, and free late blocks; call once per turn of the loop."""
+        for server, message in self.reply_pools.peers.receive():
+            if isinstance(message, PromptBlocks):
+                self._receive(server, message)
+        for server in self.reply_pools.peers.check(self._uses):
+            self.silent.discard(server)
+            self.reply_pools.lose(server)
+        self.reply_pools.prove_next()
         for each in list(self.under_way):
-            self._go_on(each)
+            self._continue(each)
         for each in [each for each in self.late if each.copies.over()]:
             self.late.remove(each)
             self.magazine.free(each.target_ids)
-            self._free_found(each)
+            each.free_found()
 
-    def blocks(self) -> Iterator[list[int]]:
-        """Return the target blocks of every retrieval."""
-        return (each.target_ids for each in [*self.under_way, *self.late])
-
-    def _may_have(self, holder: Holder, num_blocks: int) -> bool:
+    def _may_have(self, pool: ReplyPool, num_blocks: int) -> bool:
         is_free = len(self.under_way) + len(self.late) < MAX_AT_ONCE
-        is_heard = holder.visit not in self.silent and holder.visit is not None and not holder.visit.problem
-        return is_free and is_heard and self.worth.is_worth(num_blocks, holder.gb_per_s)
+        is_answering = pool.server not in self.silent and pool.server is not None and not pool.server.problem
+        return is_free and is_answering and self.worth.is_worth(num_blocks, pool.gb_per_s)
 
-    def _receive(self, visit: Visit, found: PromptBlocks) -> None:
-        self.silent.discard(visit)
+    def _receive(self, server: PeerServer, found: PromptBlocks) -> None:
+        self.silent.discard(server)
         key, num_found = (found.request_id, found.attempt), len(unpack_ids(found.block_ids))
-        each = next((each for each in self.under_way if each.key == key and each.visit is visit), None)
+        each = next((each for each in self.under_way if each.key == key and each.server is server), None)
         if each is None or each.found is not None:
             if num_found:
-                visit.guest.free(found)
+                server.guest.free(found)
             return
-        is_answer = 0 < num_found <= len(each.digests) and not visit.problem
+        is_answer = 0 < num_found <= len(each.digests) and not server.problem
         if is_answer and each.is_wanted and self.worth.is_worth(num_found, each.gb_per_s):
-            assert visit.pool is not None, "what is proven is mapped"
+            assert server.pool is not None, "what is proven is mapped"
             each.found = found
-            each.copies.start(visit.pool, unpack_ids(found.block_ids), self.pool, each.target_ids[:num_found])
+            each.copies.start(server.pool, unpack_ids(found.block_ids), self.pool, each.target_ids[:num_found])
             return
         if num_found:
-            visit.guest.free(found)
+            server.guest.free(found)
         self._end(each)
 
-    def _go_on(self, each: Retrieval) -> None:
+    def _continue(self, each: Retrieval) -> None:
         copy_s = self.worth.copy_s(len(each.digests), each.gb_per_s)
         if each.found is not None and each.copies.over():
-            each.visit.guest.look()
-            if each.copies.problem or each.visit.problem:
+            each.server.guest.look()
+            if each.copies.problem or each.server.problem:
                 self._end(each)
             else:
                 self._arrive(each)
-        elif each.visit.problem or self._clock() - each.begin_s > WAIT_S + 2 * copy_s:
+        elif each.server.problem or self._clock() - each.begin_s > WAIT_S + 2 * copy_s:
             if each.found is None:
-                self.silent.add(each.visit)
+                self.silent.add(each.server)
             self._end(each)
 
     def _arrive(self, each: Retrieval) -> None:
@@ -194,35 +195,31 @@ class Retrievals:
         self.worth.add(num_found, each.gb_per_s, self._clock() - each.begin_s)
         self.meter.note(each.copies.num_pulls, each.copies.num_bytes, each.copies.seconds)
         self.num_pulled += num_found
-        each.visit.guest.free(each.found)
+        each.server.guest.free(each.found)
         digests = each.digests[:num_found]
         self.magazine.seal(sealed, digests)
         first, *others = self._leave(each)
-        self.prefixes.return_lent(first, sealed, unfilled)
+        self.grants.return_lent(first, sealed, unfilled)
         for prompt in others:
-            self.prefixes.return_lent(prompt, [])
+            self.grants.return_lent(prompt, [])
         self.prefixes.sealed(set(digests), [prompt for prompt in others if not prompt.ended])
 
     def _end(self, each: Retrieval) -> None:
         """Give a retrieval up: waiting prompts are computed, in fresh blocks while a copy may still write."""
         first, *others = self._leave(each)
         if each.copies.over():
-            self.prefixes.return_lent(first, [], each.target_ids)
-            self._free_found(each)
+            self.grants.return_lent(first, [], each.target_ids)
+            each.free_found()
         else:
             self.late.append(each)
-            self.prefixes.lose_lent(first)
+            self.grants.lose_lent(first)
         for prompt in others:
-            self.prefixes.return_lent(prompt, [])
+            self.grants.return_lent(prompt, [])
 
-    def _leave(self, each: Retrieval) -> list[PromptSequence]:
+    def _leave(self, each: Retrieval) -> list[PrefillSequence]:
         """Remove a retrieval from `under_way`; return the waiting prompts."""
         self.under_way.remove(each)
         return each.prompts
 
-    def _free_found(self, each: Retrieval) -> None:
-        if each.found is not None:
-            each.visit.guest.free(each.found)
-
-    def _uses(self, visit: Visit) -> bool:
-        return any(each.visit is visit for each in [*self.under_way, *self.late])
+    def _uses(self, server: PeerServer) -> bool:
+        return any(each.server is server for each in [*self.under_way, *self.late])

@@ -35,8 +35,8 @@ class Target:
     proven: bool = False
     is_shared: bool = False  # the target uses the same pool
     problem: str = ""  # error of the last proof
-    next_offer_s: float = 0.0  # next pool export; inf when proven
-    pause_s: float = FIRST_PAUSE_S  # after the next offer
+    next_export_s: float = 0.0  # time of the next pool export; inf when proven
+    pause_s: float = FIRST_PAUSE_S  # after the next export
 
 
 class Targets:
@@ -58,7 +58,7 @@ class Targets:
         """
         known = self.by_id.get(message.worker_id)
         if known and known.epoch == message.epoch:
-            known.next_offer_s, known.pause_s = 0.0, FIRST_PAUSE_S
+            known.next_export_s, known.pause_s = 0.0, FIRST_PAUSE_S
             return
         if known:
             self.leave(known.worker_id, known.epoch)
@@ -66,11 +66,11 @@ class Targets:
         try:
             spoke = Spoke(self.context, self.net, message.handoff_endpoint, identity)
         except ConfigError as error:
-            logger.error("cannot meet decode worker %s: %s", message.worker_id, error)
+            logger.error("cannot dial decode worker %s: %s", message.worker_id, error)
             return
         self.by_id[message.worker_id] = Target(message.worker_id, message.epoch, spoke)
         self.poller.register(spoke.socket, zmq.POLLIN)
-        logger.info("meeting decode worker %s at %s", message.worker_id, message.handoff_endpoint)
+        logger.info("dialing decode worker %s at %s", message.worker_id, message.handoff_endpoint)
 
     def leave(self, worker_id: str, epoch: int) -> None:
         """Hang up on a dead incarnation."""
@@ -80,25 +80,25 @@ class Targets:
             self.poller.unregister(target.spoke.socket)
             target.spoke.close()
 
-    def offer(self) -> None:
-        """Send the pool export to every target with a due `next_offer_s`."""
+    def export_pool(self) -> None:
+        """Send the pool export to every target with a due `next_export_s`."""
         now_s = time.monotonic()
         for target in self.by_id.values():
-            if now_s >= target.next_offer_s:
-                target.next_offer_s = now_s + target.pause_s
+            if now_s >= target.next_export_s:
+                target.next_export_s = now_s + target.pause_s
                 target.pause_s = min(2 * target.pause_s, LONGEST_PAUSE_S)
                 target.spoke.send(self.export)
 
     def handle_result(self, result: KVPathResult) -> None:
-        """Note whether a target's path is proven; after a failure the pool export is sent again."""
+        """Record whether a target's path is proven; after a failure the pool export is sent again."""
         target = self.by_id.get(result.worker_id)
         if target is None or target.epoch != result.epoch:
             return
         was_proven, target.proven, target.is_shared = target.proven, not result.error, result.is_shared
         if target.proven:
-            target.next_offer_s = math.inf
+            target.next_export_s = math.inf
         elif was_proven:
-            target.next_offer_s, target.pause_s = time.monotonic() + FIRST_PAUSE_S, FIRST_PAUSE_S
+            target.next_export_s, target.pause_s = time.monotonic() + FIRST_PAUSE_S, FIRST_PAUSE_S
         if result.error and result.error != target.problem:
             logger.error("no KV path to decode worker %s, trying on: %s", target.worker_id, result.error)
         target.problem = result.error

@@ -1,4 +1,4 @@
-"""The prefill worker's loop: receive, collect, hand off, launch, beat.
+"""The prefill worker's loop: receive, collect, hand off, launch, report.
 
 The next step is launched during the current step. So the device never waits for the host, which sends a finished step's
 tokens and hands blocks off. While steps are in flight the loop sleeps only for moments, because the first token waits
@@ -15,40 +15,33 @@ Life of a request here:
 `Abort` ends a request at any time; the router tells the decode worker as well, which declines a later offer.
 """
 
-import logging
 import time
-from collections import deque
 
 import zmq
 
 from common.device.engine.engine import Engine
-from common.device.steps.loop_trace import WAIT
 from common.device.steps.output_ring import LOOK_INTERVAL_S
 from common.device.steps.prompt_runner import PromptRunner
 from common.grammar.followers import Followers
+from common.grammar.sequence_grammars import SequenceGrammars
 from common.kv.tables import complete_blocks
+from common.serving.prompts.order import PromptOrder
 from common.serving.prompts.prefixes import PromptPrefixes
+from common.serving.prompts.scheduler import PromptScheduler
+from common.serving.prompts.steps import PromptSteps
 from common.serving.worker.drain import Drain
 from common.serving.worker.idling import Idling
-from common.serving.worker.peer_servers import Visits, export_of
-from common.settings.config import Config
-from common.wire.messages.worker import (
-    PromptCached,
-    WorkerReady,
-)
+from common.serving.worker.peer_servers import PeerServers, export_of
+from common.settings.config import Config, PrefillSection
+from common.wire.messages.worker import PromptCached, WorkerReady
 from common.wire.transport.router_link import RouterLink
-from prefill_worker.grammar_masks import PromptMasks
-from prefill_worker.handoffs import Delivery
+from prefill_worker.handoffs import Handoffs
 from prefill_worker.inbox import Inbox
 from prefill_worker.outputs import Outputs
-from prefill_worker.reply_pools import Holders
+from prefill_worker.reply_pools import ReplyPools
 from prefill_worker.retrievals import Retrievals, Worth
-from prefill_worker.scheduler import PromptScheduler
-from prefill_worker.sequence import PromptSequence
-from prefill_worker.step import PromptStep, launch_chunks
+from prefill_worker.sequence import PrefillSequence
 from prefill_worker.targets import Targets
-
-logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 100
 """Longest sleep without a message."""
@@ -56,6 +49,16 @@ AT_HAND_SHARE = 16
 """Divisor of the pool's blocks; the quotient bounds the blocks leased in advance."""
 MAX_IN_FLIGHT = 2
 """A step runs and a step is queued; more would only bind prompts to batches earlier."""
+
+
+def prompt_order(section: PrefillSection, *, batching: bool) -> PromptOrder:
+    """Return the order of prompts; without batching, a step has a single prompt."""
+    return PromptOrder(
+        max_tokens=section.max_batch_tokens,
+        max_seqs=section.max_num_seqs if batching else 1,
+        max_mixed_tokens=section.max_mixed_tokens,
+        chunking=section.chunking,
+    )
 
 
 class PrefillWorker:
@@ -69,36 +72,33 @@ class PrefillWorker:
         runner: PromptRunner,
         ready: WorkerReady,
         drain: Drain,
-        followers: Followers[PromptSequence],
+        followers: Followers[PrefillSequence],
     ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self.worker = worker = ready.worker_id, ready.epoch
-        self.engine = engine
-        self.drain = drain
-        self.masks = PromptMasks(followers)
+        worker = ready.worker_id, ready.epoch
+        self.engine, self.drain, self.trace = engine, drain, runner.trace
+        self.grammars = SequenceGrammars(followers)
         self.link = RouterLink(context, config.net, ready, lambda: self.inbox.forget_everything())
 
-        def tell_cached(sequence: PromptSequence) -> None:
-            self.link.send(PromptCached(*worker, *sequence.key, sequence.num_scheduled_tokens))
+        def report_cached(prompt: PrefillSequence) -> None:
+            self.link.send(PromptCached(*worker, *prompt.key, prompt.num_scheduled_tokens))
 
-        self.prefixes = PromptPrefixes(engine.shared.magazine, tell_cached, config.kv)
-        self.scheduler = PromptScheduler(
-            config.prefill, engine.allocator, engine.max_len, self.prefixes, batching=config.worker.batching
-        )
+        self.prefixes = PromptPrefixes(engine.shared.magazine, report_cached, config.kv)
+        order = prompt_order(config.prefill, batching=config.worker.batching)
+        self.scheduler = PromptScheduler(order, engine.allocator, engine.max_len, self.prefixes)
+        self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT)
         num_tokens, capacity = config.prefill.max_batch_tokens, engine.allocator.capacity
         num_blocks = engine.pool.layout.most_blocks(num_tokens, num_tokens)
         self.blocks_a_step = tuple(map(min, num_blocks, (count // AT_HAND_SHARE for count in capacity)))
-        self.runner, self.trace = runner, runner.trace
-        self.in_flight: deque[PromptStep] = deque()  # oldest first
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
-        holders = Holders(Visits(engine, worker, self.poller), is_on=ready.takes_replies)
+        reply_pools = ReplyPools(PeerServers(engine, worker, self.poller), is_on=ready.takes_replies)
         group = engine.pool.layout.groups[0]
         worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
-        self.retrievals = Retrievals(engine.pool, holders, self.prefixes, worth)
-        self.delivery = Delivery(engine.shared, self.targets, holders, self.link)
-        self.inbox = Inbox(self.link, engine, self.scheduler, self.delivery, self.masks, drain)
-        self.outputs = Outputs(self.link, self.scheduler, self.delivery, self.masks)
+        self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth)
+        self.handoffs = Handoffs(engine.shared, self.targets, reply_pools, self.link)
+        self.inbox = Inbox(self.link, engine, self.scheduler, self.handoffs, self.grammars, drain)
+        self.outputs = Outputs(self.link, self.scheduler, self.handoffs, self.grammars)
         self.poller.register(self.link.spoke.socket, zmq.POLLIN)
         self.poller.register(engine.shared, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
@@ -110,69 +110,56 @@ class PrefillWorker:
                 self.link.leave()
             self._await_work()
             with self.trace.turn():
-                with self.trace.phase("receive"):
-                    self.receive()
-                    self.outputs.handle_answers()
-                self.step()
-                self.tend()
-                self.beat()
+                self.turn()
         self.inbox.give_everything_back()
         self.link.farewell(self.drain.reason)
         self.engine.leave()
         self.close()
 
-    def receive(self) -> None:
-        self.inbox.receive()
-        self.retrievals.tend()
-        self.targets.offer()
-
-    def step(self) -> None:
-        """Collect finished steps, then launch a step ahead."""
-        while self.in_flight and self.in_flight[0].pending.ready():
-            self._collect(self.in_flight.popleft())
-        if len(self.in_flight) < MAX_IN_FLIGHT and not self.engine.shared.is_behind:
+    def turn(self) -> None:
+        """Receive, collect finished steps, launch a step ahead, and report."""
+        with self.trace.phase("receive"):
+            self.inbox.receive()
+            self.retrievals.advance()
+            self.targets.export_pool()
+            self.outputs.handle_answers()
+        while self._collect():
+            pass
+        if not self.engine.shared.is_behind:
             self._launch()
+        self._lease_blocks()
+        self.report_load()
 
-    def tend(self) -> None:
-        """Keep blocks leased for the next step's prompts; after the memory server's loss, drain."""
-        shared = self.engine.shared
-        nothing, is_busy = self.engine.pool.layout.nothing, len(self.in_flight) == MAX_IN_FLIGHT
-        shared.tend(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
-        if problem := shared.take_problem():
-            self.poller.unregister(shared)
-            self.drain.ask(problem, at_once=shared.is_tainted)
-            self.inbox.give_everything_back(problem)  # neither leases nor offers work without the memory server
-
-    def beat(self) -> None:
+    def report_load(self) -> None:
         """Update the load for the heartbeat thread."""
-        load = self.link.load
-        scheduler = self.scheduler
-        load.num_waiting, load.num_running = len(scheduler.waiting), len(scheduler.running) + len(scheduler.ending)
+        load, num_waiting = self.link.load, len(self.scheduler.waiting)
+        load.num_waiting, load.num_running = num_waiting, len(self.scheduler.prompts) - num_waiting
         load.num_free_blocks = self.engine.allocator.num_unused
         load.num_dropped_frames = self.targets.num_dropped_frames()
-        load.prompt_block_us, load.taking_us = self.prefixes.block_us, int(self.retrievals.worth.taking_us)
+        load.prompt_block_us = self.prefixes.rate.block_us(self.prefixes.block_size)
+        load.taking_us = int(self.retrievals.worth.taking_us)
         load.num_pulled_blocks, load.pulls = self.retrievals.num_pulled, self.retrievals.meter
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
-    def tell_fault(self, problem: str) -> None:
+    def report_fault_to_peers(self, problem: str) -> None:
         """Report a device fault to the memory servers of other pools mapped here."""
-        self.retrievals.holders.visits.report_fault(problem)
+        self.retrievals.reply_pools.peers.report_fault(problem)
 
     def close(self) -> None:
         self.trace.finish()
-        self.masks.followers.close()
-        self.retrievals.holders.close()
+        self.grammars.followers.close()
+        self.retrievals.reply_pools.close()
         self.targets.close()
         self.link.close()
 
     def _await_work(self) -> None:
         """Sleep until a message comes, or until the next look at the step in flight."""
-        if self.in_flight:
+        if self.steps.in_flight:
             self.idling.worked()
-            if not self.in_flight[0].pending.ready():
+            if not self.steps.in_flight[0].pending.ready():
                 time.sleep(LOOK_INTERVAL_S)
-        elif self.masks.followers.num_pending or self.engine.shared.is_sending or self.retrievals.is_busy:
+        elif self.grammars.followers.num_pending or self.engine.shared.is_sending or self.retrievals.is_busy:
             time.sleep(LOOK_INTERVAL_S)
         else:  # waiting prompts need blocks, which come by message
             self.idling.await_message(IDLE_POLL_MS)
@@ -180,30 +167,31 @@ class PrefillWorker:
     def _launch(self) -> None:
         """Launch the next step, if any prompt is ready."""
         with self.trace.phase("schedule"):
-            chunks = self.scheduler.schedule()
+            chunks = self.steps.schedule()
         if chunks:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
             with self.trace.phase("launch"):
-                self.trace.join(chunk.sequence.key for chunk in chunks)
-                self.prefixes.rate.launched(sum(chunk.num_tokens for chunk in chunks))
-                self.in_flight.append(launch_chunks(self.runner, chunks))
-            self.scheduler.launched(chunks)
+                self.steps.launch(chunks)
 
-    def _collect(self, step: PromptStep) -> None:
-        """Send the results of a finished step."""
-        with self.trace.phase(WAIT):
-            ended = step.ended()
-        self.prefixes.rate.ended()
-        self.link.load.step_ended(step.launched_s, step.num_tokens, len(step.sequences))
-        self.scheduler.collected(step.sequences)
+    def _collect(self) -> bool:
+        """Send the results of the oldest step; tell whether it was over."""
+        if (collected := self.steps.collect()) is None:
+            return False
+        step, complete = collected
+        self.link.load.step_ended(step.launched_s, step.num_tokens, len(step.prompts))
         with self.trace.phase("emit"):
-            for sequence, scores in step.scored():
-                for message in scores.messages(*self.worker, *sequence.key):
-                    self.link.send(message)
-            self.prefixes.computed(step.reached(), self.scheduler.waiting)
-            self.outputs.emit(
-                [(sequence, token, False) for sequence, token in ended if not self.masks.holds(sequence, token)]
-            )
-            for sequence, num_tokens in step.unfinished():
-                if sequence.may_go_on:
-                    self.delivery.announce(sequence, complete_blocks(sequence.tables, num_tokens))
+            self.outputs.append(complete)
+            for prompt, num_tokens in step.unfinished():
+                if prompt.may_go_on:
+                    self.handoffs.announce(prompt, complete_blocks(prompt.tables, num_tokens))
+        return True
+
+    def _lease_blocks(self) -> None:
+        """Keep blocks leased for the next step's prompts; after the memory server's loss, drain."""
+        shared = self.engine.shared
+        nothing, is_busy = self.engine.pool.layout.nothing, len(self.steps.in_flight) == MAX_IN_FLIGHT
+        shared.tend(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
+        if problem := shared.take_problem():
+            self.poller.unregister(shared)
+            self.drain.ask(problem, at_once=shared.is_tainted)
+            self.inbox.give_everything_back(problem)  # neither leases nor offers work without the memory server

@@ -23,7 +23,7 @@ ROOMS_OF = {
         "text", "placement", "base",
     ),
     "decode_worker": (
-        "inbox", "outputs", "grammar_masks", "admission", "arrivals", "batch", "sequences",
+        "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",
     ),
     "common": (
         "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models", "ops", "kv",
@@ -49,7 +49,7 @@ PARTS_BELOW = {
     "memory": {"wire"},
     "kv": {"wire", "kernels", "memory"},
     "device": {"wire", "kernels", "ops", "models", "kv", "memory"},
-    "serving": {"wire", "device", "memory", "kv"},
+    "serving": {"wire", "grammar", "device", "memory", "kv"},
 }
 GROUND = {"base", "settings"}
 MAX_FILES = 16
@@ -124,7 +124,7 @@ FORBIDDEN = {
         "prefill_worker",
         "deploy",
     },
-    "prefill_worker.scheduler": {"torch", "triton"},
+    "common.serving.prompts.scheduler": {"torch", "triton"},
     "decode_worker.sequences.scheduler": {"torch", "triton"},
     "common.grammar.followers": {"torch", "triton", "aiohttp", "tokenizers", "llguidance"},
     "common.grammar.follower_server": {"torch", "triton", "numpy", "aiohttp", "tokenizers", "zmq"},

@@ -1,7 +1,7 @@
 """Blocks of prompts still being computed, pulled while the prefill worker goes on.
 
     KVProgress ──▶ begun ──KVOffer, take──▶ the handoff's, which pulls the rest
-                     └──abort, silence, source lost, blocks wanted──▶ leaving ──copies over──▶ free.
+                     └──abort, silence, source lost, blocks wanted──▶ dropped ──copies over──▶ free.
 
 The source blocks are not kept for this worker: another prompt may fill a block before a copy ends. So a copy counts
 only if the same generations of the source blocks are offered later. Then the blocks belonged to the prompt all the
@@ -18,8 +18,8 @@ from common.kv.copies import Copies, missing
 from common.kv.pool import KVPool
 from common.kv.tables import BlockTable, Tables, held_by, num_seen, tables_handed_over
 from common.kv.transport import PeerPool
+from common.serving.prompts.requests import Key, is_attempt
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import Key, is_attempt
 
 SILENCE_S = 30.0
 """A prompt without progress or offer for so long is given up."""
@@ -35,7 +35,7 @@ class Begun:
     source_pool: PeerPool
     num_tokens: int  # of the prompt
     tables: Tables
-    heard_s: float
+    progress_s: float
     source_ids: Sequence[Sequence[int]]  # by group: source blocks of all pulls so far
     generations: dict[int, int] = field(default_factory=dict)  # by source block, when its pull began
     copies: Copies = field(default_factory=Copies)
@@ -48,10 +48,10 @@ class Ahead:
         self.scheduler = scheduler
         self.pool = pool
         self.begun: dict[Key, Begun] = {}
-        self.leaving: list[Begun] = []  # given up; copies may be under way
+        self.dropped: list[Begun] = []  # given up; copies may be under way
 
     def __len__(self) -> int:
-        return len(self.begun) + len(self.leaving)
+        return len(self.begun) + len(self.dropped)
 
     def begin(self, key: Key, source_pool: PeerPool, num_tokens: int) -> None:
         """Reserve blocks for a prompt of `num_tokens`, if there is room for such a sequence."""
@@ -66,10 +66,10 @@ class Ahead:
         begun = self.begun.get(key)
         if begun is None:
             return
-        begun.heard_s = time.monotonic()
+        begun.progress_s = time.monotonic()
         complete = begun.source_pool.shape.by_group(source_ids)
         if not all(map(_has_places, begun.tables, complete)):  # not the prompt that was begun
-            self._give_up([key])
+            self._drop([key])
         else:
             new = missing(begun.tables, complete, begun.source_ids)
             if new.source_ids:
@@ -77,7 +77,7 @@ class Ahead:
                 begun.source_ids = complete
                 begun.generations = dict(zip(source_ids, generations, strict=True)) | begun.generations  # oldest wins
         if begun.copies.problem and key in self.begun:  # a pull after the offer may succeed
-            self._give_up([key])
+            self._drop([key])
 
     def find(
         self,
@@ -102,32 +102,28 @@ class Ahead:
 
     def drop(self, request_id: str, attempt: int) -> None:
         """Give up every attempt of a request up to `attempt`."""
-        self._give_up([key for key in self.begun if is_attempt(key, request_id, attempt)])
+        self._drop([key for key in self.begun if is_attempt(key, request_id, attempt)])
 
     def drop_source(self, source_pool: PeerPool) -> None:
-        self._give_up([key for key, begun in self.begun.items() if begun.source_pool is source_pool])
+        self._drop([key for key, begun in self.begun.items() if begun.source_pool is source_pool])
 
     def drop_all(self, but: Key | None = None) -> None:
         """Give up every prompt except `but`."""
-        self._give_up([key for key in self.begun if key != but])
+        self._drop([key for key in self.begun if key != but])
 
-    def tend(self) -> None:
+    def free_dropped(self) -> None:
         """Give up prompts after a long silence, and free given up blocks whose copies are over."""
         if not self:
             return
         now_s = time.monotonic()
-        self._give_up([key for key, begun in self.begun.items() if now_s - begun.heard_s > SILENCE_S])
-        over = [begun for begun in self.leaving if begun.copies.over()]
-        self.leaving = [begun for begun in self.leaving if begun not in over]
+        self._drop([key for key, begun in self.begun.items() if now_s - begun.progress_s > SILENCE_S])
+        over = [begun for begun in self.dropped if begun.copies.over()]
+        self.dropped = [begun for begun in self.dropped if begun not in over]
         for begun in over:
             self.scheduler.allocator.free(held_by(begun.tables))
 
-    def blocks(self) -> list[Sequence[int]]:
-        """Return the block ids of every entry."""
-        return [held_by(begun.tables) for begun in [*self.begun.values(), *self.leaving]]
-
-    def _give_up(self, keys: list[Key]) -> None:
-        self.leaving += [self.begun.pop(key) for key in keys]
+    def _drop(self, keys: list[Key]) -> None:
+        self.dropped += [self.begun.pop(key) for key in keys]
 
 
 def _has_places(table: BlockTable, complete: Sequence[int]) -> bool:

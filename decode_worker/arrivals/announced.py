@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common.memory.client.shared_pool import SharedPool
-from common.serving.worker.peer_servers import Visit
+from common.serving.prompts.requests import Key, is_attempt
+from common.serving.worker.peer_servers import PeerServer
 from common.wire.messages.memory import KVOffer
-from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
+from decode_worker.sequences.sequence import DecodeSequence
 
 EARLY_S = 2.0
 """Time that an offer waits for its request."""
@@ -26,7 +27,7 @@ class Received(NamedTuple):
 
     sequence: DecodeSequence
     offer: KVOffer
-    visit: Visit | None  # the pool with the blocks; None: this worker's own
+    server: PeerServer | None  # the pool with the blocks; None: this worker's own
 
 
 class Announced:
@@ -35,7 +36,7 @@ class Announced:
     def __init__(self, shared: SharedPool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._shared, self._clock = shared, clock
         self._sequences: dict[str, DecodeSequence] = {}  # by request id: the latest attempt
-        self._early: dict[Key, tuple[KVOffer, Visit | None, float]] = {}  # with arrival time, oldest first
+        self._early: dict[Key, tuple[KVOffer, PeerServer | None, float]] = {}  # with arrival time, oldest first
 
     def __contains__(self, key: Key) -> bool:
         sequence = self._sequences.get(key[0])
@@ -43,28 +44,28 @@ class Announced:
 
     def announce(self, sequence: DecodeSequence) -> Received | None:
         """Expect the offer of a request's prompt; return the prompt if the offer is here already."""
-        self._sequences[sequence.request_id] = sequence
+        self._sequences[sequence.request.request_id] = sequence
         early = self._early.pop(sequence.key, None)
         return None if early is None else self.offer(early[0], early[1])
 
-    def offer(self, offer: KVOffer, visit: Visit | None) -> Received | None:
+    def offer(self, offer: KVOffer, server: PeerServer | None) -> Received | None:
         """Receive an offer and tell its prefill worker.
 
         An early offer is kept. An offer of a lost memory server is dropped.
         """
         key = offer.request_id, offer.attempt
-        if visit is not None and visit.problem:
+        if server is not None and server.problem:
             return None
         if key not in self:
             if key in self._early:
-                self._decline(offer, visit)
+                self._decline(offer, server)
             else:
-                self._early[key] = offer, visit, self._clock()
+                self._early[key] = offer, server, self._clock()
             return None
         sequence = self._sequences.pop(offer.request_id)
         sequence.handed_over(offer.token_id)
-        (self._shared if visit is None else visit.guest).receive_offer(offer)
-        return Received(sequence, offer, visit)
+        (self._shared if server is None else server.guest).receive_offer(offer)
+        return Received(sequence, offer, server)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Forget every attempt up to `attempt`."""
@@ -78,14 +79,14 @@ class Announced:
         self._sequences.clear()
         return keys
 
-    def tend(self) -> None:
+    def decline_unannounced(self) -> None:
         """Decline offers not announced for `EARLY_S`; looks at no other offers."""
         while self._early:
-            key, (offer, visit, arrived_s) = next(iter(self._early.items()))
+            key, (offer, server, arrived_s) = next(iter(self._early.items()))
             if self._clock() - arrived_s < EARLY_S:
                 return
             del self._early[key]
-            self._decline(offer, visit)
+            self._decline(offer, server)
 
-    def _decline(self, offer: KVOffer, visit: Visit | None) -> None:
-        (self._shared if visit is None else visit.guest).decline(offer)
+    def _decline(self, offer: KVOffer, server: PeerServer | None) -> None:
+        (self._shared if server is None else server.guest).decline(offer)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from common.kv.pool import KVPool
+from common.serving.prompts.requests import Key, is_attempt
 from common.wire.messages.handoff import KVProgress
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import unpack_ids
@@ -13,7 +14,6 @@ from decode_worker.arrivals.pulled_prompt import Handoff
 from decode_worker.arrivals.sources import Sources
 from decode_worker.sequences.row_queue import RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import Key, is_attempt
 
 MAX_HINTS = 64
 
@@ -42,7 +42,7 @@ class EarlyPulls:
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
         self.drop(request_id, attempt - 1 if source_ids else attempt)
-        pool = source.visit.pool if source is not None and source.visit is not None else None
+        pool = source.server.pool if source is not None and source.server is not None else None
         if not source_ids or pool is None or key not in self.announced:
             return
         complete = pool.shape.by_group(source_ids)
@@ -57,15 +57,15 @@ class EarlyPulls:
         """Begin with the oldest hint if there is room by now; complete prompts come first."""
         if self.waiting or not self.hints:
             return
-        key, (message, heard_s) = next(iter(self.hints.items()))
+        key, (message, progress_s) = next(iter(self.hints.items()))
         if has_room := self.scheduler.capacity.has_room(message.num_tokens + 1):
             self.progress(message)
-        if has_room or time.monotonic() - heard_s > SILENCE_S:
+        if has_room or time.monotonic() - progress_s > SILENCE_S:
             del self.hints[key]
 
     def find(self, handoff: Handoff) -> Begun | None:
         """Return the part of a handoff pulled ahead, if any."""
-        sequence, pool = handoff.sequence, handoff.visit.pool
+        sequence, pool = handoff.sequence, handoff.server.pool
         if pool is None:
             return None
         num_tokens = len(sequence.token_ids) - 1
@@ -80,13 +80,13 @@ class EarlyPulls:
     def drop_begun(self, but: Key | None = None) -> None:
         """Give up every prompt pulled ahead except `but`."""
         self.ahead.drop_all(but)
-        self.ahead.tend()
+        self.ahead.free_dropped()
 
     def forget(self, worker_id: str, epoch: int) -> None:
         """Forget a dead prefill worker: give up prompts pulled ahead; offers of complete prompts stay."""
         source = self.sources.forget(worker_id, epoch)
-        if source is not None and source.visit is not None and source.visit.pool is not None:
-            self.ahead.drop_source(source.visit.pool)
+        if source is not None and source.server is not None and source.server.pool is not None:
+            self.ahead.drop_source(source.server.pool)
 
 
 def _may_be_of(layout: KVLayout, num_tokens: int, complete: Sequence[Sequence[int]]) -> bool:

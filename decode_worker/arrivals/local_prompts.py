@@ -1,198 +1,128 @@
 """Prompts computed by the decode worker: when no prefill worker can, and short prompts when prefill workers are busy.
 
 Prompts are computed in small chunks between decode steps, so running streams slow down but go on. A chunk holds tokens
-of a single prompt, chosen by `common.serving.prompts.order`. The worker does not wait for a launched chunk, so tokens
-of earlier steps are sent meanwhile. Cached prefixes are not computed, as in a prefill worker. A short prompt goes back
-to the router if more tokens are to be computed than the router expected.
+of a single prompt. The worker does not wait for a launched chunk, so tokens of earlier steps are sent meanwhile. A
+short prompt goes back to the router if more tokens are to be computed than the router expected.
 """
 
 import time
+from dataclasses import dataclass
 
 from common.base.errors import ErrorCode
-from common.device.steps.prompt_runner import PendingPrompts, PromptRunner
+from common.device.steps.prompt_runner import PromptRunner
 from common.memory.client.magazine import Magazine
 from common.serving.prompts.order import PromptOrder
 from common.serving.prompts.prefixes import PromptPrefixes
+from common.serving.prompts.scheduler import Chunk, PromptRows, PromptScheduler
+from common.serving.prompts.sequence import PromptSequence
+from common.serving.prompts.steps import PromptSteps
 from common.settings.config import Config
-from common.wire.messages.worker import Message, PromptCached, RequestFailed
-from common.wire.transport.router_link import Load
+from common.wire.messages.worker import PrefillRequest, PromptCached, RequestFailed
+from common.wire.transport.router_link import RouterLink
 from common.wire.values.output_token import OutputToken
-from decode_worker.arrivals.local_prompt import LocalPrompt
+from decode_worker.sequences.capacity import Capacity
 from decode_worker.sequences.scheduler import DecodeScheduler
-from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
+from decode_worker.sequences.sequence import DecodeSequence, SealedChain
 
 WEIGHT = 0.2
 """Weight of the last short prompt in the mean time of short prompts."""
 
 
-class ChunkTimes:
-    """Mean time of short prompts, from launch to end.
+@dataclass(slots=True, eq=False, kw_only=True)
+class LocalPrompt(PromptSequence):
+    """A prompt to be computed here, and the sequence to be decoded."""
 
-    Args:
-        short_tokens: most tokens of a short prompt.
-    """
+    sequence: DecodeSequence
 
-    def __init__(self, short_tokens: int) -> None:
-        self.short_tokens, self.short_s = short_tokens, 0.0
-        self._launched_s, self._num_launched = 0.0, 0  # of the chunk in flight
+    @classmethod
+    def of(cls, request: PrefillRequest, sequence: DecodeSequence) -> "LocalPrompt":
+        """Make the prompt of a request; tokens and grammar are shared with the sequence."""
+        return cls(request, sequence.token_ids, sequence.grammar, sequence=sequence)
 
-    def launched(self, num_tokens: int) -> None:
-        self._launched_s, self._num_launched = time.monotonic(), num_tokens
 
-    def ended(self) -> None:
-        self.add(self._num_launched, time.monotonic() - self._launched_s)
+class LocalRows(PromptRows[LocalPrompt]):
+    """Rows of the batch for prompts computed here."""
 
-    def add(self, num_tokens: int, seconds: float) -> None:
-        """Update the mean with a chunk's time."""
-        if num_tokens <= self.short_tokens:
-            self.short_s += (seconds - self.short_s) * (WEIGHT if self.short_s else 1.0)
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.wanted: DecodeSequence | None = None  # of the first prompt that lacks a row
+
+    def has_row(self, prompt: LocalPrompt) -> bool:
+        if self.capacity.has_row():
+            return True
+        self.wanted = self.wanted or prompt.sequence
+        return False
+
+    def reserve(self, prompt: LocalPrompt) -> None:
+        self.capacity.count_row(prompt.sequence, 1)
+
+    def release(self, prompt: LocalPrompt) -> None:
+        self.capacity.count_row(prompt.sequence, -1)
 
 
 class LocalPrompts:
-    """Owner of prompts until complete; at most a single chunk is in flight.
-
-    Args:
-        worker: id and epoch of the decode worker.
-    """
+    """Prompts until complete; at most a single chunk is in flight."""
 
     def __init__(
-        self,
-        runner: PromptRunner,
-        scheduler: DecodeScheduler,
-        magazine: Magazine,
-        config: Config,
-        worker: tuple[str, int],
+        self, runner: PromptRunner, decoding: DecodeScheduler, magazine: Magazine, config: Config, link: RouterLink
     ) -> None:
-        self.runner, self.scheduler, self.worker = runner, scheduler, worker
-        self.prefixes = PromptPrefixes(magazine, self._report_cached, config.kv, scheduler.capacity.has_blocks)
-        self.times = ChunkTimes(config.decode.short_prompt_tokens)
-        step_tokens = scheduler.capacity.step_tokens
-        self.order = PromptOrder(max_tokens=step_tokens, max_seqs=1, max_mixed_tokens=step_tokens)
-        self.prompts: list[LocalPrompt] = []
-        self.next: tuple[LocalPrompt, int] | None = None  # with the chunk's number of tokens
-        self.in_flight: tuple[LocalPrompt, PendingPrompts] | None = None
-        self.wants_row: DecodeSequence | None = None  # a prompt that lacks only a row
-        self._messages: list[Message] = []
+        self.decoding, self.link, self.worker = decoding, link, (link.ready.worker_id, link.ready.epoch)
+        capacity = decoding.capacity
+        self.prefixes = PromptPrefixes(magazine, self._report_cached, config.kv, capacity.has_blocks)
+        self.rows = LocalRows(capacity)
+        order = PromptOrder(capacity.step_tokens, max_seqs=1, max_mixed_tokens=capacity.step_tokens)
+        self.scheduler = PromptScheduler(order, capacity.allocator, capacity.max_len, self.prefixes, self.rows)
+        self.steps = PromptSteps(runner, self.scheduler, link.send, self.worker, max_in_flight=1)
+        self.short_tokens = config.decode.short_prompt_tokens
+        self.short_s = 0.0  # mean time of a prompt of at most `short_tokens`, from launch to end
 
     def __len__(self) -> int:
-        return len(self.prompts)
+        return len(self.scheduler.prompts) + len(self.scheduler.removed)
 
-    def has(self, key: Key) -> bool:
-        """Tell whether a prompt waits; the scheduler knows prompts that have begun."""
-        return any(prompt.key == key for prompt in self.waiting)
-
-    @property
-    def waiting(self) -> list[LocalPrompt]:
-        """Prompts that have not begun."""
-        return [prompt for prompt in self.prompts if not prompt.is_started]
-
-    def accept(self, prompt: LocalPrompt, salt: bytes) -> None:
+    def add(self, prompt: LocalPrompt) -> None:
         """Queue a prompt, and look up its prefix."""
         prompt.sequence.offered_s = time.monotonic()
-        self.prefixes.begin(prompt, salt)
-        self.prompts.append(prompt)
+        self.scheduler.add(prompt)
 
     def abort(self, request_id: str, attempt: int) -> None:
         """Forget every attempt up to `attempt`."""
-        for prompt in list(self.prompts):
-            if is_attempt(prompt.key, request_id, attempt):
-                self._drop(prompt)
+        for prompt in self.scheduler.remove(request_id, attempt):
+            prompt.sequence.ended = True
 
-    def drop_all(self) -> None:
-        for prompt in list(self.prompts):
-            self._drop(prompt)
+    def abort_all(self) -> None:
+        for key in list(self.scheduler.prompts):
+            self.abort(*key)
 
-    def choose_chunk(self) -> bool:
-        """Choose the next chunk; tell whether there is one: none is in flight, and a prompt can begin or go on.
+    def schedule(self) -> list[Chunk[LocalPrompt]]:
+        """Return the next chunk, if none is in flight and a prompt can go on; set `rows.wanted`."""
+        self._return_long()
+        self.rows.wanted = None
+        return self.steps.schedule()
 
-        Gives back overlong prompts, and notes in `wants_row` a prompt without a row.
-        """
-        self._give_back()
-        self.wants_row = None
-        if self.in_flight is None and self.next is None:
-            ready = [prompt for prompt in self.prompts if not prompt.sequence.awaits_mask]
-            self.next = next(iter(self.order.next_step(ready, self._start, self.prefixes.is_held_up)), None)
-        return self.next is not None
+    def collect(self) -> list[tuple[DecodeSequence, OutputToken]]:
+        """Let complete prompts decode, if the chunk in flight is over; return each with its next token."""
+        if (collected := self.steps.collect()) is None:
+            return []
+        step, complete = collected
+        self.add_time(step.num_tokens, time.monotonic() - step.launched_s)
+        for prompt, _ in complete:
+            prompt.sequence.chain = SealedChain(prompt.beginning.num_sealed, prompt.beginning.last_digest)
+            self.decoding.adopt(prompt.sequence, self.scheduler.take(prompt))
+        return [(prompt.sequence, token) for prompt, token in complete]
 
-    def launch(self) -> None:
-        """Launch the chunk chosen by `choose_chunk`."""
-        assert self.next is not None and self.in_flight is None, "choose_chunk comes first"
-        (prompt, num_tokens), self.next = self.next, None
-        self.prefixes.rate.launched(num_tokens)
-        self.times.launched(num_tokens)
-        self.runner.trace.join([prompt.key])
-        self.in_flight = prompt, self.runner.launch([prompt.take(num_tokens)])
-
-    def finish(self) -> tuple[DecodeSequence, OutputToken] | None:
-        """Return a sequence and its next token, if the chunk in flight has completed a prompt."""
-        if self.in_flight is None or not self.in_flight[1].ready():
-            return None
-        (prompt, chunk), self.in_flight = self.in_flight, None
-        self.prefixes.rate.ended()
-        self.times.ended()
-        [token], [scores] = chunk.tokens(), chunk.scores()
-        if prompt.sequence.ended:
-            self._drop(prompt)
-            return None
-        if scores is not None:
-            self._messages += scores.messages(*self.worker, *prompt.key)
-        self.prefixes.computed([(prompt, prompt.num_scheduled_tokens)], self.waiting)
-        return None if token is None else (self._complete(prompt), token)
-
-    def report(self, load: Load) -> None:
-        """Report waiting prompts and the time of prompt computation."""
-        load.num_waiting += len(self.prompts)
-        load.prompt_block_us = self.prefixes.block_us
-        load.short_prompt_s = self.times.short_s
-
-    def make_way(self) -> bool:
-        """Give back blocks granted to waiting prompts; tell whether there were any."""
-        return self.prefixes.let_go(self.waiting)
-
-    def take_messages(self) -> list[Message]:
-        """Take messages about prompts; send them before the prompts' next tokens."""
-        taken, self._messages = self._messages, []
-        return taken
+    def add_time(self, num_tokens: int, seconds: float) -> None:
+        """Update the mean time of short prompts with a chunk's time."""
+        if num_tokens <= self.short_tokens:
+            self.short_s += (seconds - self.short_s) * (WEIGHT if self.short_s else 1.0)
 
     def _report_cached(self, prompt: LocalPrompt) -> None:
-        self._messages.append(PromptCached(*self.worker, *prompt.key, prompt.num_scheduled_tokens))
+        self.link.send(PromptCached(*self.worker, *prompt.key, prompt.num_scheduled_tokens))
 
-    def _give_back(self) -> None:
+    def _return_long(self) -> None:
         """Return prompts to the router if more tokens must be computed than `most_tokens`."""
-        known = [prompt for prompt in self.waiting if prompt.most_tokens and not self.prefixes.is_held_up(prompt)]
-        for prompt in [prompt for prompt in known if prompt.num_left > prompt.most_tokens]:
-            reason = f"{prompt.num_left} tokens are to be computed, not {prompt.most_tokens} at most"
-            self._messages.append(RequestFailed(*self.worker, *prompt.key, ErrorCode.NOT_HERE, reason))
-            self._drop(prompt)
-
-    def _start(self, prompt: LocalPrompt) -> bool:
-        """Allocate blocks beyond the found prefix and reserve a row, if there is room."""
-        if not self.scheduler.capacity.has_row():
-            self.wants_row = self.wants_row or prompt.sequence
-            return False
-        blocks = self.prefixes.take_blocks(prompt, self.scheduler.capacity.num_blocks_of_prompt(prompt.sequence))
-        if blocks is None:
-            return False
-        self.scheduler.reserve_prompt(prompt.sequence, blocks)
-        prompt.is_started = True
-        return True
-
-    def _complete(self, prompt: LocalPrompt) -> DecodeSequence:
-        """Release a complete prompt; decoding goes on with the prompt's chain of keys."""
-        self.prompts.remove(prompt)
-        self.prefixes.forget(prompt)
-        sequence = prompt.sequence
-        sequence.num_sealed, sequence.digest = prompt.beginning.num_sealed, prompt.beginning.last_digest
-        return sequence
-
-    def _drop(self, prompt: LocalPrompt) -> None:
-        """Forget a prompt and free its blocks, or leave the freeing to the end of a chunk in flight."""
-        prompt.sequence.ended = True
-        self.prefixes.forget(prompt)
-        if self.in_flight is not None and self.in_flight[0] is prompt:
-            return
-        if self.next is not None and self.next[0] is prompt:
-            self.next = None
-        if prompt.is_started:
-            self.scheduler.unreserve(prompt.sequence)
-        self.prompts.remove(prompt)
+        for prompt in self.scheduler.waiting:
+            most_tokens = prompt.request.most_tokens
+            if most_tokens and prompt.num_left > most_tokens and not self.prefixes.is_held_up(prompt):
+                reason = f"{prompt.num_left} tokens are to be computed, not {most_tokens} at most"
+                self.link.send(RequestFailed(*self.worker, *prompt.key, ErrorCode.NOT_HERE, reason))
+                self.abort(*prompt.key)

@@ -10,20 +10,17 @@ from dataclasses import dataclass
 from common.base.errors import ErrorCode
 from common.kv.tables import Tables, held_by, num_lacking, num_seen, tables_handed_over
 from common.memory.client.shared_pool import SharedPool
+from common.serving.prompts.requests import Fail
 from common.wire.messages.memory import KVOffer
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import plus, shown
 from decode_worker.sequences.row_queue import RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence
 
 BLOCKS_AT_HAND = 16
 """Free blocks of each group to keep leased while idle, unless the pool is small."""
-
-
-Failure = tuple[Key, ErrorCode, str]
-"""A failed handoff: sequence, error code and reason."""
 
 
 def flaw(offered: Sequence[Sequence[int]], sequence: DecodeSequence, layout: KVLayout) -> str:
@@ -46,21 +43,16 @@ class Waiting:
 class Offers:
     """Queue of offers until there is room; no other worker may take a queued offer."""
 
-    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, sealing: Sealing) -> None:
-        self.shared, self.scheduler = shared, scheduler
-        self.sealing = sealing
+    def __init__(self, shared: SharedPool, scheduler: DecodeScheduler, sealing: Sealing, fail: Fail) -> None:
+        self.shared, self.scheduler, self.sealing, self.fail = shared, scheduler, sealing, fail
         self.waiting: RowQueue[Waiting] = RowQueue(scheduler.capacity.num_rows_of.__getitem__)
-        self._failures: list[Failure] = []
-
-    def __len__(self) -> int:
-        return len(self.waiting)
 
     @property
     def shortage(self) -> str:
         """Reason why no blocks are left, for a message about a failed request."""
         return "no KV blocks come any more without the memory server" if self.shared.problem else "out of KV blocks"
 
-    def tend(self, foreseen: Counts) -> str:
+    def lease_blocks(self, foreseen: Counts) -> str:
         """Keep blocks at hand for every sequence to grow, for foreseen handoffs, and some more while idle.
 
         Return why the memory server of the pool is lost, once.
@@ -75,7 +67,7 @@ class Offers:
         offered = self.shared.by_group(offer)
         if problem := flaw(offered, sequence, self.scheduler.layout):
             self.shared.decline(offer)
-            self._failures.append((sequence.key, ErrorCode.INTERNAL, problem))
+            self.fail(sequence.key, ErrorCode.INTERNAL, problem)
         else:
             tables = tables_handed_over(self.scheduler.layout, len(sequence.token_ids) - 1, offered)
             self.waiting.add(Waiting(offer, sequence, tables))
@@ -103,7 +95,7 @@ class Offers:
         """Decline every attempt up to `attempt`."""
         self._decline(self.waiting.find(request_id, attempt))
 
-    def make_way(self) -> bool:
+    def release_blocks(self) -> bool:
         """Free the blocks of the last offer for decoding sequences; tell whether there was an offer.
 
         The offer is accepted first, so the blocks stay leased by the decode worker.
@@ -115,17 +107,12 @@ class Offers:
         self.shared.accept(last.offer)
         self.scheduler.allocator.free(held_by(last.tables))
         reason = f"{self.shortage}, what is decoded already goes first"
-        self._failures.append((last.sequence.key, ErrorCode.PREEMPTED, reason))
+        self.fail(last.sequence.key, ErrorCode.PREEMPTED, reason)
         return True
 
     def drop_all(self) -> None:
         """Decline every offer."""
         self._decline(list(self.waiting))
-
-    def take_failures(self) -> list[Failure]:
-        """Take the failed handoffs."""
-        failures, self._failures = self._failures, []
-        return failures
 
     def _decline(self, offers: list[Waiting]) -> None:
         for waiting in offers:

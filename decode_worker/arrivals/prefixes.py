@@ -8,17 +8,24 @@ The memory server grants all blocks of a handoff at once. Some are sealed and ho
 be pulled into. A handoff that waits for a grant holds no blocks.
 """
 
+from collections import deque
 from collections.abc import Iterable
+from functools import reduce
 
 from common.kv.tables import num_seen
 from common.memory.client.magazine import Grant
 from common.memory.client.shared_pool import SharedPool
+from common.serving.prompts.requests import Key
 from common.wire.messages.memory import PromptBlocks
 from common.wire.values.block_key import TextDigests
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids
+from common.wire.values.pool_shape import plus
 from decode_worker.arrivals.pulled_prompt import Handoff
-from decode_worker.sequences.sequence import Key
+from decode_worker.sequences.sequence import SealedChain
+
+REMEMBERED = 8
+"""Handoffs remembered; the largest sets the blocks kept at hand for the next."""
 
 
 class Prefixes:
@@ -35,15 +42,17 @@ class Prefixes:
         self._digests = TextDigests(self.layout.groups[0].block_size)
         self.asked: dict[Key, Handoff] = {}
         self.granted: dict[Key, Handoff] = {}  # handoffs that wait with granted blocks
+        self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks of the latest handoffs that are not looked up
         self.num_found = self.num_pulled = 0  # blocks of handoffs with a row, since the start
 
     def begin(self, handoff: Handoff, *, was_begun: bool) -> None:
-        """Compute the keys of a handoff; look the handoff up unless begun ahead or short."""
-        if not self._is_reusable(handoff):
-            return
-        prompt = handoff.sequence.token_ids[:-1]
-        handoff.digests = self._digests.of(handoff.offer.root, pack_ids(prompt))
-        handoff.is_looked_up = bool(handoff.digests) and not was_begun and len(prompt) >= self.min_tokens
+        """Compute the keys of a handoff, if it can be sealed; look the handoff up unless begun ahead or short."""
+        if handoff.offer.root and self.layout.is_reusable:
+            prompt, handoff.root = handoff.sequence.token_ids[:-1], handoff.offer.root
+            handoff.digests = self._digests.of(handoff.root, pack_ids(prompt))
+            handoff.is_looked_up = bool(handoff.digests) and not was_begun and len(prompt) >= self.min_tokens
+        if not handoff.is_looked_up:
+            self.latest.append(self.lacking(handoff))
 
     def ask(self, handoff: Handoff) -> None:
         """Ask the memory server once for all blocks of a handoff to be looked up."""
@@ -51,9 +60,9 @@ class Prefixes:
             sequence = handoff.sequence
             self.asked[sequence.key] = handoff
             num_blocks = num_seen(self.layout, len(sequence.token_ids))[0]
-            self.magazine.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.priority)
+            self.magazine.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.request.priority)
 
-    def hear(self, message: PromptBlocks) -> None:
+    def receive(self, message: PromptBlocks) -> None:
         """Take over granted blocks, or free the blocks if the handoff is gone."""
         grant = self.magazine.granted(message)
         handoff = self.asked.pop((message.request_id, message.attempt), None)
@@ -71,7 +80,7 @@ class Prefixes:
         """Return blocks to be taken from the blocks at hand; nothing if the handoff has a grant."""
         return num_seen(self.layout, len(handoff.sequence.token_ids)) if handoff.grant is None else self.layout.nothing
 
-    def let_go(self, waiting: Iterable[Handoff]) -> bool:
+    def release(self, waiting: Iterable[Handoff]) -> bool:
         """Give back blocks granted to waiting handoffs; tell whether there were any.
 
         The handoffs ask again in turn.
@@ -81,11 +90,19 @@ class Prefixes:
             self._release(handoff)
         return bool(keepers)
 
+    def foreseen(self, next_ones: Iterable[Handoff]) -> Counts:
+        """Return blocks for the next handoffs and for another like the largest of the latest.
+
+        So no pull waits for blocks.
+        """
+        waiting = (self.lacking(handoff) for handoff in next_ones if not handoff.is_looked_up)
+        return reduce(plus, waiting, max(self.latest, key=sum, default=self.layout.nothing))
+
     def take(self, handoff: Handoff) -> Grant | None:
         """Return the granted blocks, if any, of a handoff that has room; found blocks are not pulled."""
         grant, handoff.grant = handoff.grant, None
         num_found = 0 if grant is None else len(grant.found)
-        handoff.sequence.num_sealed = num_found
+        handoff.sequence.chain.num_blocks = num_found
         self.asked.pop(handoff.sequence.key, None)
         self.granted.pop(handoff.sequence.key, None)
         self.num_found += num_found
@@ -94,12 +111,13 @@ class Prefixes:
 
     def arrived(self, handoff: Handoff) -> None:
         """Seal pulled blocks for later prompts; decoding goes on with the handoff's chain of keys."""
-        if not self._is_reusable(handoff):
+        if not handoff.root:
             return
-        sequence, chain = handoff.sequence, handoff.digests
-        if pulled := chain[sequence.num_sealed :]:
-            self.magazine.seal(sequence.tables[0].block_ids[sequence.num_sealed : len(chain)], pulled)
-        sequence.num_sealed, sequence.digest = len(chain), chain[-1] if chain else handoff.offer.root
+        sequence, digests = handoff.sequence, handoff.digests
+        num_found = sequence.chain.num_blocks
+        if pulled := digests[num_found:]:
+            self.magazine.seal(sequence.tables[0].block_ids[num_found : len(digests)], pulled)
+        sequence.chain = SealedChain(len(digests), digests[-1] if digests else handoff.root)
 
     def forget(self, handoff: Handoff) -> None:
         """Withdraw the question and free the grant of a handoff that will not be pulled."""
@@ -113,7 +131,3 @@ class Prefixes:
         self.magazine.free([*handoff.grant.found, *handoff.grant.fresh])
         handoff.grant = None
         del self.granted[handoff.sequence.key]
-
-    def _is_reusable(self, handoff: Handoff) -> bool:
-        """Tell whether the prefill worker seals, and the layout allows reuse of blocks."""
-        return bool(handoff.offer.root) and self.layout.is_reusable

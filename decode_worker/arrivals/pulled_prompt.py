@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from common.kv.copies import Copies
 from common.memory.client.magazine import Grant
-from common.serving.worker.peer_servers import Visit
+from common.serving.worker.peer_servers import PeerServer
 from common.wire.messages.memory import KVOffer
 from common.wire.values.packing import unpack_ids
 from decode_worker.sequences.sequence import DecodeSequence
@@ -16,10 +16,11 @@ class Handoff:
     """Blocks of another pool to be pulled here, except for blocks cached here already."""
 
     sequence: DecodeSequence
-    visit: Visit
+    server: PeerServer
     offer: KVOffer
     source_ids: Sequence[Sequence[int]]  # by group
-    digests: list[bytes] = field(default_factory=list)  # of full blocks, if looked up or sealed
+    root: bytes = b""  # start of the chain of keys; b"": no block is looked up or sealed
+    digests: list[bytes] = field(default_factory=list)  # of full blocks
     is_looked_up: bool = False  # ask the memory server for cached blocks
     grant: Grant | None = None  # all blocks here, until the sequence has a table
     copies: Copies = field(default_factory=Copies)

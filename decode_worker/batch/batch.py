@@ -75,7 +75,9 @@ def _slot_fill(fill: Fill) -> SlotFill:
     """Return all tokens of a new sequence but the last, counted by the next step."""
     sequence = fill.sequence
     num_outputs = max(0, sequence.num_outputs - 1)
-    return SlotFill(fill.state_slot, sequence.sampling, sequence.token_ids[:-1], num_outputs, place=sequence.place)
+    return SlotFill(
+        fill.state_slot, sequence.request.sampling, sequence.token_ids[:-1], num_outputs, place=sequence.mask_slot.place
+    )
 
 
 def row_updater(state: RowState) -> Callable[[RowUpdates], None]:

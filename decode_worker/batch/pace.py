@@ -39,7 +39,7 @@ class Pace:
         self._begin_s = 0.0  # of the oldest step in flight
 
     def launched(self, size: int) -> None:
-        """Note a step of `size` rows, launched behind the steps in flight."""
+        """Record a step of `size` rows, launched behind the steps in flight."""
         now_s = self._clock()
         if self._asked_s is not None and now_s >= self._due_s:
             self._learn(now_s - max(self._due_s, self._asked_s))
@@ -49,7 +49,7 @@ class Pace:
         self._sizes.append(size)
 
     def ended(self) -> None:
-        """Note the end of the oldest step in flight; the next step began at that moment."""
+        """Record the end of the oldest step in flight; the next step began at that moment."""
         now_s = self._clock()
         self._durations_s[self._sizes.popleft()].append(now_s - self._begin_s)
         self._begin_s = now_s
@@ -68,7 +68,7 @@ class Pace:
         return now_s < self._due_s
 
     def _learn(self, delay_s: float) -> None:
-        """Note a launch's time, and update the margin."""
+        """Record a launch's time, and update the margin."""
         self._delays_s.append(delay_s)
         if len(self._delays_s) == LAUNCHES:
             self._margin_s = sorted(self._delays_s)[-1 - NUM_LATE] + SLACK_S

@@ -33,7 +33,7 @@ class PrefixSharing:
         self._grouped: list[DecodeSequence] = []  # rows of the last grouping
         self._rests_until_s = 0.0
 
-    def tend(self, rows: Rows) -> None:
+    def regroup(self, rows: Rows) -> None:
         """Group rows anew if rows have changed and the rest is over."""
         begin_s = self._clock()
         if rows.sequences == self._grouped or not self.group.is_append_only:
@@ -48,7 +48,7 @@ class PrefixSharing:
 
     def spared_bytes(self, rows: Rows) -> int:
         """Return the KV bytes that a step is spared by reading each prefix once."""
-        return rows.num_spared * self.group.token_bytes
+        return rows.num_spared * self.group.token_bytes if rows.num_spared else 0
 
     def _prefixes(self, rows: Rows) -> dict[DecodeSequence, SharedPrefix]:
         """Return shared prefixes by sequence; a lasting group keeps its number if possible."""

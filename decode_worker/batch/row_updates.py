@@ -80,7 +80,7 @@ class RowStage:
         return RowUpdates(buffer.words, len(heads) // HEAD_WORDS, num_entries)
 
     def launched(self) -> None:
-        """Note the launch of the changes' reader, and of a step behind the reader."""
+        """Record the launch of the changes' reader, and of a step behind the reader."""
         self._words.launched()
 
     def _table(self, row: int, table: BlockTable, places: TablePlaces) -> Entries:

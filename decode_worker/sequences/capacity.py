@@ -52,13 +52,9 @@ class Capacity:
         """A block for each taken row, in every group that may grow."""
         return tuple(self.num_taken if group.grows else 0 for group in self.layout.groups)
 
-    def num_blocks_of_prompt(self, sequence: DecodeSequence) -> Counts:
-        """Return the blocks needed to compute a prompt here and to begin decoding."""
-        return self.layout.most_blocks(sequence.num_prompt_slots, self.step_tokens)
-
     def count_row(self, sequence: DecodeSequence, count: int) -> None:
         """Count a row as taken (1) or given back (-1) by a sequence."""
-        group, client = group_of(sequence), sequence.client
+        group, client = group_of(sequence), sequence.request.client
         self.num_taken += count
         self.num_rows[group] += count
         self.num_rows_of[client] += count

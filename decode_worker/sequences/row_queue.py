@@ -9,7 +9,8 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from decode_worker.sequences.sequence import DecodeSequence, Key, is_attempt
+from common.serving.prompts.requests import Key, is_attempt
+from decode_worker.sequences.sequence import DecodeSequence
 
 
 class Rank(NamedTuple):
@@ -36,7 +37,7 @@ Group = tuple[int, int]
 
 def group_of(sequence: DecodeSequence) -> Group:
     """Return the group of a sequence; in a group the order of arrival decides."""
-    return sequence.priority, sequence.client
+    return sequence.request.priority, sequence.request.client
 
 
 class RowQueue(Generic[AnyWaiter]):
@@ -101,7 +102,7 @@ class RowQueue(Generic[AnyWaiter]):
 
     def rank(self, sequence: DecodeSequence) -> Rank:
         """Return the rank of a sequence, waiting here or elsewhere."""
-        return Rank(sequence.priority, self._num_rows_of(sequence.client), sequence.offered_s)
+        return Rank(sequence.request.priority, self._num_rows_of(sequence.request.client), sequence.offered_s)
 
     def find(self, request_id: str, attempt: int) -> list[AnyWaiter]:
         """Return waiters that are attempts of a request up to `attempt`."""

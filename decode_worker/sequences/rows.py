@@ -79,7 +79,7 @@ class Rows:
         self.prefixes: Mapping[DecodeSequence, SharedPrefix] = {}  # of rows with a shared prefix
         self.num_spared = 0  # KV tokens spared by reading each prefix once
         self.has_logprobs = False  # some row asks for log-probabilities
-        self._told: list[DecodeSequence] = []  # by row, as the tensors have it
+        self._applied: list[DecodeSequence] = []  # by row, as the tensors have it
         self._grown: list[tuple[DecodeSequence, int, int, int]] = []  # sequence, group, index, block_id
         self._reshared: list[DecodeSequence] = []
 
@@ -102,46 +102,46 @@ class Rows:
         sequence.row = -1
 
     def grown(self, sequence: DecodeSequence, group: int, index: int, block_id: int) -> None:
-        """Note a new block in a sequence's table for a group."""
+        """Record a new block in a sequence's table for a group."""
         self._grown.append((sequence, group, index, block_id))
 
     def share(self, prefixes: Mapping[DecodeSequence, SharedPrefix]) -> None:
         """Replace all shared prefixes."""
         before, self.prefixes = self.prefixes, prefixes
-        whoever = {**before, **prefixes}
-        self._reshared += [each for each in whoever if before.get(each) != prefixes.get(each)]
+        changed = {**before, **prefixes}
+        self._reshared += [each for each in changed if before.get(each) != prefixes.get(each)]
 
     def take_changes(self) -> list[Change]:
         """Return the changes since the last call."""
-        told, self._told = self._told, list(self.sequences)
+        applied, self._applied = self._applied, list(self.sequences)
         grown, self._grown = self._grown, []
         reshared, self._reshared = self._reshared, []
         changes: list[Change] = []
-        if told != self.sequences:
-            sources = {sequence: row for row, sequence in enumerate(told)}
+        if applied != self.sequences:
+            sources = {sequence: row for row, sequence in enumerate(applied)}
             self._assign_slots(sources)
             self.prefixes = {each: prefix for each, prefix in self.prefixes.items() if each.row >= 0}
-            self.has_logprobs = any(sequence.sampling.num_logprobs for sequence in self.sequences)
+            self.has_logprobs = any(sequence.request.sampling.num_logprobs for sequence in self.sequences)
             for row, sequence in enumerate(self.sequences):
                 source = sources.get(sequence, -1)
                 if source != row:
                     slot, prefix = self.state_slots.get(sequence, NO_SLOT), self.prefixes.get(sequence, UNSHARED)
                     changes.append(Fill(row, sequence, source, slot, prefix))
-            changes += [Clear(row) for row in range(len(self.sequences), len(told))]
+            changes += [Clear(row) for row in range(len(self.sequences), len(applied))]
         changes += [Share(each.row, self.prefixes.get(each, UNSHARED)) for each in reshared if each.row >= 0]
         if changes:
             self.num_spared = _num_spared(self.prefixes.values())
         changes += [Grow(sequence.row, *place) for sequence, *place in grown if sequence.row >= 0]
         return changes
 
-    def _assign_slots(self, told: Container[DecodeSequence]) -> None:
+    def _assign_slots(self, applied: Container[DecodeSequence]) -> None:
         """Give each new sequence a slot if needed; free the slots of sequences without a row."""
         for sequence in [sequence for sequence in self.state_slots if sequence.row < 0]:
             del self.state_slots[sequence]
         taken = set(self.state_slots.values())
         free = (slot for slot in count() if slot not in taken)
         for sequence in self.sequences:
-            if sequence not in told and sequence.sampling.adjusts_logits:
+            if sequence not in applied and sequence.request.sampling.adjusts_logits:
                 self.state_slots[sequence] = next(free)
 
 

@@ -12,18 +12,18 @@ sight.
 - Without a block, of any group, a sequence rests (see `slots`): the sequence leaves its row and the others go on.
 - A sequence with a slow grammar rests, too, until the mask is known.
 - If no blocks come free, the youngest sequence is preempted. A later replay costs work but no request.
-- A paused sequence has given the row to another (see `pauses`) and keeps its blocks.
+- A paused sequence has given the row to another (see `admission`) and keeps its blocks.
 - Blocks of an ended sequence return to the pool when no launched step touches the blocks.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.kv.blocks import Allocator
-from common.kv.tables import Tables, held_by, num_slots, tables_of
+from common.kv.tables import Tables, num_slots
+from common.serving.prompts.requests import Key
 from decode_worker.sequences.capacity import Capacity
 from decode_worker.sequences.row_queue import RowQueue
-from decode_worker.sequences.sequence import DecodeSequence, Key
+from decode_worker.sequences.sequence import DecodeSequence
 from decode_worker.sequences.slots import Slots
 
 
@@ -46,17 +46,15 @@ class DecodeScheduler:
         self.lingering: list[DecodeSequence] = []  # ended, blocks still touched by steps in flight
         self.paused: RowQueue[Paused] = RowQueue(self.capacity.num_rows_of.__getitem__)
 
-    def reserve_prompt(self, sequence: DecodeSequence, blocks: Sequence[Sequence[int]]) -> None:
-        """Reserve a free row for a sequence whose prompt is computed here, in `blocks` by group."""
-        self._reserve(sequence, tables_of(self.layout, blocks))
-
     def reserve(self, sequence: DecodeSequence, brought: Tables) -> None:
         """Reserve a row for a sequence with blocks of some or all tokens but the last.
 
         Missing blocks are allocated; the caller has checked for free blocks.
         """
         self.capacity.grow(brought, len(sequence.token_ids))
-        self._reserve(sequence, brought)
+        sequence.tables, sequence.num_slots = brought, num_slots(brought)
+        self.reserved[sequence.key] = sequence
+        self.capacity.count_row(sequence, 1)
 
     def unreserve(self, sequence: DecodeSequence) -> None:
         """Drop a reserved sequence and free its blocks; no copy may be under way."""
@@ -70,19 +68,19 @@ class DecodeScheduler:
         self.active[sequence.key] = sequence
         self.rows.enter(sequence)
 
-    def adopt(self, sequence: DecodeSequence) -> None:
-        """Activate a sequence whose prompt was computed here and whose next token is about to be logged."""
+    def adopt(self, sequence: DecodeSequence, tables: Tables) -> None:
+        """Activate a sequence with a row whose prompt was computed here, and whose next token is about to be logged."""
+        sequence.tables, sequence.num_slots = tables, num_slots(tables)
         sequence.num_scheduled += 1
-        for table in sequence.tables:
-            self.allocator.free(table.trim(sequence.num_scheduled))
-        self.activate(sequence)
+        self.active[sequence.key] = sequence
+        self.rows.enter(sequence)
         if not sequence.wants_step:
             self.rows.leave(sequence)
 
     def preempt(self) -> DecodeSequence:
         """End and return the last admitted sequence of the worst priority, preferring paused sequences."""
         youngest_first = reversed(self.active.values())
-        victim = max(youngest_first, key=lambda sequence: (sequence.priority, sequence.is_paused))
+        victim = max(youngest_first, key=lambda sequence: (sequence.request.priority, sequence.is_paused))
         self.end(victim)
         return victim
 
@@ -117,12 +115,3 @@ class DecodeScheduler:
         for sequence in [s for s in self.lingering if not s.num_in_flight]:
             self.lingering.remove(sequence)
             self.capacity.free(sequence)
-
-    def blocks(self) -> list[Sequence[int]]:
-        """Return the block ids of every owner."""
-        return [held_by(s.tables) for s in [*self.reserved.values(), *self.active.values(), *self.lingering]]
-
-    def _reserve(self, sequence: DecodeSequence, tables: Tables) -> None:
-        sequence.tables, sequence.num_slots = tables, num_slots(tables)
-        self.reserved[sequence.key] = sequence
-        self.capacity.count_row(sequence, 1)

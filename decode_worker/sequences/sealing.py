@@ -1,10 +1,12 @@
 """Sealing of decoded blocks, so that the next turn of a conversation finds the reply as well as the prompt."""
 
+from collections.abc import Iterable
+
 from common.memory.client.magazine import Magazine
 from common.wire.messages.memory import KVOffer
 from common.wire.values.block_key import digests
 from common.wire.values.packing import pack_ids
-from decode_worker.sequences.sequence import DecodeSequence
+from decode_worker.sequences.sequence import DecodeSequence, SealedChain
 
 
 class Sealing:
@@ -13,31 +15,26 @@ class Sealing:
     def __init__(self, magazine: Magazine) -> None:
         self.magazine = magazine
         self.block_size = magazine.shape.layout.groups[0].block_size
-        self.block_ids: list[int] = []
-        self.digests: list[bytes] = []
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
         if offer.num_sealed == (len(sequence.token_ids) - 1) // self.block_size:
-            sequence.num_sealed, sequence.digest = offer.num_sealed, offer.digest
+            sequence.chain = SealedChain(offer.num_sealed, offer.digest)
 
-    def add(self, sequence: DecodeSequence) -> None:
-        """Collect the next block of a sequence if full; call when the last token is logged.
+    def seal(self, sequences: Iterable[DecodeSequence]) -> None:
+        """Seal blocks that the last logged tokens have made full; call before any of them is freed.
 
-        KV of all tokens before the last is written, and the block is not written again.
+        KV of all tokens before the last is written, and a full block is not written again.
         """
-        begin = sequence.num_sealed * self.block_size
-        end = begin + self.block_size
-        if not sequence.digest or len(sequence.token_ids) - 1 < end:
-            return
-        tokens = pack_ids(sequence.token_ids[begin:end])
-        [sequence.digest] = digests(sequence.digest, tokens, self.block_size)
-        self.block_ids.append(sequence.tables[0].block_ids[sequence.num_sealed])
-        self.digests.append(sequence.digest)
-        sequence.num_sealed += 1
-
-    def seal(self) -> None:
-        """Seal the collected blocks; call before any of them is freed."""
-        if self.block_ids:
-            self.magazine.seal(self.block_ids, self.digests)
-            self.block_ids, self.digests = [], []
+        block_ids, sealed = list[int](), list[bytes]()
+        for sequence in sequences:
+            chain, num_written = sequence.chain, len(sequence.token_ids) - 1
+            while chain.digest and (chain.num_blocks + 1) * self.block_size <= num_written:
+                begin = chain.num_blocks * self.block_size
+                tokens = pack_ids(sequence.token_ids[begin : begin + self.block_size])
+                [chain.digest] = digests(chain.digest, tokens, self.block_size)
+                block_ids.append(sequence.tables[0].block_ids[chain.num_blocks])
+                sealed.append(chain.digest)
+                chain.num_blocks += 1
+        if block_ids:
+            self.magazine.seal(block_ids, sealed)

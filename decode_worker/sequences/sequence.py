@@ -1,25 +1,36 @@
 """A request being decoded here."""
 
 import time
-from collections.abc import MutableSequence
-from dataclasses import dataclass
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from common.grammar.follower import Follower
+from common.grammar.sequence_grammars import GrammarState
 from common.kv.tables import Tables
-from common.wire.values.output_token import OutputToken
+from common.serving.prompts.requests import Key
+from common.wire.messages.handoff import DecodeRequest
+from common.wire.messages.worker import PrefillRequest
+from common.wire.values.packing import unpack_array
 from common.wire.values.sampling_params import SamplingParams
 
-Key = tuple[str, int]
-"""(request_id, attempt)."""
 MAX_LATE = 4
 """Consecutive steps that may compute a row in vain."""
 
 
-def is_attempt(key: Key, request_id: str, attempt: int) -> bool:
-    """Tell whether a key is an attempt of a request up to `attempt`."""
-    return key[0] == request_id and key[1] <= attempt
+@dataclass(slots=True)
+class SealedChain:
+    """Chain of keys of a sequence's sealed blocks."""
+
+    num_blocks: int = 0  # sealed, from the first on
+    digest: bytes = b""  # of the last sealed block; b"": the sequence is not sealed
+
+
+@dataclass(slots=True)
+class MaskSlot:
+    """Place of a sequence's masks in the memory read by steps (see `grammar_masks`)."""
+
+    place: int = -1  # -1: none
+    position: int = -1  # of the last published mask
+    num_late: int = 0  # consecutive steps that missed the mask
 
 
 @dataclass(slots=True, eq=False)
@@ -31,36 +42,41 @@ class DecodeSequence:
     written by the steps launched so far.
     """
 
-    request_id: str
-    attempt: int
+    request: DecodeRequest | PrefillRequest
     token_ids: MutableSequence[int]
-    num_outputs: int
-    sampling: SamplingParams
+    num_outputs: int  # by all attempts
     tables: Tables = ()
     num_slots: int = 0  # tokens with a place in the tables
-    num_scheduled: int = 0
+    num_scheduled: int = field(init=False)
     num_in_flight: int = 0  # launched, uncollected steps, which touch the blocks
     row: int = -1  # in the batch; -1: none
-    ended: bool = False  # finished, failed or aborted; later tokens are dropped
-    follower: Follower | None = None  # None: no grammar
-    mask: np.ndarray | None = None  # tokens allowed next by the grammar, once known
-    mask_position: int = -1  # position of the last published mask
-    place: int = -1  # place of published masks, see `grammar_masks`
-    num_late: int = 0  # consecutive steps that missed the mask
-    unsent: OutputToken | None = None  # the last token, until accepted by the grammar
-    priority: int = 0  # lower is earlier, before everything else
-    client: int = 0  # rows are shared fairly among clients
     is_paused: bool = False  # another sequence has the row; blocks are kept
+    ended: bool = False  # finished, failed or aborted; later tokens are dropped
+    grammar: GrammarState | None = None
+    mask_slot: MaskSlot = field(default_factory=MaskSlot)
+    chain: SealedChain = field(default_factory=SealedChain)
     offered_s: float = 0.0  # time of the handoff, on `time.monotonic`
-    num_sealed: int = 0  # sealed blocks, from the first on
-    digest: bytes = b""  # of the last sealed block; b"": the sequence is not sealed
 
     def __post_init__(self) -> None:
         self.num_scheduled = len(self.token_ids)
 
+    @classmethod
+    def of(cls, request: DecodeRequest | PrefillRequest) -> "DecodeSequence":
+        """Make the sequence of a request that has just arrived."""
+        return cls(request, unpack_array(request.token_ids), request.num_outputs)
+
     @property
     def key(self) -> Key:
-        return (self.request_id, self.attempt)
+        return (self.request.request_id, self.request.attempt)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def outputs(self) -> Sequence[int]:
+        """Token ids of all outputs so far."""
+        return self.token_ids[len(self.token_ids) - self.num_outputs :]
 
     def handed_over(self, token_id: int) -> None:
         """Append the token sampled by the prefill worker after the prompt; decoding goes on from there."""
@@ -72,12 +88,7 @@ class DecodeSequence:
     @property
     def max_total_tokens(self) -> int:
         """Tokens of the prompt plus the most outputs allowed."""
-        return len(self.token_ids) - self.num_outputs + self.sampling.max_tokens
-
-    @property
-    def num_prompt_slots(self) -> int:
-        """Tokens with blocks while a prompt is computed here: includes the first output, if others may follow."""
-        return len(self.token_ids) + (len(self.token_ids) + 1 < self.max_total_tokens)
+        return len(self.token_ids) - self.num_outputs + self.request.sampling.max_tokens
 
     @property
     def wants_step(self) -> bool:
@@ -85,16 +96,11 @@ class DecodeSequence:
         return not self.ended and self.num_scheduled < self.max_total_tokens
 
     @property
-    def awaits_mask(self) -> bool:
-        """True while the tokens allowed by the grammar are not known."""
-        return self.follower is not None and self.mask is None
-
-    @property
-    def sits_out(self) -> bool:
+    def is_skipped(self) -> bool:
         """True while steps do without the sequence, because its grammar is slow."""
-        return self.awaits_mask and self.num_late >= MAX_LATE
+        return self.grammar is not None and self.grammar.mask is None and self.mask_slot.num_late >= MAX_LATE
 
     @property
     def has_mask(self) -> bool:
         """True if the next step surely finds the mask; unknown, so false, while a step is in flight."""
-        return self.follower is None or self.mask_position == self.num_scheduled
+        return self.grammar is None or self.mask_slot.position == self.num_scheduled

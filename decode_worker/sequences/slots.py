@@ -27,14 +27,14 @@ class Slots:
             else:
                 self.enter(sequence)
         rows = self.rows.sequences
-        for sequence in [row for row in rows if row.num_scheduled > row.num_slots or row.sits_out]:
-            if sequence.sits_out or not self._has_slot(sequence):
+        for sequence in [row for row in rows if row.num_scheduled > row.num_slots or (row.grammar and row.is_skipped)]:
+            if sequence.is_skipped or not self._has_slot(sequence):
                 self.rows.leave(sequence)
                 self.resting.append(sequence)
 
     def enter(self, sequence: DecodeSequence) -> None:
         """Put a sequence into a row; without a slot or with a slow grammar the sequence rests first."""
-        if not sequence.sits_out and self._has_slot(sequence):
+        if not sequence.is_skipped and self._has_slot(sequence):
             self.rows.enter(sequence)
         else:
             self.resting.append(sequence)
@@ -48,7 +48,7 @@ class Slots:
     def was_late(self, sequence: DecodeSequence) -> None:
         """Count a step without a token because the mask was late; a later step tries again."""
         if not sequence.ended:
-            sequence.num_late += 1
+            sequence.mask_slot.num_late += 1
             sequence.num_scheduled -= 1
             if sequence.row < 0 and sequence not in self.resting and not sequence.is_paused:
                 self.resting.append(sequence)
@@ -57,7 +57,7 @@ class Slots:
         """Tell whether resting sequences need more blocks than `lingering` sequences will free."""
         if not self.resting:
             return False
-        unready = (sequence for sequence in self.resting if not sequence.num_in_flight and not sequence.sits_out)
+        unready = (sequence for sequence in self.resting if not sequence.num_in_flight and not sequence.is_skipped)
         waiting = map(_num_lacking, unready)
         coming = (num_held(sequence.tables) for sequence in lingering)
         nothing = self.capacity.layout.nothing

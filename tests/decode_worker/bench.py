@@ -2,21 +2,25 @@
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
 
 import zmq
 
-from common.base.errors import TransferFailed
+from common.base.errors import ErrorCode, TransferFailed
 from common.device.engine.engine import Engine
+from common.kv.tables import tables_of
 from common.memory.client.client import PoolClaim
 from common.memory.client.guest import Guest, OfGuest
-from common.serving.worker.peer_servers import Visit, Visits
+from common.serving.prompts.requests import Key
+from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.settings.config import Config
 from common.wire.messages.handoff import KVProgress
 from common.wire.messages.memory import KVOffer
 from common.wire.messages.worker import Message
 from common.wire.transport.sockets import Hub
+from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
@@ -27,6 +31,7 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.support.layouts import allocator_of, tiny
 from tests.support.messages import kv_offer, pool_export
+from tests.support.sequences import blocks_ahead, blocks_of_rows, decode_sequence
 
 BLOCK_SIZE = 4
 SLOT_ID = 950
@@ -120,7 +125,7 @@ def prompt_of(
     name: str, token_ids: Sequence[int], attempt: int = 0, sampling: SamplingParams | None = None
 ) -> DecodeSequence:
     """A request whose prompt is computed elsewhere."""
-    return DecodeSequence(name, attempt, list(token_ids), 0, sampling or SamplingParams())
+    return decode_sequence(name, list(token_ids), 0, sampling, attempt=attempt)
 
 
 def with_slot(source_ids: Sequence[int], num_tokens: int) -> list[int]:
@@ -134,15 +139,15 @@ def reserved(scheduler: DecodeScheduler, sequence: DecodeSequence) -> bool:
     counts = scheduler.layout.most_blocks(len(sequence.token_ids), scheduler.capacity.step_tokens)
     if not scheduler.capacity.has_row() or not scheduler.capacity.has_blocks(counts):
         return False
-    scheduler.reserve_prompt(sequence, scheduler.allocator.allocate(counts))
+    scheduler.reserve(sequence, tables_of(scheduler.layout, scheduler.allocator.allocate(counts)))
     return True
 
 
 def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakeGuest:
     """A prefill worker of another pool is known to `sources`, its path proven."""
     guest = FakeGuest(pool_id)
-    sources.visits.poller.register(guest, zmq.POLLIN)
-    visit = sources.visits.by_pool[pool_id] = Visit(cast(Guest, guest), pool, num_workers=1)
+    sources.peers.poller.register(guest, zmq.POLLIN)
+    visit = sources.peers.by_pool[pool_id] = PeerServer(cast(Guest, guest), pool, num_workers=1)
     export = pool_export(worker_id, pool_id=pool_id)
     sources.by_id[worker_id] = Source(export, worker_id.encode(), 1.0, visit)
     return guest
@@ -153,7 +158,8 @@ class Rig:
 
     def __init__(self, num_blocks: int = 40, max_num_seqs: int = 8, max_len: int = 1000, allocator: Any = None) -> None:
         self.allocator = allocator or allocator_of(num_blocks, BLOCK_SIZE)
-        self.memory, self.said = Memory(), list[Message]()
+        self.memory, self.said, self.reports = Memory(), list[Message](), list[Message]()
+        self.failures: list[tuple[Key, ErrorCode, str]] = []
         self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
         shared = SimpleNamespace(pool_id=0, magazine=self.allocator, problem="", num_done=0)
         self.engine = engine = cast(
@@ -161,19 +167,26 @@ class Rig:
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
-        self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub)
+        self.sources = Sources(engine, PeerServers(engine, ("d", 1), poller), hub, self.reports.append)
         self.announced = Announced(engine.shared)
-        self.pulls = Pulls(engine, self.scheduler, Config(), self.sources, self.announced)
+        self.pulls = Pulls(
+            engine,
+            self.scheduler,
+            Config(),
+            self.sources,
+            self.announced,
+            lambda *failure: self.failures.append(failure),
+        )
         self.guests: dict[str, FakeGuest] = {}
         self.attempts: dict[str, int] = {}  # the latest that was announced of each request
-        self.visits: dict[str, Visit] = {}
+        self.visits: dict[str, PeerServer] = {}
         self.pool = self.meet("p")
 
     def meet(self, worker_id: str) -> FakePool:
         """Another prefill worker, proven, in a pool of its own."""
         pool, pool_id = FakePool(), len(self.guests) + 1
         self.guests[worker_id] = met(self.sources, pool, worker_id, pool_id)
-        self.visits[worker_id] = self.sources.visits.by_pool[pool_id]
+        self.visits[worker_id] = self.sources.peers.by_pool[pool_id]
         return pool
 
     def progress(self, name: str, num_tokens: int, source_ids: list[int], attempt: int = 0, lease: int = 0) -> None:
@@ -202,17 +215,17 @@ class Rig:
 
     def _announce(self, prompt: DecodeSequence) -> None:
         """The router does so once."""
-        if self.attempts.get(prompt.request_id, -1) < prompt.attempt:
-            self.attempts[prompt.request_id] = prompt.attempt
+        if self.attempts.get(prompt.request.request_id, -1) < prompt.request.attempt:
+            self.attempts[prompt.request.request_id] = prompt.request.attempt
             self.announced.announce(prompt)
 
     def turn(self) -> list[DecodeSequence]:
         """What a turn of the loop does with handoffs; returns what was activated."""
-        arrived = self.pulls.finish()
+        arrived = self.pulls.transfers.collect()
         for sequence in arrived:
             self.scheduler.activate(sequence)
         self.start()
-        self.pulls.tend()
+        self.pulls.check()
         self.check()
         return arrived
 
@@ -221,9 +234,22 @@ class Rig:
         while self.pulls.start_next() is not None:
             pass
 
+    def take_failures(self) -> list[tuple[Key, ErrorCode, str]]:
+        """What the router was told since the last call."""
+        failures, self.failures = self.failures, []
+        return failures
+
+    def num_handoffs(self) -> int:
+        """Those that wait, are pulled, or are pulled ahead."""
+        return len(self.pulls.waiting) + len(self.pulls.transfers.under_way) + len(self.pulls.early.ahead)
+
+    def foreseen(self) -> Counts:
+        """Blocks to have at hand for what comes next."""
+        return self.pulls.prefixes.foreseen(islice(self.pulls.waiting, self.pulls.max_pulls))
+
     def check(self) -> None:
         """Each block has an owner."""
-        self.allocator.check([*self.scheduler.blocks(), *self.pulls.early.ahead.blocks(), *self.found()])
+        self.allocator.check([*blocks_of_rows(self.scheduler), *blocks_ahead(self.pulls.early.ahead), *self.found()])
 
     def found(self) -> list[list[int]]:
         """Blocks that are granted to those that wait."""

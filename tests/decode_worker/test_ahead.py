@@ -46,7 +46,7 @@ def test_progress_that_found_no_room_costs_nothing() -> None:
     rig.hand_off("short", 8, [5, 6])
     rig.turn()
     rig.end_copies()
-    assert [sequence.request_id for sequence in rig.turn()] == ["short"]
+    assert [sequence.request.request_id for sequence in rig.turn()] == ["short"]
 
 
 def test_progress_that_found_no_room_is_followed_once_there_is_some() -> None:
@@ -91,18 +91,18 @@ def test_hints_of_what_does_not_come_are_forgotten(how: str, monkeypatch: pytest
 
 def test_blocks_of_handoffs_are_foreseen() -> None:
     rig = Rig(num_blocks=12)
-    assert rig.pulls.foreseen() == (0,)
+    assert rig.foreseen() == (0,)
     rig.progress("other", 30, [21])  # takes 8 blocks
-    rig.pulls.early.ahead.leaving += rig.pulls.early.ahead.begun.values()  # until its copy is over
+    rig.pulls.early.ahead.dropped += rig.pulls.early.ahead.begun.values()  # until its copy is over
     rig.pulls.early.ahead.begun.clear()
     rig.hand_off("a", 16, [1, 2, 3, 4])
     rig.hand_off("b", 8, [5, 6])
     rig.turn()
-    assert rig.pulls.foreseen() == (5 + 3 + 5,), "two that wait, and one like the larger"
+    assert rig.foreseen() == (5 + 3 + 5,), "two that wait, and one like the larger"
     rig.progress("other", 30, [])
     rig.end_copies()
     rig.turn()
-    assert rig.pulls.foreseen() == (5,)
+    assert rig.foreseen() == (5,)
 
 
 @pytest.mark.parametrize("how", ["abort", "newer attempt", "over", "source", "silence", "wanted", "shutdown"])
@@ -110,7 +110,7 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
     rig = Rig()
     rig.progress("a", 30, [11, 12, 13], attempt=1)
     rig.turn()
-    assert len(rig.pulls) == 1, "who drains waits for it"
+    assert rig.num_handoffs() == 1, "who drains waits for it"
     match how:
         case "abort":
             rig.abort("a", 1)
@@ -124,7 +124,7 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
         case "silence":
             monkeypatch.setattr(ahead, "SILENCE_S", -1.0)
         case "wanted":
-            assert rig.pulls.make_way()
+            assert rig.pulls.release_blocks()
         case "shutdown":
             assert not rig.pulls.waiting
             rig.pulls.drop_all()
@@ -133,7 +133,7 @@ def test_what_does_not_come_is_given_up_when_its_copies_end(how: str, monkeypatc
     rig.end_copies()
     rig.turn()
     assert rig.all_free() and len(rig.pool.copies) == 1
-    assert len(rig.pulls) == 0 and not rig.pulls.make_way()
+    assert rig.num_handoffs() == 0 and not rig.pulls.release_blocks()
 
 
 def test_an_older_attempt_says_nothing_about_a_newer_one() -> None:
@@ -264,12 +264,12 @@ def test_whatever_happens_sequences_get_their_own_blocks_and_all_come_back(seed:
             num_activated += 1
             num_full = -(-(len(sequence.token_ids) - 1) // BLOCK_SIZE)
             held = [rig.memory.get(block_id) for block_id in sequence.tables[0].block_ids[:num_full]]
-            assert held == [(sequence.request_id, index) for index in range(num_full)]
+            assert held == [(sequence.request.request_id, index) for index in range(num_full)]
         prefill.take_releases()
     assert num_activated > 10
     for name in list(prefill.computed):
         prefill.abort(name)
-    while len(rig.pulls) or rig.scheduler.active:
+    while rig.num_handoffs() or rig.scheduler.active:
         rig.end_copies()
         rig.turn()
         for sequence in list(rig.scheduler.active.values()):

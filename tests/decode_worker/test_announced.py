@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from common.memory.client.shared_pool import SharedPool
-from common.serving.worker.peer_servers import Visit
+from common.serving.worker.peer_servers import PeerServer
 from common.wire.messages.memory import KVOffer
 from decode_worker.arrivals.announced import EARLY_S, Announced
 from tests.decode_worker.bench import prompt_of
@@ -31,22 +31,22 @@ class Rig:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.home, self.abroad = Side(), Side()
-        self.visit = cast(Visit, SimpleNamespace(guest=self.abroad, problem=""))
+        self.visit = cast(PeerServer, SimpleNamespace(guest=self.abroad, problem=""))
         self.announced = Announced(cast(SharedPool, self.home), clock=lambda: self.now_s)
 
     def announce(self, name: str, attempt: int = 0) -> str:
         """Return the name of the request if that is received with it."""
         received = self.announced.announce(prompt_of(name, range(8), attempt))
-        return "" if received is None else received.sequence.request_id
+        return "" if received is None else received.sequence.request.request_id
 
     def offer(self, name: str, attempt: int = 0, *, abroad: bool = False) -> str:
         """Return the name of the request if that is received with it."""
         received = self.announced.offer(kv_offer(name, [1, 2], attempt=attempt), self.visit if abroad else None)
-        return "" if received is None else received.sequence.request_id
+        return "" if received is None else received.sequence.request.request_id
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.announced.tend()
+        self.announced.decline_unannounced()
 
 
 def test_a_request_is_received_with_its_offer_and_its_prefill_worker_is_told() -> None:

@@ -14,6 +14,7 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Clear, Fill, Grow, Rows, SharedPrefix
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.support.layouts import one_table, pool_of
+from tests.support.sequences import decode_sequence
 
 MAX_ROWS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 6, 4, 12, 50
 EVENT_NAMES = ["enter", "leave", "come_back", "share", "grow", "step", "apply"]
@@ -66,7 +67,7 @@ class Pair:
         )  # fmt: skip
         blocks = [number + i for i in range(-(-length // BLOCK_SIZE))]
         token_ids = [(number + i * i) % VOCAB for i in range(length)]
-        self.rows.enter(DecodeSequence(str(number), 0, token_ids, 1, sampling, one_table(blocks, BLOCK_SIZE)))
+        self.rows.enter(decode_sequence(str(number), token_ids, 1, sampling, one_table(blocks, BLOCK_SIZE)))
         self.naive.append(Row(token_ids[-1], length, sampling, blocks, token_ids[:-1], []))
 
     def leave(self, number: int) -> None:
@@ -211,8 +212,8 @@ def test_rows_are_told_all_that_changes_of_what_they_share(device: str) -> None:
 @DEVICES
 def test_a_table_that_fills_its_row_touches_no_other(device: str) -> None:
     pair = Pair(device)
-    full = DecodeSequence(
-        "full", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS), 1, SamplingParams(), one_table(range(100, 100 + MAX_BLOCKS))
+    full = decode_sequence(
+        "full", [1] * (BLOCK_SIZE * MAX_BLOCKS), 1, SamplingParams(), one_table(range(100, 100 + MAX_BLOCKS))
     )
     pair.batch.apply([Fill(1, full)])
     [tables] = pair.batch.block_tables
@@ -229,11 +230,11 @@ def test_a_sequence_longer_than_a_row_stays_within_it(device: str) -> None:
     """Nothing so long is admitted; if it were, its neighbours would not pay for it."""
     rows, batch = Rows(), Pair(device).batch
     neighbours = [
-        DecodeSequence(name, 0, [1] * 5, 1, SamplingParams(), one_table([100 + i, 200 + i]))
+        decode_sequence(name, [1] * 5, 1, SamplingParams(), one_table([100 + i, 200 + i]))
         for i, name in enumerate("ab")
     ]
-    long = DecodeSequence(
-        "long", 0, [1] * (BLOCK_SIZE * MAX_BLOCKS + 2), 1, SamplingParams(), one_table(range(MAX_BLOCKS + 1))
+    long = decode_sequence(
+        "long", [1] * (BLOCK_SIZE * MAX_BLOCKS + 2), 1, SamplingParams(), one_table(range(MAX_BLOCKS + 1))
     )
     for sequence in (neighbours[0], long, neighbours[1]):
         rows.enter(sequence)
@@ -259,7 +260,7 @@ def test_uploads_in_a_row_do_not_overwrite_one_another(device: str) -> None:
     for i in range(40):
         blocks = [i * 100 + j for j in range(1 + i % MAX_BLOCKS)]
         pair.batch.apply(
-            [Fill(i % MAX_ROWS, DecodeSequence(str(i), 0, [i] * 3, 1, SamplingParams(seed=i), one_table(blocks)))]
+            [Fill(i % MAX_ROWS, decode_sequence(str(i), [i] * 3, 1, SamplingParams(seed=i), one_table(blocks)))]
         )
         wanted.append((i % MAX_ROWS, i, blocks, pair.batch.block_tables[0].clone()))
     for row, _, blocks, tables in wanted:

@@ -13,7 +13,7 @@ from common.device.steps.prompt_buffers import PromptChunk
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
 from common.memory.client.magazine import Grant
-from common.serving.prompts.inquiry import Key
+from common.serving.prompts.requests import Key
 from common.wire.messages.frames import decode, encode
 from common.wire.messages.handoff import DecodeRequest, KVProgress
 from common.wire.messages.memory import KVOffer, PromptBlocks
@@ -25,6 +25,7 @@ from common.wire.values.sampling_params import SamplingParams
 from tests.decode_worker.bench import Copy, FakePool, met
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
 from tests.support.messages import LAYOUT, decode_request, kv_offer
+from tests.support.sequences import blocks_ahead, blocks_of_worker
 from tests.wire.values import aimed_messages
 
 PEERS = [("p", 1), ("q", 2)]
@@ -57,7 +58,7 @@ class Careful(Rig):
     def __init__(self) -> None:
         super().__init__()
         engine = cast(SimpleNamespace, self.worker.engine)
-        engine.pool = self.worker.pulls.early.ahead.pool = cast(KVPool, Pool())
+        engine.pool = self.worker.pulls.early.ahead.pool = self.worker.pulls.transfers.pool = cast(KVPool, Pool())
         magazine = cast(Any, self.allocator)
         magazine.want_prompt, magazine.unwant_prompt = self._grant, lambda key: None
         magazine.granted = lambda message: Grant([], unpack_ids(message.block_ids))
@@ -76,9 +77,8 @@ class Careful(Rig):
             self.pool.arriving.append(PromptBlocks(*key, ids, ids, 0))
 
     def check_blocks(self) -> None:
-        owned = [*self.worker.scheduler.blocks(), *self.worker.pulls.early.ahead.blocks()]
+        owned = [*blocks_of_worker(self.worker), *blocks_ahead(self.worker.pulls.early.ahead)]
         owned += [handoff.grant.fresh for handoff in self.worker.pulls.waiting if handoff.grant is not None]
-        owned += [prompt.beginning.granted for prompt in self.worker.local_prompts.prompts]
         owned += [unpack_ids(each.block_ids) for each in self.pool.arriving if isinstance(each, PromptBlocks)]
         self.allocator.check(owned)
 
@@ -88,7 +88,7 @@ class Careful(Rig):
             assert all(0 <= token < VOCAB for token in sequence.token_ids)
         return super()._launch_step(num_rows, **asked)
 
-    def _launch_chunk(self, chunks: list[PromptChunk]) -> Chunk:
+    def _launch_chunk(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> Chunk:
         assert all(0 <= token < VOCAB for chunk in chunks for token in chunk.token_ids)
         chunk = super()._launch_chunk(chunks)
         chunk.over = True
@@ -117,7 +117,7 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
         rig.turn()
         rig.check_blocks()
     rig.worker.inbox.drain.asked = False  # who is told to leave takes nothing more
-    rig.worker.forget_everything()
+    rig.worker.cancellation.drop_all()
     rig.turn()
     rig.check_blocks()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from common.kv.tables import held_by, num_seen, tables_handed_over
+from common.kv.tables import held_by, num_seen, tables_handed_over, tables_of
 from common.ops import reference
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import PoolShape, plus
@@ -14,9 +14,10 @@ from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
-from tests.decode_worker.bench import num_that_made_way, reserved
+from tests.decode_worker.bench import num_that_made_way
 from tests.support.allocator import BlockAllocator
 from tests.support.group_model import LAYOUTS, GroupMemory, next_token
+from tests.support.sequences import blocks_of_rows, decode_sequence
 
 MAX_ROWS, MAX_LEN, CHUNK = 5, 60, 6
 Step = tuple[list[DecodeSequence], list[int]]
@@ -34,9 +35,13 @@ class Device:
 
     def compute_here(self, name: str, prompt: list[int], max_tokens: int) -> DecodeSequence | None:
         """As a decode worker does without a prefill worker: in chunks."""
-        sequence = DecodeSequence(name, 0, prompt, 0, SamplingParams(max_tokens=max_tokens))
-        if not reserved(self.scheduler, sequence):
+        sequence = decode_sequence(name, prompt, 0, SamplingParams(max_tokens=max_tokens))
+        num_slots = len(prompt) + (max_tokens > 1)
+        counts, capacity = self.layout.most_blocks(num_slots, CHUNK), self.scheduler.capacity
+        if not capacity.has_row() or not capacity.has_blocks(counts):
             return None
+        sequence.tables = tables_of(self.layout, self.allocator.allocate(counts))
+        capacity.count_row(sequence, 1)
         done, token = 0, -1
         while done < len(prompt):
             end = min(len(prompt), done + self.rng.randint(1, CHUNK))
@@ -45,7 +50,10 @@ class Device:
             for position in range(done, end):
                 token = self.memory.step(self._tables(sequence), position, prompt[position])
             done = end
-        self.scheduler.adopt(sequence)
+        for table in sequence.tables:
+            table.extend(len(prompt) + 1, num_slots)
+            self.allocator.free(table.trim(len(prompt) + 1))
+        self.scheduler.adopt(sequence, sequence.tables)
         sequence.token_ids.append(token)
         sequence.num_outputs += 1
         self.num_computed += 1
@@ -60,7 +68,7 @@ class Device:
         ):
             return None
         tables = tables_handed_over(self.layout, len(prompt), self.allocator.allocate(counts))
-        sequence = DecodeSequence(name, 0, token_ids, 1, SamplingParams(max_tokens=max_tokens))
+        sequence = decode_sequence(name, token_ids, 1, SamplingParams(max_tokens=max_tokens))
         source, blocks = GroupMemory(self.layout), [list(range(len(prompt) + 1)) for _ in self.layout.groups]
         for position, token in enumerate(prompt):
             source.step(blocks, position, token)
@@ -94,7 +102,7 @@ class Device:
                 if sequence.num_outputs == sequence.sampling.max_tokens:
                     self.scheduler.end(sequence)
         self.scheduler.collected(step[0])
-        self.allocator.check(self.scheduler.blocks())
+        self.allocator.check(blocks_of_rows(self.scheduler))
 
     def _tables(self, sequence: DecodeSequence) -> Sequence[list[int]]:
         """As the device is told."""

@@ -16,18 +16,20 @@ from common.device.steps.loop_trace import Trace
 from common.device.steps.output_ring import RingLanding, StepOutput
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
+from common.grammar.sequence_grammars import SequenceGrammars
 from common.ops import reference
 from common.ops.sampler import AdjustedRows, Sampler
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
-from decode_worker.grammar_masks import SequenceMasks
+from decode_worker.grammar_masks import MaskMemory
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import MAX_LATE, DecodeSequence
 from tests.decode_worker.bench import reserved
 from tests.decode_worker.test_worker import Rig
 from tests.support.adjusting import adjusted
 from tests.support.layouts import pool_of
+from tests.support.sequences import blocks_of_rows, decode_sequence
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS, VOCAB, STOP = 16, 512, 6, 70, 3
 CPU = torch.device("cpu")
@@ -135,7 +137,7 @@ class GuidedRig(Rig):
         self.rng = random.Random(seed)
         self.device, self.followers = Device(self.rng), LateFollowers(self.rng)
         worker = self.worker
-        worker.masks.close()
+        worker.grammars.followers.close()
         apply = self.device.batch.apply
 
         def apply_behind_the_last_step(changes: Any) -> None:
@@ -144,10 +146,11 @@ class GuidedRig(Rig):
             apply(changes)
 
         cast(Any, self.device.batch).apply = apply_behind_the_last_step
-        cast(Any, worker).runner = self.device
-        worker.batch = self.device.batch
+        cast(Any, worker.steps).runner, cast(Any, worker.steps).batch = self.device, self.device.batch
         followers = cast(Followers[DecodeSequence], self.followers)
-        worker.masks = worker.outputs.masks = SequenceMasks(followers, self.device.batch.grammars)
+        worker.grammars = worker.inbox.grammars = worker.outputs.grammars = SequenceGrammars(followers)
+        worker.masks = worker.outputs.masks = MaskMemory(self.device.batch.grammars)
+        worker.steps.grammars, worker.steps.masks = worker.grammars, worker.masks
         worker.scheduler.capacity.max_num_seqs = MAX_ROWS
 
     @property
@@ -156,12 +159,12 @@ class GuidedRig(Rig):
 
     def arrive(self, name: str, prompt: list[int], sampling: SamplingParams) -> DecodeSequence:
         """A prompt whose KV is complete but for its last token, the first output."""
-        sequence = DecodeSequence(name, 0, prompt, 1, sampling)
+        sequence = decode_sequence(name, prompt, 1, sampling)
         assert reserved(self.scheduler, sequence)
         for position, token in enumerate(prompt[:-1]):
             slot = sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
             self.device.keys[slot] = token
-        self.worker.masks.begin(sequence)
+        self.worker.grammars.begin(sequence)
         self.worker.masks.enter(sequence)
         self.scheduler.activate(sequence)
         return sequence
@@ -204,18 +207,18 @@ def test_texts_are_those_of_grammars_that_are_never_late(rig: GuidedRig) -> None
                 frequency_penalty=rng.choice([0.0, 0.25]),
             )
             sequence = rig.arrive(f"r{number}", [rng.randrange(VOCAB) for _ in range(length)], sampling)
-            seen[sequence.request_id] = sequence, length - 1
+            seen[sequence.request.request_id] = sequence, length - 1
         if rng.random() < 0.03 and rig.scheduler.active:
             rig.scheduler.end(rng.choice(list(rig.scheduler.active.values())))
         rig.turn()
-        rig.allocator.check(rig.scheduler.blocks())
+        rig.allocator.check(blocks_of_rows(rig.scheduler))
     assert rig.device.num_late > 20, "no mask was late"
     for sequence in list(rig.scheduler.active.values()):
         rig.scheduler.end(sequence)
     num_guided = 0
     for name, (sequence, num_prompt) in seen.items():
         assert sequence.token_ids == expected(sequence, num_prompt, len(sequence.token_ids)), name
-        unsent = int(sequence.unsent is not None)
+        unsent = int(sequence.grammar is not None and sequence.grammar.held is not None)
         outputs = sequence.token_ids[num_prompt + 1 : len(sequence.token_ids) - unsent]
         assert rig.sent(name) == outputs
         num_guided += len(outputs) * bool(sequence.sampling.grammar)
@@ -278,12 +281,12 @@ def test_all_rows_may_change_hands_twice_while_two_steps_are_in_flight() -> None
     try:
         for name in "ab":
             sequences = arrive(name)
-            step = rig.worker._launch()
-            assert step is not None and step.sequences == sequences
+            rig.worker.steps.launch()
+            assert rig.worker.steps.in_flight[-1].sequences == sequences
             for sequence in sequences:
                 rig.scheduler.end(sequence)
         arrive("c")
-        places = {sequence.place for sequence in rig.worker.masks._places}
+        places = {sequence.mask_slot.place for sequence in rig.worker.masks._places}
         assert len(places) == 3 * MAX_ROWS, "none is another's while a step may read there"
     finally:
         rig.close()

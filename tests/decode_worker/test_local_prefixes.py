@@ -12,19 +12,19 @@ from common.device.steps.loop_trace import Trace
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.memory.server.report import usage
-from common.serving.prompts.prefixes import PromptPrefixes
 from common.settings.config import Config, DecodeSection
 from common.settings.memory_sections import KVSection
 from common.wire.messages.memory import BlocksFreed, PromptBlocks
-from common.wire.messages.worker import PromptCached, RequestFailed
-from common.wire.transport.router_link import Load
+from common.wire.messages.worker import Message, PromptCached, RequestFailed
+from common.wire.transport.router_link import RouterLink
 from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
-from decode_worker.arrivals.local_prompt import LocalPrompt
-from decode_worker.arrivals.local_prompts import LocalPrompts
+from decode_worker.arrivals.local_prompts import LocalPrompt, LocalPrompts
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
 from tests.decode_worker.test_prefixes import House, keys_of
+from tests.support.messages import prefill_request
+from tests.support.sequences import blocks_of_prompts
 
 SALT = b"a tenant"  # of whom the handoffs are, too
 CHUNK_TOKENS = 8
@@ -58,55 +58,55 @@ class LocalHouse(House):
         self.scheduler.capacity.step_tokens = CHUNK_TOKENS
         runner = cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace()))
         config = Config(kv=KVSection(prefix_min_tokens=0), decode=DecodeSection(short_prompt_tokens=CHUNK_TOKENS))
-        self.local = LocalPrompts(runner, self.scheduler, self.magazine, config, ("d", 1))
-        tell, self.seen = self.local._report_cached, list[DecodeSequence]()
-        self.local.prefixes = PromptPrefixes(self.magazine, tell, config.kv, self.scheduler.capacity.has_blocks)
+        link = SimpleNamespace(ready=SimpleNamespace(worker_id="d", epoch=1), send=self._send)
+        self.local = LocalPrompts(runner, self.scheduler, self.magazine, config, cast(RouterLink, link))
+        self.seen = list[DecodeSequence]()
         self.given_back: list[str] = []
 
     def hear(self, message: PromptBlocks) -> None:
-        if self.local.prefixes.has_asked(message):
-            self.local.prefixes.hear(message)
+        if (message.request_id, message.attempt) in self.local.prefixes.grants.asked:
+            self.local.prefixes.receive(message)
         else:
             super().hear(message)
 
     def found(self) -> list[list[int]]:
         if not hasattr(self, "local"):
             return []
-        return [*super().found(), *(prompt.beginning.granted for prompt in self.local.prompts)]
+        return [*super().found(), *map(list, blocks_of_prompts(self.local.scheduler))]
 
     def ask(
         self, name: str, token_ids: Sequence[int], max_tokens: int = 16, most_tokens: int = 0, **fields: Any
     ) -> DecodeSequence:
-        sequence = DecodeSequence(name, 0, [*token_ids], 0, SamplingParams(max_tokens=max_tokens))
         self.num_named += 1
-        self.local.accept(LocalPrompt(sequence, self.num_named, most_tokens, **fields), SALT)
+        sampling, numbers = SamplingParams(max_tokens=max_tokens), {"turn": self.num_named, "most_tokens": most_tokens}
+        request = prefill_request(name, token_ids, sampling=sampling, salt=SALT, **numbers, **fields)
+        sequence = DecodeSequence.of(request)
+        self.local.add(LocalPrompt.of(request, sequence))
         return sequence
 
     def compute(self) -> bool:
         """What a turn of the loop does with them; whether there is a chunk."""
         self.exchange()
-        if finished := self.local.finish():
-            sequence, token = finished
-            self.scheduler.adopt(sequence)
+        for sequence, token in self.local.collect():
             sequence.token_ids.append(token.token_id)
             sequence.num_outputs += 1
-            self.sealing.add(sequence)
-            self.sealing.seal()
+            self.sealing.seal([sequence])
             self.seen.append(sequence)
             if sequence.num_outputs == sequence.sampling.max_tokens:
                 self.scheduler.end(sequence)
-        for message in self.local.take_messages():
-            match message:
-                case PromptCached():
-                    self.told[message.request_id] = message.num_tokens
-                case RequestFailed():
-                    assert message.code is ErrorCode.NOT_HERE
-                    self.given_back.append(message.request_id)
-        if has_chunk := self.local.choose_chunk():
-            self.local.launch()
+        if chunks := self.local.schedule():
+            self.local.steps.launch(chunks)
         self.exchange()
         self.check()
-        return has_chunk
+        return bool(chunks)
+
+    def _send(self, message: Message) -> None:
+        match message:
+            case PromptCached():
+                self.told[message.request_id] = message.num_tokens
+            case RequestFailed():
+                assert message.code is ErrorCode.NOT_HERE
+                self.given_back.append(message.request_id)
 
     def run(self) -> None:
         """Compute all that there is room for."""
@@ -114,7 +114,7 @@ class LocalHouse(House):
             while self.compute():
                 pass
 
-    def _launch(self, chunks: list[PromptChunk]) -> Chunk:
+    def _launch(self, chunks: list[PromptChunk], *, whole_gpu: bool) -> Chunk:
         """It reads what is before the chunk."""
         [chunk] = chunks
         begin, end, [table] = chunk.start, chunk.start + len(chunk.token_ids), chunk.tables
@@ -138,7 +138,7 @@ class LocalHouse(House):
             assert sequence.ended
 
     def all_let_go(self) -> bool:
-        return super().all_let_go() and not self.local.prompts and not self.local.prefixes.computing
+        return super().all_let_go() and not len(self.local) and not self.local.prefixes.computing
 
 
 def test_a_conversation_is_computed_once() -> None:
@@ -227,14 +227,12 @@ def test_a_short_prompt_waits_for_who_computes_what_it_begins_with_and_is_not_gi
 
 
 def test_what_a_short_prompt_takes_is_told_by_those_that_are_short() -> None:
-    house, load = LocalHouse(), Load((0,))
-    house.local.times.add(CHUNK_TOKENS + 1, 9.0)
-    house.local.report(load)
-    assert load.short_prompt_s == 0.0
-    house.local.times.add(CHUNK_TOKENS, 0.01)
-    house.local.times.add(1, 0.02)
-    house.local.report(load)
-    assert load.short_prompt_s == pytest.approx(0.012)
+    house = LocalHouse()
+    house.local.add_time(CHUNK_TOKENS + 1, 9.0)
+    assert house.local.short_s == 0.0
+    house.local.add_time(CHUNK_TOKENS, 0.01)
+    house.local.add_time(1, 0.02)
+    assert house.local.short_s == pytest.approx(0.012)
 
 
 @pytest.mark.parametrize("moment", ["asked", "found", "computing"])
@@ -285,7 +283,7 @@ def test_a_sequence_that_starves_gets_what_prompts_that_wait_have_found() -> Non
         house.compute()
         house.scheduler.slots.make()
         if house.scheduler.slots.is_starved(house.scheduler.lingering):
-            house.local.make_way()
+            house.local.prefixes.grants.release(house.local.scheduler.waiting)
         house.decode()
         if grows.ended:
             break
@@ -323,11 +321,11 @@ def test_whatever_comes_goes_and_is_evicted_each_reads_its_own_text(seed: int) -
     for freed in taken:
         house.give_back(freed)
     for _ in range(600):
-        if not (house.local.prompts or len(house.pulls) or house.scheduler.active):
+        if not (len(house.local) or house.num_handoffs() or house.scheduler.active):
             break
         house.compute()
         house.arrive()
         house.decode()
         house.now_s += 0.3
-    assert not house.pulls.waiting and not house.pulls.pulling and not house.scheduler.active
+    assert not house.pulls.waiting and not house.pulls.transfers.under_way and not house.scheduler.active
     assert house.all_let_go() and house.told

@@ -1,11 +1,12 @@
 """Prompts that change hands in a shared pool: taken in their order while there is room, and declined for a reason."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from common.base.errors import ErrorCode
 from common.memory.client.client import MemoryClient, PoolClaim
 from common.memory.client.shared_pool import SharedPool
+from common.serving.prompts.requests import Key
 from common.serving.worker.drain import Drain
 from common.wire.messages.memory import BlocksLeased, KVAccepted, KVDeclined, KVOffer, KVReceived, MemoryMessage
 from common.wire.messages.worker import Inquiry, InquiryReply, Message
@@ -18,14 +19,14 @@ from decode_worker.arrivals.arrivals import Arrivals
 from decode_worker.arrivals.local_prompts import LocalPrompts
 from decode_worker.arrivals.offers import Offers
 from decode_worker.arrivals.pulls import Pulls
-from decode_worker.grammar_masks import SequenceMasks
+from decode_worker.cancellation import Cancellation
 from decode_worker.inbox import Inbox
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
-from decode_worker.sequences.sequence import Key
 from tests.decode_worker.bench import prompt_of
 from tests.support.layouts import pool_of
 from tests.support.messages import decode_request, kv_offer
+from tests.support.sequences import blocks_of_rows
 
 BLOCK_SIZE = 4
 
@@ -41,12 +42,16 @@ class Rig:
         ids = range(1, num_at_hand + 1)
         self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
         self.scheduler = DecodeScheduler(self.shared.magazine, max_num_seqs, 1000)
-        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine))
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine), self._fail)
+        self.failures: list[tuple[str, ErrorCode]] = []
         self.num_offered = 0
 
     def _arrived(self, *kinds: type[Any]) -> list[Message]:
         arrived, self.arriving = self.arriving, []
         return arrived
+
+    def _fail(self, key: Key, code: ErrorCode, reason: str) -> None:
+        self.failures.append((key[0], code))
 
     def offer(self, name: str, num_tokens: int = 8, num_blocks: int = 0) -> KVOffer:
         """Blocks of a prompt that was just computed; `num_tokens` counts its first output."""
@@ -65,7 +70,7 @@ class Rig:
         names = []
         while (sequence := self.offers.start_next()) is not None:
             self.scheduler.activate(sequence)
-            names.append(sequence.request_id)
+            names.append(sequence.request.request_id)
         return names
 
 
@@ -73,9 +78,9 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     rig = Rig(num_at_hand=1)
     for name in "abc":
         rig.add(name)
-    assert rig.enter() == ["a", "b"] and len(rig.offers) == 1
+    assert rig.enter() == ["a", "b"] and len(rig.offers.waiting) == 1
     assert not rig.said, "a step may be launched first"
-    rig.offers.tend((0,))
+    rig.offers.lease_blocks((0,))
     assert rig.said[:2] == [KVAccepted("a", 0), KVAccepted("b", 0)]
     assert [rig.scheduler.active[name, 0].tables[0].block_ids.tolist() for name in "ab"] == [[20, 21], [22, 23]]
     rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
@@ -86,7 +91,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     assert few.enter() == ["a"] and few.enter() == []
     few.scheduler.end(few.scheduler.active["a", 0])
     assert few.enter() == ["b"]
-    few.shared.magazine.check(few.scheduler.blocks())
+    few.shared.magazine.check(blocks_of_rows(few.scheduler))
 
 
 def test_blocks_that_cannot_be_the_prompts_are_declined_and_nobody_waits_behind_them() -> None:
@@ -94,8 +99,8 @@ def test_blocks_that_cannot_be_the_prompts_are_declined_and_nobody_waits_behind_
     rig.add("short", num_blocks=1)
     rig.add("good")
     assert rig.said == [KVDeclined("short", 0)]
-    assert [(key[0], code) for key, code, _ in rig.offers.take_failures()] == [("short", ErrorCode.INTERNAL)]
-    assert rig.enter() == ["good"] and not rig.offers.take_failures()
+    assert rig.failures == [("short", ErrorCode.INTERNAL)]
+    assert rig.enter() == ["good"] and len(rig.failures) == 1
 
 
 def test_what_waits_and_is_aborted_is_declined() -> None:
@@ -104,7 +109,7 @@ def test_what_waits_and_is_aborted_is_declined() -> None:
         rig.add(name)
     rig.offers.abort("a", 1)
     assert rig.said == [KVDeclined("a", 0)]
-    assert rig.enter() == ["b"] and not rig.offers.take_failures()
+    assert rig.enter() == ["b"] and not rig.failures
 
 
 def test_that_an_offer_was_received_or_accepted_is_said_once_and_before_anything_else() -> None:
@@ -122,7 +127,7 @@ def test_that_an_offer_was_received_or_accepted_is_said_once_and_before_anything
     assert rig.enter() == ["a"]
     rig.shared.decline(offers[-1])
     assert rig.said == [KVAccepted("a", 0), KVReceived("b", 0), KVReceived("c", 0), KVDeclined("c", 0)]
-    rig.offers.tend((0,))
+    rig.offers.lease_blocks((0,))
     assert not [said for said in rig.said[4:] if isinstance(said, KVAccepted | KVReceived)]
 
 
@@ -131,12 +136,24 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     for name in "abc":
         rig.add(name)
     assert rig.enter() == ["a"]
-    assert rig.offers.make_way() and rig.shared.magazine.has((2,)), "its blocks are at hand here, and nobody else's"
-    assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("c", 0), ErrorCode.PREEMPTED)]
-    assert [waiting.sequence.request_id for waiting in rig.offers.waiting] == ["b"]
+    assert rig.offers.release_blocks() and rig.shared.magazine.has((2,)), (
+        "its blocks are at hand here, and nobody else's"
+    )
+    assert rig.failures == [("c", ErrorCode.PREEMPTED)]
+    assert [waiting.sequence.request.request_id for waiting in rig.offers.waiting] == ["b"]
     rig.offers.drop_all()
-    assert not rig.offers.make_way()
-    rig.shared.magazine.check(rig.scheduler.blocks())
+    assert not rig.offers.release_blocks()
+    rig.shared.magazine.check(blocks_of_rows(rig.scheduler))
+
+
+class Prompts(dict[Key, Any]):
+    """None, with what was looked for."""
+
+    looked_for: ClassVar[list[Key]] = []
+
+    def __contains__(self, key: object) -> bool:
+        self.looked_for.append(cast(Key, key))
+        return False
 
 
 def test_what_has_arrived_is_here_when_the_router_asks() -> None:
@@ -144,17 +161,15 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     asked = [decode_request("b", range(7)), Inquiry(("a", "b"), pack_ids([0, 0]))]
     ready = SimpleNamespace(worker_id="d", epoch=1)
     link = SimpleNamespace(ready=ready, receive=lambda: asked, send=said.append)
-    sources = SimpleNamespace(visits=SimpleNamespace(receive=list))
-    looked_for = list[Key]()
+    sources = SimpleNamespace(peers=SimpleNamespace(receive=list))
     nothing = SimpleNamespace(
-        has=looked_for.append, receive=list, sources=sources, take_messages=list, take_failures=list, waiting=[],
-        engine=SimpleNamespace(vocab_size=100),
+        receive=list, sources=sources, waiting=[], engine=SimpleNamespace(vocab_size=100), prefixes=None,
+        scheduler=SimpleNamespace(prompts=Prompts()), early=None,
     )  # fmt: skip
     arrivals = Arrivals(Announced(rig.shared), cast(Pulls, nothing), rig.offers, cast(LocalPrompts, nothing))
-    inbox = Inbox(
-        cast(RouterLink, link), cast(Hub, nothing), rig.scheduler, arrivals, cast(SequenceMasks, nothing), Drain(1.0)
-    )  # fmt: skip
+    cancellation, any_of = Cancellation(rig.scheduler, arrivals, rig._fail), cast(Any, nothing)
+    inbox = Inbox(cast(RouterLink, link), cast(Hub, nothing), cancellation, any_of, Drain(1.0))
     rig.arriving.append(rig.offer("b"))
     inbox.receive()
     assert said == [InquiryReply("d", 1, ("a", "b"), pack_ids([0, 0]), b"\0\1")]
-    assert {*looked_for} == {("b", 0)}, "when it was announced; what is asked is not looked for one by one"
+    assert Prompts.looked_for == [("b", 0)], "when it was announced; what is asked is not looked for one by one"

@@ -20,6 +20,7 @@ from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import BLOCK_SIZE
 from tests.decode_worker.test_local_prefixes import LocalHouse, act
 from tests.support.layouts import one_table, tiny, window
+from tests.support.sequences import decode_sequence
 
 MAX_ROWS, MAX_LEN = 8, 1000
 
@@ -41,7 +42,7 @@ class SharingHouse(LocalHouse):
 
     def launched(self) -> list[DecodeSequence]:
         rows = self.scheduler.rows
-        self.sharing.tend(rows)
+        self.sharing.regroup(rows)
         self.batch.apply(rows.take_changes())
         self.check_prefixes(rows)
         step = self.batch.forward_batch(len(rows))
@@ -111,7 +112,7 @@ def test_rows_that_share_a_prefix_begin_with_the_same_blocks_at_every_step(seed:
 def sequences(*tables: list[int]) -> list[DecodeSequence]:
     """Of so many full blocks, and a token."""
     return [
-        DecodeSequence(str(number), 0, [1] * (len(table) * 16 + 1), 1, SamplingParams(), one_table(table, 16))
+        decode_sequence(str(number), [1] * (len(table) * 16 + 1), 1, SamplingParams(), one_table(table, 16))
         for number, table in enumerate(tables)
     ]
 
@@ -123,11 +124,11 @@ def test_who_goes_on_sharing_keeps_the_number_and_who_begins_gets_a_free_one() -
     several = sequences(one, one, two, two, [*one, 1], [*two[:15], 2, 3])
     for sequence in several[2:4]:
         rows.enter(sequence)
-    sharing.tend(rows)
+    sharing.regroup(rows)
     assert list(rows.prefixes.values()) == [SharedPrefix(0, MIN_TOKENS)] * 2
     for sequence in several[:2] + several[4:]:
         rows.enter(sequence)
-    sharing.tend(rows)
+    sharing.regroup(rows)
     assert [rows.prefixes.get(sequence, UNSHARED) for sequence in several] == [
         *[SharedPrefix(1, 320)] * 2,
         *[SharedPrefix(0, MIN_TOKENS)] * 2,
@@ -143,11 +144,11 @@ def test_groups_that_part_have_numbers_of_their_own() -> None:
     readers = sequences(*[[*system, *document] for document in documents * 3])
     for sequence in readers[:4]:
         rows.enter(sequence)
-    sharing.tend(rows)
+    sharing.regroup(rows)
     assert set(rows.prefixes.values()) == {SharedPrefix(0, 256)}
     for sequence in readers[4:]:
         rows.enter(sequence)
-    sharing.tend(rows)
+    sharing.regroup(rows)
     assert [rows.prefixes[sequence] for sequence in readers] == [SharedPrefix(0, 336), SharedPrefix(1, 336)] * 3
 
 
@@ -156,7 +157,7 @@ def test_a_block_that_is_not_written_to_its_end_is_not_shared() -> None:
     for sequence in sequences(*[list(range(20))] * 2):
         sequence.token_ids.pop()  # so that the next step writes the last place of its last block
         rows.enter(sequence)
-    PrefixSharing(tiny(16).groups[0]).tend(rows)
+    PrefixSharing(tiny(16).groups[0]).regroup(rows)
     assert {prefix.num_tokens for prefix in rows.prefixes.values()} == {19 * 16}
 
 
@@ -171,13 +172,13 @@ def test_grouping_rests_for_as_long_as_it_is_to_take_little_of_the_time() -> Non
     first, second, third = sequences(*[list(range(20))] * 3)
     for sequence in (first, second):
         rows.enter(sequence)
-    sharing.tend(rows)
+    sharing.regroup(rows)
     assert set(rows.prefixes) == {first, second}
     rows.enter(third)
-    sharing.tend(rows)
+    sharing.regroup(rows)
     assert set(rows.prefixes) == {first, second}
     now_s[0] += REST
-    sharing.tend(rows)
+    sharing.regroup(rows)
     assert set(rows.prefixes) == {first, second, third}
 
 
@@ -194,12 +195,12 @@ def test_who_is_back_before_rows_are_grouped_again_shares_once_more() -> None:
     for sequence in (first, second):
         rows.enter(sequence)
     for rests in (False, True, False):
-        sharing.tend(rows)
+        sharing.regroup(rows)
         rows.take_changes()
         assert (second in rows.prefixes) != rests
         if rests:
             rows.enter(second)
-            sharing.tend(rows)
+            sharing.regroup(rows)
             now_s[0] += REST
         else:
             rows.leave(second)
@@ -218,7 +219,7 @@ def test_tables_are_compared_only_where_another_begins_alike() -> None:
     several = sequences(one, two, [*one[:16], *three], [*two[:15], 1, 2], three, [])
     for sequence in several:
         rows.enter(sequence)
-    Noting(tiny(16).groups[0]).tend(rows)
+    Noting(tiny(16).groups[0]).regroup(rows)
     assert compared == [several[0], several[2]] and set(compared) == set(rows.prefixes)
 
 
@@ -226,5 +227,5 @@ def test_blocks_that_a_window_uses_again_are_not_shared() -> None:
     rows = Rows()
     for sequence in sequences(*[list(range(20))] * 2):
         rows.enter(sequence)
-    PrefixSharing(window(16, 400)).tend(rows)
+    PrefixSharing(window(16, 400)).regroup(rows)
     assert not rows.prefixes

@@ -56,7 +56,7 @@ class House(Rig):
         self.magazine = Magazine(shape, self.outbox.append, clock=lambda: self.now_s)
         super().__init__(max_num_seqs=max_num_seqs, allocator=self.magazine)
         shared = SimpleNamespace(magazine=self.magazine, problem="")
-        self.prefixes = self.pulls.prefixes = Prefixes(cast(SharedPool, shared))
+        self.prefixes = self.pulls.prefixes = self.pulls.transfers.prefixes = Prefixes(cast(SharedPool, shared))
         self.sealing = Sealing(self.magazine)
         self.num_asked = 0
         self.next_source = 1
@@ -82,7 +82,7 @@ class House(Rig):
 
     def hear(self, message: PromptBlocks) -> None:
         """What there is of a text."""
-        self.pulls.prefixes.hear(message)
+        self.pulls.prefixes.receive(message)
 
     def offer(self, name: str, token_ids: Sequence[int], max_tokens: int = 16, root: bytes = ROOT) -> list[int]:
         """A prompt and its first output, in blocks of `p`; returns those."""
@@ -117,7 +117,7 @@ class House(Rig):
         """A step, as the loop has it."""
         self.exchange()
         self.scheduler.slots.make()
-        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.pulls.make_way():
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.pulls.release_blocks():
             self.scheduler.preempt()
         sequences = self.scheduler.launched()
         for sequence in sequences:
@@ -126,10 +126,9 @@ class House(Rig):
             place, rest = divmod(len(sequence.token_ids) - 1, BLOCK_SIZE)
             if not rest:
                 self.memory[sequence.tables[0].block_ids[place - 1]] = keys_of(sequence.token_ids[:-1])[-1]
-            self.sealing.add(sequence)
             if sequence.num_outputs == sequence.sampling.max_tokens:
                 self.scheduler.end(sequence)
-        self.sealing.seal()
+        self.sealing.seal(sequences)
         self.scheduler.collected(sequences)
 
     def converse(self, name: str, token_ids: Sequence[int], num_outputs: int = 10) -> list[int]:
@@ -167,7 +166,7 @@ def test_turn_two_of_a_conversation_pulls_the_new_blocks_alone() -> None:
     num_there = (len(text) - 1) // BLOCK_SIZE
     assert num_there == 7 and house.copied()[1:] == [source_ids[num_there:]]
     assert (house.prefixes.num_found, house.prefixes.num_pulled) == (7, 6 + len(source_ids) - 7)
-    assert sequence.num_sealed == (len(sequence.token_ids) - 1) // BLOCK_SIZE
+    assert sequence.chain.num_blocks == (len(sequence.token_ids) - 1) // BLOCK_SIZE
     house.scheduler.end(sequence)
     assert house.all_let_go() and house.guests["p"].said[-2:] == [("accept", "two"), ("free", "two")]
 
@@ -189,7 +188,7 @@ def test_nothing_is_found_of_another_tenant_or_where_nothing_is_sealed() -> None
     house.converse("one", range(22))
     house.offer("unsealed", range(22), root=b"")
     [unsealed] = house.arrive()
-    assert house.num_asked == 1 and not unsealed.digest and not unsealed.num_sealed
+    assert house.num_asked == 1 and not unsealed.chain.digest and not unsealed.chain.num_blocks
     source_ids = house.offer("salted", range(22), root=root_of(tiny(BLOCK_SIZE), b"another"))
     house.exchange()
     house.start()
@@ -219,7 +218,7 @@ def test_what_was_pulled_ahead_is_not_looked_up_and_is_sealed() -> None:
     assert house.offer("a", range(22), 2)[:2] == [1, 2]
     [sequence] = house.arrive()
     assert house.num_asked == 0 and house.copied() == [[1, 2], [3, 4, 5, 6]]
-    assert sequence.num_sealed == 5
+    assert sequence.chain.num_blocks == 5
     house.decode()
     house.offer("b", range(22))
     house.arrive()
@@ -228,7 +227,7 @@ def test_what_was_pulled_ahead_is_not_looked_up_and_is_sealed() -> None:
 
 def lose_the_visit(house: House) -> None:
     house.guests["p"].problem = "it closed the connection"
-    house.pulls.tend()
+    house.pulls.check()
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
@@ -261,7 +260,7 @@ def test_what_is_pulled_and_given_up_lets_go_of_what_was_found(how: str) -> None
     text = house.converse("one", range(22))
     house.offer("x", [*text, *range(500, 509)])
     house.turn()
-    assert len(house.magazine.leases.readings) == 7 and house.pulls.pulling
+    assert len(house.magazine.leases.readings) == 7 and house.pulls.transfers.under_way
     match how:
         case "abort":
             house.pulls.abort("x", 0)
@@ -280,20 +279,20 @@ def test_nobody_waits_for_an_answer_of_a_server_that_is_lost() -> None:
     cast(SimpleNamespace, house.prefixes.shared).problem = "it closed the connection"
     house.turn()
     house.end_copies()
-    assert [sequence.request_id for sequence in house.turn()] == ["x"] and not house.prefixes.asked
+    assert [sequence.request.request_id for sequence in house.turn()] == ["x"] and not house.prefixes.asked
 
 
 def test_blocks_that_are_found_or_asked_for_are_not_foreseen() -> None:
     house = House(max_num_seqs=1)
     text = house.converse("one", range(22))
-    house.pulls.latest.clear()
+    house.pulls.prefixes.latest.clear()
     house.offer("first", range(600, 610))
     house.arrive()
-    house.pulls.latest.clear()
+    house.pulls.prefixes.latest.clear()
     house.offer("x", text)
-    assert house.pulls.foreseen() == (0,)
+    assert house.foreseen() == (0,)
     house.exchange()
-    assert house.prefixes.granted and house.pulls.foreseen() == (0,)
+    assert house.prefixes.granted and house.foreseen() == (0,)
 
 
 def test_those_that_wait_for_blocks_hold_none() -> None:
@@ -320,7 +319,7 @@ def test_what_is_there_is_found_when_there_are_blocks_for_the_rest() -> None:
     source_ids = house.offer("two", [*text, *range(500, 514)])
     assert house.turn() == [] and not len(house.magazine.leases.readings), "nothing is kept from others"
     house.give_back(taken)
-    assert [sequence.request_id for sequence in house.arrive()] == ["two"]
+    assert [sequence.request.request_id for sequence in house.arrive()] == ["two"]
     assert house.copied()[-1] == source_ids[7:]
 
 
@@ -352,9 +351,9 @@ def test_whatever_comes_goes_and_is_evicted_each_reads_its_own_text(seed: int) -
         if rng.random() < 0.5:
             text = rng.choice(texts)[: rng.randint(5, 60)] + rng.choices(range(3), k=rng.randint(1, 9))
             house.offer(f"r{number}", text, rng.randint(2, 12))
-        for handoffs in (house.pulls.waiting, house.pulls.pulling):
+        for handoffs in (house.pulls.waiting, house.pulls.transfers.under_way):
             if rng.random() < 0.1 and handoffs:
-                house.pulls.abort(rng.choice([*handoffs]).sequence.request_id, 0)
+                house.pulls.abort(rng.choice([*handoffs]).sequence.request.request_id, 0)
         if rng.random() < 0.1 and not taken and usage(house.pools).num_free > 20:
             taken.append(house.take_away(15))
         elif rng.random() < 0.2 and taken:
@@ -374,5 +373,5 @@ def test_whatever_comes_goes_and_is_evicted_each_reads_its_own_text(seed: int) -
         house.arrive()
         house.decode()
         house.now_s += 0.3
-    assert not house.pulls.waiting and not house.pulls.pulling and not house.scheduler.active
+    assert not house.pulls.waiting and not house.pulls.transfers.under_way and not house.scheduler.active
     assert house.all_let_go() and house.prefixes.num_found and house.prefixes.num_pulled

@@ -5,16 +5,17 @@ import pytest
 from common.base.errors import ErrorCode
 from common.serving.prompts.standstill import LEAST_S, Standstill
 from common.wire.messages.handoff import KVPathResult
+from common.wire.messages.worker import KVPathReport
 from common.wire.values.kv_layout import Counts
 from tests.decode_worker.bench import Rig
 
 
 def activated(rig: Rig) -> list[str]:
-    return [sequence.request_id for sequence in rig.turn()]
+    return [sequence.request.request_id for sequence in rig.turn()]
 
 
 def lost(rig: Rig) -> list[str]:
-    failures = rig.pulls.take_failures()
+    failures = rig.take_failures()
     assert {code for _, code, _ in failures} <= {ErrorCode.HANDOFF_LOST}
     return [request_id for (request_id, _), _, _ in failures]
 
@@ -90,7 +91,7 @@ def test_what_a_dead_prefill_worker_offered_is_pulled_and_then_its_server_is_lef
     rig.end_copies()
     assert activated(rig) == ["waiting"] and not lost(rig)
     assert rig.guests["p"].said == [(what, name) for name in ("pulling", "waiting") for what in ("accept", "free")]
-    assert rig.guests["p"].is_closed and not rig.sources.visits.by_pool
+    assert rig.guests["p"].is_closed and not rig.sources.peers.by_pool
 
 
 def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() -> None:
@@ -107,8 +108,10 @@ def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() ->
     rig.turn()
     assert set(rig.sources.by_id) == {"q"} and rig.guests["p"].is_closed and not len(rig.pulls.early.ahead)
     assert rig.said == [KVPathResult("d", 1, False, "it closed the connection")]
-    assert [(r.prefill_worker_id, r.error) for r in rig.sources.tend()] == [("p", "it closed the connection")]
-    assert [handoff.sequence.request_id for handoff in rig.pulls.pulling] == ["other"]
+    assert [(r.prefill_worker_id, r.error) for r in rig.reports if isinstance(r, KVPathReport)] == [
+        ("p", "it closed the connection")
+    ]
+    assert [handoff.sequence.request.request_id for handoff in rig.pulls.transfers.under_way] == ["other"]
 
 
 def test_what_waits_and_what_is_pulled_is_here() -> None:
@@ -127,7 +130,7 @@ def test_blocks_that_cannot_be_the_prompts_are_refused_and_no_handoff_waits_behi
     rig.turn()
     rig.end_copies()
     assert activated(rig) == ["well"]
-    [(key, code, reason)] = rig.pulls.take_failures()
+    [(key, code, reason)] = rig.take_failures()
     assert (key, code) == (("uneven", 0), ErrorCode.INTERNAL) and "4 blocks offered" in reason
     assert sorted(rig.released()) == ["uneven", "well"]
     rig.scheduler.end(rig.scheduler.active["well", 0])
@@ -159,7 +162,7 @@ def test_who_waits_for_a_row_asks_for_blocks(monkeypatch: pytest.MonkeyPatch) ->
     rig.turn()
     monkeypatch.setattr(rig.allocator, "fetch", fetch)
     rig.hand_off("waits", 8, [3, 4])
-    assert not rig.pulls.prepare_next() and not rig.pulls.pulling
+    assert not rig.pulls.prepare_next() and not rig.pulls.transfers.under_way
     assert asked == [(3 + 1,)], "for its tokens, and for the other to grow"
 
 
@@ -182,24 +185,24 @@ def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wai
     assert ("first", 0) in rig.pulls.waiting, "blocks of what is decoded come free"
     rig.scheduler.end(rig.scheduler.active["decoded", 0])
     rig.start()
-    rig.pulls.tend()
+    rig.pulls.check()
     now_s += 1.5 * LEAST_S - 0.1
-    rig.pulls.tend()
-    assert ("first", 0) in rig.pulls.waiting and rig.pulls.take_failures() == []
+    rig.pulls.check()
+    assert ("first", 0) in rig.pulls.waiting and rig.take_failures() == []
     now_s += 0.1
-    rig.pulls.tend()
-    [(key, code, _)] = rig.pulls.take_failures()
+    rig.pulls.check()
+    [(key, code, _)] = rig.take_failures()
     assert (key, code) == (("first", 0), ErrorCode.STANDSTILL) and ("decline", "first") in rig.guests["p"].said
-    rig.pulls.tend()
+    rig.pulls.check()
     assert ("second", 0) in rig.pulls.waiting, "as long again"
     for _ in range(10):
         now_s += LEAST_S
         rig.engine.shared.num_done += 1
-        rig.pulls.tend()
+        rig.pulls.check()
     assert ("second", 0) in rig.pulls.waiting, "somebody gets on in the pool, whose blocks come free"
     rig.allocator.take_back(others)
     rig.turn()
     assert ("second", 0) in rig.scheduler.reserved
     now_s += 100.0
-    rig.pulls.tend()
-    assert rig.pulls.take_failures() == []
+    rig.pulls.check()
+    assert rig.take_failures() == []

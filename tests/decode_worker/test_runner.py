@@ -31,11 +31,11 @@ from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import DecodeRunner, StepKind
 from decode_worker.sequences.rows import Fill
-from decode_worker.sequences.sequence import DecodeSequence
 from tests.support.adjusting import adjusted
 from tests.support.allocator import BlockAllocator
 from tests.support.decoders import qwen3_4b
 from tests.support.layouts import one_table, take
+from tests.support.sequences import decode_sequence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -143,7 +143,7 @@ def fill(batch: DecodeBatch, allocator: BlockAllocator, num_rows: int) -> None:
     for row in range(num_rows):
         context = 40 + 37 * row
         blocks = one_table(take(allocator, -(-(context + STEPS + 1) // BLOCK_SIZE)), BLOCK_SIZE)
-        sequence = DecodeSequence("test", row, [row + 7] * context, 0, SamplingParams(temperature=0.0), blocks)
+        sequence = decode_sequence(f"test {row}", [row + 7] * context, 0, SamplingParams(temperature=0.0), blocks)
         batch.apply([Fill(row, sequence)])
 
 
@@ -184,7 +184,7 @@ def test_logits_are_adjusted_in_every_graph_and_every_token_counts(has_logprobs:
     ]  # fmt: skip
     outputs = [[8], [8], [8]]
     for row, each in enumerate(params):
-        sequence = DecodeSequence("test", row, [*prompt, 8], 1, each, one_table(take(runner.engine.allocator, 8)))
+        sequence = decode_sequence(f"test {row}", [*prompt, 8], 1, each, one_table(take(runner.engine.allocator, 8)))
         runner.batch.apply([Fill(row, sequence, state_slot=(2, -1, 0)[row])])
     assert list(runner.graphs) == [StepKind(4)]
     for step in range(40):

@@ -8,6 +8,7 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import reserved
 from tests.support.layouts import allocator_of, one_table
+from tests.support.sequences import blocks_of_rows, decode_sequence
 
 BLOCK_SIZE = 4
 
@@ -17,7 +18,7 @@ def make(num_blocks: int = 50, max_num_seqs: int = 8) -> DecodeScheduler:
 
 
 def arrive(scheduler: DecodeScheduler, name: str, num_tokens: int = 6, max_tokens: int = 10) -> DecodeSequence:
-    sequence = DecodeSequence(name, 0, list(range(num_tokens)), 1, SamplingParams(max_tokens=max_tokens))
+    sequence = decode_sequence(name, list(range(num_tokens)), 1, SamplingParams(max_tokens=max_tokens))
     scheduler.reserve(sequence, one_table([], BLOCK_SIZE))
     scheduler.activate(sequence)
     return sequence
@@ -43,7 +44,7 @@ def test_rows_stay_dense_and_the_changes_say_how() -> None:
     a, b, c = (arrive(scheduler, name) for name in "abc")
     assert scheduler.rows.take_changes() == [Fill(0, a), Fill(1, b), Fill(2, c)]
     scheduler.end(a)
-    assert [s.request_id for s in scheduler.rows.sequences] == ["c", "b"]
+    assert [s.request.request_id for s in scheduler.rows.sequences] == ["c", "b"]
     assert scheduler.rows.take_changes() == [Fill(0, c, source=2), Clear(2)]
     scheduler.end(b)
     assert scheduler.rows.take_changes() == [Clear(1)]
@@ -155,7 +156,7 @@ def test_admission_leaves_every_sequence_a_block_to_grow() -> None:
 @pytest.mark.parametrize(("num_blocks", "max_len"), [(6, 1000), (100, 24)])
 def test_a_sequence_is_decoded_only_where_all_of_it_will_have_room(num_blocks: int, max_len: int) -> None:
     scheduler = DecodeScheduler(allocator_of(num_blocks, BLOCK_SIZE), 8, max_len)
-    fits, too_long = (DecodeSequence("a", 0, [0] * 15, 1, SamplingParams(max_tokens=n)) for n in (10, 11))
+    fits, too_long = (decode_sequence("a", [0] * 15, 1, SamplingParams(max_tokens=n)) for n in (10, 11))
     assert scheduler.capacity.objection(fits) == ""
     assert "25 tokens" in scheduler.capacity.objection(too_long) and "at most 24" in scheduler.capacity.objection(
         too_long
@@ -165,7 +166,7 @@ def test_a_sequence_is_decoded_only_where_all_of_it_will_have_room(num_blocks: i
 def test_rows_are_limited_by_reserved_sequences_too() -> None:
     scheduler = make(max_num_seqs=2)
     arrive(scheduler, "a")
-    waiting = DecodeSequence("b", 0, [1], 1, SamplingParams())
+    waiting = decode_sequence("b", [1], 1, SamplingParams())
     assert reserved(scheduler, waiting)
     assert not scheduler.capacity.has_room(1)
     scheduler.unreserve(waiting)
@@ -187,12 +188,12 @@ def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(see
             scheduler.preempt()
             scheduler.slots.make()
         replay(scheduler, table)
-        expected = {s.row: (s.request_id, s.tables[0].block_ids.tolist()) for s in scheduler.rows.sequences}
+        expected = {s.row: (s.request.request_id, s.tables[0].block_ids.tolist()) for s in scheduler.rows.sequences}
         assert {row: (name, ids) for row, (name, ids) in table.items()} == expected
         launched = scheduler.launched()
         collect(scheduler, in_flight)
         in_flight = launched
-        scheduler.allocator.check(scheduler.blocks())
+        scheduler.allocator.check(blocks_of_rows(scheduler))
     collect(scheduler, in_flight)
 
 
@@ -201,8 +202,8 @@ def replay(scheduler: DecodeScheduler, table: dict[int, tuple[str, list[int]]]) 
     for change in scheduler.rows.take_changes():
         match change:
             case Fill(row, sequence, source):
-                assert source < 0 or before[source][0] == sequence.request_id
-                table[row] = (sequence.request_id, list(sequence.tables[0].block_ids))
+                assert source < 0 or before[source][0] == sequence.request.request_id
+                table[row] = (sequence.request.request_id, list(sequence.tables[0].block_ids))
             case Clear(row):
                 del table[row]
             case Grow(row, 0, index, block_id):

@@ -12,6 +12,7 @@ from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.support.layouts import one_table, tiny
 from tests.support.messages import kv_offer
+from tests.support.sequences import decode_sequence
 
 BLOCK = 4
 LAYOUT = tiny(BLOCK)
@@ -31,7 +32,7 @@ class Rig:
         """Of so many tokens, the last of them just sampled, as it comes from a prefill worker."""
         token_ids = list(range(first, first + num_tokens))
         [block_ids] = self.magazine.allocate((4,))
-        sequence = DecodeSequence("r", 0, token_ids, 1, SamplingParams(), one_table(block_ids, BLOCK))
+        sequence = decode_sequence("r", token_ids, 1, SamplingParams(), one_table(block_ids, BLOCK))
         chain = digests(ROOT, pack_ids(token_ids), BLOCK)
         offer = kv_offer("r", block_ids, num_sealed=num_sealed, digest=([ROOT, *chain])[num_sealed])
         self.sealing.begin(sequence, offer)
@@ -41,8 +42,7 @@ class Rig:
         """Each gets a token; what was said of blocks then."""
         for sequence in sequences:
             sequence.token_ids.append(sequence.token_ids[-1] + 1)
-            self.sealing.add(sequence)
-        self.sealing.seal()
+        self.sealing.seal(sequences)
         said = [message for message in self.said if isinstance(message, BlocksSealed)]
         self.said.clear()
         return said
@@ -63,7 +63,7 @@ def test_a_block_is_sealed_when_the_token_after_its_last_is_known_and_found_as_a
     first = (num_tokens - 1) // BLOCK
     assert [message.keys for message in sealed] == [pack_keys([digest]) for digest in chain[first:3]]
     block_ids = [block_id for message in sealed for block_id in unpack_ids(message.block_ids)]
-    assert block_ids == list(sequence.tables[0].block_ids[first:3]) and sequence.num_sealed == 3
+    assert block_ids == list(sequence.tables[0].block_ids[first:3]) and sequence.chain.num_blocks == 3
 
 
 def test_those_of_one_step_are_said_at_once() -> None:
@@ -80,7 +80,7 @@ def test_those_of_one_step_are_said_at_once() -> None:
 def test_where_its_prefill_worker_has_sealed_less_or_nothing_it_seals_nothing() -> None:
     rig = Rig()
     less = rig.sequence(10, 1)
-    off = DecodeSequence("s", 0, [1, 2, 3], 1, SamplingParams(), one_table([9], BLOCK))
+    off = decode_sequence("s", [1, 2, 3], 1, SamplingParams(), one_table([9], BLOCK))
     rig.sealing.begin(off, kv_offer("s", [9]))
     for _ in range(12):
         assert rig.step(less, off) == []

@@ -15,6 +15,7 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import num_that_made_way, reserved
 from tests.support.layouts import allocator_of, pool_of
+from tests.support.sequences import blocks_of_rows, decode_sequence
 
 BLOCK_SIZE, MAX_LEN, MAX_ROWS = 4, 64, 6
 Step = tuple[list[DecodeSequence], list[int]]
@@ -36,7 +37,7 @@ class Device:
 
     def arrive(self, name: str, prompt: list[int], max_tokens: int) -> None:
         """A prompt whose KV is complete but for its last token."""
-        sequence = DecodeSequence(name, 0, prompt, 1, SamplingParams(max_tokens=max_tokens))
+        sequence = decode_sequence(name, prompt, 1, SamplingParams(max_tokens=max_tokens))
         assert reserved(self.scheduler, sequence)
         for position, token in enumerate(prompt[:-1]):
             self.keys[sequence.tables[0].block_ids[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE] = token
@@ -65,7 +66,7 @@ class Device:
                 if sequence.num_outputs == sequence.sampling.max_tokens:
                     self.scheduler.end(sequence)
         self.scheduler.collected(sequences)
-        self.scheduler.allocator.check(self.scheduler.blocks())
+        self.scheduler.allocator.check(blocks_of_rows(self.scheduler))
 
     def _context(self, row: int) -> list[int]:
         state = self.batch.state
@@ -85,7 +86,7 @@ def test_texts_are_those_of_sequences_that_never_had_to_wait(seed: int) -> None:
             device.arrive(f"r{number}", [rng.randrange(1000) for _ in range(length)], rng.randint(2, 40))
         if rng.random() < 0.05 and scheduler.active:
             scheduler.end(rng.choice(list(scheduler.active.values())))
-        seen |= {sequence.request_id: sequence for sequence in scheduler.active.values()}
+        seen |= {sequence.request.request_id: sequence for sequence in scheduler.active.values()}
         launched = device.launch()
         device.collect(in_flight)
         in_flight = launched

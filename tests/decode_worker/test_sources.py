@@ -13,8 +13,8 @@ from common.device.engine.engine import Engine
 from common.kv import proof
 from common.memory.base.pattern import pattern
 from common.memory.client.client import PoolClaim
-from common.serving.worker import peer_servers as visits_module
-from common.serving.worker.peer_servers import Visits
+from common.serving.worker import peer_servers as peer_servers
+from common.serving.worker.peer_servers import PeerServers
 from common.wire.messages.handoff import KVPathResult
 from common.wire.messages.worker import KVPathReport, Message
 from common.wire.transport.sockets import Hub
@@ -42,8 +42,9 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocator, self.pools, self.said = allocator_of(8), dict[str, FakePool](), list[Message]()
+        self.reports: list[KVPathReport] = []
         self.guests: list[FakeGuest] = []
-        monkeypatch.setattr(visits_module, "Guest", self._visit)
+        monkeypatch.setattr(peer_servers, "Guest", self._visit)
         transport = SimpleNamespace(name="shm", open_peer=self._open)
         shared = SimpleNamespace(pool_id=77, client=SimpleNamespace(path=Path("/nowhere/ours.sock")))
         engine = SimpleNamespace(
@@ -51,8 +52,10 @@ class Rig:
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
-        self.visits = Visits(cast(Engine, engine), ("d", 1), poller)
-        self.sources = Sources(cast(Engine, engine), self.visits, hub)
+        self.peers = PeerServers(cast(Engine, engine), ("d", 1), poller)
+        self.sources = Sources(
+            cast(Engine, engine), self.peers, hub, lambda report: self.reports.append(cast(KVPathReport, report))
+        )
 
     def meet(self, worker_id: str, epoch: int = 1, pool_id: int = 0) -> None:
         self.sources.add(worker_id.encode(), pool_export(worker_id, epoch, pool_id=pool_id or ord(worker_id[0])))
@@ -61,9 +64,11 @@ class Rig:
         return [report for _ in range(num_turns) for report in self._tended()]
 
     def _tended(self) -> list[KVPathReport]:
-        for visit in self.visits.tend(lambda visit: False):
-            self.sources.lose(visit)
-        return self.sources.tend()
+        for server in self.peers.check(lambda server: False):
+            self.sources.lose(server)
+        self.sources.prove_next()
+        reports, self.reports = self.reports, []
+        return reports
 
     def end_copies(self) -> list[KVPathReport]:
         """Every pull ends a turn after it was begun."""
@@ -144,12 +149,12 @@ def test_a_worker_that_dies_amid_its_proof_leaves_nothing(num_turns: int, rig: R
             for copy in pool.copies:
                 copy.end()
     assert rig.sources.forget("p", 1) is None
-    assert rig.is_idle() and not rig.sources.meetings
+    assert rig.is_idle() and not rig.sources.proofs
     rig.meet("p", 2)
     assert [report.prefill_epoch for report in rig.end_copies()] == [2]
     rig.sources.forget("p", 2)
     rig.tend(1)
-    assert not rig.visits.by_pool and all(guest.is_closed for guest in rig.guests)
+    assert not rig.peers.by_pool and all(guest.is_closed for guest in rig.guests)
 
 
 def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(rig: Rig) -> None:
@@ -162,20 +167,20 @@ def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(r
     assert not rig.guests[0].is_closed
     rig.sources.forget("q", 1)
     rig.tend(1)
-    assert rig.guests[0].is_closed and not rig.visits.by_pool
+    assert rig.guests[0].is_closed and not rig.peers.by_pool
 
 
 def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits_module, "GREETING_S", -1.0)
-    monkeypatch.setattr(visits_module, "Guest", lambda path, worker, pool_id, layout: rig.silent(pool_id))
+    monkeypatch.setattr(peer_servers, "GREETING_S", -1.0)
+    monkeypatch.setattr(peer_servers, "Guest", lambda path, worker, pool_id, layout: rig.silent(pool_id))
     rig.meet("p")
     assert ["not a word for" in report.error for report in rig.tend()] == [True]
-    assert not rig.visits.by_pool and rig.is_idle()
+    assert not rig.peers.by_pool and rig.is_idle()
 
     def nobody(*_: object) -> FakeGuest:
         raise MemoryLost("memory server /nowhere: No such file or directory")
 
-    monkeypatch.setattr(visits_module, "Guest", nobody)
+    monkeypatch.setattr(peer_servers, "Guest", nobody)
     rig.meet("p")
     assert ["both workers need to reach it" in report.error for report in rig.tend()] == [True]
 

@@ -12,7 +12,6 @@ import torch
 import zmq
 
 from common.base.errors import ErrorCode
-from common.device.engine.engine import Engine
 from common.device.steps.adjustments import make_grammar_masks
 from common.device.steps.loop_trace import Trace
 from common.device.steps.output_ring import StepOutput
@@ -45,7 +44,7 @@ from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.runner import DecodeRunner
 from decode_worker.sequences.row_queue import group_of
-from decode_worker.worker import DecodeWorker
+from decode_worker.worker import DecodeWorker, Runners
 from tests.decode_worker.bench import FakePool, met
 from tests.support.fakes import free_endpoint
 from tests.support.guided import DEMO_MODEL
@@ -53,6 +52,7 @@ from tests.support.layouts import allocator_of
 from tests.support.lone_pool import LonePool
 from tests.support.messages import decode_request, kv_offer, prefill_request, worker_ready
 from tests.support.scoring import scores_of
+from tests.support.sequences import blocks_of_worker
 
 FIRST, NEXT = 7, 8
 LOGPROBS = Logprobs((NEXT, 5), (-0.5, -0.25))
@@ -134,6 +134,7 @@ class Rig:
         grammars = make_grammar_masks(16, 8, VOCAB, torch.device("cpu"))
         batch = SimpleNamespace(apply=lambda changes: None, max_len=512, grammars=grammars)
         runner = SimpleNamespace(
+            engine=engine,
             trace=Trace(),
             launch=self._launch_step,
             bucket=lambda num_rows: num_rows,
@@ -143,9 +144,10 @@ class Rig:
         )
         self.worker = DecodeWorker(
             config,
-            cast(Engine, engine),
-            runner=cast(DecodeRunner, runner),
-            prompt_runner=cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk, trace=Trace())),
+            Runners(
+                cast(DecodeRunner, runner),
+                cast(PromptRunner, SimpleNamespace(launch=self._launch_chunk, trace=Trace())),
+            ),
             hub=Hub(self.context, NetSection(), free_endpoint()),
             ready=worker_ready("d", Role.DECODE, num_blocks=(num_blocks,), max_model_len=512),
             drain=Drain(1.0),
@@ -186,7 +188,7 @@ class Rig:
 
     def offer(self, offer: KVOffer) -> None:
         """At a memory server where this worker is a guest."""
-        self.worker.inbox._take(self.worker.arrivals.announced.offer(offer, self.worker.sources.visits.by_pool[1]))
+        self.worker.inbox._add(self.worker.arrivals.announced.offer(offer, self.worker.sources.peers.by_pool[1]))
 
     def turn(self) -> None:
         self.worker.turn()
@@ -218,13 +220,13 @@ class Rig:
         return [m.code for m in self.said if isinstance(m, RequestFailed) and m.request_id == name]
 
     def _launch_step(self, num_rows: int, **asked: int) -> Step:
-        names = [sequence.request_id for sequence in self.worker.scheduler.rows.sequences[:num_rows]]
+        names = [sequence.request.request_id for sequence in self.worker.scheduler.rows.sequences[:num_rows]]
         chosen = [OutputToken(NEXT, LOGPROBS)] * self.num_chosen
         self.steps.append(Step([[OutputToken(NO_CHOICE)] if name in self.without_choice else chosen for name in names]))
         return self.steps[-1]
 
-    def _launch_chunk(self, chunks: list[PromptChunk]) -> Chunk:
-        assert self.worker.in_flight is None and not self.worker.outputs.columns, "a token waits for the chunk"
+    def _launch_chunk(self, chunks: list[PromptChunk], *, whole_gpu: bool = True) -> Chunk:
+        assert not self.worker.steps.in_flight and not self.worker.outputs.columns, "a token waits for the chunk"
         self.chunks.append(Chunk(*chunks))
         return self.chunks[-1]
 
@@ -285,7 +287,7 @@ def test_the_router_learns_how_many_sequences_are_paused(rig: Rig) -> None:
     begin(rig, "stream")
     [sequence] = rig.worker.scheduler.active.values()
     assert rig.worker.admission.pauses.pause(group_of(sequence))
-    rig.worker.beat()
+    rig.worker.report_load()
     beat = rig.worker.link._heartbeat()
     assert (beat.num_running, beat.num_paused) == (1, 1)
 
@@ -345,7 +347,7 @@ def test_without_a_memory_server_what_is_announced_goes_back_to_the_router(
     """Its offer would never come, while the prefill worker has it, and this worker would wait for it."""
     rig.announce("a", 20)
     monkeypatch.setattr(rig.pool, "problem", "lost")
-    rig.worker.tend()
+    rig.worker._lease_blocks()
     rig.tell(decode_request("b", range(20)))
     rig.turn_until(lambda: bool(rig.failed("b")))
     assert rig.failed("a") == rig.failed("b") == [ErrorCode.DRAINING]
@@ -359,21 +361,21 @@ def test_what_is_announced_twice_counts_once_and_an_abort_or_a_new_router_ends_i
     rig.tell(Abort("a", 0))
     rig.turn_until(lambda: ("a", 0) not in rig.worker.arrivals.announced)
     assert ("b", 0) in rig.worker.arrivals.announced
-    rig.worker.forget_everything()
-    assert ("b", 0) not in rig.worker.arrivals.announced and not rig.worker._owns_something()
+    rig.worker.cancellation.drop_all()
+    assert ("b", 0) not in rig.worker.arrivals.announced and not rig.worker.cancellation.owns_something
 
 
 def test_blocks_of_an_aborted_local_prompt_are_free_when_its_chunk_is_over(rig: Rig) -> None:
     rig.ask("long", 40)
     rig.ask("next", 10)
     rig.tell(Abort("long", 0))
-    rig.turn_until(lambda: rig.worker.local_prompts.prompts[0].sequence.ended)
+    rig.turn_until(lambda: bool(rig.worker.local_prompts.scheduler.removed))
     assert rig.allocator.num_free < rig.allocator.capacity, "the chunk still writes"
     finish_chunk(rig)
     rig.chunks[-1].over = True
     rig.turn_until(lambda: bool(rig.sent("next")))
     assert not rig.sent("long")
-    rig.allocator.check(rig.worker.scheduler.blocks())
+    rig.allocator.check(blocks_of_worker(rig.worker))
 
 
 def test_a_short_local_prompt_overtakes_between_the_chunks_of_a_long_one(rig: Rig) -> None:
@@ -385,7 +387,7 @@ def test_a_short_local_prompt_overtakes_between_the_chunks_of_a_long_one(rig: Ri
     parts = [(chunk.chunk.start, len(chunk.chunk.token_ids)) for chunk in rig.chunks]
     assert parts == [(0, 16), (0, 4), (16, 16), (32, 16)], "a third of the tokens goes ahead of its turn"
     rig.turn_until(lambda: rig.sent("short")[:2] == [FIRST, NEXT])
-    assert len(rig.worker.local_prompts.waiting) == 1, "the other one holds nothing yet"
+    assert len(rig.worker.local_prompts.scheduler.waiting) == 1, "the other one holds nothing yet"
 
 
 def test_local_prompts_aborted_before_between_and_amid_their_chunks_leave_nothing(rig: Rig) -> None:
@@ -410,8 +412,8 @@ def test_a_row_without_a_token_to_choose_fails_and_the_others_go_on(rig: Rig) ->
     rig.turn_until(lambda: len(rig.sent("good")) > num_sent + 3)
     assert rig.failed("bad") == [ErrorCode.NO_CHOICE] and not rig.failed("good")
     assert set(rig.sent("bad")) == {FIRST, NEXT}
-    assert [sequence.request_id for sequence in rig.worker.scheduler.rows.sequences] == ["good"]
-    rig.allocator.check(rig.worker.scheduler.blocks())
+    assert [sequence.request.request_id for sequence in rig.worker.scheduler.rows.sequences] == ["good"]
+    rig.allocator.check(blocks_of_worker(rig.worker))
 
 
 def test_a_local_prompt_without_a_token_to_choose_fails_and_leaves_nothing(rig: Rig) -> None:
@@ -454,4 +456,4 @@ def test_a_local_prompt_waits_for_its_mask_and_one_without_a_grammar_does_not(ri
     assert 0 < int(np.unpackbits(mask.view(np.uint8)).sum()) < VOCAB // 4
     rig.turn_until(lambda: rig.failed("held") == [ErrorCode.GRAMMAR])  # the token that the bench chooses is no digit
     assert rig.sent("held") == [] and len(rig.sent("free")) > 0
-    rig.allocator.check(rig.worker.scheduler.blocks())
+    rig.allocator.check(blocks_of_worker(rig.worker))

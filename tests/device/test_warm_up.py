@@ -21,9 +21,9 @@ from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequences.rows import Fill
-from decode_worker.sequences.sequence import DecodeSequence
 from tests.support.engines import lone_engine
 from tests.support.layouts import one_table, pool_of, take
+from tests.support.sequences import decode_sequence
 
 SAMPLINGS = [SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, seed=3)]
 MAX_ROWS = 64
@@ -91,7 +91,7 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled, sta
     runner.prepare()
     for num_rows in (1, 3, 9, MAX_ROWS):
         changes = [
-            Fill(row, DecodeSequence("x", 0, [5] * 20, 1, SAMPLINGS[row % 2], one_table(take(engine.allocator, 2))))
+            Fill(row, decode_sequence("x", [5] * 20, 1, SAMPLINGS[row % 2], one_table(take(engine.allocator, 2))))
             for row in range(num_rows)
         ]
         batch.apply(list(changes))

@@ -20,7 +20,7 @@ FAULT = "CUDA error: an illegal memory access was encountered"
 
 def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     worker, is_well = held_decode.build(config, incarnation), holds_of(config).faults
-    beat = worker.beat
+    beat = worker.report_load
 
     def beat_while_well() -> None:
         if not is_well.allows(1):
@@ -34,7 +34,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
             raise RuntimeError(FAULT)
         beat()
 
-    worker.beat = beat_while_well  # type: ignore[method-assign]
+    worker.report_load = beat_while_well  # type: ignore[method-assign]
     return worker
 
 

@@ -2,10 +2,12 @@
 
 import sys
 
+from common.serving.prompts.scheduler import Chunk
 from common.serving.worker.start import Incarnation, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
 from decode_worker import __main__ as program
+from decode_worker.arrivals.local_prompts import LocalPrompt
 from decode_worker.worker import DecodeWorker
 from tests.e2e.hold import Holds, holds_of
 
@@ -19,27 +21,27 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
 def hold_texts(worker: DecodeWorker, holds: Holds) -> None:
     """Steps are launched only for the sake of a text that may have more tokens; others get on with it."""
-    can_get_on = worker._can_get_on
+    is_due = worker.steps.is_due
 
-    def may_get_on() -> bool:
+    def is_due_and_allowed() -> bool:
         rows = worker.scheduler.rows.sequences
-        return can_get_on() and any(holds.texts.allows(sequence.num_outputs) for sequence in rows)
+        return is_due() and any(holds.texts.allows(sequence.num_outputs) for sequence in rows)
 
-    worker._can_get_on = may_get_on  # type: ignore[method-assign]
+    worker.steps.is_due = is_due_and_allowed  # type: ignore[method-assign]
 
 
 def hold_prompts(worker: DecodeWorker, holds: Holds) -> None:
     """Of prompts that are computed here a step is a chunk."""
     prompts, num_steps = worker.local_prompts, 0
-    choose_chunk, launch = prompts.choose_chunk, prompts.launch
+    schedule = prompts.schedule
 
-    def counted() -> None:
+    def schedule_if_allowed() -> list[Chunk[LocalPrompt]]:
         nonlocal num_steps
-        num_steps += 1
-        launch()
+        chunks = schedule() if holds.prompt_steps.allows(num_steps) else []
+        num_steps += bool(chunks)
+        return chunks
 
-    prompts.launch = counted  # type: ignore[method-assign]
-    prompts.choose_chunk = lambda: holds.prompt_steps.allows(num_steps) and choose_chunk()  # type: ignore[method-assign]
+    prompts.schedule = schedule_if_allowed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

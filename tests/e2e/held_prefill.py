@@ -3,11 +3,12 @@
 import logging
 import sys
 
+from common.serving.prompts.scheduler import Chunk
 from common.serving.worker.start import Incarnation, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
 from prefill_worker.__main__ import DESCRIPTION
-from prefill_worker.scheduler import Chunk
+from prefill_worker.sequence import PrefillSequence
 from prefill_worker.worker import PrefillWorker
 from tests.e2e import slow_prefill as program
 from tests.e2e.hold import Holds, holds_of
@@ -25,7 +26,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
 def hold_steps(worker: PrefillWorker, holds: Holds) -> None:
     schedule, num_steps = worker.scheduler.schedule, 0
 
-    def schedule_if_allowed() -> list[Chunk]:
+    def schedule_if_allowed() -> list[Chunk[PrefillSequence]]:
         nonlocal num_steps
         chunks = schedule() if holds.prompt_steps.allows(num_steps) else []
         num_steps += bool(chunks)
@@ -36,15 +37,15 @@ def hold_steps(worker: PrefillWorker, holds: Holds) -> None:
 
 def hold_retrievals(worker: PrefillWorker, holds: Holds) -> None:
     """What is begun is asked for, and no answer is read."""
-    tend = worker.retrievals.tend
+    advance = worker.retrievals.advance
 
-    def tend_if_allowed() -> None:
+    def advance_if_allowed() -> None:
         if holds.retrievals.allows(0):
-            tend()
+            advance()
         elif worker.retrievals.under_way:
             logger.info("held amid a retrieval")
 
-    worker.retrievals.tend = tend_if_allowed  # type: ignore[method-assign]
+    worker.retrievals.advance = advance_if_allowed  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

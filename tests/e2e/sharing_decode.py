@@ -57,7 +57,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         SharingOps([GroupCache(*each) for each in zip(worker.engine.pool.caches, q_heads, strict=True)]),
     )
     worker.runner.shares_prefixes = config.decode.share_prefixes and worker.engine.step_ops.shares_prefixes
-    worker.sharing._min_places = 1
+    worker.steps.sharing._min_places = 1
     return worker
 
 

@@ -10,12 +10,11 @@ from common.kv.tables import Tables, complete_blocks, held_by, num_seen, tables_
 from common.settings.config import PrefillSection
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
-from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.scheduler import PromptScheduler
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from tests.support.allocator import BlockAllocator
 from tests.support.group_model import LAYOUTS, GroupMemory, next_token
 from tests.support.layouts import no_prefixes
+from tests.support.sequences import prompt_scheduler, prompt_sequence, taken
 
 BUDGET = 16
 
@@ -73,13 +72,13 @@ class Arriving:
 def test_a_prompt_that_was_pulled_in_parts_goes_on_where_it_arrives(layout: KVLayout, seed: int) -> None:
     rng, way = random.Random(seed), Way(layout)
     section = PrefillSection(max_batch_tokens=BUDGET).on("cpu")
-    scheduler = PromptScheduler(section, way.theirs.allocator, 70, no_prefixes(way.theirs.allocator), batching=True)
-    arriving: dict[PromptSequence, Arriving] = {}
+    scheduler = prompt_scheduler(section, way.theirs.allocator, 70, no_prefixes(way.theirs.allocator))
+    arriving: dict[PrefillSequence, Arriving] = {}
     num_arrived = number = 0
     while num_arrived < 20:
         while len(arriving) < 2:
             asked = [rng.randrange(1000) for _ in range(rng.randint(1, 60))]
-            sequence = PromptSequence(f"r{number}", 0, asked, 0, SamplingParams(), "d", 1, turn=number)
+            sequence = prompt_sequence(f"r{number}", asked, turn=number)
             arriving[sequence] = Arriving(way, len(asked))
             scheduler.add(sequence)
             number += 1
@@ -95,7 +94,7 @@ def test_a_prompt_that_was_pulled_in_parts_goes_on_where_it_arrives(layout: KVLa
                 way.num_ahead += bool(arriving[sequence].copied)
             elif not sequence.num_left:
                 prompt, arrived = sequence.token_ids, arriving.pop(sequence)
-                block_ids = scheduler.take(sequence)
+                block_ids = taken(scheduler, sequence)
                 arrived.pull(block_ids)
                 assert sorted(arrived.copied) == sorted(block_ids), "each block once"
                 way.theirs.allocator.free(block_ids)

@@ -39,10 +39,17 @@ from decode_worker.arrivals.offers import Offers
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
-from prefill_worker.scheduler import PromptScheduler
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from tests.support.group_model import LAYOUTS, GroupMemory, next_token
 from tests.support.layouts import no_prefixes
+from tests.support.sequences import (
+    blocks_of_prompts,
+    blocks_of_rows,
+    decode_sequence,
+    prompt_scheduler,
+    prompt_sequence,
+    taken,
+)
 
 BUDGET, MAX_LEN, MAX_ROWS, MAX_TOKENS = 16, 60, 3, 30
 TURN_S = 0.05
@@ -86,7 +93,7 @@ class Server:
         self.memory = Memory(self.shape)
         self.pools = Pools(lambda num_bytes: self.memory, 0.1, poisons=True)
         self.workers: list[Worker] = []
-        self.prompts: dict[str, PromptSequence] = {}  # as the router has told the workers of them
+        self.prompts: dict[str, PrefillSequence] = {}  # as the router has told the workers of them
 
     def answer(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -138,7 +145,7 @@ class Prefill(Worker):
         super().__init__(server)
         section = PrefillSection(max_batch_tokens=BUDGET).on("cpu")
         magazine = self.shared.magazine
-        self.scheduler = PromptScheduler(section, magazine, MAX_LEN, no_prefixes(magazine), batching=True)
+        self.scheduler = prompt_scheduler(section, magazine, MAX_LEN, no_prefixes(magazine))
         self.offered: set[str] = set()  # requests of which no answer has come
 
     def step(self) -> None:
@@ -155,13 +162,13 @@ class Prefill(Worker):
                 token = self.server.memory.content.step(tables, position, sequence.token_ids[position])
             self.scheduler.collected([sequence])
             if not sequence.num_left:
-                target = sequence.decode_worker_id, sequence.decode_epoch
-                self.shared.offer(target, sequence.key, token, self.scheduler.take(sequence))
-                self.offered.add(sequence.request_id)
+                target = sequence.request.decode_worker_id, sequence.request.decode_epoch
+                self.shared.offer(target, sequence.key, token, taken(self.scheduler, sequence))
+                self.offered.add(sequence.request.request_id)
         self.shared.tend(tuple(1 for _ in self.scheduler.layout.groups), self.scheduler.layout.nothing)
 
     def blocks(self) -> list[Sequence[int]]:
-        return self.scheduler.blocks()
+        return blocks_of_prompts(self.scheduler)
 
 
 class Decode(Worker):
@@ -170,7 +177,7 @@ class Decode(Worker):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.scheduler = DecodeScheduler(self.shared.magazine, MAX_ROWS, MAX_LEN)
-        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine))
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine), lambda *_: None)
         self.over: list[DecodeSequence] = []
         self.num_preempted = 0
 
@@ -178,14 +185,14 @@ class Decode(Worker):
         for said in self.shared.receive():
             assert isinstance(said, KVOffer)
             prompt = self.server.prompts[said.request_id]
-            sequence = DecodeSequence(*prompt.key, [*prompt.token_ids], 0, prompt.sampling)
+            sequence = decode_sequence(said.request_id, [*prompt.token_ids], 0, prompt.sampling)
             sequence.handed_over(said.token_id)
             self.shared.receive_offer(said)
             self.offers.add(sequence, said)
         while (accepted := self.offers.start_next()) is not None:
             self.scheduler.activate(accepted)
         self.scheduler.slots.make()
-        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.offers.make_way():
+        while self.scheduler.slots.is_starved(self.scheduler.lingering) and not self.offers.release_blocks():
             self.over.append(self.scheduler.preempt())
             self.num_preempted += 1
             self.scheduler.slots.make()
@@ -199,10 +206,10 @@ class Decode(Worker):
                 self.over.append(sequence)
                 self.scheduler.end(sequence)
         self.scheduler.collected(sequences)
-        self.offers.tend(self.scheduler.layout.nothing)
+        self.offers.lease_blocks(self.scheduler.layout.nothing)
 
     def blocks(self) -> list[Sequence[int]]:
-        return self.scheduler.blocks()
+        return blocks_of_rows(self.scheduler)
 
 
 class Fleet:
@@ -222,8 +229,8 @@ class Fleet:
         prompt = [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 28))]
         sampling = SamplingParams(max_tokens=self.rng.randint(2, MAX_TOKENS))
         target = f"w{self.rng.choice(self.decodes).client}"
-        sequence = PromptSequence(f"r{number}", 0, prompt, 0, sampling, target, 1, turn=number)
-        self.server.prompts[sequence.request_id] = sequence
+        sequence = prompt_sequence(f"r{number}", prompt, sampling=sampling, decode_worker_id=target, turn=number)
+        self.server.prompts[sequence.request.request_id] = sequence
         self.rng.choice(self.prefills).scheduler.add(sequence)
 
     def turn(self) -> None:
@@ -261,7 +268,7 @@ class Fleet:
                 worker.shared.receive()
 
     def is_idle(self) -> bool:
-        is_computed = any(worker.scheduler.sequences() or worker.offered for worker in self.prefills)
+        is_computed = any(worker.scheduler.prompts or worker.offered for worker in self.prefills)
         is_decoded = any(
             worker.scheduler.active or worker.scheduler.lingering or worker.offers.waiting for worker in self.decodes
         )

@@ -8,11 +8,12 @@ from typing import cast
 import pytest
 
 from common.memory.blocks.answers import Answer
+from common.serving.prompts.scheduler import Chunk
 from common.wire.messages.memory import OfBlocks
-from prefill_worker.scheduler import Chunk
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from tests.prefill_worker.test_prefixes import BLOCK, US, House
 from tests.support.marks import first_then
+from tests.support.sequences import blocks_of_prompts, taken
 
 NUM_BLOCKS = 24
 TEXTS = [list(range(base, base + 60)) for base in (0, 1000)]
@@ -25,7 +26,7 @@ class World(House):
     def __init__(self) -> None:
         super().__init__(num_blocks=NUM_BLOCKS, num_at_hand=0)
         self.answers: deque[Answer] = deque()
-        self.in_flight: deque[list[Chunk]] = deque()
+        self.in_flight: deque[list[Chunk[PrefillSequence]]] = deque()
         self.written: dict[int, bytes] = {}
         self.taken: list[tuple[list[int], list[int]]] = []
         self.num_prompts = self.num_saved = 0
@@ -53,7 +54,7 @@ class World(House):
             self.in_flight.append(chunks)
             self.scheduler.launched(chunks)
 
-    def _compute(self, sequence: PromptSequence, num_tokens: int) -> None:
+    def _compute(self, sequence: PrefillSequence, num_tokens: int) -> None:
         begin, end, blocks = sequence.num_scheduled_tokens, sequence.num_scheduled_tokens, sequence.tables[0].block_ids
         end += num_tokens
         for number in range(begin // BLOCK):
@@ -75,16 +76,16 @@ class World(House):
         self.prefixes.computed(reached, self.scheduler.waiting)
         for sequence, num_tokens in reached:
             if num_tokens == len(sequence.token_ids):
-                self.magazine.free(self.scheduler.take(sequence))
+                self.magazine.free(taken(self.scheduler, sequence))
 
-    def num_computed(self, sequence: PromptSequence) -> int:
+    def num_computed(self, sequence: PrefillSequence) -> int:
         """Tokens that no step in flight computes."""
         launched = (chunk for step in self.in_flight for chunk in step if chunk.sequence is sequence)
         return sequence.num_scheduled_tokens - sum(chunk.num_tokens for chunk in launched)
 
     def remove(self, place: int) -> None:
-        if sequences := self.scheduler.sequences():
-            self.scheduler.remove(sequences[place % len(sequences)].request_id, 0)
+        if sequences := list(self.scheduler.prompts.values()):
+            self.scheduler.remove(sequences[place % len(sequences)].request.request_id, 0)
 
     def others_take(self, num_blocks: int) -> None:
         if not self.taken and num_blocks <= self.pools.pools[self.magazine.shape.layout].index.num_free[0]:
@@ -109,7 +110,7 @@ class World(House):
         """Something that may happen now."""
         weights, acts = zip(*self.acts(rng), strict=True)
         rng.choices(acts, weights)[0]()
-        self.magazine.check([*self.scheduler.blocks(), *self.filled()])
+        self.magazine.check([*blocks_of_prompts(self.scheduler), *self.filled()])
 
     def wait(self) -> None:
         self.now_s += 1.0
@@ -121,16 +122,16 @@ class World(House):
         """Everything that is here is computed, whatever came before."""
         self.others_give_back()
         for _ in range(2000):
-            if not self.scheduler.sequences() and not self.in_flight:
+            if not self.scheduler.prompts and not self.in_flight:
                 break
             for act in (self.say, self.hear_next, self.launch, self.collect, self.go_on):
                 act()
             self.now_s += 0.01
-        assert not self.scheduler.sequences(), "somebody waits for ever"
+        assert not self.scheduler.prompts, "somebody waits for ever"
         while self.said or self.answers:
             self.say()
             self.hear_next()
-        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
+        assert not self.prefixes.grants.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
 
 
 @pytest.mark.medium

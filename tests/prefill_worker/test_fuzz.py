@@ -11,6 +11,7 @@ from common.wire.messages.frames import decode, encode
 from common.wire.messages.worker import Abort, DecodePeer, Message, PrefillRequest
 from common.wire.messages.worker_id import connection_of, is_from
 from tests.prefill_worker.test_worker import VOCAB, Rig, Step
+from tests.support.sequences import blocks_of_prompts
 from tests.wire.values import aimed_messages
 
 PEERS = [("d", 1), ("e", 2)]
@@ -51,14 +52,14 @@ def test_no_message_costs_more_than_itself(rig: Careful, messages: list[Message]
         worker.inbox._from_router(message)
         target = worker.targets.by_id.get("d")
         if target is not None and is_from(connection_of(target.worker_id, target.epoch), message):
-            worker.delivery.handle(target, message)
+            worker.handoffs.handle(target, message)
         rig.turn()
         for step in rig.steps:
             step.over = True
     worker.drain.asked = False  # who is told to leave takes nothing more
     worker.inbox.forget_everything()
     worker.drain.asked = False  # a router may have it leave
-    rig.allocator.check(worker.scheduler.blocks())
+    rig.allocator.check(blocks_of_prompts(worker.scheduler))
 
 
 def test_after_all_that_it_serves(rig: Careful) -> None:

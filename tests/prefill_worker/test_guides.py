@@ -9,10 +9,10 @@ import pytest
 from common.base.errors import ErrorCode
 from common.grammar.follower import Follower, Outcome
 from common.grammar.followers import Followers
+from common.grammar.sequence_grammars import SequenceGrammars
 from common.wire.messages.worker import Abort, FinishReason, TokenBatch
 from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.grammar_masks import PromptMasks
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from tests.prefill_worker.test_worker import TOKEN, VOCAB, Rig, until
 from tests.support.messages import prefill_request
 
@@ -24,17 +24,17 @@ class ToldFollowers:
     """Says what the test says."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, tuple[PromptSequence, list[int]]] = {}
-        self.outcomes: list[tuple[PromptSequence, Outcome]] = []
+        self.asked: dict[str, tuple[PrefillSequence, list[int]]] = {}
+        self.outcomes: list[tuple[PrefillSequence, Outcome]] = []
 
-    def ask(self, owner: PromptSequence, follower: Follower, token_ids: Sequence[int]) -> None:
-        assert owner.request_id not in self.asked, "one thing at a time"
-        self.asked[owner.request_id] = owner, list(token_ids)
+    def ask(self, owner: PrefillSequence, follower: Follower, token_ids: Sequence[int]) -> None:
+        assert owner.request.request_id not in self.asked, "one thing at a time"
+        self.asked[owner.request.request_id] = owner, list(token_ids)
 
     def say(self, name: str, outcome: Outcome) -> None:
         self.outcomes.append((self.asked.pop(name)[0], outcome))
 
-    def take(self) -> list[tuple[PromptSequence, Outcome]]:
+    def take(self) -> list[tuple[PrefillSequence, Outcome]]:
         taken, self.outcomes = self.outcomes, []
         return taken
 
@@ -51,10 +51,10 @@ class GuidedRig(Rig):
 
     def __init__(self) -> None:
         super().__init__(max_batch_tokens=64)
-        self.worker.masks.followers.close()
+        self.worker.grammars.followers.close()
         self.followers = ToldFollowers()
-        self.worker.masks = self.worker.inbox.masks = self.worker.outputs.masks = PromptMasks(
-            cast(Followers[PromptSequence], self.followers)
+        self.worker.grammars = self.worker.inbox.grammars = self.worker.outputs.grammars = SequenceGrammars(
+            cast(Followers[PrefillSequence], self.followers)
         )
 
     def begin(self, name: str, num_tokens: int = 20, **sampling: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_text_that_its_first_token_completes_ends_there(rig: GuidedRig) -> Non
     rig.followers.say("a", Outcome(is_over=True))
     rig.turn_until(lambda: rig.with_tokens() == ["a"])
     assert rig.reasons() == [FinishReason.STOP] and not rig.handed_off
-    assert rig.allocator.num_free == rig.allocator.capacity and not rig.worker.scheduler.sequences()
+    assert rig.allocator.num_free == rig.allocator.capacity and not rig.worker.scheduler.prompts
 
 
 def test_a_stop_token_needs_no_word_of_the_grammar(rig: GuidedRig) -> None:
@@ -126,7 +126,7 @@ def test_a_grammar_without_a_beginning_fails_its_prompt(rig: GuidedRig, outcome:
     rig.ask("a", 20, grammar="some")
     rig.followers.say("a", outcome)
     rig.turn_until(lambda: rig.failed() == [("a", 0, ErrorCode.GRAMMAR)])
-    assert not rig.steps and not rig.worker.scheduler.sequences()
+    assert not rig.steps and not rig.worker.scheduler.prompts
 
 
 def test_a_grammar_that_does_not_take_the_token_fails_its_prompt_and_whoever_pulls_is_told(rig: GuidedRig) -> None:
@@ -165,11 +165,11 @@ def test_what_grammars_say_of_what_was_given_up_is_dropped(rig: GuidedRig, phase
         sequence = rig.followers.asked["a"][0]
     else:
         rig.begin("a")
-        (sequence,) = rig.worker.scheduler.sequences()
+        (sequence,) = rig.worker.scheduler.prompts.values()
     if phase == "before its token is taken":
         rig.finish("a")
     rig.tell(Abort("a", 0))
-    rig.turn_until(lambda: not rig.worker.scheduler.sequences())
+    rig.turn_until(lambda: not rig.worker.scheduler.prompts)
     rig.followers.outcomes.append((sequence, outcome))
     for step in rig.steps:
         step.over = True
@@ -177,4 +177,4 @@ def test_what_grammars_say_of_what_was_given_up_is_dropped(rig: GuidedRig, phase
         rig.turn()
     assert not rig.with_tokens() and not rig.failed() and not rig.handed_off
     assert rig.allocator.num_free == rig.allocator.capacity
-    until(lambda: not rig.worker.in_flight)
+    until(lambda: not rig.worker.steps.in_flight)

@@ -22,12 +22,11 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
-from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.scheduler import PromptScheduler
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
 from tests.support.layouts import no_prefixes, tiny
+from tests.support.sequences import blocks_of_prompts, ending, prompt_scheduler, prompt_sequence, taken
 from tests.support.slow_rate import SlowRate
 
 BLOCK = 4
@@ -49,14 +48,13 @@ class House:
         self.told: dict[str, int] = {}
         self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
         section = KVSection(prefix_min_tokens=0)
-        self.prefixes = PromptPrefixes(self.magazine, self._tell, section)
-        self.prefixes.rate = SlowRate()
+        self.prefixes = PromptPrefixes(self.magazine, self._tell, section, rate=SlowRate())
         limits = PrefillSection(max_batch_tokens=8 * BLOCK).on("cuda")
-        self.scheduler = PromptScheduler(limits, self.magazine, 1000, self.prefixes, batching=True)
+        self.scheduler = prompt_scheduler(limits, self.magazine, 1000, self.prefixes)
         self.computed: list[tuple[str, int]] = []
 
-    def _tell(self, sequence: PromptSequence) -> None:
-        self.told[sequence.request_id] = sequence.num_scheduled_tokens
+    def _tell(self, sequence: PrefillSequence) -> None:
+        self.told[sequence.request.request_id] = sequence.num_scheduled_tokens
 
     def add(
         self,
@@ -68,11 +66,13 @@ class House:
         turn: int = 0,
         num_logprobs: int = 0,
         holder: tuple[str, int] | None = None,
-    ) -> PromptSequence:
-        sequence = PromptSequence(name, 0, [*token_ids], 0, SamplingParams(), "d", 1, holder=holder)
-        sequence.priority, sequence.turn, sequence.num_prompt_logprobs = priority, turn or self.num_added, num_logprobs
+    ) -> PrefillSequence:
+        worker_id, epoch = holder or ("", 0)
+        sequence = prompt_sequence(
+            name, token_ids, salt=salt, priority=priority, turn=turn or self.num_added,
+            num_prompt_logprobs=num_logprobs, holder_worker_id=worker_id, holder_epoch=epoch,
+        )  # fmt: skip
         self.num_added += 1
-        self.prefixes.begin(sequence, salt)
         self.scheduler.add(sequence)
         return sequence
 
@@ -86,7 +86,7 @@ class House:
         for client, message, _ in answers:
             match message:
                 case PromptBlocks() if client == US:
-                    self.prefixes.hear(message)
+                    self.prefixes.receive(message)
                 case BlocksLeased() if client == US:
                     self.magazine.leased(message)
                 case PoolShortage() if client == US:
@@ -99,23 +99,23 @@ class House:
             self.exchange()
             if chunks := self.scheduler.schedule():
                 break
-        pieces = [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
+        pieces = [(chunk.sequence.request.request_id, chunk.num_tokens) for chunk in chunks]
         self.scheduler.launched(chunks)
         sequences = [chunk.sequence for chunk in chunks]
         self.scheduler.collected(sequences)
         self.prefixes.computed([(each, each.num_scheduled_tokens) for each in sequences], self.scheduler.waiting)
         for sequence in sequences:
-            if sequence in self.scheduler.ending:
+            if sequence in ending(self.scheduler):
                 assert sequence.beginning.num_sealed == len(sequence.token_ids) // BLOCK
-                self.magazine.free(self.scheduler.take(sequence))
+                self.magazine.free(taken(self.scheduler, sequence))
         self.computed += pieces
         self.exchange()
         self.check()
         return pieces
 
     def check(self) -> None:
-        self.magazine.check([*self.scheduler.blocks(), *self.filled()])
-        running = {digest for s in self.scheduler.running for digest in s.beginning.digests}
+        self.magazine.check([*blocks_of_prompts(self.scheduler), *self.filled()])
+        running = {digest for s in self.scheduler.prompts.values() if s.is_started for digest in s.beginning.digests}
         assert self.prefixes.computing.keys() <= running
 
     def filled(self) -> Iterable[list[int]]:
@@ -123,10 +123,10 @@ class House:
         return ()
 
     def all_done(self) -> None:
-        while self.scheduler.sequences():
+        while self.scheduler.prompts:
             assert self.step(), "somebody waits for ever"
         self.check()
-        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
+        assert not self.prefixes.grants.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
 
     def take_away(self, num_blocks: int) -> tuple[list[int], list[int]]:
         """Others lease so many."""
@@ -175,7 +175,7 @@ def test_an_answer_that_was_on_its_way_while_blocks_were_sealed_is_asked_for_aga
     house.scheduler.collected([first, first])
     house.prefixes.computed([(first, 50)], house.scheduler.waiting)
     house.hear(answers)
-    house.magazine.free(house.scheduler.take(first))
+    house.magazine.free(taken(house.scheduler, first))
     assert house.step() == [("second", 2)]
     house.all_done()
 
@@ -185,13 +185,13 @@ def test_those_that_wait_are_looked_at_once_a_step() -> None:
     step = [house.add(name, range(base, base + 8)) for base, name in ((0, "a"), (100, "b"), (200, "c"))]
     house.exchange()
     house.scheduler.launched(house.scheduler.schedule())
-    alike = [house.add(f"{first.request_id} too", [*first.token_ids, 1]) for first in step]
+    alike = [house.add(f"{first.request.request_id} too", [*first.token_ids, 1]) for first in step]
     house.exchange()
     house.scheduler.collected(step)
     house.prefixes.computed([(each, 8) for each in step], iter(house.scheduler.waiting))
-    assert house.prefixes.asked.keys() == {each.key for each in alike}
+    assert house.prefixes.grants.asked.keys() == {each.key for each in alike}
     for each in step:
-        house.magazine.free(house.scheduler.take(each))
+        house.magazine.free(taken(house.scheduler, each))
     house.all_done()
 
 
@@ -306,7 +306,7 @@ def test_a_grant_that_crosses_the_end_of_its_prompt_is_given_back() -> None:
     house.scheduler.remove("gone", 0)
     house.hear(answers)
     house.exchange()
-    assert not house.prefixes.asked and not house.magazine.leases.in_use and usage(house.pools).num_free == 20
+    assert not house.prefixes.grants.asked and not house.magazine.leases.in_use and usage(house.pools).num_free == 20
 
 
 def test_a_prompt_that_is_given_up_while_it_waits_keeps_no_other_waiting() -> None:
@@ -382,8 +382,12 @@ def test_what_was_granted_and_given_back_is_asked_for_again() -> None:
     assert [house.step(), house.step()] == [[("whole", 32)], [("whole", 18)]]
     second = house.add("second", text)
     house.exchange()
-    assert second.num_scheduled_tokens == 48 and house.prefixes.let_go([second]) and not house.prefixes.let_go([second])
-    assert second.num_scheduled_tokens == 0 and not house.scheduler.blocks()[0]
+    assert (
+        second.num_scheduled_tokens == 48
+        and house.prefixes.grants.release([second])
+        and not house.prefixes.grants.release([second])
+    )
+    assert second.num_scheduled_tokens == 0 and not blocks_of_prompts(house.scheduler)[0]
     assert house.step() == [("second", 2)]
     house.all_done()
 
@@ -393,6 +397,6 @@ def test_a_chain_goes_on_from_the_last_full_block() -> None:
     short, long = house.add("short", [1, 2]).beginning, house.add("long", range(9)).beginning
     assert short.last_digest == short.root and long.last_digest == long.digests[1]
     off = no_prefixes(house.magazine)
-    plain = PromptSequence("plain", 0, [1, 2, 3, 4], 0, SamplingParams(), "d", 1)
-    off.begin(plain, b"")
+    plain = prompt_sequence("plain", [1, 2, 3, 4])
+    off.begin(plain)
     assert plain.beginning.last_digest == b"" and not plain.beginning.digests

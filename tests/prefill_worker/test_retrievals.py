@@ -15,13 +15,13 @@ from common.memory.client.magazine import Magazine
 from common.memory.server.pools import Pools
 from common.memory.server.report import usage
 from common.serving.prompts.rate import PromptRate
-from common.serving.worker.peer_servers import Visit, Visits
+from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PromptBlocks, PromptWanted
 from common.wire.values.block_key import digests, pack_keys, root_of
 from common.wire.values.fields import ID_BYTES
 from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import PoolShape
-from prefill_worker.reply_pools import Holder, Holders
+from prefill_worker.reply_pools import ReplyPool, ReplyPools
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth
 from tests.decode_worker.bench import FakePool
 from tests.memory.parties import Bytes
@@ -51,7 +51,7 @@ class Theirs:
         self.said: deque[MemoryMessage] = deque()  # by the guest
         self.heard: deque[OfGuest] = deque()
         self.num_asked = 0
-        self.visit = Visit(cast(Guest, self), self.pool, num_workers=1)
+        self.server = PeerServer(cast(Guest, self), self.pool, num_workers=1)
 
     def decode(self, token_ids: Sequence[int], salt: bytes = b"") -> None:
         """A text, which is over: its full blocks can be found."""
@@ -114,25 +114,25 @@ class Theirs:
             self.pools.leave(GUEST)
 
 
-class FakeVisits:
+class FakePeers:
     """Of one pool, which is not proven again."""
 
     def __init__(self, theirs: Theirs) -> None:
         self.theirs, self.is_lost = theirs, False
 
-    def receive(self) -> list[tuple[Visit, OfGuest]]:
-        heard = [] if self.theirs.problem else [(self.theirs.visit, said) for said in self.theirs.heard]
+    def receive(self) -> list[tuple[PeerServer, OfGuest]]:
+        heard = [] if self.theirs.problem else [(self.theirs.server, said) for said in self.theirs.heard]
         self.theirs.heard.clear()
         return heard
 
-    def tend(self, is_used: Callable[[Visit], bool]) -> list[Visit]:
+    def check(self, is_used: Callable[[PeerServer], bool]) -> list[PeerServer]:
         if not self.theirs.problem or self.is_lost:
             return []
         self.is_lost = True
         self.theirs.pool.close()
-        return [self.theirs.visit]
+        return [self.theirs.server]
 
-    def leave(self, visit: Visit) -> None: ...
+    def leave(self, server: PeerServer) -> None: ...
 
     def prove(self, export: object) -> Iterator[None]:
         yield
@@ -140,9 +140,9 @@ class FakeVisits:
 
 
 def retrievals_of(house: House, theirs: Theirs, written: dict[int, bytes], worth: Worth) -> Retrievals:
-    holders = Holders(cast(Visits, FakeVisits(theirs)), clock=lambda: house.now_s)
-    holders.by_id["d"] = Holder(pool_export("d"), visit=theirs.visit, gb_per_s=1.0)
-    return Retrievals(cast(KVPool, written), holders, house.prefixes, worth, clock=lambda: house.now_s)
+    pools = ReplyPools(cast(PeerServers, FakePeers(theirs)), clock=lambda: house.now_s)
+    pools.by_id["d"] = ReplyPool(pool_export("d"), server=theirs.server, gb_per_s=1.0)
+    return Retrievals(cast(KVPool, written), pools, house.prefixes, worth, clock=lambda: house.now_s)
 
 
 class Rig(House):
@@ -155,7 +155,7 @@ class Rig(House):
         self.retrievals = retrievals_of(self, self.theirs, self.written, worth)
 
     def filled(self) -> Iterable[list[int]]:
-        return self.retrievals.blocks()
+        return (each.target_ids for each in [*self.retrievals.under_way, *self.retrievals.late])
 
     def ask(self, name: str, token_ids: Sequence[int] = TEXT, **options: Any) -> None:
         self.add(name, token_ids, holder=D, **options)
@@ -163,7 +163,7 @@ class Rig(House):
 
     def turn(self) -> None:
         self.exchange()
-        self.retrievals.tend()
+        self.retrievals.advance()
         self.exchange()
         self.check()
 
@@ -382,14 +382,14 @@ class RetrievingWorld(World):
         self.theirs.decode(TEXTS[0][:40])
 
     def filled(self) -> Iterable[list[int]]:
-        return self.retrievals.blocks()
+        return (each.target_ids for each in [*self.retrievals.under_way, *self.retrievals.late])
 
     def acts(self, rng: random.Random) -> list[tuple[int, Callable[[], None]]]:
         return [
             *super().acts(rng),
             (12, lambda: self.add_prompt(rng.randrange(len(TEXTS)), rng.randint(1, 55), rng.randrange(2), D)),
             (4, lambda: self.decode(rng.choice(TEXTS)[: rng.randint(4, 55)])),
-            (20, self.theirs.answer), (20, self.retrievals.tend), (10, self.theirs.pool.close),
+            (20, self.theirs.answer), (20, self.retrievals.advance), (10, self.theirs.pool.close),
             (2, lambda: self.others_take(24)), (2, self.others_give_back),
             (1, lambda: self.theirs.forget(rng.randint(1, 20))),
             (1, lambda: self.break_copies() if rng.random() < 0.3 else None),
@@ -410,7 +410,7 @@ class RetrievingWorld(World):
     def go_on(self) -> None:
         self.theirs.answer()
         self.theirs.pool.close()
-        self.retrievals.tend()
+        self.retrievals.advance()
 
     def settle(self) -> None:
         super().settle()

@@ -1,38 +1,43 @@
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.serving.prompts.requests import Key
+from common.serving.prompts.scheduler import PromptScheduler
 from common.settings.config import PrefillSection
 from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.scheduler import PromptScheduler
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from tests.support.layouts import allocator_of, no_prefixes
+from tests.support.sequences import blocks_of_prompts, ending, prompt_scheduler, prompt_sequence, taken
 
 BLOCK_SIZE = 16
 
 
-def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> PromptScheduler:
+def make(num_blocks: int = 100, *, batching: bool = True, **section: object) -> PromptScheduler[PrefillSequence]:
     limits = PrefillSection(**section).on("cuda")  # type: ignore[arg-type]
     allocator = allocator_of(num_blocks, BLOCK_SIZE)
-    return PromptScheduler(limits, allocator, 1000, no_prefixes(allocator), batching=batching)
+    return prompt_scheduler(limits, allocator, 1000, no_prefixes(allocator), batching=batching)
 
 
-def prompt(name: str, num_tokens: int, max_tokens: int = 1) -> PromptSequence:
-    return PromptSequence(name, 0, [0] * num_tokens, 0, SamplingParams(max_tokens=max_tokens), "decode-0", 1)
+def prompt(name: str, num_tokens: int, max_tokens: int = 1) -> PrefillSequence:
+    return prompt_sequence(name, [0] * num_tokens, sampling=SamplingParams(max_tokens=max_tokens))
 
 
-def launch(scheduler: PromptScheduler) -> list[tuple[str, int]]:
+def launch(scheduler: PromptScheduler[PrefillSequence]) -> list[tuple[str, int]]:
     """A step that is not over yet."""
     chunks = scheduler.schedule()
     scheduler.launched(chunks)
-    return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in chunks]
+    return [(chunk.sequence.request.request_id, chunk.num_tokens) for chunk in chunks]
 
 
-def plan(scheduler: PromptScheduler) -> list[tuple[str, int]]:
+def plan(scheduler: PromptScheduler[PrefillSequence]) -> list[tuple[str, int]]:
     """A step, and its end."""
     plan = launch(scheduler)
-    for sequence in list(scheduler.ending):
-        scheduler.allocator.free(scheduler.take(sequence))
+    for sequence in list(ending(scheduler)):
+        scheduler.allocator.free(taken(scheduler, sequence))
     return plan
 
 
@@ -80,7 +85,7 @@ def test_what_comes_free_is_kept_for_a_prompt_that_waits_for_blocks() -> None:
     assert launch(scheduler) == [("b", 30)], "it overtakes, with credit for a third of a step"
     assert launch(scheduler) == []
     for name in "ab":
-        scheduler.collected([sequence for sequence in scheduler.ending if sequence.request_id == name])
+        scheduler.collected([sequence for sequence in ending(scheduler) if sequence.request.request_id == name])
         assert scheduler.remove(name, 0)
     assert launch(scheduler) == [("large", 96)]
     assert launch(scheduler) == [], "c has no blocks"
@@ -97,7 +102,7 @@ def test_a_prompt_that_overtakes_leaves_blocks_for_the_one_whose_turn_it_is() ->
 def test_a_prompt_that_no_step_and_no_pool_has_room_for_is_refused(num_blocks: int, max_len: int) -> None:
     section = PrefillSection().on("cuda")
     allocator = allocator_of(num_blocks, BLOCK_SIZE)
-    scheduler = PromptScheduler(section, allocator, max_len, no_prefixes(allocator), batching=True)
+    scheduler = prompt_scheduler(section, allocator, max_len, no_prefixes(allocator))
     assert scheduler.objection(prompt("a", 64)) == ""
     assert "65 tokens" in scheduler.objection(prompt("b", 65)) and "at most 64" in scheduler.objection(prompt("b", 65))
     assert scheduler.objection(prompt("c", 64, max_tokens=2)), "its first output needs a place, too"
@@ -110,7 +115,7 @@ def test_a_prompt_that_will_be_decoded_brings_the_block_of_its_first_output() ->
         scheduler.add(sequence)
         launch(scheduler)
         scheduler.collected([sequence])
-        block_ids = scheduler.take(sequence)
+        block_ids = taken(scheduler, sequence)
         assert len(block_ids) == num_blocks
         scheduler.allocator.free(block_ids)
 
@@ -124,7 +129,7 @@ def test_a_step_is_scheduled_while_others_are_in_flight() -> None:
     assert launch(scheduler) == [("b", 10), ("long", 46)]
     assert launch(scheduler) == [("c", 10)]
     assert launch(scheduler) == []
-    assert [s.request_id for s in scheduler.ending] == ["a", "long", "b", "c"]
+    assert [s.key[0] for s in ending(scheduler)] == ["long", "a", "b", "c"]
 
 
 def test_without_batching_steps_of_one_prompt_follow_each_other() -> None:
@@ -142,13 +147,14 @@ def test_a_prompt_removed_while_its_step_is_in_flight_gives_its_blocks_to_the_ne
     scheduler.add(prompt("b", 20))
     assert launch(scheduler) == [("a", 32)]
     assert scheduler.remove("a", 0)
-    assert gone.ended and gone not in scheduler.sequences()
-    assert launch(scheduler) == [] and [*map(list, scheduler.blocks())] == [[], [*gone.tables[0].block_ids]], (
-        "a step may still write them"
-    )
+    assert gone.ended and gone not in scheduler.prompts.values()
+    assert launch(scheduler) == [] and [*map(list, blocks_of_prompts(scheduler))] == [
+        [],
+        [*gone.tables[0].block_ids],
+    ], "a step may still write them"
     scheduler.collected([gone])
     assert launch(scheduler) == [("b", 20)] and not gone.tables
-    last = scheduler.ending[0]
+    last = ending(scheduler)[0]
     assert scheduler.remove("b", 0)
     scheduler.collected([last])
     scheduler.allocator.check([])
@@ -165,23 +171,32 @@ def test_removing_frees_blocks_wherever_the_prompt_is() -> None:
     scheduler.allocator.check([])
 
 
-def test_one_prompt_is_found_without_a_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+class Unwalked(dict[Key, PrefillSequence]):
+    """Prompts of which there may be thousands."""
+
+    def __iter__(self) -> Iterator[Key]:
+        pytest.fail("each is looked at")
+
+    def values(self) -> Any:
+        pytest.fail("each is looked at")
+
+
+def test_one_prompt_is_found_without_a_look_at_all_others() -> None:
     scheduler = make()
     for name in "abc":
         scheduler.add(prompt(name, 20))
-    monkeypatch.setattr(scheduler, "sequences", lambda: pytest.fail("there may be thousands"))
-    assert [scheduler.has((name, attempt)) for name, attempt in (("b", 0), ("b", 1), ("d", 0))] == [True, False, False]
-    assert scheduler.remove("b", 0) and not scheduler.remove("b", 0) and not scheduler.has(("b", 0))
-    assert plan(scheduler) == [("a", 20), ("c", 20)] and not any(scheduler.has((name, 0)) for name in "abc")
+    scheduler.prompts = Unwalked(scheduler.prompts)
+    assert scheduler.remove("b", 0) and not scheduler.remove("b", 0) and not scheduler.remove("d", 0)
+    scheduler.prompts = dict(scheduler.prompts.items())
+    assert plan(scheduler) == [("a", 20), ("c", 20)] and not scheduler.prompts
 
 
 def test_an_abort_of_an_older_attempt_leaves_the_newer_one() -> None:
     scheduler = make()
-    newer = prompt("a", 10)
-    newer.attempt = 2
+    newer = prompt_sequence("a", [0] * 10, attempt=2)
     scheduler.add(newer)
     assert not scheduler.remove("a", 1)
-    assert scheduler.sequences() == [newer]
+    assert [*scheduler.prompts.values()] == [newer]
 
 
 @given(st.lists(st.integers(1, 300), max_size=20), st.integers(16, 200), st.booleans())
@@ -192,7 +207,7 @@ def test_every_prompt_is_computed_once_in_order_and_every_block_comes_back(
     for i, length in enumerate(lengths):
         scheduler.add(prompt(str(i), length))
     computed = dict.fromkeys(map(str, range(len(lengths))), 0)
-    while scheduler.sequences():
+    while scheduler.prompts:
         step = plan(scheduler)
         assert step, "the scheduler is stuck"
         assert sum(n for _, n in step) <= budget or len(step) == 1

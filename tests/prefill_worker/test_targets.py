@@ -36,7 +36,7 @@ class Rig:
         """Turn the loop a few times a second; returns when the pool was offered."""
         begin_s, already = self.now_s, len(self.offers_s)
         while self.now_s < begin_s + seconds:
-            self.targets.offer()
+            self.targets.export_pool()
             self.now_s += 0.25
         return [offered_s - begin_s for offered_s in self.offers_s[already:]]
 

@@ -139,23 +139,20 @@ class Rig:
         self, name: str, num_tokens: int, *, whole_gpu: bool = False, num_prompt_logprobs: int = 0, **sampling: Any
     ) -> None:
         """Send a prompt; returns when it has arrived."""
-        num_known = len(self.worker.scheduler.sequences())
+        num_known = len(self.worker.scheduler.prompts)
         how = SamplingParams(**sampling)
         fields = {"whole_gpu": whole_gpu, "num_prompt_logprobs": num_prompt_logprobs}
         self.tell(prefill_request(name, range(num_tokens), sampling=how, turn=num_known, **fields))
 
         def arrived() -> bool:
-            self.worker.receive()
-            return len(self.worker.scheduler.sequences()) > num_known
+            self.worker.inbox.receive()
+            return len(self.worker.scheduler.prompts) > num_known
 
         until(arrived)
 
     def turn(self) -> None:
         """One turn of the loop and what it made others see."""
-        self.worker.receive()
-        self.worker.outputs.handle_answers()
-        self.worker.step()
-        self.worker.beat()
+        self.worker.turn()
         self.said += [message for _, message in self.router.receive()]
         for identity, message in self.decode.receive():
             if isinstance(message, KVPoolExport):
@@ -289,7 +286,7 @@ def test_a_prompt_aborted_in_flight_or_ended_by_its_first_token_is_not_announced
     for step in rig.steps:
         step.over = True
     rig.turn_until(lambda: rig.with_tokens() == ["one token"])
-    rig.turn_until(lambda: not rig.worker.in_flight)
+    rig.turn_until(lambda: not rig.worker.steps.in_flight)
     assert not rig.announced and not rig.handed_off
 
 
@@ -374,7 +371,7 @@ def test_an_offered_request_is_the_routers_again_when_nothing_more_comes_of_it_h
     """The router is told, unless it gave the request up itself."""
     rig.offer("a", "b", "c")
     rig.abort("b")
-    assert {*rig.worker.delivery.offered} == {("a", 0), ("c", 0)}
+    assert {*rig.worker.handoffs.offered} == {("a", 0), ("c", 0)}
     rig.worker.inbox.give_everything_back()
     rig.turn_until(lambda: len(rig.failed()) == 2)
     assert rig.failed() == [("a", 0, ErrorCode.DRAINING), ("c", 0, ErrorCode.DRAINING)]
@@ -404,20 +401,20 @@ def test_without_its_memory_server_it_gives_back_what_is_offered_and_offers_noth
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.offer("a")
+    rig.ask("b", 10)
+    rig.turn()
+    rig.steps[-1].over = True
     monkeypatch.setattr(rig.pool, "problem", "lost")
-    rig.offer("b")
-    rig.turn_until(lambda: bool(rig.failed()))
-    assert rig.failed() == [("b", 0, ErrorCode.DRAINING)], "at once"
-    rig.worker.tend()
     rig.turn_until(lambda: len(rig.failed()) == 2)
-    assert rig.failed()[1] == ("a", 0, ErrorCode.DRAINING) and not rig.worker.inbox.owns_something()
+    assert rig.failed() == [("b", 0, ErrorCode.DRAINING), ("a", 0, ErrorCode.DRAINING)]
+    assert not rig.worker.inbox.owns_something()
 
 
 def test_an_attempt_that_is_offered_is_not_computed_again(rig: Rig) -> None:
     rig.offer("a")
     rig.tell(prefill_request("a", range(10)))
     rig.turn_until(lambda: rig.worker.link.spoke.drops.dropped == 1)
-    assert not rig.worker.scheduler.sequences()
+    assert not rig.worker.scheduler.prompts
 
 
 def test_nothing_is_begun_while_much_waits_for_the_memory_server(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,11 +431,11 @@ def test_nothing_is_begun_while_much_waits_for_the_memory_server(rig: Rig, monke
 def test_nobody_can_say_that_he_lacks_blocks_while_two_steps_are_in_flight(rig: Rig) -> None:
     rig.ask("p", 128)
     rig.turn_until(lambda: len(rig.steps) == 2)
-    rig.worker.tend()
+    rig.worker._lease_blocks()
     assert rig.pool.is_busy
     rig.steps[0].over = True
-    rig.turn_until(lambda: len(rig.worker.in_flight) == 1)
-    rig.worker.tend()
+    rig.turn_until(lambda: len(rig.worker.steps.in_flight) == 1)
+    rig.worker._lease_blocks()
     assert not rig.pool.is_busy
 
 

@@ -6,12 +6,16 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
+from common.base.errors import ErrorCode
 from common.memory.client.client import MemoryClient, PoolClaim
 from common.memory.client.shared_pool import SharedPool
+from common.serving.prompts.requests import Key
 from common.wire.messages.memory import BlocksLeased
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.admission import Admission
+from decode_worker.arrivals.announced import Announced
+from decode_worker.arrivals.arrivals import Arrivals
 from decode_worker.arrivals.local_prompts import LocalPrompts
 from decode_worker.arrivals.offers import Offers
 from decode_worker.arrivals.pulls import Pulls
@@ -20,7 +24,8 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.support.layouts import pool_of
-from tests.support.messages import kv_offer
+from tests.support.messages import decode_request, kv_offer
+from tests.support.sequences import blocks_of_rows
 
 BLOCK_SIZE, STEP_S = 4, 0.01
 REPLAY_S = 0.1
@@ -72,9 +77,10 @@ class RowsSimulation:
         self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_blocks)))
         self.free_ids = deque(range(num_blocks + 1, num_blocks + NUM_BROUGHT + 1))  # the prefill worker's
         self.scheduler = DecodeScheduler(self.shared.magazine, num_rows, 10_000)
-        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine))
-        pulls, local = cast(Pulls, NoPulls()), cast(LocalPrompts, SimpleNamespace(wants_row=None))
-        self.admission = Admission(self.scheduler, self.offers, pulls, local, clock=lambda: self.now_s)
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine), self.fail)
+        local = SimpleNamespace(rows=SimpleNamespace(wanted=None))
+        others = cast(Announced, None), cast(Pulls, NoPulls()), self.offers, cast(LocalPrompts, local)
+        self.admission = Admission(self.scheduler, Arrivals(*others), self.fail, clock=lambda: self.now_s)
         self.streams: dict[str, Stream] = {}
         self.num_pauses = 0
         self.coming: list[tuple[float, Stream]] = []
@@ -82,7 +88,7 @@ class RowsSimulation:
     def run(self, streams: list[Stream]) -> None:
         """Until every stream has all its tokens; a preempted one is handed over again."""
         self.coming = [(stream.arrival_s, stream) for stream in streams]
-        while self.coming or len(self.offers) or self.scheduler.active:
+        while self.coming or self.offers.waiting or self.scheduler.active:
             assert self.now_s < 1000.0, "a sequence waits for ever"
             for entry in [entry for entry in self.coming if entry[0] <= self.now_s]:
                 self.coming.remove(entry)
@@ -96,8 +102,10 @@ class RowsSimulation:
         name, done = f"r{len(self.streams)}", len(stream.token_times_s)
         self.streams[name] = stream
         sampling = SamplingParams(max_tokens=stream.num_tokens + 1)
-        sequence = DecodeSequence(name, 0, [1, 2, 3, *[4] * done], done, sampling)
-        sequence.client, sequence.priority = stream.client, stream.priority
+        whose = {"client": stream.client, "priority": stream.priority}
+        sequence = DecodeSequence.of(
+            decode_request(name, [1, 2, 3, *[4] * done], num_outputs=done, sampling=sampling, **whose)
+        )
         sequence.handed_over(7)
         sequence.offered_s = self.now_s
         num_blocks = -(-(3 + done) // BLOCK_SIZE)
@@ -109,17 +117,16 @@ class RowsSimulation:
         while self.admission.make_room():
             self.num_pauses += 1
             self.enter(self.admission.fill_rows())
-        if (victim := self.admission.make_blocks()) is not None:
-            self.fail(victim)
+        self.admission.make_blocks()
         self.scheduler.slots.make()
         while self.scheduler.slots.is_starved(self.scheduler.lingering):
-            self.fail(self.scheduler.preempt())
+            self.fail(self.scheduler.preempt().key, ErrorCode.PREEMPTED, "")
             self.scheduler.slots.make()
         sequences = self.scheduler.launched()
         for sequence in sequences:
             sequence.token_ids.append(4)
             sequence.num_outputs += 1
-            self.streams[sequence.request_id].token_times_s.append(self.now_s + STEP_S)
+            self.streams[sequence.request.request_id].token_times_s.append(self.now_s + STEP_S)
             if sequence.num_outputs == sequence.sampling.max_tokens:
                 self.scheduler.end(sequence)
         self.scheduler.collected(sequences)
@@ -130,15 +137,15 @@ class RowsSimulation:
             if sequence.key in self.scheduler.reserved:
                 self.scheduler.activate(sequence)
 
-    def fail(self, victim: DecodeSequence) -> None:
+    def fail(self, key: Key, code: ErrorCode, reason: str) -> None:
         """Hand a preempted sequence over again a while later, as its replay is."""
-        stream = self.streams[victim.request_id]
+        stream = self.streams[key[0]]
         stream.num_failures += 1
         self.coming.append((self.now_s + REPLAY_S, stream))
 
     def check(self) -> None:
         """Each block has one owner, rows are counted right, and no row is free that a sequence waits for."""
-        self.shared.magazine.check(self.scheduler.blocks())
+        self.shared.magazine.check(blocks_of_rows(self.scheduler))
         scheduler, capacity = self.scheduler, self.scheduler.capacity
         with_row = [s for s in scheduler.active.values() if not s.is_paused]
         assert sum(capacity.num_rows.values()) == sum(capacity.num_rows_of.values()) == len(with_row)

@@ -11,6 +11,7 @@ from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
 from common.memory.client.magazine import Magazine
 from common.memory.server.pools import Pools
+from common.serving.prompts.scheduler import Chunk, PromptScheduler
 from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
@@ -22,12 +23,12 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import PoolShape
-from prefill_worker.scheduler import Chunk, PromptScheduler
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from tests.memory.parties import Bytes
 from tests.scheduling.simulation import BLOCK_SIZE, SECTION, STEP_S, TOKEN_S
 from tests.support.layouts import no_prefixes, tiny
 from tests.support.messages import prefill_request
+from tests.support.sequences import ending, prompt_scheduler, taken
 
 TURN_S = 0.001
 DECODER = 100
@@ -49,9 +50,9 @@ class Worker:
 
     client: int
     magazine: Magazine
-    scheduler: PromptScheduler
+    scheduler: PromptScheduler[PrefillSequence]
     said: deque[MemoryMessage]
-    step: list[Chunk] = field(default_factory=list)
+    step: list[Chunk[PrefillSequence]] = field(default_factory=list)
     step_ends_s: float = 0.0
 
 
@@ -72,7 +73,7 @@ class SharedPoolSimulation:
         self.pools.want(User(client, (f"p{client}", 1)), shape.layout, shape.num_blocks)
         said: deque[MemoryMessage] = deque()
         magazine = Magazine(shape, said.append, clock=lambda: self.now_s)
-        scheduler = PromptScheduler(SECTION, magazine, 1 << 30, no_prefixes(magazine), batching=True)
+        scheduler = prompt_scheduler(SECTION, magazine, 1 << 30, no_prefixes(magazine))
         return Worker(client, magazine, scheduler, said)
 
     def run(self, load: list[Asked]) -> list[float]:
@@ -84,7 +85,7 @@ class SharedPoolSimulation:
             while coming and coming[0][1].arrival_s <= self.now_s:
                 number, asked = coming.popleft()
                 request = prefill_request(str(number), [0] * asked.num_tokens, turn=number)
-                self.workers[asked.worker].scheduler.add(PromptSequence.of(request))
+                self.workers[asked.worker].scheduler.add(PrefillSequence.of(request))
             for worker in self.workers:
                 self._turn(worker, load)
             for end_s, offer in [item for item in self.decoding if item[0] <= self.now_s]:
@@ -96,7 +97,7 @@ class SharedPoolSimulation:
         if worker.step and worker.step_ends_s <= self.now_s:
             chunks, worker.step = worker.step, []
             worker.scheduler.collected([chunk.sequence for chunk in chunks])
-            for sequence in [chunk.sequence for chunk in chunks if chunk.sequence in worker.scheduler.ending]:
+            for sequence in [chunk.sequence for chunk in chunks if chunk.sequence in ending(worker.scheduler)]:
                 self._hand_over(worker, sequence, load)
         if not worker.step and (chunks := worker.scheduler.schedule()):
             worker.step = chunks
@@ -110,13 +111,13 @@ class SharedPoolSimulation:
                 case BlocksFreed() as freed:
                     self._hear(self.pools.handle(worker.client, freed))
 
-    def _hand_over(self, worker: Worker, sequence: PromptSequence, load: list[Asked]) -> None:
-        asked = load[int(sequence.request_id)]
-        self.ttft_s[int(sequence.request_id)] = self.now_s - asked.arrival_s
-        block_ids = worker.scheduler.take(sequence)
+    def _hand_over(self, worker: Worker, sequence: PrefillSequence, load: list[Asked]) -> None:
+        asked = load[int(sequence.request.request_id)]
+        self.ttft_s[int(sequence.request.request_id)] = self.now_s - asked.arrival_s
+        block_ids = taken(worker.scheduler, sequence)
         generations = worker.magazine.leases.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
-        offer = KVOffer("d", 1, sequence.request_id, 0, 0, *ids, 0, b"", b"")
+        offer = KVOffer("d", 1, sequence.request.request_id, 0, 0, *ids, 0, b"", b"")
         self.pools.handle(worker.client, offer)
         self.pools.handle(DECODER, KVAccepted(offer.request_id, 0))
         self.decoding.append((self.now_s + asked.decode_s, offer))

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from common.serving.prompts.order import PromptOrder
+from common.serving.prompts.scheduler import Chunk
 from common.settings.config import NetSection, PrefillSection, RouterSection
 from common.wire.messages.worker import FinishReason, Message, PrefillRequest, Role, TokenBatch, WorkerReady
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
-from prefill_worker.scheduler import Chunk, PromptScheduler
-from prefill_worker.sequence import PromptSequence
+from prefill_worker.sequence import PrefillSequence
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.metrics import Metrics
 from router.dispatch.request_state import Completion
@@ -26,6 +26,7 @@ from router.placement.worker_pool import WorkerPool
 from tests.support.completions import make_completion
 from tests.support.layouts import allocator_of, no_prefixes
 from tests.support.messages import kv_path, worker_ready
+from tests.support.sequences import ending, prompt_scheduler, taken
 
 MESSAGE_S = 0.0005
 STEP_S = 0.0015
@@ -69,15 +70,15 @@ class SimulatedWorker:
     def __init__(self, simulation: "Simulation", worker_id: str, num_blocks: int, first_come: bool) -> None:
         self.simulation, self.worker_id = simulation, worker_id
         allocator = allocator_of(num_blocks, BLOCK_SIZE)
-        self.scheduler = PromptScheduler(SECTION, allocator, 1 << 30, no_prefixes(allocator), batching=True)
+        self.scheduler = prompt_scheduler(SECTION, allocator, 1 << 30, no_prefixes(allocator))
         if first_come:
             self.scheduler.order = FirstComeOrder(SECTION.max_batch_tokens, SECTION.max_num_seqs, 1 << 30)
-        self.in_flight: deque[list[Chunk]] = deque()
+        self.in_flight: deque[list[Chunk[PrefillSequence]]] = deque()
         self.free_s = 0.0
         self.busy_s = 0.0
 
     def accept(self, request: PrefillRequest) -> None:
-        self.scheduler.add(PromptSequence.of(request))
+        self.scheduler.add(PrefillSequence.of(request))
         self.launch()
 
     def launch(self) -> None:
@@ -91,18 +92,18 @@ class SimulatedWorker:
             self.simulation.at(self.free_s, self.collect)
 
     def collect(self) -> None:
-        ended = [chunk.sequence for chunk in self.in_flight.popleft() if chunk.sequence in self.scheduler.ending]
+        ended = [chunk.sequence for chunk in self.in_flight.popleft() if chunk.sequence in ending(self.scheduler)]
         ended = [sequence for sequence in ended if not self._goes_on(sequence)]
         for sequence in ended:
-            self.scheduler.allocator.free(self.scheduler.take(sequence))
+            self.scheduler.allocator.free(taken(self.scheduler, sequence))
         if ended:
-            ids = tuple(sequence.request_id for sequence in ended)
+            ids = tuple(sequence.request.request_id for sequence in ended)
             zeros, finish = pack_ids([0] * len(ids)), bytes([FinishReason.LENGTH] * len(ids))
             batch = TokenBatch(self.worker_id, 1, ids, zeros, zeros, zeros, finish)
             self.simulation.later(MESSAGE_S, lambda: self.simulation.reports.on_tokens(b"", batch))
         self.launch()
 
-    def _goes_on(self, sequence: PromptSequence) -> bool:
+    def _goes_on(self, sequence: PrefillSequence) -> bool:
         """A later piece of it is in flight."""
         return any(chunk.sequence is sequence for chunks in self.in_flight for chunk in chunks)
 

@@ -41,7 +41,7 @@ class Broken:
     def report_fault(self, problem: str) -> None:
         self.said.append(f"to the memory server: {problem}")
 
-    def tell_fault(self, problem: str) -> None:
+    def report_fault_to_peers(self, problem: str) -> None:
         self.said.append(f"to other memory servers: {problem}")
 
     def close(self) -> None:

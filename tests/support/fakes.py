@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from common.base.errors import ErrorCode
-from common.serving.prompts.inquiry import answer
+from common.serving.prompts.requests import answer
 from common.settings.config import NetSection
 from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport
 from common.wire.messages.memory import KVOffer

@@ -1,1 +1,1 @@
-"""Prompts in prefill and decode workers: order, known prefixes, and the time for computing."""
+"""Prompts in prefill and decode workers: scheduler, steps, order, known prefixes, and the time for computing."""

@@ -31,11 +31,11 @@ class PromptRate:
         self._launched: deque[tuple[int, float]] = deque()  # tokens and time of each launched step
 
     def launched(self, num_tokens: int) -> None:
-        """Note the launch of a step over `num_tokens` tokens."""
+        """Record the launch of a step over `num_tokens` tokens."""
         self._launched.append((num_tokens, self._clock()))
 
     def ended(self) -> None:
-        """Note the end of the earliest launched step."""
+        """Record the end of the earliest launched step."""
         num_tokens, launched_s = self._launched.popleft()
         begun_s, self._ended_s = max(launched_s, self._ended_s), self._clock()
         took_us = (self._ended_s - begun_s) * 1e6

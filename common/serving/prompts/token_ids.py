@@ -25,7 +25,7 @@ def finish_reason(token_id: int, num_outputs: int, sampling: SamplingParams) -> 
     return FinishReason.NOT_FINISHED
 
 
-def stranger(token_ids: Sequence[int], vocab_size: int) -> str:
+def unknown_token(token_ids: Sequence[int], vocab_size: int) -> str:
     """Name a prompt's highest id if outside the embedding, because the id would end the worker; no id is negative."""
     highest = int(np.asarray(token_ids).max())
     return f"token {highest} is not among the {vocab_size} of this worker's model" if highest >= vocab_size else ""

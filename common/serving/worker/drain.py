@@ -30,7 +30,7 @@ class Drain:
         signal.signal(signal.SIGINT, self._on_signal)
 
     def started(self) -> None:
-        """Note that the worker may own work from now on."""
+        """Record that the worker may own work from now on."""
         self.has_started = True
 
     def ask(self, reason: str, *, at_once: bool = False) -> None:

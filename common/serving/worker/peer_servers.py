@@ -1,7 +1,7 @@
-"""Visits of a worker to memory servers of other pools: a connection and a mapping for each pool.
+"""Memory servers of other pools: a connection and a mapping for each pool.
 
-A visit lasts while a worker of the pool is known or a block of the pool is in use here. So offered blocks outlive the
-worker that offered them.
+A connection lasts while a worker of the pool is known or a block of the pool is in use here. So offered blocks outlive
+the worker that offered them.
 """
 
 import logging
@@ -27,12 +27,12 @@ GREETING_S = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class Visit:
-    """A visited pool."""
+class PeerServer:
+    """The memory server of another pool."""
 
     guest: Guest
     pool: PeerPool | None = None  # None until mapped
-    num_workers: int = 0  # workers of the pool, known or being met
+    num_workers: int = 0  # workers of the pool, known or being proven
 
     @property
     def problem(self) -> str:
@@ -41,7 +41,7 @@ class Visit:
 
 
 def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
-    """Describe this worker's pool for visitors."""
+    """Describe this worker's pool for other workers."""
     worker_id, epoch = worker
     return KVPoolExport(
         worker_id=worker_id,
@@ -54,8 +54,8 @@ def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
     )
 
 
-class Visits:
-    """Visits by pool.
+class PeerServers:
+    """Memory servers by pool.
 
     Args:
         worker: id and epoch of this worker.
@@ -64,80 +64,80 @@ class Visits:
 
     def __init__(self, engine: Engine, worker: tuple[str, int], poller: zmq.Poller) -> None:
         self.engine, self.worker, self.poller = engine, worker, poller
-        self.by_pool: dict[int, Visit] = {}
+        self.by_pool: dict[int, PeerServer] = {}
 
-    def prove(self, export: KVPoolExport) -> Generator[None, None, tuple[Visit, float]]:
-        """Open a visit to another worker's pool, and measure the path; return the visit and its GB/s.
+    def prove(self, export: KVPoolExport) -> Generator[None, None, tuple[PeerServer, float]]:
+        """Connect to the server of another worker's pool, and measure the path; return the server and its GB/s.
 
-        Call `leave` once for each visit returned. Raises KVError.
+        Call `leave` once for each server returned. Raises KVError.
         """
         check_compatible(export, self.engine.pool, self.engine.transport.name)
-        visit = yield from self.open(export)
+        server = yield from self.open(export)
         try:
-            return visit, (yield from self._proven(visit))
+            return server, (yield from self._proven(server))
         except BaseException as error:
-            self.leave(visit)
+            self.leave(server)
             if isinstance(error, KVError):
                 raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
             raise  # closed while waiting, because the worker was forgotten
 
-    def open(self, export: KVPoolExport) -> Generator[None, None, Visit]:
-        """Open a visit to another worker's pool and map the pool; call `leave` once. Raises TransferFailed."""
-        visit = self.by_pool.get(export.pool_id) or self._begun(export)
-        visit.num_workers += 1
+    def open(self, export: KVPoolExport) -> Generator[None, None, PeerServer]:
+        """Connect to the server of another worker's pool and map the pool; call `leave` once. Raises TransferFailed."""
+        server = self.by_pool.get(export.pool_id) or self._begun(export)
+        server.num_workers += 1
         try:
             end_s = time.monotonic() + GREETING_S
-            while not self._is_mapped(visit, export):
+            while not self._is_mapped(server, export):
                 if time.monotonic() > end_s:
                     raise TransferFailed(f"memory server {export.memory_socket}: not a word for {GREETING_S:.0f} s")
                 yield
         except BaseException:
-            self.leave(visit)
+            self.leave(server)
             raise
-        return visit
+        return server
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, server: PeerServer) -> None:
         """Count a worker of the pool less."""
-        visit.num_workers -= 1
+        server.num_workers -= 1
 
-    def receive(self) -> list[tuple[Visit, OfGuest]]:
+    def receive(self) -> list[tuple[PeerServer, OfGuest]]:
         """Return the messages of all servers."""
-        return [(visit, said) for visit in self.by_pool.values() for said in visit.guest.receive()]
+        return [(server, message) for server in self.by_pool.values() for message in server.guest.receive()]
 
-    def tend(self, is_used: Callable[[Visit], bool]) -> list[Visit]:
-        """End visits without use; return lost visits, whose claims are void."""
-        for visit in self.by_pool.values():
-            visit.guest.tend()
+    def check(self, is_used: Callable[[PeerServer], bool]) -> list[PeerServer]:
+        """Close connections without use; return lost servers, whose claims are void."""
+        for server in self.by_pool.values():
+            server.guest.tend()
         over = [v for v in self.by_pool.values() if v.problem or not (v.num_workers or is_used(v))]
-        lost = [visit for visit in over if visit.problem]
-        for visit in over:
-            self._end(visit)
+        lost = [server for server in over if server.problem]
+        for server in over:
+            self._end(server)
         return lost
 
     def report_fault(self, problem: str) -> None:
         """Tell every server about a device fault here, which may have written into the server's memory."""
-        for visit in self.by_pool.values():
-            visit.guest.report_fault(problem)
+        for server in self.by_pool.values():
+            server.guest.report_fault(problem)
 
     def close(self) -> None:
-        for visit in list(self.by_pool.values()):
-            self._end(visit)
+        for server in list(self.by_pool.values()):
+            self._end(server)
 
-    def _proven(self, visit: Visit) -> Generator[None, None, float]:
+    def _proven(self, server: PeerServer) -> Generator[None, None, float]:
         """Prove the path; return GB/s."""
-        assert visit.pool is not None, "what is open is mapped"
-        proof = prove_path(visit.pool, visit.guest.pool_id, self.engine.pool, self.engine.allocator)
+        assert server.pool is not None, "what is open is mapped"
+        proof = prove_path(server.pool, server.guest.pool_id, self.engine.pool, self.engine.allocator)
         with closing(proof):
             while True:
                 try:
                     next(proof)
                 except StopIteration as over:
                     return float(over.value)
-                if visit.problem:
-                    raise TransferFailed(visit.problem)
+                if server.problem:
+                    raise TransferFailed(server.problem)
                 yield
 
-    def _begun(self, export: KVPoolExport) -> Visit:
+    def _begun(self, export: KVPoolExport) -> PeerServer:
         try:
             guest = Guest(Path(export.memory_socket), self.worker, export.pool_id, export.layout)
         except MemoryLost as lost:
@@ -145,24 +145,24 @@ class Visits:
                 f"{lost}: there is the pool of worker {export.worker_id}; both workers need to reach it at that path"
             ) from None
         self.poller.register(guest, zmq.POLLIN)
-        visit = self.by_pool[export.pool_id] = Visit(guest)
-        return visit
+        server = self.by_pool[export.pool_id] = PeerServer(guest)
+        return server
 
-    def _is_mapped(self, visit: Visit, export: KVPoolExport) -> bool:
+    def _is_mapped(self, server: PeerServer, export: KVPoolExport) -> bool:
         """Map the pool once its place is known; tell whether the pool is mapped."""
-        visit.guest.look()
-        if visit.problem:
-            raise TransferFailed(visit.problem)
-        if visit.pool is None and visit.guest.claim is not None:
-            visit.pool = self.engine.transport.open_peer(visit.guest.claim, export.worker_id, self.engine.device)
-        return visit.pool is not None
+        server.guest.look()
+        if server.problem:
+            raise TransferFailed(server.problem)
+        if server.pool is None and server.guest.claim is not None:
+            server.pool = self.engine.transport.open_peer(server.guest.claim, export.worker_id, self.engine.device)
+        return server.pool is not None
 
-    def _end(self, visit: Visit) -> None:
-        """Close the visit, after copies under way."""
-        if visit.problem:
-            logger.warning("what was offered there is lost: %s", visit.problem)
-        del self.by_pool[visit.guest.pool_id]
-        self.poller.unregister(visit.guest)
-        if visit.pool is not None:
-            visit.pool.close()
-        visit.guest.close()
+    def _end(self, server: PeerServer) -> None:
+        """Close the connection, after copies under way."""
+        if server.problem:
+            logger.warning("what was offered there is lost: %s", server.problem)
+        del self.by_pool[server.guest.pool_id]
+        self.poller.unregister(server.guest)
+        if server.pool is not None:
+            server.pool.close()
+        server.guest.close()

@@ -48,7 +48,7 @@ class WorkerLoop(Protocol):
         """Work until drained."""
         ...
 
-    def tell_fault(self, problem: str) -> None:
+    def report_fault_to_peers(self, problem: str) -> None:
         """Report a device fault to every memory server whose memory is mapped here, except the device's own."""
         ...
 
@@ -146,7 +146,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
         # First, because nothing else is sure to work any more.
         problem = _report_fault(memory)
         if problem:
-            worker.tell_fault(problem)
+            worker.report_fault_to_peers(problem)
         what = f"its device met a fault: {problem}" if problem else "it met an unexpected error"
         worker.link.farewell(f"{what}: {type(error).__name__}: {error}"[:300])
         worker.close()

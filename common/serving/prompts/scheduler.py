@@ -1,0 +1,164 @@
+"""Choice of prompt tokens for the next step, under a token budget and a block budget.
+
+`order` gives the order. A prompt is admitted for its first chunk, with blocks for the whole prompt, so an admitted
+prompt never lacks blocks. A window group needs only as many blocks as a step reads and writes; the window's places
+reuse the blocks in turn. So an overtaken prompt keeps all blocks and can always go on. A prompt without blocks waits
+only for prompts that can go on.
+
+    waiting ──schedule──▶ started ──launched with its last chunk──▶ ending ──take──▶ owned by the caller
+       └───────────────────────┴────────────────────remove────────────┴──▶ removed ──collected──▶ free.
+
+Steps are launched ahead of the device, so a prompt may be removed while a launched step still writes the blocks. Such
+blocks are freed only after the step, because the next owner may be another worker. Torch-free.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic
+
+from common.kv.blocks import Allocator
+from common.kv.tables import Tables, held_by, tables_of
+from common.serving.prompts.order import PromptOrder
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.serving.prompts.requests import Key
+from common.serving.prompts.sequence import AnyPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[AnyPrompt]):
+    """A scheduled part of a prompt: `num_tokens` tokens from `sequence.num_scheduled_tokens` on, until `launched`."""
+
+    sequence: AnyPrompt
+    num_tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.num_tokens == self.sequence.num_left
+
+
+class PromptRows(Generic[AnyPrompt]):
+    """Rows of a batch, if an admitted prompt needs a row beside blocks; the base class has no limit."""
+
+    def has_row(self, prompt: AnyPrompt) -> bool:
+        """Tell whether a row is free for a prompt whose turn has come."""
+        return True
+
+    def reserve(self, prompt: AnyPrompt) -> None:
+        """Reserve a free row."""
+
+    def release(self, prompt: AnyPrompt) -> None:
+        """Give the row of a removed prompt back."""
+
+
+class PromptScheduler(Generic[AnyPrompt]):
+    """Owner of every prompt until taken or removed, and of the prompt's blocks from admission on.
+
+    Args:
+        max_len: longest prompt that fits into a step, in tokens.
+        prefixes: grants blocks, cached prefixes included.
+        rows: given to admitted prompts; `take` leaves the row with the prompt.
+    """
+
+    def __init__(
+        self,
+        order: PromptOrder,
+        allocator: Allocator,
+        max_len: int,
+        prefixes: PromptPrefixes[AnyPrompt],
+        rows: PromptRows[AnyPrompt] | None = None,
+    ) -> None:
+        self.order, self.allocator, self.prefixes = order, allocator, prefixes
+        self.rows: PromptRows[AnyPrompt] = rows or PromptRows()
+        self.layout = allocator.shape.layout
+        self.step_tokens = order.max_tokens if order.chunking else max_len
+        self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, self.step_tokens))
+        self.prompts: dict[Key, AnyPrompt] = {}  # in order of arrival
+        self._attempts: dict[str, list[int]] = {}  # of each request; mostly single
+        self.removed: list[AnyPrompt] = []  # blocks are still written by steps in flight
+
+    @property
+    def waiting(self) -> list[AnyPrompt]:
+        """Prompts not admitted yet."""
+        return [prompt for prompt in self.prompts.values() if not prompt.is_started]
+
+    def objection(self, prompt: AnyPrompt) -> str:
+        """Say why a prompt can never be computed here, even by an idle worker; "" when possible."""
+        if prompt.num_slots <= self.max_len:
+            return ""
+        num_tokens = len(prompt.token_ids)
+        return f"the prompt has {num_tokens} tokens, this prefill worker takes at most {self.max_len}; shorten it"
+
+    def add(self, prompt: AnyPrompt) -> None:
+        """Queue a prompt, and look up its prefix."""
+        self.prefixes.begin(prompt)
+        self.prompts[prompt.key] = prompt
+        self._attempts.setdefault(prompt.request.request_id, []).append(prompt.request.attempt)
+
+    def schedule(self) -> list[Chunk[AnyPrompt]]:
+        """Return the next step's chunks; empty when no prompt can run. A prompt without its mask does not start."""
+        ready = [prompt for prompt in self.prompts.values() if prompt.num_left and not prompt.awaits_mask]
+        pieces = self.order.next_step(ready, self._admit, self.prefixes.is_held_up)
+        for prompt, num_tokens in pieces:
+            num_before = prompt.num_scheduled_tokens
+            for table in prompt.tables:
+                table.extend(num_before + 1, num_before + num_tokens)
+        return [Chunk(prompt, num_tokens) for prompt, num_tokens in pieces]
+
+    def launched(self, chunks: Iterable[Chunk[AnyPrompt]]) -> None:
+        """Record a launched step over the chunks; `schedule` may follow."""
+        for chunk in chunks:
+            chunk.sequence.num_scheduled_tokens += chunk.num_tokens
+            chunk.sequence.num_in_flight += 1
+
+    def collected(self, prompts: Iterable[AnyPrompt]) -> None:
+        """Record a finished step over the prompts; removed prompts without steps in flight free their blocks."""
+        for prompt in prompts:
+            prompt.num_in_flight -= 1
+        for prompt in [prompt for prompt in self.removed if not prompt.num_in_flight]:
+            self.removed.remove(prompt)
+            self._free(prompt)
+
+    def take(self, prompt: AnyPrompt) -> Tables:
+        """Give a complete prompt's blocks to the caller: all blocks read or written by the next token."""
+        self._forget(prompt)
+        tables, prompt.tables = prompt.tables, ()
+        for table in tables:
+            table.extend(len(prompt.token_ids) + 1, prompt.num_slots)
+            self.allocator.free(table.trim(len(prompt.token_ids) + 1))
+        return tables
+
+    def remove(self, request_id: str, attempt: int) -> list[AnyPrompt]:
+        """Forget and return every attempt up to `attempt`; blocks are freed after steps in flight."""
+        gone = [self.prompts[request_id, each] for each in self._attempts.get(request_id, ()) if each <= attempt]
+        for prompt in gone:
+            self._forget(prompt)
+            prompt.ended = True
+            if prompt.num_in_flight:
+                self.removed.append(prompt)
+            else:
+                self._free(prompt)
+        return gone
+
+    def _admit(self, prompt: AnyPrompt) -> bool:
+        """Admit a prompt with a row and blocks for the whole prompt; return false when something is missing."""
+        counts = self.layout.most_blocks(prompt.num_slots, self.step_tokens)
+        if not self.rows.has_row(prompt) or (blocks := self.prefixes.take_blocks(prompt, counts)) is None:
+            return False
+        prompt.tables = tables_of(self.layout, blocks)
+        self.rows.reserve(prompt)
+        return True
+
+    def _forget(self, prompt: AnyPrompt) -> None:
+        """Give up ownership of a prompt."""
+        del self.prompts[prompt.key]
+        self.prefixes.forget(prompt)
+        attempts = self._attempts[prompt.request.request_id]
+        attempts.remove(prompt.request.attempt)
+        if not attempts:
+            del self._attempts[prompt.request.request_id]
+
+    def _free(self, prompt: AnyPrompt) -> None:
+        if prompt.is_started:
+            self.rows.release(prompt)
+        tables, prompt.tables = prompt.tables, ()
+        self.allocator.free(held_by(tables))
