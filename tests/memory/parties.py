@@ -6,7 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from common.memory.blocks.index import BlockIndex, BlockState, Offered
+from common.memory.blocks.index import BlockIndex
+from common.memory.blocks.lease_table import BlockState, Holding
 from common.memory.blocks.pool import Pool, User
 from common.memory.blocks.sealed import SealedBlocks
 from common.memory.client.magazine import Magazine
@@ -71,7 +72,7 @@ def offer_of(
     return KVOffer(worker_id, 1, request_id, 0, 7, *ids, num_sealed, b"", b"")
 
 
-def blocks_in(offered: Offered) -> Counter[int]:
+def blocks_in(offered: Holding) -> Counter[int]:
     """How often it names each, as the server has it."""
     leased, (sealed, times, _) = offered
     return Counter([*leased.tolist(), *np.repeat(sealed, times).tolist()])
@@ -229,7 +230,7 @@ class Party:
     def blocks(self, state: BlockState) -> set[int]:
         """As the server has it."""
         index = self.house.index
-        return {i for i in range(self.house.shape.num_ids) if index.claim(i) == (state, self.client)}
+        return {i for i in range(self.house.shape.num_ids) if index.leases.claim(i) == (state, self.client)}
 
     def expected(self) -> tuple[set[int], Counter[int], Counter[int]]:
         """What it should believe to have, to read and to be offered: as the server has it, and what is on its way."""

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.memory.base.pattern import pattern
 from common.memory.blocks.answers import Answer
-from common.memory.blocks.index import FREE, OFFERS, SEALED, TIER, BlockIndex, BlockState, Claim
+from common.memory.blocks.index import OFFERS, TIER, BlockIndex
+from common.memory.blocks.lease_table import FREE, SEALED, BlockState, Claim
 from common.memory.client.demand import LACKING_S
 from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
 from common.wire.values.kv_layout import Counts, KVLayout
@@ -45,7 +46,7 @@ def blocks_of(offers: list[KVOffer]) -> Counter[int]:
 
 def claims_of(index: BlockIndex) -> list[Claim]:
     """By block."""
-    return [index.claim(block_id) for block_id in range(index.shape.num_ids)]
+    return [index.leases.claim(block_id) for block_id in range(index.shape.num_ids)]
 
 
 class Ending(Enum):
@@ -353,7 +354,7 @@ class Machine(RuleBasedStateMachine):
     def _lose_guest(self, guest: Guest, num_unread: int) -> None:
         self._end_connection(guest, num_unread)
         index = self.house.index
-        has_some = any(claim.client == guest.client for claim in claims_of(index)) or index.holds(guest.client)
+        has_some = any(claim.client == guest.client for claim in claims_of(index)) or index.leases.holds(guest.client)
         assert not has_some, "it only reads, so that nobody waits for its process"
 
     def _bury(self, worker: Worker) -> None:
@@ -386,7 +387,7 @@ class Machine(RuleBasedStateMachine):
         index, written = self.house.index, self.house.copies.written
         for block_id in range(1, self.shape.num_blocks[0]):
             if self.shape.place(block_id).offset in written:
-                assert index.claim(block_id) == (BlockState.LEASED, TIER)
+                assert index.leases.claim(block_id) == (BlockState.LEASED, TIER)
 
     @invariant()
     def host_memory_holds_what_its_keys_say(self) -> None:
@@ -451,8 +452,8 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.FREE] - len(proof_ids) == len(free_ids) == len(set(free_ids))
         assert sum(index.num_free) == len(free_ids) + len(index.sealed.cached)
         assert self.shape.by_group(free_ids) == index.free_ids
-        assert states[BlockState.LEASED] == index.num_leased.total()
-        assert states[BlockState.OFFERED] == index.num_offered
+        assert states[BlockState.LEASED] == index.leases.num_leased.total()
+        assert states[BlockState.OFFERED] == sum(len(leased) for leased, _ in index.offers.values())
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
         sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
         readings = sum((Counter(readings_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())

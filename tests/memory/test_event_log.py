@@ -34,14 +34,14 @@ def index() -> BlockIndex:
 def seal(index: BlockIndex, keys: list[bytes]) -> None:
     """Blocks are sealed under these, and nobody reads them any more."""
     block_ids = index.lease(WRITER, (len(keys),))
-    index.seal(WRITER, block_ids, index.generations(block_ids), b"".join(keys))
-    index.free(WRITER, block_ids, index.generations(block_ids))
+    index.seal(WRITER, block_ids, index.leases.generation[block_ids], b"".join(keys))
+    index.free(WRITER, block_ids, index.leases.generation[block_ids])
 
 
 def evict(index: BlockIndex, count: int) -> None:
     """As who wants so many blocks does."""
     block_ids = index.lease(WRITER, (count,))
-    index.free(WRITER, block_ids, index.generations(block_ids))
+    index.free(WRITER, block_ids, index.leases.generation[block_ids])
 
 
 def told(log: EventLog) -> tuple[int, list[tuple[BlockEvent, list[int]]]]:

@@ -128,7 +128,7 @@ class Rig:
 
     def let_go(self, client: int, block_ids: list[int]) -> None:
         ids = np.array(block_ids, np.intp)
-        generations = self.pool.index.generations(ids).tobytes()
+        generations = self.pool.index.leases.generation[ids].tobytes()
         self.pools.handle(client, BlocksFreed(ids.astype(np.int32).tobytes(), generations))
 
     def all_come_free(self) -> None:
@@ -258,13 +258,15 @@ def test_who_goes_amid_a_restore_is_told_nothing_and_others_find_it(rig: Rig, is
     rig.keep(1, 10)
     assert rig.ask(ALICE, 1, 10) == []
     rig.pools.tend()
-    in_flight = rig.pool.index.num_leased[TIER]
+    in_flight = rig.pool.index.leases.num_leased[TIER]
     if is_killed:
         rig.pools.leave(ALICE)
         rig.pools.cure(ALICE)
     else:
         rig.pools.handle(ALICE, PoolLeft(b"", b""))
-    assert rig.pools.of_client[BOB].index.num_leased[TIER] == in_flight == 10, "nobody gets what is being written"
+    assert rig.pools.of_client[BOB].index.leases.num_leased[TIER] == in_flight == 10, (
+        "nobody gets what is being written"
+    )
     assert not any(answer.client == ALICE for answer in rig.copy())
     rig.pools.of_client[ALICE] = rig.pools.of_client[BOB]
     assert len(rig.found(rig.ask(BOB, 1, 10), BOB, 1)) == 10
@@ -380,7 +382,7 @@ def test_copies_that_fail_or_never_end_are_the_end_of_it_alone(rig: Rig, problem
     rig.copies.problem = problem
     rig.now_s += STALL_S + 1
     assert rig.found(rig.pools.tend(), ALICE, 1) == []
-    assert rig.pool.index.num_leased[TIER] == 10, "they may still be written, so nobody gets them"
+    assert rig.pool.index.leases.num_leased[TIER] == 10, "they may still be written, so nobody gets them"
     assert rig.pool.index.num_free == (NUM_BLOCKS - 1 - 10 - 3,)
     assert rig.found(rig.ask(BOB, 1, 10), BOB, 1) == []
     rig.copies.problem = ""

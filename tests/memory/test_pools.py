@@ -7,7 +7,8 @@ import pytest
 
 from common.base.errors import MemoryShort
 from common.memory.blocks.answers import Answer, Misbehaved
-from common.memory.blocks.index import FREE, BlockIndex, BlockState, OfferKey
+from common.memory.blocks.index import BlockIndex, OfferKey
+from common.memory.blocks.lease_table import FREE, BlockState
 from common.memory.blocks.pool import User
 from common.memory.client.demand import LACKING_S, PATIENCE_S
 from common.memory.client.magazine import Magazine
@@ -107,9 +108,9 @@ def test_an_offer_outlives_who_made_it_and_is_kept_when_who_it_is_for_dies_and_m
     assert rig.pools.handle(0, offer) == [Answer(1, offer)]
     rig.pools.leave(0)
     rig.pools.cure(0)
-    assert index.num_offered == 5 and index.num_free == (CAPACITY - 5,)
+    assert usage(rig.pools).num_offered == 5 and index.num_free == (CAPACITY - 5,)
     rig.pools.handle(1, KVAccepted("r", 0))
-    assert index.num_leased[1] == 5
+    assert index.leases.num_leased[1] == 5
     rig.pools.want(User(2, ("w2", 1), False), LAYOUT, (5,))
     leased = rig.lease(2, 3)
     rig.pools.handle(2, offer_of("w1", "s", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
@@ -292,13 +293,13 @@ def test_nobody_passes_what_is_wanted_to_go_on_decoding() -> None:
 
 def test_generations_go_round() -> None:
     index, block_ids = BlockIndex(PoolShape(LAYOUT, (2,))), np.array([1])
-    index.generation[1] = (1 << 31) - 1
-    assert index.lease(0, (1,)) == block_ids and index.generation[1] == 1
-    assert [index.claim(0), index.claim(1)] == [FREE, (BlockState.LEASED, 0)]
-    index.offer(0, OfferKey(1, "r", 0), block_ids, index.generations(block_ids), 0)
-    assert index.claim(1) == (BlockState.OFFERED, 1)
+    index.leases.generation[1] = (1 << 31) - 1
+    assert index.lease(0, (1,)) == block_ids and index.leases.generation[1] == 1
+    assert [index.leases.claim(0), index.leases.claim(1)] == [FREE, (BlockState.LEASED, 0)]
+    index.offer(0, OfferKey(1, "r", 0), block_ids, index.leases.generation[block_ids], 0)
+    assert index.leases.claim(1) == (BlockState.OFFERED, 1)
     index.accept(OfferKey(1, "r", 0))
-    assert [index.claim(0), index.claim(1)] == [FREE, (BlockState.LEASED, 1)]
+    assert [index.leases.claim(0), index.leases.claim(1)] == [FREE, (BlockState.LEASED, 1)]
 
 
 def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_answer() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from common.base.errors import KVError
 from common.memory.blocks.answers import Misbehaved
-from common.memory.blocks.index import FREE, BlockIndex, OfferKey
+from common.memory.blocks.index import BlockIndex, OfferKey
+from common.memory.blocks.lease_table import FREE
 from common.memory.client.magazine import Magazine
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PromptBlocks
 from common.wire.values.kv_layout import KVLayout
@@ -29,7 +30,7 @@ def list_of(block_ids: np.ndarray) -> list[int]:
 def written(index: BlockIndex, keys: list[bytes], client: int = WRITER) -> list[int]:
     """Blocks of a text, sealed under these keys, which a client reads."""
     block_ids = index.lease(client, (len(keys),))
-    index.seal(client, block_ids, index.generations(block_ids), b"".join(keys))
+    index.seal(client, block_ids, index.leases.generation[block_ids], b"".join(keys))
     return list_of(block_ids)
 
 
@@ -44,7 +45,7 @@ def lease(index: BlockIndex, client: int, count: int) -> list[int]:
 def named(index: BlockIndex, block_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """With their generations."""
     ids = np.array(block_ids, np.intp)
-    return ids, index.generations(ids)
+    return ids, index.leases.generation[ids]
 
 
 def let_go(index: BlockIndex, client: int, block_ids: list[int]) -> None:
@@ -83,7 +84,7 @@ def test_the_second_block_of_a_key_is_its_writers_alone(index: BlockIndex) -> No
     [first], [second] = written(index, KEYS[:1]), written(index, KEYS[:1], OTHER)
     assert match(index, READER, KEYS[:1]) == [first]
     let_go(index, OTHER, [second])
-    assert index.claim(second) == FREE and not len(index.sealed.cached)
+    assert index.leases.claim(second) == FREE and not len(index.sealed.cached)
     let_go(index, WRITER, [first])
     let_go(index, READER, [first])
     assert index.sealed.cached.block_ids.tolist() == [first]
@@ -119,14 +120,14 @@ def test_what_is_let_go_at_once_goes_from_the_end_of_each_text(index: BlockIndex
     index.leave(READER)
     index.cure(READER)
     assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
-    assert index.claim(own[0]) == FREE and index.num_free == (8,)
+    assert index.leases.claim(own[0]) == FREE and index.num_free == (8,)
 
 
 def test_a_key_that_is_named_twice_is_its_first_blocks(index: BlockIndex) -> None:
     first, second = written(index, [KEYS[0], KEYS[0]])
     assert match(index, READER, [KEYS[0], KEYS[0]]) == [first, first]
     let_go(index, WRITER, [second, first])
-    assert index.claim(second) == FREE and readings_of(index.sealed, READER) == {first: 2}
+    assert index.leases.claim(second) == FREE and readings_of(index.sealed, READER) == {first: 2}
     let_go(index, READER, [first, first])
     assert index.sealed.cached.block_ids.tolist() == [first]
 
@@ -142,7 +143,7 @@ def test_an_offer_takes_what_is_sealed_along(index: BlockIndex) -> None:
     index.cure(WRITER)
     assert index.num_free == (5,), "who offered it need not be there"
     index.accept(key)
-    assert readings_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.num_leased[READER] == 1
+    assert readings_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.leases.num_leased[READER] == 1
     index.offer(READER, key, *named(index, offered), 2)
     index.decline(key)
     assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
@@ -164,7 +165,7 @@ def test_what_is_said_of_the_wrong_blocks_is_refused_and_changes_nothing(index: 
         with pytest.raises(Misbehaved, match=problem):
             say()
     assert readings_of(index.sealed, WRITER) == dict.fromkeys(block_ids, 1)
-    assert index.num_leased[WRITER] == 1 and index.num_free == (5,)
+    assert index.leases.num_leased[WRITER] == 1 and index.num_free == (5,)
     two = BlockIndex(PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (4, 4)))
     with pytest.raises(Misbehaved, match="cannot be used again"):
         two.seal(WRITER, *named(two, two.lease(WRITER, (1, 0)).tolist()), KEYS[0])

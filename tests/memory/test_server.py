@@ -27,7 +27,7 @@ from common.base.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.device.engine.engine import claimed_pool
 from common.memory.base import channel as channel_module
 from common.memory.base.channel import Channel
-from common.memory.blocks.index import BlockState
+from common.memory.blocks.lease_table import BlockState
 from common.memory.client import client as client_module
 from common.memory.client import connection as connection_module
 from common.memory.client import shared_pool as shared_pool_module
@@ -765,8 +765,8 @@ def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, s
     index = backed.server.pools.pools[layout].index
     [number] = [client.number for client in backed.server.clients.values() if client.worker == ("neighbour", 1)]
     for block_id, generation in leases_of(mine.magazine).items():
-        assert index.claim(block_id) == (BlockState.LEASED, number)
-        assert index.generation[block_id] == generation
+        assert index.leases.claim(block_id) == (BlockState.LEASED, number)
+        assert index.leases.generation[block_id] == generation
     neighbour.close()
     eventually(lambda: not backed.server.clients)
 

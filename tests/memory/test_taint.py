@@ -67,7 +67,7 @@ def test_blocks_are_asked_for_and_given_back_as_ever_by_who_has_not_heard_of_it(
     faulty.client.report_fault(FAULT)
     sharer.client.send(BlocksWanted((3,)))
     [pool] = set(backed.server.pools.of_client.values())
-    eventually(lambda: pool.index.num_leased.total() == 3)
+    eventually(lambda: pool.index.leases.num_leased.total() == 3)
     eventually(lambda: hears(sharer))
 
 

@@ -114,7 +114,7 @@ class Pool:
 
     def holds_up_others(self, client: int) -> bool:
         """Tell whether others wait for blocks while this client holds blocks or undecided offers."""
-        holds = self.index.holds(client) or any(key.client == client for key in self.index.offers)
+        holds = self.index.leases.holds(client) or any(key.client == client for key in self.index.offers)
         return holds and any(want.client != client for want in self.wants.values())
 
     def deal(self) -> list[Answer]:
@@ -165,7 +165,7 @@ class Pool:
         """Return the number of blocks that a client must leave to decoding."""
         index = self.index
         decoding = [user.client for user in self.users.values() if user.is_decoding]
-        is_decoding = bool(index.offers) or any(index.holds(client) for client in decoding)
+        is_decoding = bool(index.offers) or any(index.leases.holds(client) for client in decoding)
         if client in decoding or not is_decoding:
             return index.shape.layout.nothing
         return tuple(int(self.reserve * count) for count in index.shape.num_blocks)
@@ -182,11 +182,11 @@ def _granted(index: BlockIndex, want: Want) -> Answer:
     prompt = want.prompt
     if prompt is None:
         leased = index.lease(want.client, want.num_blocks)
-        return Answer(want.client, BlocksLeased(*packed(leased, index.generations(leased))))
+        return Answer(want.client, BlocksLeased(*packed(leased, index.leases.generation[leased])))
     found = index.sealed.match(want.client, prompt.keys)
     leased = index.lease(want.client, (want.num_blocks[0] - len(found), *want.num_blocks[1:]))
     block_ids = np.concatenate([found, leased])
-    blocks = packed(block_ids, index.generations(block_ids))
+    blocks = packed(block_ids, index.leases.generation[block_ids])
     return Answer(want.client, PromptBlocks(prompt.request_id, prompt.attempt, *blocks, len(found)))
 
 

@@ -71,6 +71,8 @@ class Readers:
         return unread
 
     def _count(self, client: int, blocks: Named, sign: int) -> None:
+        if not blocks.total:
+            return
         if client not in self.of_client:
             self.of_client[client] = np.zeros(self.num_ids, np.int64)
         self.of_client[client][blocks.block_ids] += sign * blocks.times

@@ -84,7 +84,7 @@ class SealedBlocks:
 
         A block without readers is cached if a key finds the block, else free.
         """
-        return self._cache(self.readers.remove(client, blocks))
+        return self._cache(self.readers.remove(client, blocks)) if blocks.total else NONE_NAMED.block_ids
 
     def forget(self, client: int) -> np.ndarray:
         """End all readings of a client after its end. Return blocks now free: [num_free] intp."""

@@ -51,7 +51,7 @@ class Departures:
         while self.leaving and self.traffic.is_over(self.leaving[0].copy, len(self.leaving[0].keys), is_out=True):
             departure = self.leaving.popleft()
             block_ids = np.array([self.index.sealed.block_of.get(key, -1) for key in departure.keys], np.intp)
-            generations = self.index.generations(departure.block_ids)
+            generations = self.index.leases.generation[departure.block_ids]
             are_same = (block_ids == departure.block_ids) & (generations == departure.generations)
             kept = np.flatnonzero(are_same)
             self.slots.put(departure.slots[kept], [departure.keys[number] for number in kept.tolist()])
@@ -69,7 +69,7 @@ class Departures:
                 return
             block_ids = block_ids[: len(slots)]
             copy = self.traffic.begin(block_ids, slots, is_out=True)
-            generations = self.index.generations(block_ids)
+            generations = self.index.leases.generation[block_ids]
             self.leaving.append(Departure(copy, keys[: len(slots)], block_ids, generations, slots))
 
     def give_up(self) -> None:

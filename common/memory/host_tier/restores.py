@@ -83,7 +83,7 @@ class Restores:
         return restores
 
     def _end(self, restore: Restore) -> None:
-        generations = self.index.generations(restore.block_ids)
+        generations = self.index.leases.generation[restore.block_ids]
         self.index.seal(TIER, restore.block_ids, generations, b"".join(restore.keys))
         self._forget(restore)
 

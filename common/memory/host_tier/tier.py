@@ -213,7 +213,7 @@ class HostTier:
         assert self.served is not None
         index = self.served.index
         if len(block_ids):
-            index.free(TIER, block_ids, index.generations(block_ids))
+            index.free(TIER, block_ids, index.leases.generation[block_ids])
 
     def _lost(self, failed: CopyFailed) -> list[Restore]:
         """Turn the tier off; return the abandoned restores."""

@@ -55,7 +55,7 @@ def _want_prompt(pool: Pool, client: int, message: PromptWanted) -> list[Answer]
     index = pool.index
     if pool.users[client].is_guest:
         block_ids = index.sealed.match(client, message.keys)
-        blocks = packed(block_ids, index.generations(block_ids))
+        blocks = packed(block_ids, index.leases.generation[block_ids])
         return [Answer(client, PromptBlocks(message.request_id, message.attempt, *blocks, len(block_ids)))]
     num_keys, capacity = len(message.keys) // KEY_BYTES, index.shape.capacity
     if not num_keys <= message.num_blocks <= capacity[0]:

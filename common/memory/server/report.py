@@ -27,7 +27,7 @@ def usage(pools: Pools) -> Usage:
     return Usage(
         num_blocks=sum(sum(index.shape.capacity) for index in indexes),
         num_free=sum(sum(index.num_free) for index in indexes),
-        num_offered=sum(index.num_offered for index in indexes),
+        num_offered=sum(len(offered.leased) for index in indexes for offered in index.offers.values()),
         num_quarantined=sum(index.num_quarantined.total() for index in indexes),
     )
 
