@@ -127,7 +127,7 @@ class Inbox:
             return
         sequence, offer, visit = received
         if problem := stranger([offer.token_id], self.pulls.engine.vocab_size):
-            (self.offers.shared if visit is None else visit.guest).decline(offer)
+            (self.offers.shared if visit is None else visit.peer).decline(offer)
             self.fail(sequence.key, ErrorCode.INTERNAL, problem)
         elif visit is None:
             self.offers.add(sequence, offer)

@@ -86,9 +86,9 @@ class DecodeWorker:
         self.poller, announced = zmq.Poller(), Announced(engine.shared)
         self.sources = Sources(engine, Visits(engine, worker, self.poller), hub)
         self.pulls = Pulls(engine, self.scheduler, config, self.sources, announced)
-        self.sealing = Sealing(engine.shared.magazine)
+        self.sealing = Sealing(engine.shared.leases)
         self.offers = Offers(engine.shared, self.scheduler, self.sealing)
-        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.magazine, config, worker)
+        self.local_prompts = LocalPrompts(prompt_runner, self.scheduler, engine.shared.leases, config, worker)
         self.arrivals = Arrivals(announced, self.pulls, self.offers, self.local_prompts)
         self.admission = Admission(self.scheduler, self.offers, self.pulls, self.local_prompts)
         self.masks, self.trace = SequenceMasks(followers, self.batch.grammars), runner.trace

@@ -34,7 +34,7 @@ class Delivery:
         """Offer a prompt's blocks and first token to the decode worker; without a KV path, free the blocks and fail."""
         target = self._target(sequence)
         if target is None:
-            self.shared.magazine.free(block_ids)
+            self.shared.leases.free(block_ids)
             reason = f"decode worker {sequence.decode_worker_id} has no KV path from here"
             self.fail(sequence.key, ErrorCode.HANDOFF_LOST, reason)
             return
@@ -68,13 +68,13 @@ class Delivery:
         if target is None or target.is_shared:
             return
         sequence.was_announced = True
-        ids, generations = pack_ids(block_ids), self.shared.magazine.generations(block_ids).tobytes()
+        ids, generations = pack_ids(block_ids), self.shared.leases.generations(block_ids).tobytes()
         num_tokens = len(sequence.token_ids)
         target.spoke.send(KVProgress(*self.worker, *sequence.key, num_tokens, ids, generations))
 
     def let_go(self, sequence: PromptSequence, block_ids: Sequence[int]) -> None:
         """Free the blocks of a sequence without a handoff; a pulling decode worker hears that no offer will follow."""
-        self.shared.magazine.free(block_ids)
+        self.shared.leases.free(block_ids)
         if sequence.was_announced:
             self.announce(sequence, [])
 

@@ -98,7 +98,7 @@ class Retrievals:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool, self.holders, self.prefixes, self.worth = pool, holders, prefixes, worth
-        self.magazine = prefixes.magazine
+        self.leases = prefixes.leases
         self._clock = clock
         self.under_way: list[Retrieval] = []
         self.late: list[Retrieval] = []  # without waiting prompts, but copies may still write the blocks
@@ -128,7 +128,7 @@ class Retrievals:
         target_ids = self.prefixes.lend(prompt, len(digests))
         begun = Retrieval(prompt.key, digests, holder.visit, holder.gb_per_s, self._clock(), [prompt], target_ids)
         self.under_way.append(begun)
-        begun.visit.guest.look_up(*begun.key, digests)
+        begun.visit.peer.look_up(*begun.key, digests)
 
     def tend(self) -> None:
         """Drive all retrievals and visits, and free late blocks; call once per turn of the loop."""
@@ -143,7 +143,7 @@ class Retrievals:
             self._go_on(each)
         for each in [each for each in self.late if each.copies.over()]:
             self.late.remove(each)
-            self.magazine.free(each.target_ids)
+            self.leases.free(each.target_ids)
             self._free_found(each)
 
     def blocks(self) -> Iterator[list[int]]:
@@ -161,7 +161,7 @@ class Retrievals:
         each = next((each for each in self.under_way if each.key == key and each.visit is visit), None)
         if each is None or each.found is not None:
             if num_found:
-                visit.guest.free(found)
+                visit.peer.free(found)
             return
         is_answer = 0 < num_found <= len(each.digests) and not visit.problem
         if is_answer and each.is_wanted and self.worth.is_worth(num_found, each.gb_per_s):
@@ -170,13 +170,13 @@ class Retrievals:
             each.copies.start(visit.pool, unpack_ids(found.block_ids), self.pool, each.target_ids[:num_found])
             return
         if num_found:
-            visit.guest.free(found)
+            visit.peer.free(found)
         self._end(each)
 
     def _go_on(self, each: Retrieval) -> None:
         copy_s = self.worth.copy_s(len(each.digests), each.gb_per_s)
         if each.found is not None and each.copies.over():
-            each.visit.guest.look()
+            each.visit.peer.poll()
             if each.copies.problem or each.visit.problem:
                 self._end(each)
             else:
@@ -194,9 +194,9 @@ class Retrievals:
         self.worth.add(num_found, each.gb_per_s, self._clock() - each.begin_s)
         self.meter.note(each.copies.num_pulls, each.copies.num_bytes, each.copies.seconds)
         self.num_pulled += num_found
-        each.visit.guest.free(each.found)
+        each.visit.peer.free(each.found)
         digests = each.digests[:num_found]
-        self.magazine.seal(sealed, digests)
+        self.leases.seal(sealed, digests)
         first, *others = self._leave(each)
         self.prefixes.return_lent(first, sealed, unfilled)
         for prompt in others:
@@ -222,7 +222,7 @@ class Retrievals:
 
     def _free_found(self, each: Retrieval) -> None:
         if each.found is not None:
-            each.visit.guest.free(each.found)
+            each.visit.peer.free(each.found)
 
     def _uses(self, visit: Visit) -> bool:
         return any(each.visit is visit for each in [*self.under_way, *self.late])

@@ -81,7 +81,7 @@ class PrefillWorker:
         def tell_cached(sequence: PromptSequence) -> None:
             self.link.send(PromptCached(*worker, *sequence.key, sequence.num_scheduled_tokens))
 
-        self.prefixes = PromptPrefixes(engine.shared.magazine, tell_cached, config.kv)
+        self.prefixes = PromptPrefixes(engine.shared.leases, tell_cached, config.kv)
         self.scheduler = PromptScheduler(
             config.prefill, engine.allocator, engine.max_len, self.prefixes, batching=config.worker.batching
         )
@@ -137,7 +137,7 @@ class PrefillWorker:
         """Keep blocks leased for the next step's prompts; after the memory server's loss, drain."""
         shared = self.engine.shared
         nothing, is_busy = self.engine.pool.layout.nothing, len(self.in_flight) == MAX_IN_FLIGHT
-        shared.tend(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
+        shared.update(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)

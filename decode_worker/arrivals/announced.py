@@ -63,7 +63,7 @@ class Announced:
             return None
         sequence = self._sequences.pop(offer.request_id)
         sequence.handed_over(offer.token_id)
-        (self._shared if visit is None else visit.guest).receive_offer(offer)
+        (self._shared if visit is None else visit.peer).receive_offer(offer)
         return Received(sequence, offer, visit)
 
     def abort(self, request_id: str, attempt: int) -> None:
@@ -88,4 +88,4 @@ class Announced:
             self._decline(offer, visit)
 
     def _decline(self, offer: KVOffer, visit: Visit | None) -> None:
-        (self._shared if visit is None else visit.guest).decline(offer)
+        (self._shared if visit is None else visit.peer).decline(offer)

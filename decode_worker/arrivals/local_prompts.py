@@ -10,7 +10,7 @@ import time
 
 from common.base.errors import ErrorCode
 from common.device.steps.prompt_runner import PendingPrompts, PromptRunner
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.serving.prompts.order import PromptOrder
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.settings.config import Config
@@ -59,12 +59,12 @@ class LocalPrompts:
         self,
         runner: PromptRunner,
         scheduler: DecodeScheduler,
-        magazine: Magazine,
+        leases: LeaseCache,
         config: Config,
         worker: tuple[str, int],
     ) -> None:
         self.runner, self.scheduler, self.worker = runner, scheduler, worker
-        self.prefixes = PromptPrefixes(magazine, self._report_cached, config.kv, scheduler.capacity.has_blocks)
+        self.prefixes = PromptPrefixes(leases, self._report_cached, config.kv, scheduler.capacity.has_blocks)
         self.times = ChunkTimes(config.decode.short_prompt_tokens)
         step_tokens = scheduler.capacity.step_tokens
         self.order = PromptOrder(max_tokens=step_tokens, max_seqs=1, max_mixed_tokens=step_tokens)

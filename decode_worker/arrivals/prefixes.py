@@ -11,7 +11,7 @@ be pulled into. A handoff that waits for a grant holds no blocks.
 from collections.abc import Iterable
 
 from common.kv.tables import num_seen
-from common.memory.client.magazine import Grant
+from common.memory.client.lease_cache import Grant
 from common.memory.client.shared_pool import SharedPool
 from common.wire.messages.memory import PromptBlocks
 from common.wire.values.block_key import TextDigests
@@ -30,8 +30,8 @@ class Prefixes:
     """
 
     def __init__(self, shared: SharedPool, *, min_tokens: int = 0) -> None:
-        self.shared, self.magazine, self.min_tokens = shared, shared.magazine, min_tokens
-        self.layout = shared.magazine.shape.layout
+        self.shared, self.leases, self.min_tokens = shared, shared.leases, min_tokens
+        self.layout = shared.leases.shape.layout
         self._digests = TextDigests(self.layout.groups[0].block_size)
         self.asked: dict[Key, Handoff] = {}
         self.granted: dict[Key, Handoff] = {}  # handoffs that wait with granted blocks
@@ -51,14 +51,14 @@ class Prefixes:
             sequence = handoff.sequence
             self.asked[sequence.key] = handoff
             num_blocks = num_seen(self.layout, len(sequence.token_ids))[0]
-            self.magazine.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.priority)
+            self.leases.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.priority)
 
     def hear(self, message: PromptBlocks) -> None:
         """Take over granted blocks, or free the blocks if the handoff is gone."""
-        grant = self.magazine.granted(message)
+        grant = self.leases.granted(message)
         handoff = self.asked.pop((message.request_id, message.attempt), None)
         if handoff is None:
-            self.magazine.free([*grant.found, *grant.fresh])
+            self.leases.free([*grant.found, *grant.fresh])
         else:
             handoff.grant = grant
             self.granted[handoff.sequence.key] = handoff
@@ -98,19 +98,19 @@ class Prefixes:
             return
         sequence, chain = handoff.sequence, handoff.digests
         if pulled := chain[sequence.num_sealed :]:
-            self.magazine.seal(sequence.tables[0].block_ids[sequence.num_sealed : len(chain)], pulled)
+            self.leases.seal(sequence.tables[0].block_ids[sequence.num_sealed : len(chain)], pulled)
         sequence.num_sealed, sequence.digest = len(chain), chain[-1] if chain else handoff.offer.root
 
     def forget(self, handoff: Handoff) -> None:
         """Withdraw the question and free the grant of a handoff that will not be pulled."""
         if self.asked.pop(handoff.sequence.key, None) is not None:
-            self.magazine.unwant_prompt(handoff.sequence.key)
+            self.leases.unwant_prompt(handoff.sequence.key)
         if handoff.grant is not None:
             self._release(handoff)
 
     def _release(self, handoff: Handoff) -> None:
         assert handoff.grant is not None
-        self.magazine.free([*handoff.grant.found, *handoff.grant.fresh])
+        self.leases.free([*handoff.grant.found, *handoff.grant.fresh])
         handoff.grant = None
         del self.granted[handoff.sequence.key]
 

@@ -97,12 +97,12 @@ class Pulls:
         """Return sequences whose blocks have arrived; free the source blocks."""
         over = [handoff for handoff in self.pulling if handoff.copies.over()]
         for visit in {handoff.visit for handoff in over}:
-            visit.guest.look()
+            visit.peer.poll()
         arrived = []
         for handoff in over:
             self.pulling.remove(handoff)
             problem = handoff.copies.problem or handoff.visit.problem
-            handoff.visit.guest.free(handoff.offer)
+            handoff.visit.peer.free(handoff.offer)
             self.meter.note(handoff.copies.num_pulls, handoff.copies.num_bytes, handoff.copies.seconds)
             if not handoff.aborted and not problem:
                 self.prefixes.arrived(handoff)
@@ -118,7 +118,7 @@ class Pulls:
         if handoff is None or not self.prepare_next():
             return None
         self.waiting.remove(handoff)
-        handoff.visit.guest.accept(handoff.offer)
+        handoff.visit.peer.accept(handoff.offer)
         self._start(handoff)
         self.pulling.append(handoff)
         return handoff.sequence
@@ -132,7 +132,7 @@ class Pulls:
         handoff = self._next()
         if handoff is None or self.has_blocks_for_next():
             return handoff is not None and self.scheduler.capacity.has_row()
-        waits_in_vain = self.engine.shared.magazine.is_short or not self.prefixes.awaits_blocks(handoff)
+        waits_in_vain = self.engine.shared.leases.demand.is_short or not self.prefixes.awaits_blocks(handoff)
         if self.scheduler.capacity.has_row() and waits_in_vain:
             self.early.drop_begun(but=handoff.sequence.key if self.early.find(handoff) else None)
         return self.scheduler.capacity.has_row() and self.has_blocks_for_next()
@@ -265,7 +265,7 @@ class Pulls:
 
     def _decline(self, visit: Visit, offer: KVOffer) -> None:
         self.early.drop(offer.request_id, offer.attempt)
-        visit.guest.decline(offer)
+        visit.peer.decline(offer)
 
     def _lose(self, handoffs: list[Handoff], reason: str) -> None:
         """Report lost handoffs to the router, except aborted handoffs."""

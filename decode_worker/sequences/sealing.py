@@ -1,6 +1,6 @@
 """Sealing of decoded blocks, so that the next turn of a conversation finds the reply as well as the prompt."""
 
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.wire.messages.memory import KVOffer
 from common.wire.values.block_key import digests
 from common.wire.values.packing import pack_ids
@@ -10,9 +10,9 @@ from decode_worker.sequences.sequence import DecodeSequence
 class Sealing:
     """Full blocks at the end of a step, sealed all at once."""
 
-    def __init__(self, magazine: Magazine) -> None:
-        self.magazine = magazine
-        self.block_size = magazine.shape.layout.groups[0].block_size
+    def __init__(self, leases: LeaseCache) -> None:
+        self.leases = leases
+        self.block_size = leases.shape.layout.groups[0].block_size
         self.block_ids: list[int] = []
         self.digests: list[bytes] = []
 
@@ -39,5 +39,5 @@ class Sealing:
     def seal(self) -> None:
         """Seal the collected blocks; call before any of them is freed."""
         if self.block_ids:
-            self.magazine.seal(self.block_ids, self.digests)
+            self.leases.seal(self.block_ids, self.digests)
             self.block_ids, self.digests = [], []

@@ -10,7 +10,7 @@ import zmq
 from common.base.errors import TransferFailed
 from common.device.engine.engine import Engine
 from common.memory.client.client import PoolClaim
-from common.memory.client.guest import Guest, OfGuest
+from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.serving.worker.peer_servers import Visit, Visits
 from common.settings.config import Config
 from common.wire.messages.handoff import KVProgress
@@ -79,7 +79,7 @@ class FakePool:
             copy.end()
 
 
-class FakeGuest:
+class FakePeer:
     """A connection to a memory server at which nobody is; what is said there is noted."""
 
     def __init__(self, pool_id: int) -> None:
@@ -92,11 +92,11 @@ class FakeGuest:
     def fileno(self) -> int:
         return self._descriptor
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
-    def tend(self) -> None: ...
+    def keep_alive(self) -> None: ...
 
-    def receive(self) -> list[OfGuest]:
+    def receive(self) -> list[PeerMessage]:
         return []
 
     def receive_offer(self, offer: KVOffer) -> None: ...
@@ -107,7 +107,7 @@ class FakeGuest:
     def decline(self, offer: KVOffer) -> None:
         self.said.append(("decline", offer.request_id))
 
-    def free(self, said: OfGuest) -> None:
+    def free(self, said: PeerMessage) -> None:
         self.said.append(("free", said.request_id))
 
     def close(self) -> None:
@@ -138,14 +138,14 @@ def reserved(scheduler: DecodeScheduler, sequence: DecodeSequence) -> bool:
     return True
 
 
-def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakeGuest:
+def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakePeer:
     """A prefill worker of another pool is known to `sources`, its path proven."""
-    guest = FakeGuest(pool_id)
-    sources.visits.poller.register(guest, zmq.POLLIN)
-    visit = sources.visits.by_pool[pool_id] = Visit(cast(Guest, guest), pool, num_workers=1)
+    peer = FakePeer(pool_id)
+    sources.visits.poller.register(peer, zmq.POLLIN)
+    visit = sources.visits.by_pool[pool_id] = Visit(cast(PeerPoolClient, peer), pool, num_workers=1)
     export = pool_export(worker_id, pool_id=pool_id)
     sources.by_id[worker_id] = Source(export, worker_id.encode(), 1.0, visit)
-    return guest
+    return peer
 
 
 class Rig:
@@ -155,7 +155,7 @@ class Rig:
         self.allocator = allocator or allocator_of(num_blocks, BLOCK_SIZE)
         self.memory, self.said = Memory(), list[Message]()
         self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
-        shared = SimpleNamespace(pool_id=0, magazine=self.allocator, problem="", num_done=0)
+        shared = SimpleNamespace(pool_id=0, leases=self.allocator, problem="", num_done=0)
         self.engine = engine = cast(
             Engine, SimpleNamespace(shared=shared, pool=self.memory, allocator=self.allocator, vocab_size=1000)
         )
@@ -164,15 +164,15 @@ class Rig:
         self.sources = Sources(engine, Visits(engine, ("d", 1), poller), hub)
         self.announced = Announced(engine.shared)
         self.pulls = Pulls(engine, self.scheduler, Config(), self.sources, self.announced)
-        self.guests: dict[str, FakeGuest] = {}
+        self.peers: dict[str, FakePeer] = {}
         self.attempts: dict[str, int] = {}  # the latest that was announced of each request
         self.visits: dict[str, Visit] = {}
         self.pool = self.meet("p")
 
     def meet(self, worker_id: str) -> FakePool:
         """Another prefill worker, proven, in a pool of its own."""
-        pool, pool_id = FakePool(), len(self.guests) + 1
-        self.guests[worker_id] = met(self.sources, pool, worker_id, pool_id)
+        pool, pool_id = FakePool(), len(self.peers) + 1
+        self.peers[worker_id] = met(self.sources, pool, worker_id, pool_id)
         self.visits[worker_id] = self.sources.visits.by_pool[pool_id]
         return pool
 
@@ -242,7 +242,7 @@ class Rig:
 
     def released(self) -> list[str]:
         """Requests whose blocks were given back, one way or the other."""
-        return [name for guest in self.guests.values() for what, name in guest.said if what != "accept"]
+        return [name for peer in self.peers.values() for what, name in peer.said if what != "accept"]
 
 
 def num_that_made_way(scheduler: DecodeScheduler) -> int:

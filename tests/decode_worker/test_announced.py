@@ -12,7 +12,7 @@ from tests.support.messages import kv_offer
 
 
 class Side:
-    """A pool, or a guest in another one: notes what is answered there."""
+    """A pool, or a peer in another one: notes what is answered there."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -31,7 +31,7 @@ class Rig:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.home, self.abroad = Side(), Side()
-        self.visit = cast(Visit, SimpleNamespace(guest=self.abroad, problem=""))
+        self.visit = cast(Visit, SimpleNamespace(peer=self.abroad, problem=""))
         self.announced = Announced(cast(SharedPool, self.home), clock=lambda: self.now_s)
 
     def announce(self, name: str, attempt: int = 0) -> str:

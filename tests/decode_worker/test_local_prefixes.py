@@ -58,9 +58,9 @@ class LocalHouse(House):
         self.scheduler.capacity.step_tokens = CHUNK_TOKENS
         runner = cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace()))
         config = Config(kv=KVSection(prefix_min_tokens=0), decode=DecodeSection(short_prompt_tokens=CHUNK_TOKENS))
-        self.local = LocalPrompts(runner, self.scheduler, self.magazine, config, ("d", 1))
+        self.local = LocalPrompts(runner, self.scheduler, self.leases, config, ("d", 1))
         tell, self.seen = self.local._report_cached, list[DecodeSequence]()
-        self.local.prefixes = PromptPrefixes(self.magazine, tell, config.kv, self.scheduler.capacity.has_blocks)
+        self.local.prefixes = PromptPrefixes(self.leases, tell, config.kv, self.scheduler.capacity.has_blocks)
         self.given_back: list[str] = []
 
     def hear(self, message: PromptBlocks) -> None:
@@ -122,7 +122,7 @@ class LocalHouse(House):
         written = [self.memory[block_id] for block_id in table[: begin // BLOCK_SIZE]]
         assert written == keys[: begin // BLOCK_SIZE], "it reads another's text"
         for number in range(begin // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
-            assert table[number] not in self.magazine.leases.readings, "it writes what others read"
+            assert table[number] not in self.leases.references, "it writes what others read"
             self.memory[table[number]] = keys[number] if (number + 1) * BLOCK_SIZE <= end else b"of a part"
         self.chunks.append((begin, end - begin))
         return Chunk(self, chunk)
@@ -279,7 +279,7 @@ def test_a_sequence_that_starves_gets_what_prompts_that_wait_have_found() -> Non
     house.run()
     house.ask("waits", [*range(24), *range(500, 520)], 4)
     house.exchange()
-    assert len(house.magazine.leases.readings) == 6 + 6, "of both"
+    assert len(house.leases.references) == 6 + 6, "of both"
     for _ in range(40):
         house.now_s += 0.2
         house.compute()

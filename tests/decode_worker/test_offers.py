@@ -36,12 +36,12 @@ class Rig:
     def __init__(self, num_at_hand: int = 4, max_num_seqs: int = 8) -> None:
         self.said: list[MemoryMessage] = []
         self.arriving: list[Message] = []
-        client = SimpleNamespace(send=self.said.append, receive=self._arrived, path="memory.sock")
+        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=self._arrived)
         self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, pool_of(40, BLOCK_SIZE)))
         ids = range(1, num_at_hand + 1)
-        self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
-        self.scheduler = DecodeScheduler(self.shared.magazine, max_num_seqs, 1000)
-        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine))
+        self.shared.leases.receive(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
+        self.scheduler = DecodeScheduler(self.shared.leases, max_num_seqs, 1000)
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.leases))
         self.num_offered = 0
 
     def _arrived(self, *kinds: type[Any]) -> list[Message]:
@@ -78,7 +78,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     rig.offers.tend((0,))
     assert rig.said[:2] == [KVAccepted("a", 0), KVAccepted("b", 0)]
     assert [rig.scheduler.active[name, 0].tables[0].block_ids.tolist() for name in "ab"] == [[20, 21], [22, 23]]
-    rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
+    rig.shared.leases.receive(BlocksLeased(pack_ids([9]), pack_ids([1])))
     assert rig.enter() == ["c"] and ("c", 0) not in rig.offers.waiting
     few = Rig(max_num_seqs=1)
     for name in "ab":
@@ -86,7 +86,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     assert few.enter() == ["a"] and few.enter() == []
     few.scheduler.end(few.scheduler.active["a", 0])
     assert few.enter() == ["b"]
-    few.shared.magazine.check(few.scheduler.blocks())
+    few.shared.leases.check(few.scheduler.blocks())
 
 
 def test_blocks_that_cannot_be_the_prompts_are_declined_and_nobody_waits_behind_them() -> None:
@@ -131,12 +131,13 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     for name in "abc":
         rig.add(name)
     assert rig.enter() == ["a"]
-    assert rig.offers.make_way() and rig.shared.magazine.has((2,)), "its blocks are at hand here, and nobody else's"
+    assert rig.offers.make_way()
+    assert rig.shared.leases.num_free >= (2,), "its blocks are at hand here, and nobody else's"
     assert [(key, code) for key, code, _ in rig.offers.take_failures()] == [(("c", 0), ErrorCode.PREEMPTED)]
     assert [waiting.sequence.request_id for waiting in rig.offers.waiting] == ["b"]
     rig.offers.drop_all()
     assert not rig.offers.make_way()
-    rig.shared.magazine.check(rig.scheduler.blocks())
+    rig.shared.leases.check(rig.scheduler.blocks())
 
 
 def test_what_has_arrived_is_here_when_the_router_asks() -> None:

@@ -84,13 +84,13 @@ def test_what_a_dead_prefill_worker_offered_is_pulled_and_then_its_server_is_lef
     assert rig.sources.find("p", 1) is not None, "another incarnation of it"
     rig.pulls.early.forget("p", 1)
     rig.end_copies()
-    assert activated(rig) == ["pulling"] and not rig.guests["p"].is_closed
+    assert activated(rig) == ["pulling"] and not rig.peers["p"].is_closed
     rig.scheduler.end(rig.scheduler.active["pulling", 0])
     rig.turn()
     rig.end_copies()
     assert activated(rig) == ["waiting"] and not lost(rig)
-    assert rig.guests["p"].said == [(what, name) for name in ("pulling", "waiting") for what in ("accept", "free")]
-    assert rig.guests["p"].is_closed and not rig.sources.visits.by_pool
+    assert rig.peers["p"].said == [(what, name) for name in ("pulling", "waiting") for what in ("accept", "free")]
+    assert rig.peers["p"].is_closed and not rig.sources.visits.by_pool
 
 
 def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() -> None:
@@ -100,12 +100,12 @@ def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() ->
     for name, worker_id in (("pulling", "p"), ("other", "q"), ("waiting", "p")):
         rig.hand_off(name, 8, [1, 2], worker_id=worker_id)
     rig.turn()
-    rig.guests["p"].problem = "it closed the connection"
+    rig.peers["p"].problem = "it closed the connection"
     rig.end_copies()
     assert activated(rig) == []
     assert lost(rig) == ["pulling", "waiting"], "what was copied last may be another's already"
     rig.turn()
-    assert set(rig.sources.by_id) == {"q"} and rig.guests["p"].is_closed and not len(rig.pulls.early.ahead)
+    assert set(rig.sources.by_id) == {"q"} and rig.peers["p"].is_closed and not len(rig.pulls.early.ahead)
     assert rig.said == [KVPathResult("d", 1, False, "it closed the connection")]
     assert [(r.prefill_worker_id, r.error) for r in rig.sources.tend()] == [("p", "it closed the connection")]
     assert [handoff.sequence.request_id for handoff in rig.pulls.pulling] == ["other"]
@@ -189,7 +189,7 @@ def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wai
     now_s += 0.1
     rig.pulls.tend()
     [(key, code, _)] = rig.pulls.take_failures()
-    assert (key, code) == (("first", 0), ErrorCode.STANDSTILL) and ("decline", "first") in rig.guests["p"].said
+    assert (key, code) == (("first", 0), ErrorCode.STANDSTILL) and ("decline", "first") in rig.peers["p"].said
     rig.pulls.tend()
     assert ("second", 0) in rig.pulls.waiting, "as long again"
     for _ in range(10):

@@ -20,7 +20,7 @@ from common.wire.messages.worker import KVPathReport, Message
 from common.wire.transport.sockets import Hub
 from common.wire.values.pool_shape import PoolShape
 from decode_worker.arrivals.sources import Sources
-from tests.decode_worker.bench import FakeGuest, FakePool
+from tests.decode_worker.bench import FakePeer, FakePool
 from tests.support.layouts import allocator_of
 from tests.support.messages import LAYOUT, pool_export
 
@@ -42,8 +42,8 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocator, self.pools, self.said = allocator_of(8), dict[str, FakePool](), list[Message]()
-        self.guests: list[FakeGuest] = []
-        monkeypatch.setattr(visits_module, "Guest", self._visit)
+        self.peers: list[FakePeer] = []
+        monkeypatch.setattr(visits_module, "PeerPoolClient", self._visit)
         transport = SimpleNamespace(name="shm", open_peer=self._open)
         shared = SimpleNamespace(pool_id=77, client=SimpleNamespace(path=Path("/nowhere/ours.sock")))
         engine = SimpleNamespace(
@@ -77,15 +77,15 @@ class Rig:
     def is_idle(self) -> bool:
         return self.allocator.num_free == self.allocator.capacity
 
-    def silent(self, pool_id: int) -> FakeGuest:
-        self.guests.append(FakeGuest(pool_id))
-        return self.guests[-1]
+    def silent(self, pool_id: int) -> FakePeer:
+        self.peers.append(FakePeer(pool_id))
+        return self.peers[-1]
 
-    def _visit(self, path: object, worker: object, pool_id: int, layout: object) -> FakeGuest:
-        guest = FakeGuest(pool_id)
-        guest.claim = PoolClaim(b"", None, 0, pool_id, PoolShape(LAYOUT, (9,)))
-        self.guests.append(guest)
-        return guest
+    def _visit(self, path: object, worker: object, pool_id: int, layout: object) -> FakePeer:
+        peer = FakePeer(pool_id)
+        peer.claim = PoolClaim(b"", None, 0, pool_id, PoolShape(LAYOUT, (9,)))
+        self.peers.append(peer)
+        return peer
 
     def _open(self, claim: PoolClaim, worker_id: str, device: object) -> FakePool:
         pool = self.pools[worker_id] = FakePool()
@@ -149,33 +149,33 @@ def test_a_worker_that_dies_amid_its_proof_leaves_nothing(num_turns: int, rig: R
     assert [report.prefill_epoch for report in rig.end_copies()] == [2]
     rig.sources.forget("p", 2)
     rig.tend(1)
-    assert not rig.visits.by_pool and all(guest.is_closed for guest in rig.guests)
+    assert not rig.visits.by_pool and all(peer.is_closed for peer in rig.peers)
 
 
 def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(rig: Rig) -> None:
     for worker_id in ("p", "q"):
         rig.meet(worker_id, pool_id=5)
         assert [report.error for report in rig.end_copies()] == [""]
-    assert len(rig.guests) == 1 and list(rig.pools) == ["p"]
+    assert len(rig.peers) == 1 and list(rig.pools) == ["p"]
     rig.sources.forget("p", 1)
     rig.tend(1)
-    assert not rig.guests[0].is_closed
+    assert not rig.peers[0].is_closed
     rig.sources.forget("q", 1)
     rig.tend(1)
-    assert rig.guests[0].is_closed and not rig.visits.by_pool
+    assert rig.peers[0].is_closed and not rig.visits.by_pool
 
 
 def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visits_module, "GREETING_S", -1.0)
-    monkeypatch.setattr(visits_module, "Guest", lambda path, worker, pool_id, layout: rig.silent(pool_id))
+    monkeypatch.setattr(visits_module, "PeerPoolClient", lambda path, worker, pool_id, layout: rig.silent(pool_id))
     rig.meet("p")
     assert ["not a word for" in report.error for report in rig.tend()] == [True]
     assert not rig.visits.by_pool and rig.is_idle()
 
-    def nobody(*_: object) -> FakeGuest:
+    def nobody(*_: object) -> FakePeer:
         raise MemoryLost("memory server /nowhere: No such file or directory")
 
-    monkeypatch.setattr(visits_module, "Guest", nobody)
+    monkeypatch.setattr(visits_module, "PeerPoolClient", nobody)
     rig.meet("p")
     assert ["both workers need to reach it" in report.error for report in rig.tend()] == [True]
 
@@ -183,10 +183,10 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
 def test_a_server_that_is_lost_amid_a_proof_or_after_it_is_no_path_any_more(rig: Rig) -> None:
     rig.meet("p")
     rig.tend(1)
-    rig.guests[0].problem = "it closed the connection"
+    rig.peers[0].problem = "it closed the connection"
     assert [report.error for report in rig.tend()] == ["shm from p: it closed the connection"]
     rig.meet("p")
     assert [report.error for report in rig.end_copies()] == [""]
-    rig.guests[1].problem = "gone"
+    rig.peers[1].problem = "gone"
     assert [report.error for report in rig.tend()] == ["gone"] and not rig.sources.by_id
     assert rig.said[-1] == KVPathResult("d", 1, False, "gone") and rig.is_idle()

@@ -185,7 +185,7 @@ class Rig:
         self.turn_until(lambda: (name, 0) in self.worker.arrivals.announced)
 
     def offer(self, offer: KVOffer) -> None:
-        """At a memory server where this worker is a guest."""
+        """At a memory server where this worker is a peer."""
         self.worker.inbox._take(self.worker.arrivals.announced.offer(offer, self.worker.sources.visits.by_pool[1]))
 
     def turn(self) -> None:

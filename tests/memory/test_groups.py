@@ -1,6 +1,6 @@
 """Prompts of several groups change hands in one pool, while blocks are short and workers die: every text is right.
 
-Real schedulers, magazines and pools; messages take their time, and what a dead worker's device does late is garbage.
+Real schedulers, leases and pools; messages take their time, and what a dead worker's device does late is garbage.
 """
 
 import random
@@ -113,7 +113,7 @@ class Worker:
         answer, *others = server.pools.want(user, shape.layout, shape.num_blocks)
         server.answer(others)
         assert isinstance(answer.message, PoolRegion)
-        client = SimpleNamespace(send=self.said.append, receive=self._arrived, path="")
+        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=self._arrived)
         claim = PoolClaim(b"", None, 0, answer.message.pool_id, server.shape)
         self.shared = SharedPool(cast(MemoryClient, client), claim, clock=lambda: server.now_s)
 
@@ -137,8 +137,8 @@ class Prefill(Worker):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         section = PrefillSection(max_batch_tokens=BUDGET).on("cpu")
-        magazine = self.shared.magazine
-        self.scheduler = PromptScheduler(section, magazine, MAX_LEN, no_prefixes(magazine), batching=True)
+        leases = self.shared.leases
+        self.scheduler = PromptScheduler(section, leases, MAX_LEN, no_prefixes(leases), batching=True)
         self.offered: set[str] = set()  # requests of which no answer has come
 
     def step(self) -> None:
@@ -158,7 +158,7 @@ class Prefill(Worker):
                 target = sequence.decode_worker_id, sequence.decode_epoch
                 self.shared.offer(target, sequence.key, token, self.scheduler.take(sequence))
                 self.offered.add(sequence.request_id)
-        self.shared.tend(tuple(1 for _ in self.scheduler.layout.groups), self.scheduler.layout.nothing)
+        self.shared.update(tuple(1 for _ in self.scheduler.layout.groups), self.scheduler.layout.nothing)
 
     def blocks(self) -> list[Sequence[int]]:
         return self.scheduler.blocks()
@@ -169,8 +169,8 @@ class Decode(Worker):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self.scheduler = DecodeScheduler(self.shared.magazine, MAX_ROWS, MAX_LEN)
-        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine))
+        self.scheduler = DecodeScheduler(self.shared.leases, MAX_ROWS, MAX_LEN)
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.leases))
         self.over: list[DecodeSequence] = []
         self.num_preempted = 0
 
@@ -232,7 +232,7 @@ class Fleet:
             for _ in range(self.rng.randint(0, len(worker.said))):
                 self.server.read(worker)
             worker.step()
-            worker.shared.magazine.check(worker.blocks())
+            worker.shared.leases.check(worker.blocks())
         for _, block_ids in self.dying:
             self.server.memory.spoil(block_ids)
         if self.dying and self.rng.random() < 0.1:
@@ -303,7 +303,7 @@ def test_whoever_dies_and_whatever_is_short_texts_are_right_and_every_block_come
     assert (used.num_offered, used.num_quarantined) == (0, 0), "somebody hangs"
     for worker in fleet.workers:
         assert not any(worker.blocks())
-        num_held += sum(worker.shared.magazine.num_free)
+        num_held += sum(worker.shared.leases.num_free)
     assert used.num_free + num_held == used.num_blocks
 
 
@@ -316,7 +316,7 @@ def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() 
     def turn() -> None:
         server.now_s += TURN_S
         for worker in workers:
-            worker.shared.magazine.tend(nothing, nothing)
+            worker.shared.leases.update(nothing, nothing)
             while worker.said:
                 server.read(worker)
         for worker in workers:
@@ -324,15 +324,15 @@ def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() 
                 worker.shared.receive()
 
     for worker, counts in ((first, (capacity[0], 0)), (second, (0, capacity[1]))):
-        assert not worker.shared.magazine.fetch(counts)
+        assert not worker.shared.leases.fetch(counts)
         turn()
-        assert worker.shared.magazine.num_free == counts
+        assert worker.shared.leases.num_free == counts
     wanted = (capacity[0] // 2 + 1, capacity[1] // 2 + 1)
     had = []
     for _ in range(40):
         for worker in workers:
-            if worker not in had and worker.shared.magazine.fetch(wanted):
-                worker.shared.magazine.free(chain.from_iterable(worker.shared.magazine.allocate(wanted)))
+            if worker not in had and worker.shared.leases.fetch(wanted):
+                worker.shared.leases.free(chain.from_iterable(worker.shared.leases.allocate(wanted)))
                 had.append(worker)
         turn()
     assert len(had) == 2

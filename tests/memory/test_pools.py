@@ -11,7 +11,7 @@ from common.memory.blocks.index import BlockIndex, OfferKey
 from common.memory.blocks.lease_table import FREE, BlockState
 from common.memory.blocks.pool import User
 from common.memory.client.demand import LACKING_S, PATIENCE_S
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.devices.backing import Memory
 from common.memory.server.pools import Pools
 from common.memory.server.report import usage
@@ -217,53 +217,53 @@ def test_a_block_to_grow_into_never_waits_for_a_prompt() -> None:
     assert rig.pools.handle(0, BlocksWanted((4,))) == []
     assert len(unpack_ids(rig.lease(2, 1).block_ids)) == 1
     now_s, said = 0.0, list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
-    magazine.demand.shortage(is_short=True)
+    leases = LeaseCache(ONE, said.append, clock=lambda: now_s)
+    leases.demand.shortage(is_short=True)
     for _ in range(3):
-        assert not magazine.fetch((9,))
-        magazine.tend((0,), (0,))
+        assert not leases.fetch((9,))
+        leases.update((0,), (0,))
         now_s += LACKING_S / 2
-    assert not magazine.fetch((1,))
-    magazine.tend((0,), (0,))
+    assert not leases.fetch((1,))
+    leases.update((0,), (0,))
     assert said == [BlocksWanted((9,)), BlocksWanted((1,))]
-    magazine.leased(BlocksLeased(pack_ids([1]), pack_ids([1])))
-    assert not magazine.fetch((9,)) and magazine.fetch((1,)) and magazine.allocate((1,)) == [[1]]
-    assert not magazine.fetch((9,))
-    magazine.tend((0,), (0,))
+    leases.receive(BlocksLeased(pack_ids([1]), pack_ids([1])))
+    assert not leases.fetch((9,)) and leases.fetch((1,)) and leases.allocate((1,)) == [[1]]
+    assert not leases.fetch((9,))
+    leases.update((0,), (0,))
     assert said.pop() == BlocksWanted((9,)), "and then the prompt's turn has come"
-    assert not magazine.fetch((1,))
+    assert not leases.fetch((1,))
     for _ in range(4):  # whoever lacked one is gone
-        assert not magazine.fetch((9,))
+        assert not leases.fetch((9,))
         now_s += LACKING_S / 2
-        magazine.tend((0,), (0,))
+        leases.update((0,), (0,))
     assert said[-1] == BlocksWanted((9,))
 
 
 def test_what_somebody_lacked_is_kept_while_he_could_not_say_so_again() -> None:
     now_s, said = 0.0, list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
-    assert not magazine.fetch((9,))
+    leases = LeaseCache(ONE, said.append, clock=lambda: now_s)
+    assert not leases.fetch((9,))
     for turn in range(3):
-        magazine.tend((0,), (0,), is_busy=True)
+        leases.update((0,), (0,), is_busy=True)
         if not turn:
-            magazine.leased(BlocksLeased(pack_ids(range(1, 10)), pack_ids([1] * 9)))
+            leases.receive(BlocksLeased(pack_ids(range(1, 10)), pack_ids([1] * 9)))
         now_s += 2 * LACKING_S
-    assert magazine.fetch((9,)) and said == [BlocksWanted((9,))]
+    assert leases.fetch((9,)) and said == [BlocksWanted((9,))]
     for _ in range(2):
-        magazine.tend((0,), (0,))
+        leases.update((0,), (0,))
         now_s += 2 * LACKING_S
-    assert magazine.num_free == (0,), "and no longer"
+    assert leases.num_free == (0,), "and no longer"
 
 
 def test_who_lacks_more_than_a_moment_ago_is_heard_at_once() -> None:
     """As one does with every sequence that was admitted meanwhile, which needs a block to grow."""
     said = list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: 0.0)
-    assert not magazine.fetch((2,))
-    magazine.tend((0,), (0,))
-    magazine.leased(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
-    assert not magazine.fetch((3,))
-    magazine.tend((0,), (0,))
+    leases = LeaseCache(ONE, said.append, clock=lambda: 0.0)
+    assert not leases.fetch((2,))
+    leases.update((0,), (0,))
+    leases.receive(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
+    assert not leases.fetch((3,))
+    leases.update((0,), (0,))
     assert said == [BlocksWanted((2,)), BlocksWanted((1,))]
 
 
@@ -304,27 +304,27 @@ def test_generations_go_round() -> None:
 
 def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_answer() -> None:
     now_s, said = 0.0, list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
-    magazine.tend((1,), (0,))
+    leases = LeaseCache(ONE, said.append, clock=lambda: now_s)
+    leases.update((1,), (0,))
     assert said.pop() == BlocksWanted((2,))
-    magazine.leased(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
-    assert not magazine.fetch((5,))
-    magazine.tend((1,), (0,))
+    leases.receive(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
+    assert not leases.fetch((5,))
+    leases.update((1,), (0,))
     assert said.pop() == BlocksWanted((3,))
     now_s = 5 * PATIENCE_S
-    assert not magazine.is_exhausted(), "the server has not answered yet"
-    magazine.demand.shortage(is_short=True)
-    magazine.tend((1,), (0,))
+    assert not leases.is_exhausted(), "the server has not answered yet"
+    leases.demand.shortage(is_short=True)
+    leases.update((1,), (0,))
     assert said == [BlocksWanted((5,)), BlocksFreed(pack_ids([2, 1]), pack_ids([1, 1]))], (
         "nobody waits for what it holds"
     )
-    assert not magazine.is_exhausted()
+    assert not leases.is_exhausted()
     now_s += 2 * PATIENCE_S
-    assert magazine.is_exhausted()
+    assert leases.is_exhausted()
     said.clear()
-    magazine.leased(BlocksLeased(pack_ids(range(1, 6)), pack_ids([2] * 5)))
-    magazine.tend((1,), (0,))
-    assert said == [] and magazine.has((5,)), "it came, and is kept for who lacked it"
+    leases.receive(BlocksLeased(pack_ids(range(1, 6)), pack_ids([2] * 5)))
+    leases.update((1,), (0,))
+    assert said == [] and leases.num_free >= (5,), "it came, and is kept for who lacked it"
     now_s += 2 * LACKING_S
-    magazine.tend((1,), (0,))
-    assert [type(message) for message in said] == [BlocksFreed] and magazine.num_free == (0,)
+    leases.update((1,), (0,))
+    assert [type(message) for message in said] == [BlocksFreed] and leases.num_free == (0,)

@@ -9,7 +9,7 @@ from common.base.errors import KVError
 from common.memory.blocks.answers import Misbehaved
 from common.memory.blocks.index import BlockIndex, OfferKey
 from common.memory.blocks.lease_table import FREE
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PromptBlocks
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids, unpack_ids
@@ -173,25 +173,25 @@ def test_what_is_said_of_the_wrong_blocks_is_refused_and_changes_nothing(index: 
 
 def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> None:
     said = list[MemoryMessage]()
-    magazine = Magazine(PoolShape(LAYOUT, (9,)), said.append)
-    magazine.leased(BlocksLeased(pack_ids([3, 4, 5]), pack_ids([7, 8, 9])))
-    [text] = magazine.allocate((3,))
-    magazine.seal(text[:2], [bytes([1]) * 32, bytes([2]) * 32])
+    leases = LeaseCache(PoolShape(LAYOUT, (9,)), said.append)
+    leases.receive(BlocksLeased(pack_ids([3, 4, 5]), pack_ids([7, 8, 9])))
+    [text] = leases.allocate((3,))
+    leases.seal(text[:2], [bytes([1]) * 32, bytes([2]) * 32])
     [sealed] = said
     assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
-    assert unpack_ids(sealed.block_ids) == text[:2] and magazine.leases.in_use == text[2:]
-    assert magazine.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
-    magazine.check([text, text[:2]])
-    assert magazine.num_unused == (5,)
+    assert unpack_ids(sealed.block_ids) == text[:2] and leases.in_use == text[2:]
+    assert leases.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
+    leases.check([text, text[:2]])
+    assert leases.num_unused == (5,)
     with pytest.raises(KVError):
-        magazine.seal(text[:1], [bytes(32)])
-    magazine.free(text)
-    magazine.free(text[:2])
+        leases.seal(text[:1], [bytes(32)])
+    leases.free(text)
+    leases.free(text[:2])
     with pytest.raises(KVError):
-        magazine.free(text[:1])
-    assert magazine.num_free == (1,), "what is sealed is of no use here"
-    magazine.tend((1,), (0,))
+        leases.free(text[:1])
+    assert leases.num_free == (1,), "what is sealed is of no use here"
+    leases.update((1,), (0,))
     freed = said[1]
     assert isinstance(freed, BlocksFreed) and unpack_ids(freed.block_ids) == text[:2] * 2
     assert unpack_ids(freed.generations) == unpack_ids(sealed.generations) * 2
-    assert magazine.num_unused == (8,)
+    assert leases.num_unused == (8,)

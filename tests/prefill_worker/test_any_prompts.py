@@ -46,7 +46,7 @@ class World(House):
 
     def launch(self) -> None:
         """A step begins, and reads what is before its chunks."""
-        self.magazine.tend((0,), (0,))
+        self.leases.update((0,), (0,))
         if len(self.in_flight) < 2 and (chunks := self.scheduler.schedule()):
             for chunk in chunks:
                 self._compute(chunk.sequence, chunk.num_tokens)
@@ -75,7 +75,7 @@ class World(House):
         self.prefixes.computed(reached, self.scheduler.waiting)
         for sequence, num_tokens in reached:
             if num_tokens == len(sequence.token_ids):
-                self.magazine.free(self.scheduler.take(sequence))
+                self.leases.free(self.scheduler.take(sequence))
 
     def num_computed(self, sequence: PromptSequence) -> int:
         """Tokens that no step in flight computes."""
@@ -87,7 +87,7 @@ class World(House):
             self.scheduler.remove(sequences[place % len(sequences)].request_id, 0)
 
     def others_take(self, num_blocks: int) -> None:
-        if not self.taken and num_blocks <= self.pools.pools[self.magazine.shape.layout].index.num_free[0]:
+        if not self.taken and num_blocks <= self.pools.pools[self.leases.shape.layout].index.num_free[0]:
             block_ids, generations = self.take_away(num_blocks)
             self.written.update(dict.fromkeys(block_ids, b"another's"))
             self.taken.append((block_ids, generations))
@@ -109,7 +109,7 @@ class World(House):
         """Something that may happen now."""
         weights, acts = zip(*self.acts(rng), strict=True)
         rng.choices(acts, weights)[0]()
-        self.magazine.check([*self.scheduler.blocks(), *self.filled()])
+        self.leases.check([*self.scheduler.blocks(), *self.filled()])
 
     def wait(self) -> None:
         self.now_s += 1.0
@@ -130,7 +130,7 @@ class World(House):
         while self.said or self.answers:
             self.say()
             self.hear_next()
-        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
+        assert not self.prefixes.asked and not self.prefixes.computing and not len(self.leases.references)
 
 
 @pytest.mark.medium

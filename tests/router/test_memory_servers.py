@@ -51,7 +51,7 @@ class FakeMemory:
     async def _run(self) -> None:
         while True:
             if not self.silent:
-                self.announcer.tend(self._heartbeat)
+                self.announcer.update(self._heartbeat)
             await asyncio.sleep(0.01)
 
     def _heartbeat(self) -> MemoryHeartbeat:
@@ -347,5 +347,5 @@ async def test_there_is_a_bound_on_memory_servers(
 
 def tended(refused: Announcer) -> bool:
     ready = refused.ready
-    refused.tend(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()))
+    refused.update(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()))
     return refused.is_refused

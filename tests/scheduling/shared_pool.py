@@ -1,4 +1,4 @@
-"""Prefill workers that share a pool with what is decoded, in model time: real schedulers, magazines and pools.
+"""Prefill workers that share a pool with what is decoded, in model time: real schedulers, caches of leases and pools.
 
 Turn by turn, a millisecond each: a step takes a fixed time and a time for each token. A prompt that is complete is
 decoded for a while, and then its blocks are free.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.server.pools import Pools
 from common.wire.messages.memory import (
     BlocksFreed,
@@ -48,7 +48,7 @@ class Worker:
     """A prefill worker: one step at a time."""
 
     client: int
-    magazine: Magazine
+    leases: LeaseCache
     scheduler: PromptScheduler
     said: deque[MemoryMessage]
     step: list[Chunk] = field(default_factory=list)
@@ -71,9 +71,9 @@ class SharedPoolSimulation:
     def _worker(self, client: int, shape: PoolShape) -> Worker:
         self.pools.want(User(client, (f"p{client}", 1)), shape.layout, shape.num_blocks)
         said: deque[MemoryMessage] = deque()
-        magazine = Magazine(shape, said.append, clock=lambda: self.now_s)
-        scheduler = PromptScheduler(SECTION, magazine, 1 << 30, no_prefixes(magazine), batching=True)
-        return Worker(client, magazine, scheduler, said)
+        leases = LeaseCache(shape, said.append, clock=lambda: self.now_s)
+        scheduler = PromptScheduler(SECTION, leases, 1 << 30, no_prefixes(leases), batching=True)
+        return Worker(client, leases, scheduler, said)
 
     def run(self, load: list[Asked]) -> list[float]:
         """Seconds to the first token of each."""
@@ -102,7 +102,7 @@ class SharedPoolSimulation:
             worker.step = chunks
             worker.step_ends_s = self.now_s + STEP_S + TOKEN_S * sum(chunk.num_tokens for chunk in chunks)
             worker.scheduler.launched(chunks)
-        worker.magazine.tend((SECTION.max_batch_tokens // BLOCK_SIZE,), (0,), is_busy=bool(worker.step))
+        worker.leases.update((SECTION.max_batch_tokens // BLOCK_SIZE,), (0,), is_busy=bool(worker.step))
         while worker.said:
             match worker.said.popleft():
                 case BlocksWanted() as wanted:
@@ -114,7 +114,7 @@ class SharedPoolSimulation:
         asked = load[int(sequence.request_id)]
         self.ttft_s[int(sequence.request_id)] = self.now_s - asked.arrival_s
         block_ids = worker.scheduler.take(sequence)
-        generations = worker.magazine.leases.release(block_ids)
+        generations = worker.leases.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
         offer = KVOffer("d", 1, sequence.request_id, 0, 0, *ids, 0, b"", b"")
         self.pools.handle(worker.client, offer)
@@ -126,6 +126,6 @@ class SharedPoolSimulation:
             if client != DECODER:
                 match message:
                     case BlocksLeased():
-                        self.workers[client].magazine.leased(message)
+                        self.workers[client].leases.receive(message)
                     case PoolShortage():
-                        self.workers[client].magazine.demand.shortage(is_short=message.is_short)
+                        self.workers[client].leases.demand.shortage(is_short=message.is_short)

@@ -19,7 +19,7 @@ class LonePool:
     client = SimpleNamespace(path=Path("/nowhere/memory.sock"))
 
     def __init__(self, allocator: BlockAllocator) -> None:
-        self.magazine = allocator
+        self.leases = allocator
         self.offered: list[KVOffer] = []
         self.arriving: list[OfPrompt] = []
         self.is_busy = self._is_told = False  # as it was last told, and that there is a problem
@@ -42,13 +42,13 @@ class LonePool:
         chain: tuple[bytes, bytes] = (b"", b""),
     ) -> bool:
         ids = pack_ids(block_ids)
-        generations = self.magazine.release(block_ids).tobytes()
+        generations = self.leases.release(block_ids).tobytes()
         self.offered.append(KVOffer(*target, *key, token_id, ids, generations, 0, *chain))
         return not self.problem
 
     def receive_offer(self, offer: KVOffer) -> None: ...
 
-    def tend(self, level: int, floor: int, *, is_busy: bool = False) -> None:
+    def update(self, level: int, floor: int, *, is_busy: bool = False) -> None:
         self.is_busy = is_busy
 
     def take_problem(self) -> str:

@@ -1,4 +1,4 @@
-"""Who may write each block of a pool, by lease: state, client and generation.
+"""Right to write each block of a pool, by lease: state, client and generation of the block.
 
 Every lease of a block is a new generation. A message about a block names the generation, and a message about an earlier
 generation is refused. So no block has two writers: a LEASED block has a single client, other blocks have none.

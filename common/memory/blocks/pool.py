@@ -35,7 +35,7 @@ class User:
     client: int
     worker: tuple[str, int]  # id and epoch
     is_decoding: bool = False
-    is_guest: bool = False  # accepts offers and reads blocks, but leases none
+    is_peer: bool = False  # accepts offers and reads blocks, but leases none
 
 
 WantKey = tuple[int, str, int]
@@ -138,7 +138,7 @@ class Pool:
             available = minus(available, lacking)
         if self.is_short != bool(waiting):
             self.is_short = bool(waiting)
-            users = [user.client for user in self.users.values() if not user.is_guest]
+            users = [user.client for user in self.users.values() if not user.is_peer]
             answers += [Answer(client, PoolShortage(self.is_short)) for client in users]
         return answers
 

@@ -158,21 +158,9 @@ class MemoryClient:
     def finish_sending(self) -> None:
         """Wait up to `LAST_WORDS_S` until all is sent; raises MemoryLost."""
         end_s = time.monotonic() + LAST_WORDS_S
-        while self.is_sending and (left_s := end_s - time.monotonic()) > 0:
-            select.select([], [self], [], left_s)
+        while self.connection.is_sending and (left_s := end_s - time.monotonic()) > 0:
+            select.select([], [self.connection], [], left_s)
             self._read()
-
-    @property
-    def is_sending(self) -> bool:
-        """Tell whether messages are unsent; `receive` goes on sending."""
-        return self.connection.is_sending
-
-    @property
-    def num_unsent_bytes(self) -> int:
-        return self.connection.channel.num_unsent_bytes
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
 
     def close(self) -> None:
         self.connection.close()
@@ -193,7 +181,7 @@ class MemoryClient:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise MemoryLost(self.connection.problem(f"not a word for {deadline_s:.0f} s"))
-            select.select([self], [], [], left_s)
+            select.select([self.connection], [], [], left_s)
             self._read()
 
     def _read(self) -> None:

@@ -51,7 +51,10 @@ class Demand:
         self.is_short, self._wanted_s = is_short, self._clock()
 
     def decide(self, at_hand: Counts, level: Counts, floor: Counts, *, is_busy: bool) -> tuple[Counts | None, Counts]:
-        """Return blocks to ask for, None for no message, and surplus to give back after that (see `Magazine.tend`)."""
+        """Return blocks to ask for, None for no message, and surplus to give back after that.
+
+        `LeaseCache.update` has the arguments.
+        """
         now_s = self._clock()
         if is_busy:
             self._lacking_s = now_s

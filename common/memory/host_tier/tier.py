@@ -164,7 +164,7 @@ class HostTier:
         restores.add(lacking, slots, before, want)
         return True
 
-    def tend(self) -> list[tuple[Pool, Restore]]:
+    def update(self) -> list[tuple[Pool, Restore]]:
         """Begin copies and finish others; return finished restores.
 
         The caller deals again to their wants, and then calls `let_go`.

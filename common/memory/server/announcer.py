@@ -1,8 +1,8 @@
 """Messages of a memory server to the router: registration, heartbeats, ended workers, block events.
 
-The announcer never waits, and has no thread: the server's loop calls `tend` at each turn. Sockets are polled by `tend`
-and not selected, because a ZeroMQ descriptor signals a message only once, and nothing from the router is urgent.
-Without a router the server serves all the same.
+The announcer never waits, and has no thread: the server's loop calls `update` at each turn. `update` polls the sockets,
+because a ZeroMQ descriptor signals a message only once, and nothing from the router is urgent. Without a router the
+server serves all the same.
 """
 
 import logging
@@ -57,18 +57,18 @@ class Announcer:
             raise
 
     def announce(self) -> None:
-        """Register with the router; call `tend` from now on."""
+        """Register with the router; call `update` from now on."""
         self.main.send(self.ready)
 
     @property
     def due_s(self) -> float:
-        """Seconds until `tend` has something to send."""
+        """Seconds until `update` has something to send."""
         due_s = self.beaten_s + self.heartbeat_s
         if any(log.has_news for log in self.logs.values()):
             due_s = min(due_s, self.told_s + EVENTS_S)
         return max(0.0, due_s - time.monotonic())
 
-    def tend(self, heartbeat: Callable[[], MemoryHeartbeat]) -> None:
+    def update(self, heartbeat: Callable[[], MemoryHeartbeat]) -> None:
         """Handle the router's messages; send heartbeats and block events when due."""
         for spoke in (self.main, self.beat):
             for message in spoke.receive():

@@ -51,9 +51,9 @@ def _want_blocks(pool: Pool, client: int, message: BlocksWanted) -> list[Answer]
 
 
 def _want_prompt(pool: Pool, client: int, message: PromptWanted) -> list[Answer]:
-    """Grant all blocks of a prompt now or later; answer a guest with readable blocks."""
+    """Grant all blocks of a prompt now or later; answer a peer with readable blocks."""
     index = pool.index
-    if pool.users[client].is_guest:
+    if pool.users[client].is_peer:
         block_ids = index.sealed.match(client, message.keys)
         blocks = packed(block_ids, index.leases.generation[block_ids])
         return [Answer(client, PromptBlocks(message.request_id, message.attempt, *blocks, len(block_ids)))]
@@ -83,7 +83,7 @@ def _free(pool: Pool, client: int, message: BlocksFreed) -> list[Answer]:
 def _offer(pool: Pool, client: int, message: KVOffer) -> list[Answer]:
     """Pass an offer to a decode worker; decline the offer and free its blocks if the worker is unknown."""
     worker = message.decode_worker_id, message.decode_epoch
-    takers = (user for user in pool.users.values() if user.is_decoding or user.is_guest)
+    takers = (user for user in pool.users.values() if user.is_decoding or user.is_peer)
     target = next((user.client for user in takers if user.worker == worker), None)
     if target is None:
         pool.index.free(client, *_blocks(message))

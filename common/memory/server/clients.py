@@ -25,7 +25,7 @@ class Client:
     heard_s: float  # time of the last message, or of the connection
     worker: tuple[str, int] | None = None  # id and epoch, after the greeting
     is_decoding: bool = False
-    is_guest: bool = False  # reads a pool, and leases no blocks
+    is_peer: bool = False  # reads a pool, and leases no blocks
     wish: Wish | None = None
     is_running: bool = False  # has knocked: its loop runs, and knocks again and again
     gone: Gone | None = None  # reason to drop the client

@@ -68,11 +68,11 @@ class Messages:
         if descriptor is not None:
             os.close(descriptor)
         if isinstance(message, MemoryVisit):
-            return self._greet_guest(client, message)
+            return self._greet_peer(client, message)
         if client.worker is None:
             raise Misbehaved("it has not said who it is")
         handler = self._handlers.get(type(message))
-        if handler is None or (client.is_guest and not isinstance(message, OfGuests)):
+        if handler is None or (client.is_peer and not isinstance(message, OfGuests)):
             raise Misbehaved(type(message).__name__)
         return handler(client, message)
 
@@ -88,14 +88,14 @@ class Messages:
         client.channel.send(MemoryWelcome(self.server.server_id, self.server.epoch))
         return ()
 
-    def _greet_guest(self, client: Client, visit: MemoryVisit) -> Iterable[Answer]:
+    def _greet_peer(self, client: Client, visit: MemoryVisit) -> Iterable[Answer]:
         self._greet(client, visit)
-        client.is_guest = True
-        answers = self.pools.visit(User(client.number, (visit.worker_id, visit.epoch), is_guest=True), visit.pool_id)
+        client.is_peer = True
+        answers = self.pools.visit(User(client.number, (visit.worker_id, visit.epoch), is_peer=True), visit.pool_id)
         if not answers:
             client.channel.send(MemoryRefused(f"there is no pool {visit.pool_id:x} here, or not any more"))
             raise Gone(f"it wants to visit a pool {visit.pool_id:x}")
-        logger.info("%s is a guest, to pull KV blocks", client)
+        logger.info("%s is a peer, to pull KV blocks", client)
         return answers
 
     def _add_wish(self, client: Client, message: WeightsWanted | PoolWanted) -> Iterable[Answer]:

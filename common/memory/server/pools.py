@@ -58,12 +58,12 @@ class Pools:
         shortage = [Answer(user.client, PoolShortage(True))] if pool.is_short else []
         return [pool.add_user(user), *shortage]
 
-    def visit(self, guest: User, pool_id: int) -> list[Answer]:
-        """Let a guest read the pool with this id; return no answers without such a pool."""
+    def visit(self, peer: User, pool_id: int) -> list[Answer]:
+        """Let a peer read the pool with this id; return no answers without such a pool."""
         for pool in self.pools.values():
             if pool.pool_id == pool_id:
-                self.of_client[guest.client] = pool
-                return [pool.add_user(guest)]
+                self.of_client[peer.client] = pool
+                return [pool.add_user(peer)]
         return []
 
     def handle(self, client: int, message: OfBlocks) -> list[Answer]:
@@ -77,14 +77,14 @@ class Pools:
         return answers
 
     def leave(self, client: int) -> list[Answer]:
-        """Remove a disconnected client, which may still write blocks until `cure`. A guest is cured at once."""
+        """Remove a disconnected client, which may still write blocks until `cure`. A peer is cured at once."""
         if client not in self.of_client:
             return []
         pool = self.of_client[client]
         user = pool.users.get(client)
         void = pool.drop_user(client)
         pool.index.leave(client)
-        return [*void, *(self.cure(client) if user is not None and user.is_guest else pool.deal())]
+        return [*void, *(self.cure(client) if user is not None and user.is_peer else pool.deal())]
 
     def cure(self, client: int) -> list[Answer]:
         """Free blocks of a gone client after its last write; close a pool without users."""
@@ -108,12 +108,12 @@ class Pools:
         pool.index.sealed.log.void()
         return set(pool.users)
 
-    def tend(self) -> list[Answer]:
+    def update(self) -> list[Answer]:
         """Deal again to wants whose blocks were restored."""
         if self.tier is None:
             return []
         answers: list[Answer] = []
-        for pool, restore in self.tier.tend():
+        for pool, restore in self.tier.update():
             for want in restore.wants:
                 want.is_restoring = False
             answers += pool.deal()  # while the tier still reads the restored blocks

@@ -80,8 +80,8 @@ class MemoryServer:
         """Handle events within `wait_s`, and due work."""
         for client in self.connections.wait(wait_s):
             self._guard(client, self._serve)
-        self._tend()
-        self.announcer.tend(self._heartbeat)
+        self._update()
+        self.announcer.update(self._heartbeat)
         self.is_stopped = self.is_stopped or self.announcer.is_dismissed
 
     def close(self) -> None:
@@ -105,12 +105,12 @@ class MemoryServer:
             client.heard_s = time.monotonic()
             self.connections.send(self.messages.handle(client, message, descriptor))
 
-    def _tend(self) -> None:
+    def _update(self) -> None:
         """Do due work: grants, restores, silent clients, ended processes; stop after `linger_s` without a worker."""
         now_s = time.monotonic()
-        self.connections.send(self.pools.tend())
+        self.connections.send(self.pools.update())
         for client in list(self.clients.values()):
-            self._guard(client, self._tend_client)
+            self._guard(client, self._update_client)
         for number in self.processes.over():
             if number in self.parted:
                 client = self.parted.pop(number)
@@ -130,7 +130,7 @@ class MemoryServer:
             logger.info("no worker for %.0f s (memory.linger_s)", self.linger_s)
             self.stop()
 
-    def _tend_client(self, client: Client) -> None:
+    def _update_client(self, client: Client) -> None:
         """Send unsent messages and grant wishes; raises Gone for a client to drop."""
         silent_s = time.monotonic() - client.heard_s
         if client.gone is not None:
@@ -146,8 +146,8 @@ class MemoryServer:
             raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
 
     def _end_process(self, client: Client, silent_s: float) -> None:
-        """Kill a hung worker, whose blocks are free only after its process; drop a hung guest, which only reads."""
-        if client.is_guest:
+        """Kill a hung worker, whose blocks are free only after its process; drop a hung peer, which only reads."""
+        if client.is_peer:
             raise Gone(f"it has claims on KV blocks that others wait for, and hangs for {silent_s:.0f} s")
         client.heard_s = time.monotonic()
         try:
@@ -158,13 +158,13 @@ class MemoryServer:
                          "(%s): restart it", client, silent_s, error.strerror)  # fmt: skip
 
     def _heartbeat(self) -> MemoryHeartbeat:
-        worker_ids = (c.worker[0] for c in self.clients.values() if c.worker and not c.is_guest)
+        worker_ids = (c.worker[0] for c in self.clients.values() if c.worker and not c.is_peer)
         return heartbeat(self.announcer.ready, self.backing, self.regions, self.pools, worker_ids)
 
     def _remove(self, client: Client, reason: Gone | Misbehaved) -> None:
         """Drop a client, and tell the router of a hang-up. A dropped live worker leaves the router by itself."""
         has_left = isinstance(reason, HungUp)
-        if has_left and client.worker and not client.is_guest:
+        if has_left and client.worker and not client.is_peer:
             self.announcer.tell_ended(*client.worker)
         is_probe = has_left and not client.worker  # health probes come every few seconds
         why = f"its message is refused: {reason}" if isinstance(reason, Misbehaved) else str(reason)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from common.kv.tables import Tables
-from common.memory.client.magazine import Grant, Magazine
+from common.memory.client.lease_cache import Grant, LeaseCache
 from common.serving.prompts.inquiry import Key
 from common.serving.prompts.order import Prompt, turn_of
 from common.serving.prompts.rate import PromptRate
@@ -98,13 +98,13 @@ class PromptPrefixes(Generic[AnyPrompt]):
 
     def __init__(
         self,
-        magazine: Magazine,
+        leases: LeaseCache,
         tell: Callable[[AnyPrompt], None],
         section: KVSection,
         has_blocks: Callable[[Counts], bool] | None = None,
     ) -> None:
-        self.magazine, self.tell, self.has_blocks = magazine, tell, has_blocks or magazine.fetch
-        self.layout, self.min_tokens = magazine.shape.layout, section.prefix_min_tokens
+        self.leases, self.tell, self.has_blocks = leases, tell, has_blocks or leases.fetch
+        self.layout, self.min_tokens = leases.shape.layout, section.prefix_min_tokens
         self.is_on = section.prefix_cache and self.layout.is_reusable
         self.block_size = self.layout.groups[0].block_size
         self.rate = PromptRate()
@@ -142,9 +142,9 @@ class PromptPrefixes(Generic[AnyPrompt]):
 
     def hear(self, message: PromptBlocks) -> None:
         """Take over the blocks of a prompt; free the blocks if the prompt is gone."""
-        prompt, grant = self.asked.pop((message.request_id, message.attempt), None), self.magazine.granted(message)
+        prompt, grant = self.asked.pop((message.request_id, message.attempt), None), self.leases.granted(message)
         if prompt is None:
-            self.magazine.free([*grant.found, *grant.fresh])
+            self.leases.free([*grant.found, *grant.fresh])
             return
         beginning = prompt.beginning
         beginning.grant, is_outdated, beginning.is_outdated = grant, beginning.is_outdated, False
@@ -178,7 +178,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return None
         if not self.has_blocks(counts if grant is None else self.layout.nothing):
             return None
-        blocks = self.magazine.allocate(counts) if grant is None else [prompt.beginning.granted]
+        blocks = self.leases.allocate(counts) if grant is None else [prompt.beginning.granted]
         prompt.beginning.grant = None
         self._compute_next(prompt)
         return blocks
@@ -209,7 +209,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
     def forget(self, prompt: AnyPrompt) -> None:
         """Drop a completed or given-up prompt; other prompts stop waiting for the prompt's blocks."""
         if self.asked.pop(prompt.key, None) is not None:
-            self.magazine.unwant_prompt(prompt.key)
+            self.leases.unwant_prompt(prompt.key)
         self._compute_no_more(prompt)
         self._release(prompt)
 
@@ -227,7 +227,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         beginning = prompt.beginning
         beginning.is_filling = False
         if beginning.grant is None:
-            self.magazine.free([*sealed, *unfilled])
+            self.leases.free([*sealed, *unfilled])
             return
         beginning.grant.found.extend(sealed)
         beginning.grant.fresh[:0] = unfilled
@@ -248,13 +248,13 @@ class PromptPrefixes(Generic[AnyPrompt]):
         """Ask for all blocks of a prompt without any."""
         num_blocks = self.layout.groups[0].num_places(prompt.num_slots)
         self.asked[prompt.key] = prompt
-        self.magazine.want_prompt(prompt.key, self.lacking(prompt), num_blocks, prompt.priority, self.block_us)
+        self.leases.want_prompt(prompt.key, self.lacking(prompt), num_blocks, prompt.priority, self.block_us)
 
     def _release(self, prompt: AnyPrompt) -> None:
         """Free the grant of a prompt, if any."""
         beginning = prompt.beginning
         if beginning.grant is not None:
-            self.magazine.free(beginning.granted)
+            self.leases.free(beginning.granted)
             beginning.grant = None
             beginning.num_sealed = prompt.num_scheduled_tokens = 0
 
@@ -273,7 +273,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return ()
         self._compute_no_more(prompt)
         sealed = beginning.digests[begin:end]
-        self.magazine.seal(prompt.tables[0].block_ids[begin:end], sealed)
+        self.leases.seal(prompt.tables[0].block_ids[begin:end], sealed)
         beginning.num_sealed = end
         self._compute_next(prompt)
         return sealed

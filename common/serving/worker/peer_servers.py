@@ -17,7 +17,7 @@ from common.base.errors import KVError, MemoryLost, TransferFailed
 from common.device.engine.engine import Engine, describe_device
 from common.kv.proof import prove_path
 from common.kv.transport import PeerPool, check_compatible
-from common.memory.client.guest import Guest, OfGuest
+from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.wire.messages.handoff import KVPoolExport
 
 logger = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ GREETING_S = 2.0
 class Visit:
     """A visited pool."""
 
-    guest: Guest
+    peer: PeerPoolClient
     pool: PeerPool | None = None  # None until mapped
     num_workers: int = 0  # workers of the pool, known or being met
 
     @property
     def problem(self) -> str:
         """Reason why the server sends nothing any more; empty if the server works."""
-        return self.guest.problem
+        return self.peer.problem
 
 
 def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
@@ -100,14 +100,14 @@ class Visits:
         """Count a worker of the pool less."""
         visit.num_workers -= 1
 
-    def receive(self) -> list[tuple[Visit, OfGuest]]:
+    def receive(self) -> list[tuple[Visit, PeerMessage]]:
         """Return the messages of all servers."""
-        return [(visit, said) for visit in self.by_pool.values() for said in visit.guest.receive()]
+        return [(visit, said) for visit in self.by_pool.values() for said in visit.peer.receive()]
 
     def tend(self, is_used: Callable[[Visit], bool]) -> list[Visit]:
         """End visits without use; return lost visits, whose claims are void."""
         for visit in self.by_pool.values():
-            visit.guest.tend()
+            visit.peer.keep_alive()
         over = [v for v in self.by_pool.values() if v.problem or not (v.num_workers or is_used(v))]
         lost = [visit for visit in over if visit.problem]
         for visit in over:
@@ -117,7 +117,7 @@ class Visits:
     def report_fault(self, problem: str) -> None:
         """Tell every server about a device fault here, which may have written into the server's memory."""
         for visit in self.by_pool.values():
-            visit.guest.report_fault(problem)
+            visit.peer.report_fault(problem)
 
     def close(self) -> None:
         for visit in list(self.by_pool.values()):
@@ -126,7 +126,7 @@ class Visits:
     def _proven(self, visit: Visit) -> Generator[None, None, float]:
         """Prove the path; return GB/s."""
         assert visit.pool is not None, "what is open is mapped"
-        proof = prove_path(visit.pool, visit.guest.pool_id, self.engine.pool, self.engine.allocator)
+        proof = prove_path(visit.pool, visit.peer.pool_id, self.engine.pool, self.engine.allocator)
         with closing(proof):
             while True:
                 try:
@@ -139,30 +139,30 @@ class Visits:
 
     def _begun(self, export: KVPoolExport) -> Visit:
         try:
-            guest = Guest(Path(export.memory_socket), self.worker, export.pool_id, export.layout)
+            peer = PeerPoolClient(Path(export.memory_socket), self.worker, export.pool_id, export.layout)
         except MemoryLost as lost:
             raise TransferFailed(
                 f"{lost}: there is the pool of worker {export.worker_id}; both workers need to reach it at that path"
             ) from None
-        self.poller.register(guest, zmq.POLLIN)
-        visit = self.by_pool[export.pool_id] = Visit(guest)
+        self.poller.register(peer, zmq.POLLIN)
+        visit = self.by_pool[export.pool_id] = Visit(peer)
         return visit
 
     def _is_mapped(self, visit: Visit, export: KVPoolExport) -> bool:
         """Map the pool once its place is known; tell whether the pool is mapped."""
-        visit.guest.look()
+        visit.peer.poll()
         if visit.problem:
             raise TransferFailed(visit.problem)
-        if visit.pool is None and visit.guest.claim is not None:
-            visit.pool = self.engine.transport.open_peer(visit.guest.claim, export.worker_id, self.engine.device)
+        if visit.pool is None and visit.peer.claim is not None:
+            visit.pool = self.engine.transport.open_peer(visit.peer.claim, export.worker_id, self.engine.device)
         return visit.pool is not None
 
     def _end(self, visit: Visit) -> None:
         """Close the visit, after copies under way."""
         if visit.problem:
             logger.warning("what was offered there is lost: %s", visit.problem)
-        del self.by_pool[visit.guest.pool_id]
-        self.poller.unregister(visit.guest)
+        del self.by_pool[visit.peer.pool_id]
+        self.poller.unregister(visit.peer)
         if visit.pool is not None:
             visit.pool.close()
-        visit.guest.close()
+        visit.peer.close()
