@@ -15,7 +15,7 @@ from statistics import median
 
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
-from common.memory.base.reply_worth import copying_us, is_worth_taking
+from common.memory.base.copy_costs import is_pull_faster, pull_us
 from common.serving.prompts.inquiry import Key
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.rate import PromptRate
@@ -50,7 +50,7 @@ class Worth:
     def is_worth(self, num_blocks: int, gb_per_s: float) -> bool:
         """Tell whether retrieving `num_blocks` blocks is faster than computing."""
         computing_us = self.rate.block_us(self.block_size)
-        return is_worth_taking(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
+        return is_pull_faster(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
 
     def add(self, num_blocks: int, gb_per_s: float, took_s: float) -> None:
         """Note the duration of a retrieval."""
@@ -58,7 +58,7 @@ class Worth:
 
     def copy_s(self, num_blocks: int, gb_per_s: float) -> float:
         """Return the expected time to copy `num_blocks` blocks."""
-        return copying_us(num_blocks, self.block_bytes, gb_per_s) * 1e-6
+        return pull_us(num_blocks, self.block_bytes, gb_per_s) * 1e-6
 
 
 @dataclass(slots=True, eq=False)

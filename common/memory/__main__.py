@@ -15,8 +15,7 @@ from common.memory.devices.cuda_backing import CudaBacking
 from common.memory.devices.host_backing import HostBacking
 from common.memory.server.announcer import Announcer
 from common.memory.server.listener import Served
-from common.memory.server.server import MemoryServer
-from common.memory.server.watchdog import Watchdog
+from common.memory.server.server import MemoryServer, Watchdog
 from common.settings import options
 from common.settings.config import MEMORY_SECTIONS, Config
 from common.wire.messages.memory_reports import MemoryReady

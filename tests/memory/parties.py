@@ -100,7 +100,7 @@ def leases_of(leases: LeaseCache) -> dict[int, int]:
     return dict(zip(block_ids.tolist(), generation[block_ids].tolist(), strict=True))
 
 
-def readings_of(sealed: SealedBlocks, client: int) -> dict[int, int]:
+def references_of(sealed: SealedBlocks, client: int) -> dict[int, int]:
     """How often a client reads each block, as the server has it."""
     readings = sealed.readers.of_client.get(client, np.zeros(0, np.int64))
     return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
@@ -237,7 +237,7 @@ class Party:
         offers = self.house.index.offers.items()
         held = Held(
             self.blocks(BlockState.LEASED),
-            Counter(readings_of(self.house.index.sealed, self.client)),
+            Counter(references_of(self.house.index.sealed, self.client)),
             sum((blocks_in(of_text) for key, of_text in offers if key.client == self.client), Counter[int]()),
         )
         for message in self.heard:

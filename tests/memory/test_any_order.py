@@ -14,14 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.memory.base.pattern import pattern
 from common.memory.blocks.answers import Answer
-from common.memory.blocks.index import OFFERS, TIER, BlockIndex
+from common.memory.blocks.index import TIER, BlockIndex
 from common.memory.blocks.lease_table import FREE, SEALED, BlockState, Claim
+from common.memory.blocks.offers import OFFERS
 from common.memory.client.demand import LACKING_S
 from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
-from tests.memory.parties import MOST_SEALED, NUM_SLOTS, House, Party, Peer, Worker, blocks_in, readings_of
+from tests.memory.parties import MOST_SEALED, NUM_SLOTS, House, Party, Peer, Worker, blocks_in, references_of
 from tests.support.layouts import one_group, state, window
 
 LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
@@ -399,10 +400,10 @@ class Machine(RuleBasedStateMachine):
             piece = tier.room.pieces[number].content.tobytes()
             assert piece[index * BLOCK_BYTES :][:BLOCK_BYTES] == key[:1] * BLOCK_BYTES, "another's"
         if served is not None:
-            leaving = list(chain.from_iterable(departure.slots.tolist() for departure in served.departures.leaving))
+            leaving = list(chain.from_iterable(spill.slots.tolist() for spill in served.spills.under_way))
             all_of_them = [*slots.slot_of.values(), *slots.free, *leaving]
             assert sorted(all_of_them) == list(range(slots.num_slots)), "each is somewhere, once"
-            read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.going_on))
+            read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.restores))
             assert sum(read.values()) + len(slots._unread) == len(slots.slot_of) and max(read.values(), default=1) == 1
 
     @invariant()
@@ -456,13 +457,13 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.OFFERED] == sum(len(leased) for leased, _ in index.offers.values())
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
         sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
-        readings = sum((Counter(readings_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())
+        readings = sum((Counter(references_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())
         offered = sum((blocks_in(of_text) for of_text in index.offers.values()), Counter[int]())
         leased = Counter(i for i, claim in enumerate(claims) if claim.state is BlockState.OFFERED)
-        assert offered - leased == readings_of(sealed, OFFERS), "what is offered is read, and nothing else"
-        assert {i: count for i, count in enumerate(sealed.readers.num_readings) if count} == readings
+        assert offered - leased == references_of(sealed, OFFERS), "what is offered is read, and nothing else"
+        assert {i: count for i, count in enumerate(sealed.readers.num_references) if count} == readings
         assert {
-            client: Counter(readings_of(sealed, client)).total() for client in sealed.readers.of_client
+            client: Counter(references_of(sealed, client)).total() for client in sealed.readers.of_client
         } == sealed.readers.num_of_client
         assert len(cached) == len(sealed.cached) == len(set(cached)) and not readings.keys() & set(cached)
         assert {i for i, claim in enumerate(claims) if claim == SEALED} == readings.keys() | set(cached)

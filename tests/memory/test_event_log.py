@@ -162,5 +162,5 @@ def test_keys_are_cut_short() -> None:
     log = EventLog(2, lambda begin, end: np.zeros(0, KEY))
     log.begin()
     log.take()
-    log.note(BlockEvent.SEALED, np.frombuffer(bytes(range(32)), KEY))
+    log.add(BlockEvent.SEALED, np.frombuffer(bytes(range(32)), KEY))
     assert log.take().keys == bytes([*range(8), *range(16, 24)])

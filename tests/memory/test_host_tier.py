@@ -277,7 +277,7 @@ def test_what_waits_for_host_memory_does_not_pile_up(rig: Rig, monkeypatch: pyte
     for text in range(10):
         rig.compute(text, 20)
         rig.pools.update()
-    assert rig.tier.served is not None and len(rig.tier.served.departures.queue) == NUM_BLOCKS
+    assert rig.tier.served is not None and len(rig.tier.served.spills.queue) == NUM_BLOCKS
 
 
 def test_what_is_another_s_before_it_is_copied_is_not_kept(rig: Rig) -> None:

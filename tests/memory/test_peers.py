@@ -196,7 +196,7 @@ def test_claims_are_void_when_the_connection_ends_although_the_process_lives(hou
     house.peer.close()
     eventually(lambda: house.told() == [KVReceived("r", 0), KVDeclined("s", 0)])
     eventually(lambda: house.usage()[2:] == (0, 0) and house.num_claimed() == 0)
-    assert len(house.backed.server.clients) == 1 and not house.backed.server.parted
+    assert len(house.backed.server.clients) == 1 and not house.backed.server.ended
     house.peer = house.visit()
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from common.base.errors import MemoryShort
 from common.memory.blocks.answers import Answer, Misbehaved
-from common.memory.blocks.index import BlockIndex, OfferKey
+from common.memory.blocks.index import BlockIndex
 from common.memory.blocks.lease_table import FREE, BlockState
+from common.memory.blocks.offers import OfferKey
 from common.memory.blocks.pool import User
 from common.memory.client.demand import LACKING_S, PATIENCE_S
 from common.memory.client.lease_cache import LeaseCache

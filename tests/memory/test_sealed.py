@@ -7,14 +7,15 @@ import pytest
 
 from common.base.errors import KVError
 from common.memory.blocks.answers import Misbehaved
-from common.memory.blocks.index import BlockIndex, OfferKey
+from common.memory.blocks.index import BlockIndex
 from common.memory.blocks.lease_table import FREE
+from common.memory.blocks.offers import OfferKey
 from common.memory.client.lease_cache import LeaseCache
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PromptBlocks
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
-from tests.memory.parties import readings_of
+from tests.memory.parties import references_of
 from tests.support.layouts import one_group, window
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")
@@ -62,7 +63,7 @@ def test_a_text_finds_the_blocks_it_begins_with_and_none_beyond_a_gap(index: Blo
     assert match(index, READER, KEYS[:5]) == block_ids
     assert match(index, READER, [KEYS[0], KEYS[7], KEYS[1]]) == block_ids[:1]
     assert match(index, READER, [KEYS[7], KEYS[0]]) == []
-    assert readings_of(index.sealed, READER) == {block_ids[0]: 2, block_ids[1]: 1, block_ids[2]: 1}
+    assert references_of(index.sealed, READER) == {block_ids[0]: 2, block_ids[1]: 1, block_ids[2]: 1}
 
 
 def test_what_nobody_reads_is_there_until_it_is_wanted_and_goes_from_its_end(index: BlockIndex) -> None:
@@ -115,7 +116,7 @@ def test_what_is_let_go_at_once_goes_from_the_end_of_each_text(index: BlockIndex
     assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
     for keys in (KEYS[:3], KEYS[:2], KEYS[3:5]):
         match(index, READER, keys)
-    assert not len(index.sealed.cached) and readings_of(index.sealed, READER)[block_ids[0]] == 2
+    assert not len(index.sealed.cached) and references_of(index.sealed, READER)[block_ids[0]] == 2
     own = written(index, KEYS[:1], READER)
     index.leave(READER)
     index.cure(READER)
@@ -127,7 +128,7 @@ def test_a_key_that_is_named_twice_is_its_first_blocks(index: BlockIndex) -> Non
     first, second = written(index, [KEYS[0], KEYS[0]])
     assert match(index, READER, [KEYS[0], KEYS[0]]) == [first, first]
     let_go(index, WRITER, [second, first])
-    assert index.leases.claim(second) == FREE and readings_of(index.sealed, READER) == {first: 2}
+    assert index.leases.claim(second) == FREE and references_of(index.sealed, READER) == {first: 2}
     let_go(index, READER, [first, first])
     assert index.sealed.cached.block_ids.tolist() == [first]
 
@@ -143,7 +144,7 @@ def test_an_offer_takes_what_is_sealed_along(index: BlockIndex) -> None:
     index.cure(WRITER)
     assert index.num_free == (5,), "who offered it need not be there"
     index.accept(key)
-    assert readings_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.leases.num_leased[READER] == 1
+    assert references_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.leases.num_leased[READER] == 1
     index.offer(READER, key, *named(index, offered), 2)
     index.decline(key)
     assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
@@ -164,7 +165,7 @@ def test_what_is_said_of_the_wrong_blocks_is_refused_and_changes_nothing(index: 
     for problem, say in refused:
         with pytest.raises(Misbehaved, match=problem):
             say()
-    assert readings_of(index.sealed, WRITER) == dict.fromkeys(block_ids, 1)
+    assert references_of(index.sealed, WRITER) == dict.fromkeys(block_ids, 1)
     assert index.leases.num_leased[WRITER] == 1 and index.num_free == (5,)
     two = BlockIndex(PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (4, 4)))
     with pytest.raises(Misbehaved, match="cannot be used again"):

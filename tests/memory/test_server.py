@@ -37,8 +37,8 @@ from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import OfPrompt, SharedPool
 from common.memory.devices.backing import Memory
 from common.memory.devices.host_backing import HostBacking
+from common.memory.server import allocations as allocations_module
 from common.memory.server import listener as listener_module
-from common.memory.server import requests as requests_module
 from common.memory.server import server as server_module
 from common.memory.server.report import usage
 from common.memory.server.server import MemoryServer
@@ -199,7 +199,7 @@ def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, m
     threading.Timer(0.2, lambda: setattr(backed, "room", True)).start()
     assert claim(backed.connect()).state is RegionState.EMPTY, "room was found in time"
     backed.room = False
-    monkeypatch.setattr(requests_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(allocations_module, "PATIENCE_S", 0.1)
     with pytest.raises(ConfigError, match=r"nothing is left, for 0 s; here are weights of model, 0\.00 GB; stop who"):
         backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
 
@@ -218,7 +218,7 @@ def test_a_second_pool_of_a_device_is_made_if_there_is_room_and_else_refused_wit
     backed.connect("prefill-0").claim_pool(mine, (9,))
     assert backed.connect("decode-0").claim_pool(yours, (5,)).shape.num_blocks == (5,)
     backed.room = False
-    monkeypatch.setattr(requests_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(allocations_module, "PATIENCE_S", 0.1)
     third = replace(mine, groups=(replace(group, num_layers=2),))
     with pytest.raises(ConfigError, match=r"num_layers: 1 here, 2 there") as refused:
         backed.connect("decode-1").claim_pool(third, (9,))
@@ -606,7 +606,7 @@ def test_what_is_given_to_who_has_said_that_it_leaves_comes_back_at_once(backed:
     eventually(lambda: KVDeclined("s", 0) in giver.receive())
     leaver.client.close()
     eventually(lambda: len(backed.server.clients) == 1)
-    assert usage(backed.server.pools) == (8, 8, 0, 0) and not backed.server.parted
+    assert usage(backed.server.pools) == (8, 8, 0, 0) and not backed.server.ended
 
 
 def test_who_leaves_keeps_what_a_launched_step_may_still_write(backed: Backed) -> None:

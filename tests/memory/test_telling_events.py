@@ -169,7 +169,7 @@ def test_while_nothing_is_heard_of_the_router_nothing_piles_up(rig: Rig) -> None
         hub.send(SERVER, Knock(1))
         rig.rest()
     assert rig.announcer.logs
-    rig.announcer.heard_s -= 2 * rig.announcer.timeout_s
+    rig.announcer.received_s -= 2 * rig.announcer.timeout_s
     rig.until(lambda: not rig.announcer.logs)
     writer.write(TEXTS[0])
     rig.until(lambda: num_cached(rig.server.pools) == 20)

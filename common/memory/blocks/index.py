@@ -19,29 +19,18 @@ fastest by intp, and generations, [num_blocks] int32.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from common.memory.blocks.answers import Misbehaved
 from common.memory.blocks.lease_table import BlockState, Holding, LeaseTable
+from common.memory.blocks.offers import OFFERS, OfferKey, Offers
 from common.memory.blocks.sealed import SealedBlocks
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape, are_enough
 
-OFFERS = -2
-"""Client number that reads sealed blocks of open offers."""
 TIER = -3
 """Client number that writes and reads blocks restored from host memory (see `host_tier`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class OfferKey:
-    """Target client of an offer, and the attempt of a request."""
-
-    client: int
-    request_id: str
-    attempt: int
 
 
 class BlockIndex:
@@ -57,7 +46,7 @@ class BlockIndex:
         self.free_ids = [list(range(begin + count - 1, begin, -1)) for begin, count in begins]  # by group
         self.sealed = SealedBlocks(shape.num_ids)
         self.leases = LeaseTable(shape.num_ids, self.sealed.readers)
-        self.offers: dict[OfferKey, Holding] = {}
+        self.offers = Offers(self.sealed.readers)
         self.num_quarantined: Counter[int] = Counter()  # by client
 
     @property
@@ -112,21 +101,16 @@ class BlockIndex:
         leased, sealed = self.leases.checked(client, block_ids, generations)
         if sealed.total != num_sealed or not np.array_equal(block_ids[num_sealed:], leased):
             raise Misbehaved(f"the first {num_sealed} blocks are not those that are sealed")
-        if key in self.offers:
-            raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is offered already")
+        self.offers.add(client, key, Holding(leased, sealed))
         self.leases.end(client, leased, BlockState.OFFERED, key.client)
-        self.sealed.readers.move(client, OFFERS, sealed)
-        self.offers[key] = Holding(leased, sealed)
 
     def accept(self, key: OfferKey) -> None:
         """Give the blocks of an offer to its target; raises Misbehaved if there is no such offer."""
-        leased, sealed = self._take_offer(key)
-        self.leases.grant(key.client, leased)
-        self.sealed.readers.move(OFFERS, key.client, sealed)
+        self.leases.grant(key.client, self.offers.give(key))
 
     def decline(self, key: OfferKey) -> None:
         """Free the blocks of an offer; raises Misbehaved if there is no such offer."""
-        leased, sealed = self._take_offer(key)
+        leased, sealed = self.offers.take(key)
         self._release(leased)
         self._release(self.sealed.let_go(OFFERS, sealed))
 
@@ -137,7 +121,7 @@ class BlockIndex:
         nothing.
         """
         leased, _ = self.leases.checked(client, block_ids, generations)
-        self._take_offers_to(client)
+        self.offers.give_all(client)
         self._release(self.sealed.forget(client))
         self.leases.num_leased[client] = len(leased)
         self._release(np.setdiff1d(self.leases.claimed_by(client), leased))
@@ -148,7 +132,7 @@ class BlockIndex:
         The client may still write leased blocks, and blocks of offers that may have been accepted. Sealed blocks stay
         read, because the client may not have noticed the end.
         """
-        if count := self.leases.num_leased.pop(client, 0) + self._take_offers_to(client):
+        if count := self.leases.num_leased.pop(client, 0) + self.offers.give_all(client):
             self.leases.set(self.leases.claimed_by(client), BlockState.QUARANTINED, client)
             self.num_quarantined[client] = count
         return count
@@ -160,19 +144,6 @@ class BlockIndex:
         if count:
             self._release(self.leases.claimed_by(client))
         return count
-
-    def _take_offer(self, key: OfferKey) -> Holding:
-        offered = self.offers.pop(key, None)
-        if offered is None:
-            raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
-        return offered
-
-    def _take_offers_to(self, client: int) -> int:
-        """Give offers to their target, which may have accepted; return the number of leased blocks."""
-        taken = [self.offers.pop(key) for key in list(self.offers) if key.client == client]
-        for _, sealed in taken:
-            self.sealed.readers.move(OFFERS, client, sealed)
-        return sum(len(leased) for leased, _ in taken)
 
     def _release(self, block_ids: np.ndarray) -> None:
         if not len(block_ids):

@@ -13,7 +13,8 @@ from itertools import count
 import numpy as np
 
 from common.memory.blocks.answers import Answer
-from common.memory.blocks.index import BlockIndex, OfferKey
+from common.memory.blocks.index import BlockIndex
+from common.memory.blocks.offers import OfferKey
 from common.memory.devices.backing import Memory
 from common.wire.messages.memory import (
     BlocksLeased,

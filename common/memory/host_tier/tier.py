@@ -1,6 +1,6 @@
 """Host tier: sealed blocks in host memory, kept after their eviction from the pool.
 
-Blocks are copied to the tier in the background (`departures`). A prompt that wants them back gets copies (`restores`),
+Blocks are copied to the tier in the background (`spills`). A prompt that wants them back gets copies (`restores`),
 if copying is faster than computing. The tier serves a single pool at a time. Its blocks outlive the pool, for the next
 pool of equal layout. After a failed or endless copy the tier is lost, and texts are computed again.
 """
@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from common.memory.base.copy_costs import is_restore_faster
 from common.memory.base.host_ram import ram_bytes
-from common.memory.base.host_worth import is_worth_copying
 from common.memory.blocks.index import TIER
 from common.memory.blocks.pool import Pool, Want
 from common.memory.blocks.sealed import unpacked
 from common.memory.devices.backing import Backing, Copies, CopyFailed
-from common.memory.host_tier.departures import Departures
 from common.memory.host_tier.restores import Restore, Restores
 from common.memory.host_tier.room import HostRoom
 from common.memory.host_tier.slots import HostSlots
+from common.memory.host_tier.spills import Spills
 from common.memory.host_tier.traffic import Traffic
 from common.settings.memory_sections import MemorySection
 from common.wire.messages.memory_reports import BlockEvent
@@ -39,7 +39,7 @@ class Served:
 
     def __init__(self, pool: Pool, traffic: Traffic, slots: HostSlots) -> None:
         self.pool, self.index, self.traffic, self.slots = pool, pool.index, traffic, slots
-        self.departures, self.restores = Departures(traffic, slots), Restores(traffic, slots)
+        self.spills, self.restores = Spills(traffic, slots), Restores(traffic, slots)
         slots.on_gone = self._gone
         pool.index.sealed.attach(self)
 
@@ -65,11 +65,11 @@ class Served:
         """Detach the tier from the pool."""
         self.slots.on_gone = None
         self.index.sealed.attach(None)
-        self.departures.give_up()
+        self.spills.cancel()
 
     def _gone(self, keys: np.ndarray) -> None:
         if (log := self.index.sealed.log).is_on:
-            log.note(BlockEvent.GONE, self._without_those_in_pool(keys))
+            log.add(BlockEvent.GONE, self._without_those_in_pool(keys))
 
     def _without_those_in_pool(self, keys: np.ndarray) -> np.ndarray:
         block_of = self.index.sealed.block_of
@@ -99,7 +99,7 @@ class HostTier:
     @property
     def is_busy(self) -> bool:
         """Tell whether copies are under way."""
-        return self.served is not None and bool(self.served.departures.leaving or self.served.restores.coming)
+        return self.served is not None and bool(self.served.spills.under_way or self.served.restores.under_way)
 
     def attach(self, pool: Pool) -> None:
         """Serve a pool, unless another is served, or its blocks cannot be reused."""
@@ -130,7 +130,7 @@ class HostTier:
         except CopyFailed as failed:
             self._lost(failed)
         self.served.end()
-        self.served.restores.give_up()
+        self.served.restores.cancel()
         self.served = None
         if not keeps or self.is_lost:
             self.slots.clear()
@@ -139,7 +139,7 @@ class HostTier:
         """Queue blocks with these packed keys for a copy."""
         if self.served is not None and self.served.pool is pool:
             self.room.begin()
-            self.served.departures.add(unpacked(keys))
+            self.served.spills.add(unpacked(keys))
 
     def ask(self, pool: Pool, want: Want) -> bool:
         """Begin or join a restore of the want's blocks, if worth the copies; return True if blocks will come.
@@ -176,15 +176,15 @@ class HostTier:
             return []
         if self._clock() > self._begin_s:
             self.room.begin()
-        departures, restores = self.served.departures, self.served.restores
+        spills, restores = self.served.spills, self.served.restores
         over: list[Restore] = []
         try:
-            departures.look()
-            for restore in restores.look():
+            spills.finish()
+            for restore in restores.finish():
                 over.append(restore)
             restores.begin()
-            if not restores.coming:  # clients wait for restores, so departures come second
-                departures.begin()
+            if not restores.under_way:  # clients wait for restores, so spills come second
+                spills.begin()
         except CopyFailed as failed:
             over += self._lost(failed)
         return [(self.served.pool, restore) for restore in over]
@@ -207,7 +207,7 @@ class HostTier:
     def _is_worth(self, num_blocks: int, block_us: float) -> bool:
         """Tell whether restoring is faster than computing at `block_us` a block."""
         assert self.layout is not None
-        return is_worth_copying(num_blocks, self.layout.groups[0].block_size, block_us, self.traffic.block_us)
+        return is_restore_faster(num_blocks, self.layout.groups[0].block_size, block_us, self.traffic.block_us)
 
     def _let_go(self, block_ids: np.ndarray) -> None:
         assert self.served is not None
@@ -221,7 +221,7 @@ class HostTier:
         logger.error("the host tier is of no use any more, so that texts are computed again: %s", failed)
         self.is_lost = True
         self.served.end()
-        return self.served.restores.give_up()
+        return self.served.restores.cancel()
 
 
 def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:

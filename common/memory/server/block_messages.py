@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.memory.blocks.answers import Answer, Misbehaved
-from common.memory.blocks.index import OfferKey
+from common.memory.blocks.offers import OfferKey
 from common.memory.blocks.pool import Pool, packed
 from common.wire.messages.memory import (
     BlocksFreed,

@@ -44,7 +44,7 @@ class Region:
             return RegionState.FILLED
         return RegionState.EMPTY if self.users[0] == client else RegionState.FILLING
 
-    def told(self, client: int) -> Answer:
+    def answer_to(self, client: int) -> Answer:
         memory = self.memory
         message = WeightsRegion(self.state_for(client), memory.handle, memory.num_bytes)
         return Answer(client, message, memory.descriptor)
@@ -53,9 +53,9 @@ class Region:
 class Regions:
     """All weight regions of a device; a client has at most one."""
 
-    def __init__(self, backing: Backing, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, backing: Backing, log: Callable[[str], None] = lambda text: None) -> None:
         self.backing = backing
-        self.say = say
+        self.log = log
         self.regions: dict[RegionKey, Region] = {}  # open to new clients
         self.of_client: dict[int, Region] = {}
 
@@ -76,10 +76,10 @@ class Regions:
         region = self.regions[key]
         region.users.append(client)
         self.of_client[client] = region
-        return region.told(client)
+        return region.answer_to(client)
 
     def progressed(self, client: int, num_filled: int) -> Iterator[Answer]:
-        """Note a filler's progress; return answers for waiting users."""
+        """Record a filler's progress; return answers for waiting users."""
         region = self._filled_by(client)
         region.num_filled = min(num_filled, region.memory.num_bytes)
         return (Answer(user, WeightsProgress(region.num_filled)) for user in region.users[1:])
@@ -113,7 +113,7 @@ class Regions:
         was_filler = not region.is_filled and region.users[0] == client
         region.users.remove(client)
         if was_filler and region.users:
-            yield region.told(region.users[0])
+            yield region.answer_to(region.users[0])
         if not region.users and self.regions.get(region.key) is not region:
             region.memory.close()
 
@@ -139,6 +139,6 @@ class Regions:
             if not unused:
                 raise
             for key in unused:
-                self.say(f"weights of {key.fingerprint}, which nobody uses, make room for others")
+                self.log(f"weights of {key.fingerprint}, which nobody uses, make room for others")
                 self.regions.pop(key).memory.close()
             return self.backing.allocate(num_bytes)
