@@ -4,7 +4,7 @@ import logging
 
 from common.base.errors import ErrorCode
 from common.device.engine.engine import Engine
-from common.memory.client.shared_pool import OfPrompt
+from common.memory.client.shared_pool import PromptMessage
 from common.serving.prompts.inquiry import Key, answer
 from common.serving.prompts.token_ids import stranger
 from common.serving.worker.drain import Drain
@@ -78,7 +78,7 @@ class Inbox:
             case _:
                 self.link.spoke.refuse(message, "a router does not send it to a prefill worker")
 
-    def _from_memory(self, said: OfPrompt) -> None:
+    def _from_memory(self, said: PromptMessage) -> None:
         match said:
             case PromptBlocks():
                 self.scheduler.prefixes.hear(said)

@@ -361,7 +361,7 @@ class Machine(RuleBasedStateMachine):
     def _bury(self, worker: Worker) -> None:
         worker.is_over = True
         if worker.house is self.house:
-            self._answer(self.house.pools.cure(worker.client))
+            self._answer(self.house.pools.reclaim(worker.client))
 
     def _restart(self) -> None:
         """None of those that are there is connected to the next server."""
@@ -479,7 +479,7 @@ class Machine(RuleBasedStateMachine):
         """Who is left can have the whole pool in the end, whatever the others did."""
         for worker in self.workers:
             if not worker.is_connected and worker.house is self.house:
-                self._answer(self.house.pools.cure(worker.client))
+                self._answer(self.house.pools.reclaim(worker.client))
         last = self._members()[0]
         for turn in range(40):
             self.house.copies.finish()

@@ -9,7 +9,7 @@ import torch
 
 from common.base.errors import MemoryLost
 from common.device.engine.engine import claimed_pool
-from common.memory.client.shared_pool import OfPrompt
+from common.memory.client.shared_pool import PromptMessage
 from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.values.kv_layout import KVLayout
 from tests.memory.test_server import CPU, SIZE, Backed, eventually
@@ -43,7 +43,7 @@ def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backe
     for block_id, data in written.items():
         pool.block(block_id).copy_(torch.frombuffer(data, dtype=torch.uint8))
     assert giver.offer(("decode-0", 1), ("r", 0), 7, block_ids)
-    offers: list[OfPrompt] = []
+    offers: list[PromptMessage] = []
 
     def arrived() -> bool:
         offers.extend(taker.receive())

@@ -237,7 +237,7 @@ class Fleet:
             self.server.memory.spoil(block_ids)
         if self.dying and self.rng.random() < 0.1:
             worker, _ = self.dying.pop(0)
-            self.server.answer(self.server.pools.cure(worker.client))
+            self.server.answer(self.server.pools.reclaim(worker.client))
 
     def kill(self) -> None:
         """What it has said is heard, and its device goes on for a while."""

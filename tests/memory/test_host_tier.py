@@ -261,7 +261,7 @@ def test_who_goes_amid_a_restore_is_told_nothing_and_others_find_it(rig: Rig, is
     in_flight = rig.pool.index.leases.num_leased[TIER]
     if is_killed:
         rig.pools.leave(ALICE)
-        rig.pools.cure(ALICE)
+        rig.pools.reclaim(ALICE)
     else:
         rig.pools.handle(ALICE, PoolLeft(b"", b""))
     assert rig.pools.of_client[BOB].index.leases.num_leased[TIER] == in_flight == 10, (
@@ -342,7 +342,7 @@ def test_after_a_fault_nothing_is_left_of_it_and_the_next_pool_has_it(rig: Rig) 
     assert rig.tier.served is not None and rig.tier.served.pool is rig.pools.of_client[9]
     for client in (ALICE, BOB, CAROL):
         rig.pools.leave(client)
-        rig.pools.cure(client)
+        rig.pools.reclaim(client)
     assert rig.tier.served is not None, "the old pool's end is not the new one's"
     assert rig.memories[0].is_closed and not rig.memories[1].is_closed
 
@@ -351,7 +351,7 @@ def test_it_outlives_a_pool_for_the_next_one_of_that_layout_only(rig: Rig) -> No
     def all_leave() -> None:
         for client in list(rig.pools.of_client):
             rig.pools.leave(client)
-            rig.pools.cure(client)
+            rig.pools.reclaim(client)
 
     rig.keep(1, 10)
     rig.compute(2, 4)
@@ -421,7 +421,7 @@ def test_the_next_pool_tells_what_outlived_the_last_one(rig: Rig) -> None:
     rig.keep(1, 10)
     for client in (ALICE, BOB, CAROL):
         rig.pools.leave(client)
-        rig.pools.cure(client)
+        rig.pools.reclaim(client)
     rig.join(ALICE)
     heard = Heard()
     rig.pool.index.sealed.log.begin()

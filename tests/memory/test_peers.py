@@ -13,7 +13,7 @@ from common.memory.base import channel as channel_module
 from common.memory.base.channel import Channel
 from common.memory.client.link import ASK_S, MAX_UNANSWERED
 from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
-from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.memory.client.shared_pool import PromptMessage, SharedPool
 from common.memory.server import server as server_module
 from common.memory.server.report import num_cached, usage
 from common.wire.messages.memory import (
@@ -48,7 +48,7 @@ class House:
         self.home = backed.connect("prefill-0")
         claim = self.home.claim_pool(LAYOUT, (NUM_BLOCKS,))
         self.pool = SharedPool(self.home, claim, clock=lambda: 0.0)  # it never knocks: who does is killed if it hangs
-        self.answers: list[OfPrompt] = []
+        self.answers: list[PromptMessage] = []
         self.peer = self.visit()
 
     def visit(self, name: str = "decode-0") -> PeerPoolClient:
@@ -104,7 +104,7 @@ class House:
         eventually(lambda: num_cached(self.backed.server.pools) == len(digests))
         return block_ids
 
-    def told(self) -> list[OfPrompt]:
+    def told(self) -> list[PromptMessage]:
         """What the prefill worker was told of its offers."""
         self.answers += self.pool.receive()
         return self.answers

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.base.errors import MemoryShort
-from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.blocks.index import BlockIndex
 from common.memory.blocks.lease_table import FREE, BlockState
 from common.memory.blocks.offers import OfferKey
@@ -64,21 +64,21 @@ def test_what_is_said_of_another_lease_of_a_block_or_of_anothers_is_refused_by_n
     rig.free(0, first)
     second = rig.lease(0, 2)
     assert first.block_ids == second.block_ids[4:] + second.block_ids[:4] and first.generations != second.generations
-    with pytest.raises(Misbehaved, match="of generation 2, not 1"):
+    with pytest.raises(ProtocolError, match="of generation 2, not 1"):
         rig.free(0, first)
-    with pytest.raises(Misbehaved, match="is LEASED, and not its own"):
+    with pytest.raises(ProtocolError, match="is LEASED, and not its own"):
         rig.free(1, second)
-    with pytest.raises(Misbehaved, match=f"block {NUM_BLOCKS} of a pool of {NUM_BLOCKS}"):
+    with pytest.raises(ProtocolError, match=f"block {NUM_BLOCKS} of a pool of {NUM_BLOCKS}"):
         rig.pools.handle(0, BlocksFreed(pack_ids([NUM_BLOCKS]), pack_ids([1])))
-    with pytest.raises(Misbehaved, match="named twice"):
+    with pytest.raises(ProtocolError, match="named twice"):
         rig.pools.handle(0, BlocksFreed(second.block_ids * 2, second.generations * 2))
-    with pytest.raises(Misbehaved, match="is FREE, and not its own"):
+    with pytest.raises(ProtocolError, match="is FREE, and not its own"):
         rig.pools.handle(0, BlocksFreed(pack_ids([0]), pack_ids([0])))
-    with pytest.raises(Misbehaved, match="not offered to it"):
+    with pytest.raises(ProtocolError, match="not offered to it"):
         rig.pools.handle(1, KVAccepted("r", 0))
-    with pytest.raises(Misbehaved, match="has \\(12,\\) to give"):
+    with pytest.raises(ProtocolError, match="has \\(12,\\) to give"):
         rig.pools.handle(0, BlocksWanted((NUM_BLOCKS,)))
-    with pytest.raises(Misbehaved, match="no pool"):
+    with pytest.raises(ProtocolError, match="no pool"):
         rig.pools.handle(7, BlocksWanted((1,)))
     rig.free(0, second)
 
@@ -108,7 +108,7 @@ def test_an_offer_outlives_who_made_it_and_is_kept_when_who_it_is_for_dies_and_m
     offer = offer_of("w1", "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations))
     assert rig.pools.handle(0, offer) == [Answer(1, offer)]
     rig.pools.leave(0)
-    rig.pools.cure(0)
+    rig.pools.reclaim(0)
     assert usage(rig.pools).num_offered == 5 and index.num_free == (CAPACITY - 5,)
     rig.pools.handle(1, KVAccepted("r", 0))
     assert index.leases.num_leased[1] == 5
@@ -117,7 +117,7 @@ def test_an_offer_outlives_who_made_it_and_is_kept_when_who_it_is_for_dies_and_m
     rig.pools.handle(2, offer_of("w1", "s", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
     rig.pools.leave(1)
     assert rig.pools.num_quarantined(1) == 8 and usage(rig.pools) == (CAPACITY, CAPACITY - 8, 0, 8)
-    rig.pools.cure(1)
+    rig.pools.reclaim(1)
     assert index.num_free == (CAPACITY,)
     late = rig.lease(2, 2)
     refused = offer_of("w1", "t", unpack_ids(late.block_ids), unpack_ids(late.generations))
@@ -140,9 +140,9 @@ def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more()
     leased = rig.lease(0, 5)
     for client in (1, 0):
         rig.pools.leave(client)
-    rig.pools.cure(1)
+    rig.pools.reclaim(1)
     assert leased.block_ids and not rig.made[0].is_closed
-    rig.pools.cure(0)
+    rig.pools.reclaim(0)
     assert rig.made[0].is_closed and not rig.pools.pools
     rig.pools.want(User(3, ("w3", 1), False), LAYOUT, (7,))
     assert usage(rig.pools) == (6, 6, 0, 0)
@@ -159,9 +159,9 @@ def test_a_pool_that_may_be_damaged_goes_to_nobody_who_comes_and_ends_with_those
     rig.free(1, leased)
     for client in (0, 1):
         rig.pools.leave(client)
-    rig.pools.cure(0)
+    rig.pools.reclaim(0)
     assert not rig.made[0].is_closed
-    rig.pools.cure(1)
+    rig.pools.reclaim(1)
     assert [memory.is_closed for memory in rig.made] == [True, False]
     assert len(unpack_ids(rig.lease(2, CAPACITY).block_ids)) == CAPACITY
 
@@ -180,7 +180,7 @@ def test_other_layouts_have_pools_of_their_own_and_blocks_beyond_reason_are_refu
     other = one_group("model", 2, 1, 1, 1, "float16")
     rig.pools.want(User(2, ("w2", 1), True), other, (5,))
     assert usage(rig.pools) == (CAPACITY + 4, CAPACITY + 4, 0, 0)
-    with pytest.raises(Misbehaved, match="at most"):
+    with pytest.raises(ProtocolError, match="at most"):
         rig.pools.want(User(3, ("w3", 1), True), one_group("m", 1 << 16, 8, 1 << 10, 16, "float16"), (5,))
 
 

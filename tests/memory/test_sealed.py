@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.base.errors import KVError
-from common.memory.blocks.answers import Misbehaved
+from common.memory.blocks.answers import ProtocolError
 from common.memory.blocks.index import BlockIndex
 from common.memory.blocks.lease_table import FREE
 from common.memory.blocks.offers import OfferKey
@@ -94,7 +94,7 @@ def test_the_second_block_of_a_key_is_its_writers_alone(index: BlockIndex) -> No
 def test_what_one_that_was_let_go_reads_stays_until_its_process_is_over(index: BlockIndex) -> None:
     block_ids = written(index, KEYS[:8])
     assert index.leave(WRITER) == 0 and index.num_free == (0,)
-    index.cure(WRITER)
+    index.reclaim(WRITER)
     assert index.num_free == (8,) and match(index, READER, KEYS) == block_ids
 
 
@@ -102,7 +102,7 @@ def test_what_was_offered_to_one_that_was_let_go_stays_too_as_it_may_have_accept
     block_ids = written(index, KEYS[:2])
     index.offer(WRITER, OfferKey(READER, "r", 0), *named(index, block_ids), 2)
     assert index.leave(READER) == 0 and index.num_free == (6,)
-    index.cure(READER)
+    index.reclaim(READER)
     assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
 
 
@@ -119,7 +119,7 @@ def test_what_is_let_go_at_once_goes_from_the_end_of_each_text(index: BlockIndex
     assert not len(index.sealed.cached) and references_of(index.sealed, READER)[block_ids[0]] == 2
     own = written(index, KEYS[:1], READER)
     index.leave(READER)
-    index.cure(READER)
+    index.reclaim(READER)
     assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
     assert index.leases.claim(own[0]) == FREE and index.num_free == (8,)
 
@@ -137,11 +137,11 @@ def test_an_offer_takes_what_is_sealed_along(index: BlockIndex) -> None:
     block_ids, [last] = written(index, KEYS[:2]), lease(index, WRITER, 1)
     offered, key = [*block_ids, last], OfferKey(READER, "r", 0)
     for named_ids, num_sealed in ((offered, 1), (offered, 3), ([last, *block_ids], 2)):
-        with pytest.raises(Misbehaved, match=f"the first {num_sealed} blocks"):
+        with pytest.raises(ProtocolError, match=f"the first {num_sealed} blocks"):
             index.offer(WRITER, key, *named(index, named_ids), num_sealed)
     index.offer(WRITER, key, *named(index, offered), 2)
     index.leave(WRITER)
-    index.cure(WRITER)
+    index.reclaim(WRITER)
     assert index.num_free == (5,), "who offered it need not be there"
     index.accept(key)
     assert references_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.leases.num_leased[READER] == 1
@@ -163,12 +163,12 @@ def test_what_is_said_of_the_wrong_blocks_is_refused_and_changes_nothing(index: 
         ("FREE", lambda: index.seal(WRITER, *named(index, [*last, 6]), b"".join(KEYS[:2]))),
     ]
     for problem, say in refused:
-        with pytest.raises(Misbehaved, match=problem):
+        with pytest.raises(ProtocolError, match=problem):
             say()
     assert references_of(index.sealed, WRITER) == dict.fromkeys(block_ids, 1)
     assert index.leases.num_leased[WRITER] == 1 and index.num_free == (5,)
     two = BlockIndex(PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (4, 4)))
-    with pytest.raises(Misbehaved, match="cannot be used again"):
+    with pytest.raises(ProtocolError, match="cannot be used again"):
         two.seal(WRITER, *named(two, two.lease(WRITER, (1, 0)).tolist()), KEYS[0])
 
 

@@ -34,7 +34,7 @@ from common.memory.client import link as link_module
 from common.memory.client.client import MemoryClient, WeightsClaim
 from common.memory.client.link import ASK_S, MAX_UNANSWERED
 from common.memory.client.mapping import Mapping
-from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.memory.client.shared_pool import PromptMessage, SharedPool
 from common.memory.devices.backing import Memory
 from common.memory.devices.host_backing import HostBacking
 from common.memory.server import allocations as allocations_module
@@ -441,9 +441,9 @@ def shared_pool(backed: Backed, name: str, clock: Callable[[], float] = time.mon
     return SharedPool(client, client.claim_pool(LAYOUT, (9,)), clock=clock)
 
 
-def heard_by(pool: SharedPool, count: int) -> list[OfPrompt]:
+def heard_by(pool: SharedPool, count: int) -> list[PromptMessage]:
     """Wait for so many messages."""
-    heard: list[OfPrompt] = []
+    heard: list[PromptMessage] = []
 
     def have_arrived() -> bool:
         heard.extend(pool.receive())

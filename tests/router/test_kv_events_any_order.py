@@ -212,7 +212,7 @@ class Machine(RuleBasedStateMachine):
                 self.is_void = True
             case Misfortune.POOL:
                 self.pools.leave(WRITER)
-                self.pools.cure(WRITER)
+                self.pools.reclaim(WRITER)
                 self._join()
                 self._meet()
             case Misfortune.COPY:

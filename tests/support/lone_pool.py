@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.memory.client.shared_pool import PromptMessage, SharedPool
 from common.wire.messages.memory import KVOffer
 from common.wire.values.packing import pack_ids
 from tests.support.allocator import BlockAllocator
@@ -21,7 +21,7 @@ class LonePool:
     def __init__(self, allocator: BlockAllocator) -> None:
         self.leases = allocator
         self.offered: list[KVOffer] = []
-        self.arriving: list[OfPrompt] = []
+        self.arriving: list[PromptMessage] = []
         self.is_busy = self._is_told = False  # as it was last told, and that there is a problem
         self._descriptor = os.eventfd(0)  # at which nothing ever arrives
 
@@ -29,7 +29,7 @@ class LonePool:
     def shared(self) -> SharedPool:
         return cast(SharedPool, self)
 
-    def receive(self) -> list[OfPrompt]:
+    def receive(self) -> list[PromptMessage]:
         arrived, self.arriving = self.arriving, []
         return arrived
 

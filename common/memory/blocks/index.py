@@ -9,7 +9,7 @@
     last reader gone: still SEALED, now cached, if the key finds the block; else FREE.
     evict:   SEALED and cached ──▶ FREE.
     leave:   LEASED, OFFERED ──▶ QUARANTINED, after the end of the holder or target, which may have just accepted.
-    cure:    QUARANTINED ──▶ FREE, because the process writes no more.
+    reclaim: QUARANTINED ──▶ FREE, because the process writes no more.
 
 A SEALED block is immutable, and many clients may read the block (see `sealed`).
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from common.memory.blocks.answers import Misbehaved
+from common.memory.blocks.answers import ProtocolError
 from common.memory.blocks.lease_table import BlockState, Holding, LeaseTable
 from common.memory.blocks.offers import OFFERS, OfferKey, Offers
 from common.memory.blocks.sealed import SealedBlocks
@@ -74,18 +74,18 @@ class BlockIndex:
     def seal(self, client: int, block_ids: np.ndarray, generations: np.ndarray, keys: bytes) -> None:
         """Seal a client's leased blocks; the client reads them from now on.
 
-        `keys` are packed (see `block_key`). Raises Misbehaved, and changes nothing.
+        `keys` are packed (see `block_key`). Raises ProtocolError, and changes nothing.
         """
         if not self.shape.layout.is_reusable:
-            raise Misbehaved("blocks of this layout cannot be used again")
+            raise ProtocolError("blocks of this layout cannot be used again")
         leased, sealed = self.leases.checked(client, block_ids, generations)
         if sealed.total:
-            raise Misbehaved(f"block {sealed.block_ids[0]} is sealed already")
+            raise ProtocolError(f"block {sealed.block_ids[0]} is sealed already")
         self.leases.end(client, leased, BlockState.SEALED)
         self.sealed.seal(client, leased, keys)
 
     def free(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> None:
-        """Take back blocks leased or read by a client; raises Misbehaved, and changes nothing."""
+        """Take back blocks leased or read by a client; raises ProtocolError, and changes nothing."""
         leased, sealed = self.leases.checked(client, block_ids, generations)
         self.leases.end(client, leased, BlockState.FREE)
         self._release(leased)
@@ -96,20 +96,20 @@ class BlockIndex:
     ) -> None:
         """Offer a client's blocks to another client, sealed blocks first.
 
-        Raises Misbehaved, and changes nothing.
+        Raises ProtocolError, and changes nothing.
         """
         leased, sealed = self.leases.checked(client, block_ids, generations)
         if sealed.total != num_sealed or not np.array_equal(block_ids[num_sealed:], leased):
-            raise Misbehaved(f"the first {num_sealed} blocks are not those that are sealed")
+            raise ProtocolError(f"the first {num_sealed} blocks are not those that are sealed")
         self.offers.add(client, key, Holding(leased, sealed))
         self.leases.end(client, leased, BlockState.OFFERED, key.client)
 
     def accept(self, key: OfferKey) -> None:
-        """Give the blocks of an offer to its target; raises Misbehaved if there is no such offer."""
+        """Give the blocks of an offer to its target; raises ProtocolError if there is no such offer."""
         self.leases.grant(key.client, self.offers.give(key))
 
     def decline(self, key: OfferKey) -> None:
-        """Free the blocks of an offer; raises Misbehaved if there is no such offer."""
+        """Free the blocks of an offer; raises ProtocolError if there is no such offer."""
         leased, sealed = self.offers.take(key)
         self._release(leased)
         self._release(self.sealed.let_go(OFFERS, sealed))
@@ -117,7 +117,7 @@ class BlockIndex:
     def retain(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> None:
         """Take back all blocks of a client and offers to the client, except the named leased blocks.
 
-        Named sealed blocks are taken back too, because sealed blocks have no writer. Raises Misbehaved, and changes
+        Named sealed blocks are taken back too, because sealed blocks have no writer. Raises ProtocolError, and changes
         nothing.
         """
         leased, _ = self.leases.checked(client, block_ids, generations)
@@ -137,7 +137,7 @@ class BlockIndex:
             self.num_quarantined[client] = count
         return count
 
-    def cure(self, client: int) -> int:
+    def reclaim(self, client: int) -> int:
         """Free all blocks of a client after its last read and write; return the number quarantined."""
         self._release(self.sealed.forget(client))
         count = self.num_quarantined.pop(client, 0)

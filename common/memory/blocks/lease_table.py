@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from common.memory.blocks.answers import Misbehaved
+from common.memory.blocks.answers import ProtocolError
 from common.memory.blocks.readers import NONE_NAMED, Named, Readers, named
 from common.wire.values.fields import MAX_INT32
 
@@ -94,13 +94,13 @@ class LeaseTable:
     def checked(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> Holding:
         """Split blocks into leased and sealed blocks.
 
-        Raises Misbehaved unless the client holds all blocks by these generations. A leased block may be named once, a
-        sealed block as often as the client reads the block.
+        Raises ProtocolError unless the client holds all blocks by these generations. A leased block may be named once,
+        a sealed block as often as the client reads the block.
         """
         try:
             codes = self._codes[block_ids]
         except IndexError:
-            raise Misbehaved(f"block {block_ids.max()} of a pool of {len(self._codes)}") from None
+            raise ProtocolError(f"block {block_ids.max()} of a pool of {len(self._codes)}") from None
         leased, sealed = block_ids, NONE_NAMED
         are_leased = codes == _code(BlockState.LEASED, client)
         num_others = len(block_ids) - np.count_nonzero(are_leased)
@@ -111,19 +111,19 @@ class LeaseTable:
         if num_others or self.generation[block_ids].tobytes() != generations.tobytes():
             self._refuse(client, block_ids, generations)
         if len(set(leased.tolist())) != len(leased):
-            raise Misbehaved("a block is named twice")
+            raise ProtocolError("a block is named twice")
         if sealed.total and not self.readers.reads(client, sealed):
-            raise Misbehaved("a block is sealed, and it does not read it so often")
+            raise ProtocolError("a block is sealed, and it does not read it so often")
         return Holding(leased, sealed)
 
     def _refuse(self, client: int, block_ids: np.ndarray, generations: np.ndarray) -> NoReturn:
-        """Raise Misbehaved for the first block not held by the client with its generation."""
+        """Raise ProtocolError for the first block not held by the client with its generation."""
         for block_id, generation in zip(block_ids.tolist(), generations.tolist(), strict=True):
             claim = self.claim(block_id)
             if claim not in (SEALED, (BlockState.LEASED, client)):
-                raise Misbehaved(f"block {block_id} is {claim.state.name}, and not its own")
+                raise ProtocolError(f"block {block_id} is {claim.state.name}, and not its own")
             if (lease := int(self.generation[block_id])) != generation:
-                raise Misbehaved(f"block {block_id} is of generation {lease}, not {generation}")
+                raise ProtocolError(f"block {block_id} is of generation {lease}, not {generation}")
         raise AssertionError("all are its own")
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.memory.blocks.answers import Misbehaved
+from common.memory.blocks.answers import ProtocolError
 from common.memory.blocks.lease_table import Holding
 from common.memory.blocks.readers import Readers
 
@@ -29,20 +29,20 @@ class Offers(dict[OfferKey, Holding]):
         self.readers = readers
 
     def add(self, client: int, key: OfferKey, holding: Holding) -> None:
-        """Take blocks over from a client; raises Misbehaved, and changes nothing, if the attempt is offered already."""
+        """Take blocks over from a client; raises ProtocolError, and changes nothing, for an attempt offered already."""
         if key in self:
-            raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is offered already")
+            raise ProtocolError(f"attempt {key.attempt} of {key.request_id} is offered already")
         self.readers.move(client, OFFERS, holding.sealed)
         self[key] = holding
 
     def take(self, key: OfferKey) -> Holding:
-        """Remove an offer and return its blocks; raises Misbehaved if there is no such offer."""
+        """Remove an offer and return its blocks; raises ProtocolError if there is no such offer."""
         if (holding := self.pop(key, None)) is None:
-            raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
+            raise ProtocolError(f"attempt {key.attempt} of {key.request_id} is not offered to it")
         return holding
 
     def give(self, key: OfferKey) -> np.ndarray:
-        """Give an offer to its target; return the leased blocks: [num_leased] intp. Raises Misbehaved like `take`."""
+        """Give an offer to its target; return the leased blocks: [num_leased] intp. Raises like `take`."""
         leased, sealed = self.take(key)
         self.readers.move(OFFERS, key.client, sealed)
         return leased

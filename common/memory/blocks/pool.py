@@ -118,7 +118,7 @@ class Pool:
         holds = self.index.leases.holds(client) or any(key.client == client for key in self.index.offers)
         return holds and any(want.client != client for want in self.wants.values())
 
-    def deal(self) -> list[Answer]:
+    def grant(self) -> list[Answer]:
         """Grant wants in order; a small want may pass larger ones for a while."""
         answers, available = [], self.index.num_free
         waiting: list[Want] = []

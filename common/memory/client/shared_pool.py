@@ -25,7 +25,7 @@ from common.wire.messages.memory import (
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_array
 
-OfPrompt = KVOffer | KVReceived | KVDeclined | PromptBlocks
+PromptMessage = KVOffer | KVReceived | KVDeclined | PromptBlocks
 """Messages about a single prompt."""
 RECEIVED = BlocksLeased, PoolShortage, KVOffer, KVReceived, KVDeclined, PromptBlocks, MemoryKnock, MemoryTainted
 FIRST_BLOCKS, FIRST_S = 4, 60.0
@@ -60,9 +60,9 @@ class SharedPool(ServerLink):
             if self.problem or self._clock() > end_s:
                 raise MemoryLost(self.problem or f"memory server {self.client.path}: no KV block for {FIRST_S:.0f} s")
 
-    def receive(self) -> list[OfPrompt]:
+    def receive(self) -> list[PromptMessage]:
         """Return messages about prompts; messages about blocks are handled here."""
-        prompts: list[OfPrompt] = []
+        prompts: list[PromptMessage] = []
         if self.problem:
             return prompts
         try:

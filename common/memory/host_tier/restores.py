@@ -2,7 +2,7 @@
 
     add:    blocks are leased by the tier, and wants wait.
     begin:  copies begin.
-    finish: copied blocks are sealed, and the waiting wants are dealt again.
+    finish: copied blocks are sealed, and the waiting wants are granted.
 
 Blocks are not shared before their copies are over. The tier reads the beginning of the text meanwhile, so the text is
 whole in the end. Later wants of the text wait for the running copies.

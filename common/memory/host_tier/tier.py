@@ -34,7 +34,7 @@ IDLE_S = 20.0
 """Wait before making host memory without seals; until then starting workers would be held up by pinning."""
 
 
-class Served:
+class ServedPool:
     """The served pool: copies under way, and the pool's view of the tier (a `HostBlocks`)."""
 
     def __init__(self, pool: Pool, traffic: Traffic, slots: HostSlots) -> None:
@@ -91,7 +91,7 @@ class HostTier:
         self._clock = clock
         self.layout: KVLayout | None = None  # of the blocks in `slots`
         self.slots = HostSlots(0)
-        self.served: Served | None = None
+        self.served: ServedPool | None = None
         self.is_lost = False
         self._num_in_piece = 0
         self._begin_s = 0.0
@@ -112,7 +112,7 @@ class HostTier:
             self.layout, self.slots, self._num_in_piece = pool.layout, HostSlots(most), num_in_piece
             self.slots.grow(num_in_piece * len(self.room.pieces))
         self.traffic.serve(pool, num_in_piece)
-        self.served = Served(pool, self.traffic, self.slots)
+        self.served = ServedPool(pool, self.traffic, self.slots)
         self._begin_s = self._clock() + IDLE_S
         ratio = most / sum(pool.index.shape.capacity)
         logger.info(
@@ -141,7 +141,7 @@ class HostTier:
             self.room.begin()
             self.served.spills.add(unpacked(keys))
 
-    def ask(self, pool: Pool, want: Want) -> bool:
+    def begin_restore(self, pool: Pool, want: Want) -> bool:
         """Begin or join a restore of the want's blocks, if worth the copies; return True if blocks will come.
 
         The pool must have the free blocks lacked by the want.
@@ -158,7 +158,7 @@ class HostTier:
             return True
         slots = self.slots.find(lacking)
         slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
-        if not self._is_worth(len(slots), block_us):
+        if not is_restore_faster(len(slots), pool.layout.groups[0].block_size, block_us, self.traffic.block_us):
             return False
         before = pool.index.sealed.match(TIER, want.prompt.keys[: num_there * KEY_BYTES])
         restores.add(lacking, slots, before, want)
@@ -167,7 +167,7 @@ class HostTier:
     def update(self) -> list[tuple[Pool, Restore]]:
         """Begin copies and finish others; return finished restores.
 
-        The caller deals again to their wants, and then calls `let_go`.
+        The caller grants their wants, and then calls `release`.
         """
         self.slots.is_growing = not self.room.is_made  # read before `grow`, so a last piece is not missed
         if grown := self.room.grow():
@@ -189,12 +189,16 @@ class HostTier:
             over += self._lost(failed)
         return [(self.served.pool, restore) for restore in over]
 
-    def let_go(self, restore: Restore) -> None:
-        """End the tier's readings of a restore after the deal.
+    def release(self, restore: Restore) -> None:
+        """End the tier's references to a restore's blocks after the grant.
 
         Blocks of an abandoned restore stay the tier's, because copies may still write them.
         """
-        self._let_go(np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before)
+        assert self.served is not None
+        block_ids = np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before
+        if len(block_ids):
+            index = self.served.index
+            index.free(TIER, block_ids, index.leases.generation[block_ids])
 
     def close(self) -> None:
         """Detach the pool and free the host memory."""
@@ -203,17 +207,6 @@ class HostTier:
         if self.served is not None:
             self.detach(self.served.pool, keeps=False)
         self.room.close()
-
-    def _is_worth(self, num_blocks: int, block_us: float) -> bool:
-        """Tell whether restoring is faster than computing at `block_us` a block."""
-        assert self.layout is not None
-        return is_restore_faster(num_blocks, self.layout.groups[0].block_size, block_us, self.traffic.block_us)
-
-    def _let_go(self, block_ids: np.ndarray) -> None:
-        assert self.served is not None
-        index = self.served.index
-        if len(block_ids):
-            index.free(TIER, block_ids, index.leases.generation[block_ids])
 
     def _lost(self, failed: CopyFailed) -> list[Restore]:
         """Turn the tier off; return the abandoned restores."""

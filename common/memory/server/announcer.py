@@ -24,7 +24,7 @@ from common.wire.transport.sockets import Spoke
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_MS = 200
+FLUSH_MS = 200
 EVENTS_S = 0.01
 """Time between two messages of block events: soon enough for routing, without a cost per block."""
 WARN_S = 10.0
@@ -91,7 +91,7 @@ class Announcer:
 
     def close(self) -> None:
         self.beat.close()
-        self.main.close(linger_ms=LAST_WORDS_MS)
+        self.main.close(linger_ms=FLUSH_MS)
         self.context.term()
 
     def _warn_of_silence(self) -> None:

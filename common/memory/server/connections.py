@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from common.memory.base.channel import Channel, Gone, HungUp
-from common.memory.base.poller import Vigil
+from common.memory.base.poller import AwakeSelector
 from common.memory.blocks.answers import Answer
 from common.memory.server.listener import Listener
 from common.memory.server.processes import Processes
@@ -53,13 +53,13 @@ class Connections:
         self._listener = listener
         self._numbers = itertools.count()
         self._selector = selectors.DefaultSelector()
-        self._vigil = Vigil(self._selector, awake_s)
+        self._awake = AwakeSelector(self._selector, awake_s)
         for source in (listener, processes):
             self._selector.register(source, selectors.EVENT_READ)
 
     def wait(self, wait_s: float) -> Iterator[Client]:
         """Accept new clients; yield clients with messages, or with room for unsent messages."""
-        for key in self._vigil.select(wait_s):
+        for key in self._awake.select(wait_s):
             if key.fileobj is self._listener:
                 self._accept()
             elif (client := self.clients.get(key.data)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
 from common.memory.base.channel import Gone
-from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.blocks.pool import User
 from common.memory.server.allocations import Allocations
 from common.memory.server.connections import Client
@@ -34,7 +34,7 @@ Handler = Callable[[Client, Any], Iterable[Answer]]
 
 
 class Messages:
-    """Handlers of messages; `handle` raises Misbehaved, and Gone for a client to drop.
+    """Handlers of messages; `handle` raises ProtocolError, and Gone for a client to drop.
 
     Args:
         server: identity of the memory server.
@@ -67,10 +67,10 @@ class Messages:
         if isinstance(message, MemoryVisit):
             return self._greet_peer(client, message)
         if client.worker is None:
-            raise Misbehaved("it has not said who it is")
+            raise ProtocolError("it has not said who it is")
         handler = self._handlers.get(type(message))
         if handler is None or (client.is_peer and not isinstance(message, OfGuests)):
-            raise Misbehaved(type(message).__name__)
+            raise ProtocolError(type(message).__name__)
         return handler(client, message)
 
     def _greet(self, client: Client, hello: MemoryHello | MemoryVisit) -> Iterable[Answer]:
@@ -80,7 +80,7 @@ class Messages:
         """
         worker = hello.worker_id, hello.epoch
         if client.worker or any(other.worker == worker for other in self.clients.values()):
-            raise Misbehaved(f"{worker[0]}.{worker[1]:x} is connected already")
+            raise ProtocolError(f"{worker[0]}.{worker[1]:x} is connected already")
         client.worker, client.is_decoding = worker, isinstance(hello, MemoryHello) and hello.is_decoding
         client.channel.send(MemoryWelcome(self.server.server_id, self.server.epoch))
         return ()
@@ -97,7 +97,7 @@ class Messages:
 
     def _allocate(self, client: Client, message: WeightsWanted | PoolWanted) -> Iterable[Answer]:
         if client.wanted is not None:
-            raise Misbehaved(type(message).__name__)
+            raise ProtocolError(type(message).__name__)
         return self.allocations.add(client, message)
 
     def _fill(self, client: Client, message: WeightsFilled) -> Iterable[Answer]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.base.errors import MemoryShort
-from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.devices.backing import Backing, Memory
 from common.wire.messages.memory import RegionState, WeightsFilled, WeightsProgress, WeightsRegion
 
@@ -67,10 +67,10 @@ class Regions:
     def want(self, client: int, key: RegionKey) -> Answer:
         """Give a region to a client; raises MemoryShort if there is no room even without unused regions.
 
-        The caller may try again. Raises Misbehaved for a second region.
+        The caller may try again. Raises ProtocolError for a second region.
         """
         if client in self.of_client:
-            raise Misbehaved("it has a region already")
+            raise ProtocolError("it has a region already")
         if key not in self.regions:
             self.regions[key] = Region(key, self.allocate(key.num_bytes))
         region = self.regions[key]
@@ -127,7 +127,7 @@ class Regions:
     def _filled_by(self, client: int) -> Region:
         region = self.of_client.get(client)
         if region is None or region.state_for(client) is not RegionState.EMPTY:
-            raise Misbehaved("it fills no region")
+            raise ProtocolError("it fills no region")
         return region
 
     def allocate(self, num_bytes: int) -> Memory:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from common.memory.base.channel import Gone, HungUp
-from common.memory.blocks.answers import Misbehaved
+from common.memory.blocks.answers import ProtocolError
 from common.memory.devices.backing import Backing
 from common.memory.host_tier.tier import make_tier
 from common.memory.server.allocations import Allocations
@@ -120,11 +120,11 @@ class MemoryServer:
         """Do work for a client; remove the client if the work says so."""
         try:
             work(client)
-        except (Gone, Misbehaved) as reason:
+        except (Gone, ProtocolError) as reason:
             self._remove(client, reason)
 
     def _serve(self, client: Client) -> None:
-        """Go on sending, and handle arrived messages; raises Gone and Misbehaved."""
+        """Go on sending, and handle arrived messages; raises Gone and ProtocolError."""
         self.connections.flush(client)
         for message, descriptor in client.channel.receive():
             client.received_s = time.monotonic()
@@ -141,7 +141,7 @@ class MemoryServer:
                 client = self.ended.pop(number)
                 num_kept = self.pools.num_quarantined(number)
                 logger.info("%s: its process is over, and its %d KV blocks are free", client, num_kept)
-            self.connections.send(self.pools.cure(number))
+            self.connections.send(self.pools.reclaim(number))
         for client in self.ended.values():
             if now_s - client.ended_s > LINGER_S:
                 client.ended_s = math.inf
@@ -186,13 +186,13 @@ class MemoryServer:
         worker_ids = (c.worker[0] for c in self.clients.values() if c.worker and not c.is_peer)
         return heartbeat(self.announcer.ready, self.backing, self.regions, self.pools, worker_ids)
 
-    def _remove(self, client: Client, reason: Gone | Misbehaved) -> None:
+    def _remove(self, client: Client, reason: Gone | ProtocolError) -> None:
         """Drop a client, and tell the router of a hang-up. A dropped live worker leaves the router by itself."""
         has_left = isinstance(reason, HungUp)
         if has_left and client.worker and not client.is_peer:
             self.announcer.report_ended(*client.worker)
         is_probe = has_left and not client.worker  # health probes come every few seconds
-        why = f"its message is refused: {reason}" if isinstance(reason, Misbehaved) else str(reason)
+        why = f"its message is refused: {reason}" if isinstance(reason, ProtocolError) else str(reason)
         self.connections.remove(client)
         self.processes.leave(client.number)
         self.connections.send([*self.regions.leave(client.number), *self.pools.leave(client.number)])
