@@ -58,7 +58,7 @@ class PeerPoolClient(ServerLink):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.path, self.pool_id, self.layout = path, pool_id, layout
+        self.pool_id, self.layout = pool_id, layout
         self.claim: PoolClaim | None = None
         try:
             super().__init__(Connection(path, MemoryVisit(*worker, pool_id)), clock)
