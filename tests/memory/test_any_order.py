@@ -18,7 +18,7 @@ from common.memory.blocks.index import TIER, BlockIndex
 from common.memory.blocks.lease_table import FREE, SEALED, BlockState, Claim
 from common.memory.blocks.offers import OFFERS
 from common.memory.client.demand import LACKING_S
-from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
+from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfPeers
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
 
     def _server_reads(self, party: Party) -> None:
         message = party.said.popleft()
-        assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfGuests))
+        assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfPeers))
         answers = self.house.pools.handle(party.client, message)
         if isinstance(message, KVReceived | KVAccepted):
             self.house.received.add(message.request_id)

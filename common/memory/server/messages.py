@@ -19,7 +19,7 @@ from common.wire.messages.memory import (
     MemoryVisit,
     MemoryWelcome,
     OfBlocks,
-    OfGuests,
+    OfPeers,
     PoolWanted,
     WeightsFilled,
     WeightsProgress,
@@ -69,7 +69,7 @@ class Messages:
         if client.worker is None:
             raise ProtocolError("it has not said who it is")
         handler = self._handlers.get(type(message))
-        if handler is None or (client.is_peer and not isinstance(message, OfGuests)):
+        if handler is None or (client.is_peer and not isinstance(message, OfPeers)):
             raise ProtocolError(type(message).__name__)
         return handler(client, message)
 
