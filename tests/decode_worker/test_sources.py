@@ -42,7 +42,7 @@ class Rig:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocator, self.pools, self.said = allocator_of(8), dict[str, FakePool](), list[Message]()
-        self.peers: list[FakePeer] = []
+        self.clients: list[FakePeer] = []
         monkeypatch.setattr(visits_module, "PeerPoolClient", self._visit)
         transport = SimpleNamespace(name="shm", open_peer=self._open)
         shared = SimpleNamespace(pool_id=77, client=SimpleNamespace(path=Path("/nowhere/ours.sock")))
@@ -78,13 +78,13 @@ class Rig:
         return self.allocator.num_free == self.allocator.capacity
 
     def silent(self, pool_id: int) -> FakePeer:
-        self.peers.append(FakePeer(pool_id))
-        return self.peers[-1]
+        self.clients.append(FakePeer(pool_id))
+        return self.clients[-1]
 
     def _visit(self, path: object, worker: object, pool_id: int, layout: object) -> FakePeer:
         peer = FakePeer(pool_id)
         peer.claim = PoolClaim(b"", None, 0, pool_id, PoolShape(LAYOUT, (9,)))
-        self.peers.append(peer)
+        self.clients.append(peer)
         return peer
 
     def _open(self, claim: PoolClaim, worker_id: str, device: object) -> FakePool:
@@ -149,20 +149,20 @@ def test_a_worker_that_dies_amid_its_proof_leaves_nothing(num_turns: int, rig: R
     assert [report.prefill_epoch for report in rig.end_copies()] == [2]
     rig.sources.forget("p", 2)
     rig.tend(1)
-    assert not rig.visits.by_pool and all(peer.is_closed for peer in rig.peers)
+    assert not rig.visits.by_pool and all(peer.is_closed for peer in rig.clients)
 
 
 def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(rig: Rig) -> None:
     for worker_id in ("p", "q"):
         rig.meet(worker_id, pool_id=5)
         assert [report.error for report in rig.end_copies()] == [""]
-    assert len(rig.peers) == 1 and list(rig.pools) == ["p"]
+    assert len(rig.clients) == 1 and list(rig.pools) == ["p"]
     rig.sources.forget("p", 1)
     rig.tend(1)
-    assert not rig.peers[0].is_closed
+    assert not rig.clients[0].is_closed
     rig.sources.forget("q", 1)
     rig.tend(1)
-    assert rig.peers[0].is_closed and not rig.visits.by_pool
+    assert rig.clients[0].is_closed and not rig.visits.by_pool
 
 
 def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,10 +183,10 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
 def test_a_server_that_is_lost_amid_a_proof_or_after_it_is_no_path_any_more(rig: Rig) -> None:
     rig.meet("p")
     rig.tend(1)
-    rig.peers[0].problem = "it closed the connection"
+    rig.clients[0].problem = "it closed the connection"
     assert [report.error for report in rig.tend()] == ["shm from p: it closed the connection"]
     rig.meet("p")
     assert [report.error for report in rig.end_copies()] == [""]
-    rig.peers[1].problem = "gone"
+    rig.clients[1].problem = "gone"
     assert [report.error for report in rig.tend()] == ["gone"] and not rig.sources.by_id
     assert rig.said[-1] == KVPathResult("d", 1, False, "gone") and rig.is_idle()
