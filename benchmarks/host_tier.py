@@ -157,7 +157,7 @@ def run_knocker(path: Path, told: Told, results: "Queue[Times]") -> None:
 def _next(client: MemoryClient, kind: type[Answer]) -> Answer:
     end_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < end_s:
-        select.select([client], [], [], 1.0)
+        select.select([client.connection], [], [], 1.0)
         for message in client.receive(BlocksLeased, PromptBlocks, PoolShortage, MemoryKnock):
             if isinstance(message, kind):
                 return message

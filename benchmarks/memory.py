@@ -89,7 +89,7 @@ class Pair:
                 num_steps += 1
                 self.step(now_s, round(num_steps * step_s * self.load.requests_per_s))
             left_s = begin_s + num_steps * step_s - time.monotonic()
-            select.select([self.prefill, self.decode], [], [], max(0.0, left_s))
+            select.select([self.prefill.connection, self.decode.connection], [], [], max(0.0, left_s))
             self.receive()
 
     def step(self, now_s: float, num_due: int) -> None:

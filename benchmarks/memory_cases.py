@@ -104,7 +104,7 @@ class Reader:
     def _next(self, kind: type[Answer]) -> Answer:
         end_s = time.monotonic() + ANSWER_S
         while (left_s := end_s - time.monotonic()) > 0:
-            select.select([self._client], [], [], left_s)
+            select.select([self._client.connection], [], [], left_s)
             for message in self._client.receive(BlocksLeased, PromptBlocks):
                 self.num_messages += 1
                 if isinstance(message, kind):

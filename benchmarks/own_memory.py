@@ -49,10 +49,10 @@ def own_memory(device: str) -> Iterator[MemoryClient]:
 
 def take_all(shared: SharedPool) -> None:
     """Lease every block of a pool that no other client uses."""
-    magazine, end_s = shared.magazine, time.monotonic() + END_S
-    while not magazine.fetch(magazine.capacity):
+    leases, end_s = shared.leases, time.monotonic() + END_S
+    while not leases.fetch(leases.capacity):
         if time.monotonic() > end_s:
             raise MemoryLost("not all blocks of the pool have come")
-        magazine.tend(magazine.shape.layout.nothing, magazine.shape.layout.nothing)
+        leases.update(leases.shape.layout.nothing, leases.shape.layout.nothing)
         select.select([shared], [], [], 1.0)
         shared.receive()

@@ -15,7 +15,7 @@ from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
 from common.memory.client.client import PoolClaim
-from common.memory.client.guest import Guest
+from common.memory.client.peer_pool_client import PeerPoolClient
 from common.wire.messages.handoff import KVPoolExport
 from deploy.bench.stats import Figure
 from deploy.planning.simulation.percentiles import percentile
@@ -56,8 +56,9 @@ class HandoffBench:
 
     def __init__(self, export: KVPoolExport, device: torch.device) -> None:
         layout, transport = export.layout, make_transport("auto", device)
-        self.device, self.guest = device, Guest(Path(export.memory_socket), ("target", 1), export.pool_id, layout)
-        claim = answered(self.guest)
+        self.device = device
+        self.client = PeerPoolClient(Path(export.memory_socket), ("target", 1), export.pool_id, layout)
+        claim = answered(self.client)
         self.pool = KVPool(claim.shape, torch.empty(claim.num_bytes, dtype=torch.uint8, device=device))
         [self.group], [self.blocks] = layout.groups, self.pool.blocks
         check_compatible(export, self.pool, transport.name)
@@ -67,7 +68,7 @@ class HandoffBench:
 
     def close(self) -> None:
         self.peer.close()
-        self.guest.close()
+        self.client.close()
 
     def verify(self, num_blocks: int) -> None:
         """Pull once and compare every byte of the target pool; raises TransferFailed naming a wrong block."""
@@ -140,14 +141,14 @@ class HandoffBench:
             torch.cuda.synchronize(self.device)
 
 
-def answered(guest: Guest) -> PoolClaim:
-    """Wait for the guest's claim on the visited pool; raises TransferFailed."""
+def answered(client: PeerPoolClient) -> PoolClaim:
+    """Wait for the client's claim on the visited pool; raises TransferFailed."""
     deadline_s = time.monotonic() + PULL_DEADLINE_S
-    while guest.claim is None:
-        guest.look()
-        if guest.problem or time.monotonic() > deadline_s:
-            raise TransferFailed(guest.problem or "the memory server does not answer")
-    return guest.claim
+    while client.claim is None:
+        client.poll()
+        if client.problem or time.monotonic() > deadline_s:
+            raise TransferFailed(client.problem or "the memory server does not answer")
+    return client.claim
 
 
 def wait(pull: Pull) -> None:

@@ -74,13 +74,13 @@ class Handoffs:
         if target is None or target.is_shared:
             return
         sequence.was_announced = True
-        ids, generations = pack_ids(block_ids), self.shared.magazine.generations(block_ids).tobytes()
+        ids, generations = pack_ids(block_ids), self.shared.leases.generations(block_ids).tobytes()
         num_tokens = len(sequence.token_ids)
         target.spoke.send(KVProgress(*self.worker, *sequence.key, num_tokens, ids, generations))
 
     def free(self, sequence: PrefillSequence, block_ids: Sequence[int]) -> None:
         """Free the blocks of a sequence without a handoff; a pulling decode worker hears that no offer will follow."""
-        self.shared.magazine.free(block_ids)
+        self.shared.leases.free(block_ids)
         if sequence.was_announced:
             self.announce(sequence, [])
 

@@ -50,7 +50,7 @@ class Worth:
     def is_worth(self, num_blocks: int, gb_per_s: float) -> bool:
         """Tell whether retrieving `num_blocks` blocks is faster than computing."""
         computing_us = self.rate.block_us(self.block_size)
-        return is_worth_taking(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
+        return is_pull_faster(num_blocks, self.block_bytes, gb_per_s, computing_us, self.taking_us)
 
     def add(self, num_blocks: int, gb_per_s: float, took_s: float) -> None:
         """Record the duration of a retrieval."""
@@ -58,7 +58,7 @@ class Worth:
 
     def copy_s(self, num_blocks: int, gb_per_s: float) -> float:
         """Return the expected time to copy `num_blocks` blocks."""
-        return copying_us(num_blocks, self.block_bytes, gb_per_s) * 1e-6
+        return pull_us(num_blocks, self.block_bytes, gb_per_s) * 1e-6
 
 
 @dataclass(slots=True, eq=False)
@@ -197,7 +197,7 @@ class Retrievals:
         self.num_pulled += num_found
         each.server.guest.free(each.found)
         digests = each.digests[:num_found]
-        self.magazine.seal(sealed, digests)
+        self.leases.seal(sealed, digests)
         first, *others = self._leave(each)
         self.grants.return_lent(first, sealed, unfilled)
         for prompt in others:

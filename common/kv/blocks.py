@@ -31,10 +31,6 @@ class Allocator(Protocol):
         """Blocks of the pool that this worker does not use."""
         ...
 
-    def has(self, counts: Counts) -> bool:
-        """Tell whether `counts` blocks are available now."""
-        ...
-
     def fetch(self, counts: Counts) -> bool:
         """Tell whether `counts` blocks are available now; if not, ask other workers for some."""
         ...

@@ -14,9 +14,8 @@ from common.memory.devices.backing import Backing
 from common.memory.devices.cuda_backing import CudaBacking
 from common.memory.devices.host_backing import HostBacking
 from common.memory.server.announcer import Announcer
-from common.memory.server.listener import Served
-from common.memory.server.server import MemoryServer
-from common.memory.server.watchdog import Watchdog
+from common.memory.server.listener import SocketInUse
+from common.memory.server.server import MemoryServer, Watchdog
 from common.settings import options
 from common.settings.config import MEMORY_SECTIONS, Config
 from common.wire.messages.memory_reports import MemoryReady
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), VERSION, backing.device)
         with closing(Announcer(config.net, ready)) as announcer:
             _serve(MemoryServer(path, backing, announcer, config.memory))
-    except Served as error:
+    except SocketInUse as error:
         if not config.memory.linger_s:
             sys.stderr.write(f"{prog}: {error}\n")
             return 2

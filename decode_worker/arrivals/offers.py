@@ -59,7 +59,7 @@ class Offers:
         """
         floor = self.scheduler.capacity.num_growing
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
-        self.shared.tend(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
+        self.shared.update(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()
 
     def add(self, sequence: DecodeSequence, offer: KVOffer) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import reduce
 
 from common.kv.tables import num_seen
-from common.memory.client.magazine import Grant
+from common.memory.client.lease_cache import Grant
 from common.memory.client.shared_pool import SharedPool
 from common.serving.prompts.requests import Key
 from common.wire.messages.memory import PromptBlocks
@@ -37,8 +37,8 @@ class Prefixes:
     """
 
     def __init__(self, shared: SharedPool, *, min_tokens: int = 0) -> None:
-        self.shared, self.magazine, self.min_tokens = shared, shared.magazine, min_tokens
-        self.layout = shared.magazine.shape.layout
+        self.shared, self.leases, self.min_tokens = shared, shared.leases, min_tokens
+        self.layout = shared.leases.shape.layout
         self._digests = TextDigests(self.layout.groups[0].block_size)
         self.asked: dict[Key, Handoff] = {}
         self.granted: dict[Key, Handoff] = {}  # handoffs that wait with granted blocks
@@ -64,10 +64,10 @@ class Prefixes:
 
     def receive(self, message: PromptBlocks) -> None:
         """Take over granted blocks, or free the blocks if the handoff is gone."""
-        grant = self.magazine.granted(message)
+        grant = self.leases.granted(message)
         handoff = self.asked.pop((message.request_id, message.attempt), None)
         if handoff is None:
-            self.magazine.free([*grant.found, *grant.fresh])
+            self.leases.free([*grant.found, *grant.fresh])
         else:
             handoff.grant = grant
             self.granted[handoff.sequence.key] = handoff
@@ -122,12 +122,12 @@ class Prefixes:
     def forget(self, handoff: Handoff) -> None:
         """Withdraw the question and free the grant of a handoff that will not be pulled."""
         if self.asked.pop(handoff.sequence.key, None) is not None:
-            self.magazine.unwant_prompt(handoff.sequence.key)
+            self.leases.unwant_prompt(handoff.sequence.key)
         if handoff.grant is not None:
             self._release(handoff)
 
     def _release(self, handoff: Handoff) -> None:
         assert handoff.grant is not None
-        self.magazine.free([*handoff.grant.found, *handoff.grant.fresh])
+        self.leases.free([*handoff.grant.found, *handoff.grant.fresh])
         handoff.grant = None
         del self.granted[handoff.sequence.key]

@@ -93,7 +93,7 @@ class Pulls:
         handoff = self._next()
         if handoff is None or self.has_blocks_for_next():
             return handoff is not None and self.scheduler.capacity.has_row()
-        waits_in_vain = self.engine.shared.magazine.is_short or not self.prefixes.awaits_blocks(handoff)
+        waits_in_vain = self.engine.shared.leases.demand.is_short or not self.prefixes.awaits_blocks(handoff)
         if self.scheduler.capacity.has_row() and waits_in_vain:
             self.early.drop_begun(but=handoff.sequence.key if self.early.find(handoff) else None)
         return self.scheduler.capacity.has_row() and self.has_blocks_for_next()

@@ -3,8 +3,7 @@
 from functools import cached_property
 from typing import NamedTuple
 
-from common.memory.base.host_worth import is_worth_copying, restoring_us
-from common.memory.base.reply_worth import is_worth_taking
+from common.memory.base.copy_costs import is_pull_faster, is_restore_faster, restore_us
 from common.wire.messages.worker import Role
 from router.placement.member import Member
 from router.placement.prefix_map import NOTHING, Found, PoolName
@@ -98,7 +97,7 @@ class Costs:
         if path is None or not path.gb_per_s:
             return 0
         num_blocks, speeds = num_taken // group.block_size, prefill.speeds
-        is_worth_it = is_worth_taking(num_blocks, group.block_bytes, path.gb_per_s, speeds.block_us, speeds.taking_us)
+        is_worth_it = is_pull_faster(num_blocks, group.block_bytes, path.gb_per_s, speeds.block_us, speeds.taking_us)
         return num_taken if is_worth_it else 0
 
     def _num_moved_to(self, decode: Member) -> int:
@@ -115,9 +114,9 @@ class Costs:
         most = (self._demand.num_tokens - 1) // block_size if block_size else 0
         num_blocks = min(found.num_there + found.num_behind, most) - found.num_there
         num_parked = min(found.num_parked, num_blocks)
-        if num_parked <= 0 or not is_worth_copying(num_parked, block_size, worker.speeds.block_us, found.copy_us):
+        if num_parked <= 0 or not is_restore_faster(num_parked, block_size, worker.speeds.block_us, found.copy_us):
             return Restored()
-        time = restoring_us(num_parked, found.copy_us) / worker.speeds.block_us * block_size
+        time = restore_us(num_parked, found.copy_us) / worker.speeds.block_us * block_size
         return Restored(num_blocks * block_size, time)
 
     def _found_by(self, worker: Member, owner: Member, most: int) -> int:

@@ -84,7 +84,7 @@ class FakePool:
             copy.end()
 
 
-class FakeGuest:
+class FakePeer:
     """A connection to a memory server at which nobody is; what is said there is noted."""
 
     def __init__(self, pool_id: int) -> None:
@@ -97,11 +97,11 @@ class FakeGuest:
     def fileno(self) -> int:
         return self._descriptor
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
-    def tend(self) -> None: ...
+    def keep_alive(self) -> None: ...
 
-    def receive(self) -> list[OfGuest]:
+    def receive(self) -> list[PeerMessage]:
         return []
 
     def receive_offer(self, offer: KVOffer) -> None: ...
@@ -112,7 +112,7 @@ class FakeGuest:
     def decline(self, offer: KVOffer) -> None:
         self.said.append(("decline", offer.request_id))
 
-    def free(self, said: OfGuest) -> None:
+    def free(self, said: PeerMessage) -> None:
         self.said.append(("free", said.request_id))
 
     def close(self) -> None:
@@ -143,14 +143,14 @@ def reserved(scheduler: DecodeScheduler, sequence: DecodeSequence) -> bool:
     return True
 
 
-def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakeGuest:
+def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakePeer:
     """A prefill worker of another pool is known to `sources`, its path proven."""
     guest = FakeGuest(pool_id)
     sources.peers.poller.register(guest, zmq.POLLIN)
     visit = sources.peers.by_pool[pool_id] = PeerServer(cast(Guest, guest), pool, num_workers=1)
     export = pool_export(worker_id, pool_id=pool_id)
     sources.by_id[worker_id] = Source(export, worker_id.encode(), 1.0, visit)
-    return guest
+    return peer
 
 
 class Rig:
@@ -161,7 +161,7 @@ class Rig:
         self.memory, self.said, self.reports = Memory(), list[Message](), list[Message]()
         self.failures: list[tuple[Key, ErrorCode, str]] = []
         self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
-        shared = SimpleNamespace(pool_id=0, magazine=self.allocator, problem="", num_done=0)
+        shared = SimpleNamespace(pool_id=0, leases=self.allocator, problem="", num_done=0)
         self.engine = engine = cast(
             Engine, SimpleNamespace(shared=shared, pool=self.memory, allocator=self.allocator, vocab_size=1000)
         )
@@ -268,7 +268,7 @@ class Rig:
 
     def released(self) -> list[str]:
         """Requests whose blocks were given back, one way or the other."""
-        return [name for guest in self.guests.values() for what, name in guest.said if what != "accept"]
+        return [name for peer in self.peers.values() for what, name in peer.said if what != "accept"]
 
 
 def num_that_made_way(scheduler: DecodeScheduler) -> int:

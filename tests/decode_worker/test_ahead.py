@@ -235,7 +235,7 @@ class FakePrefill:
     def take_releases(self) -> None:
         for name in self.rig.released():
             self.allocator.free(self.blocks.pop(name))
-        self.rig.guests["p"].said.clear()
+        self.rig.peers["p"].said.clear()
 
 
 def happens(rng: random.Random, rig: Rig, prefill: FakePrefill, name: str) -> None:

@@ -12,7 +12,7 @@ from tests.support.messages import kv_offer
 
 
 class Side:
-    """A pool, or a guest in another one: notes what is answered there."""
+    """A pool, or a peer in another one: notes what is answered there."""
 
     def __init__(self) -> None:
         self.problem = ""

@@ -122,7 +122,7 @@ class LocalHouse(House):
         written = [self.memory[block_id] for block_id in table[: begin // BLOCK_SIZE]]
         assert written == keys[: begin // BLOCK_SIZE], "it reads another's text"
         for number in range(begin // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
-            assert table[number] not in self.magazine.leases.readings, "it writes what others read"
+            assert table[number] not in self.leases.references, "it writes what others read"
             self.memory[table[number]] = keys[number] if (number + 1) * BLOCK_SIZE <= end else b"of a part"
         self.chunks.append((begin, end - begin))
         return Chunk(self, chunk)
@@ -277,7 +277,7 @@ def test_a_sequence_that_starves_gets_what_prompts_that_wait_have_found() -> Non
     house.run()
     house.ask("waits", [*range(24), *range(500, 520)], 4)
     house.exchange()
-    assert len(house.magazine.leases.readings) == 6 + 6, "of both"
+    assert len(house.leases.references) == 6 + 6, "of both"
     for _ in range(40):
         house.now_s += 0.2
         house.compute()

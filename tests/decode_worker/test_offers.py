@@ -37,7 +37,7 @@ class Rig:
     def __init__(self, num_at_hand: int = 4, max_num_seqs: int = 8) -> None:
         self.said: list[MemoryMessage] = []
         self.arriving: list[Message] = []
-        client = SimpleNamespace(send=self.said.append, receive=self._arrived, path="memory.sock")
+        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=self._arrived)
         self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, pool_of(40, BLOCK_SIZE)))
         ids = range(1, num_at_hand + 1)
         self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))
@@ -83,7 +83,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     rig.offers.lease_blocks((0,))
     assert rig.said[:2] == [KVAccepted("a", 0), KVAccepted("b", 0)]
     assert [rig.scheduler.active[name, 0].tables[0].block_ids.tolist() for name in "ab"] == [[20, 21], [22, 23]]
-    rig.shared.magazine.leased(BlocksLeased(pack_ids([9]), pack_ids([1])))
+    rig.shared.leases.receive(BlocksLeased(pack_ids([9]), pack_ids([1])))
     assert rig.enter() == ["c"] and ("c", 0) not in rig.offers.waiting
     few = Rig(max_num_seqs=1)
     for name in "ab":

@@ -31,9 +31,9 @@ class SharingHouse(LocalHouse):
     def __init__(self, num_blocks: int, level: int) -> None:
         super().__init__(num_blocks=num_blocks, level=level, max_num_seqs=MAX_ROWS)
         ticks = count()
-        self.sharing = PrefixSharing(self.magazine.shape.layout.groups[0], clock=lambda: self.now_s + next(ticks) / 200)
+        self.sharing = PrefixSharing(self.leases.shape.layout.groups[0], clock=lambda: self.now_s + next(ticks) / 200)
         self.sharing._min_places = 2
-        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, self.magazine.shape, 300, torch.device("cpu"))
+        self.batch = DecodeBatch(MAX_ROWS, MAX_LEN, self.leases.shape, 300, torch.device("cpu"))
         self._update, self.batch._update = self.batch._update, self.update
         scheduler = self.scheduler
         self._launched, self._preempt = scheduler.launched, scheduler.preempt

@@ -9,7 +9,7 @@ import pytest
 
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.client.shared_pool import SharedPool
 from common.memory.server.pools import Pools
 from common.memory.server.report import usage
@@ -64,7 +64,7 @@ class House(Rig):
 
     def exchange(self) -> None:
         """What was said is heard, and answered unless the server is mute."""
-        self.magazine.tend((self.level,), self.scheduler.capacity.num_growing)
+        self.leases.update((self.level,), self.scheduler.capacity.num_growing)
         while self.outbox and not self.is_mute:
             said = self.outbox.pop(0)
             self.num_asked += isinstance(said, PromptWanted)
@@ -76,9 +76,9 @@ class House(Rig):
                 case PromptBlocks() if client == US:
                     self.hear(message)
                 case BlocksLeased() if client == US:
-                    self.magazine.leased(message)
+                    self.leases.receive(message)
                 case PoolShortage() if client == US:
-                    self.magazine.demand.shortage(is_short=message.is_short)
+                    self.leases.demand.shortage(is_short=message.is_short)
 
     def hear(self, message: PromptBlocks) -> None:
         """What there is of a text."""
@@ -154,7 +154,7 @@ class House(Rig):
     def all_let_go(self) -> bool:
         """Nothing is kept here for anyone."""
         self.exchange()
-        return not (self.prefixes.asked or len(self.magazine.leases.readings) or self.magazine.leases.in_use)
+        return not (self.prefixes.asked or len(self.leases.references) or self.leases.in_use)
 
 
 def test_turn_two_of_a_conversation_pulls_the_new_blocks_alone() -> None:
@@ -168,7 +168,7 @@ def test_turn_two_of_a_conversation_pulls_the_new_blocks_alone() -> None:
     assert (house.prefixes.num_found, house.prefixes.num_pulled) == (7, 6 + len(source_ids) - 7)
     assert sequence.chain.num_blocks == (len(sequence.token_ids) - 1) // BLOCK_SIZE
     house.scheduler.end(sequence)
-    assert house.all_let_go() and house.guests["p"].said[-2:] == [("accept", "two"), ("free", "two")]
+    assert house.all_let_go() and house.peers["p"].said[-2:] == [("accept", "two"), ("free", "two")]
 
 
 def test_a_prompt_of_which_all_is_there_pulls_nothing_and_decodes() -> None:
@@ -246,7 +246,7 @@ def test_what_waits_and_is_given_up_lets_go_of_what_was_found(
     house.offer("x", text)
     house.is_mute = not is_answered
     house.exchange()
-    assert (len(house.magazine.leases.readings) > 2) is is_answered and bool(house.prefixes.asked) is not is_answered
+    assert (len(house.leases.references) > 2) is is_answered and bool(house.prefixes.asked) is not is_answered
     give_up(house)
     house.is_mute = False
     house.exchange()
@@ -267,7 +267,7 @@ def test_what_is_pulled_and_given_up_lets_go_of_what_was_found(how: str) -> None
         case "broken":
             house.pool.copies[-1].is_broken = True
         case "source lost":
-            house.guests["p"].problem = "it closed the connection"
+            house.peers["p"].problem = "it closed the connection"
     assert house.arrive() == [] and house.all_let_go()
 
 
@@ -302,7 +302,7 @@ def test_those_that_wait_for_blocks_hold_none() -> None:
     taken = house.take_away(6)  # 14 are left, all of them found by two that want 12 each
     for text in texts:
         house.offer(f"two {text[0]}", [*text, *range(500, 514)], 2)
-    assert house.turn() == [] and len(house.magazine.leases.readings) == 7, "the other holds nothing"
+    assert house.turn() == [] and len(house.leases.references) == 7, "the other holds nothing"
     over: list[DecodeSequence] = []
     for _ in range(10):
         over += house.arrive()
@@ -317,7 +317,7 @@ def test_what_is_there_is_found_when_there_are_blocks_for_the_rest() -> None:
     text = house.converse("one", range(22))
     taken = house.take_away(16)
     source_ids = house.offer("two", [*text, *range(500, 514)])
-    assert house.turn() == [] and not len(house.magazine.leases.readings), "nothing is kept from others"
+    assert house.turn() == [] and not len(house.leases.references), "nothing is kept from others"
     house.give_back(taken)
     assert [sequence.request.request_id for sequence in house.arrive()] == ["two"]
     assert house.copied()[-1] == source_ids[7:]
@@ -334,7 +334,7 @@ def test_a_sequence_that_starves_gets_what_those_that_wait_have_found() -> None:
         house.turn()
         house.now_s += 0.2
         house.decode()
-        if not len(house.magazine.leases.readings) > 7:
+        if not len(house.leases.references) > 7:
             break
     for _ in range(12):
         house.turn()

@@ -85,7 +85,7 @@ def test_what_a_dead_prefill_worker_offered_is_pulled_and_then_its_server_is_lef
     assert rig.sources.find("p", 1) is not None, "another incarnation of it"
     rig.pulls.early.forget("p", 1)
     rig.end_copies()
-    assert activated(rig) == ["pulling"] and not rig.guests["p"].is_closed
+    assert activated(rig) == ["pulling"] and not rig.peers["p"].is_closed
     rig.scheduler.end(rig.scheduler.active["pulling", 0])
     rig.turn()
     rig.end_copies()
@@ -101,12 +101,12 @@ def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() ->
     for name, worker_id in (("pulling", "p"), ("other", "q"), ("waiting", "p")):
         rig.hand_off(name, 8, [1, 2], worker_id=worker_id)
     rig.turn()
-    rig.guests["p"].problem = "it closed the connection"
+    rig.peers["p"].problem = "it closed the connection"
     rig.end_copies()
     assert activated(rig) == []
     assert lost(rig) == ["pulling", "waiting"], "what was copied last may be another's already"
     rig.turn()
-    assert set(rig.sources.by_id) == {"q"} and rig.guests["p"].is_closed and not len(rig.pulls.early.ahead)
+    assert set(rig.sources.by_id) == {"q"} and rig.peers["p"].is_closed and not len(rig.pulls.early.ahead)
     assert rig.said == [KVPathResult("d", 1, False, "it closed the connection")]
     assert [(r.prefill_worker_id, r.error) for r in rig.reports if isinstance(r, KVPathReport)] == [
         ("p", "it closed the connection")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.wire.messages.memory import BlocksLeased, BlocksSealed, MemoryMessage
 from common.wire.values.block_key import digests, pack_keys, root_of
 from common.wire.values.packing import pack_ids, unpack_ids
@@ -20,13 +20,13 @@ ROOT = root_of(LAYOUT)
 
 
 class Rig:
-    """A magazine with blocks 1 to 16, each of generation 7, and what it says."""
+    """A leases with blocks 1 to 16, each of generation 7, and what it says."""
 
     def __init__(self) -> None:
         self.said: list[MemoryMessage] = []
-        self.magazine = Magazine(PoolShape(LAYOUT, (17,)), self.said.append)
-        self.magazine.leased(BlocksLeased(pack_ids(range(1, 17)), pack_ids([7] * 16)))
-        self.sealing = Sealing(self.magazine)
+        self.leases = LeaseCache(PoolShape(LAYOUT, (17,)), self.said.append)
+        self.leases.receive(BlocksLeased(pack_ids(range(1, 17)), pack_ids([7] * 16)))
+        self.sealing = Sealing(self.leases)
 
     def sequence(self, num_tokens: int, num_sealed: int, first: int = 100) -> DecodeSequence:
         """Of so many tokens, the last of them just sampled, as it comes from a prefill worker."""
@@ -71,10 +71,10 @@ def test_those_of_one_step_are_said_at_once() -> None:
     sequences = [rig.sequence(4, 0, first) for first in (100, 200, 300)]
     [said] = rig.step(*sequences)
     assert unpack_ids(said.block_ids) == [sequence.tables[0].block_ids[0] for sequence in sequences]
-    assert unpack_ids(said.generations) == [7, 7, 7] and len(rig.magazine.leases.readings) == 3
+    assert unpack_ids(said.generations) == [7, 7, 7] and len(rig.leases.references) == 3
     for sequence in sequences:
-        rig.magazine.free(sequence.tables[0].block_ids)
-    rig.magazine.check([])
+        rig.leases.free(sequence.tables[0].block_ids)
+    rig.leases.check([])
 
 
 def test_where_its_prefill_worker_has_sealed_less_or_nothing_it_seals_nothing() -> None:

@@ -20,7 +20,7 @@ from common.wire.messages.worker import KVPathReport, Message
 from common.wire.transport.sockets import Hub
 from common.wire.values.pool_shape import PoolShape
 from decode_worker.arrivals.sources import Sources
-from tests.decode_worker.bench import FakeGuest, FakePool
+from tests.decode_worker.bench import FakePeer, FakePool
 from tests.support.layouts import allocator_of
 from tests.support.messages import LAYOUT, pool_export
 
@@ -82,15 +82,15 @@ class Rig:
     def is_idle(self) -> bool:
         return self.allocator.num_free == self.allocator.capacity
 
-    def silent(self, pool_id: int) -> FakeGuest:
-        self.guests.append(FakeGuest(pool_id))
-        return self.guests[-1]
+    def silent(self, pool_id: int) -> FakePeer:
+        self.clients.append(FakePeer(pool_id))
+        return self.clients[-1]
 
-    def _visit(self, path: object, worker: object, pool_id: int, layout: object) -> FakeGuest:
-        guest = FakeGuest(pool_id)
-        guest.claim = PoolClaim(b"", None, 0, pool_id, PoolShape(LAYOUT, (9,)))
-        self.guests.append(guest)
-        return guest
+    def _visit(self, path: object, worker: object, pool_id: int, layout: object) -> FakePeer:
+        peer = FakePeer(pool_id)
+        peer.claim = PoolClaim(b"", None, 0, pool_id, PoolShape(LAYOUT, (9,)))
+        self.clients.append(peer)
+        return peer
 
     def _open(self, claim: PoolClaim, worker_id: str, device: object) -> FakePool:
         pool = self.pools[worker_id] = FakePool()
@@ -161,10 +161,10 @@ def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(r
     for worker_id in ("p", "q"):
         rig.meet(worker_id, pool_id=5)
         assert [report.error for report in rig.end_copies()] == [""]
-    assert len(rig.guests) == 1 and list(rig.pools) == ["p"]
+    assert len(rig.clients) == 1 and list(rig.pools) == ["p"]
     rig.sources.forget("p", 1)
     rig.tend(1)
-    assert not rig.guests[0].is_closed
+    assert not rig.clients[0].is_closed
     rig.sources.forget("q", 1)
     rig.tend(1)
     assert rig.guests[0].is_closed and not rig.peers.by_pool
@@ -177,7 +177,7 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
     assert ["not a word for" in report.error for report in rig.tend()] == [True]
     assert not rig.peers.by_pool and rig.is_idle()
 
-    def nobody(*_: object) -> FakeGuest:
+    def nobody(*_: object) -> FakePeer:
         raise MemoryLost("memory server /nowhere: No such file or directory")
 
     monkeypatch.setattr(peer_servers, "Guest", nobody)
@@ -188,10 +188,10 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
 def test_a_server_that_is_lost_amid_a_proof_or_after_it_is_no_path_any_more(rig: Rig) -> None:
     rig.meet("p")
     rig.tend(1)
-    rig.guests[0].problem = "it closed the connection"
+    rig.clients[0].problem = "it closed the connection"
     assert [report.error for report in rig.tend()] == ["shm from p: it closed the connection"]
     rig.meet("p")
     assert [report.error for report in rig.end_copies()] == [""]
-    rig.guests[1].problem = "gone"
+    rig.clients[1].problem = "gone"
     assert [report.error for report in rig.tend()] == ["gone"] and not rig.sources.by_id
     assert rig.said[-1] == KVPathResult("d", 1, False, "gone") and rig.is_idle()

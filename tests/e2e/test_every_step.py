@@ -400,7 +400,7 @@ async def test_what_is_offered_stays_with_its_prefill_worker_while_their_memory_
 async def test_without_a_memory_server_that_hangs_workers_finish_and_serve_with_the_next(
     sharing: Doomed, texts: Texts
 ) -> None:
-    """Whoever hangs for long ends itself (`common.memory.server.watchdog`); a test has no time for that."""
+    """Whoever hangs for long ends itself (`common.memory.server.server.Watchdog`); a test has no time for that."""
     server = sharing.complete().processes.pop("memory")
     server.send_signal(signal.SIGSTOP)
     asked = asyncio.create_task(all_is_well(sharing, texts))

@@ -19,7 +19,7 @@ from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
 from common.memory.client.client import PoolClaim
-from common.memory.client.guest import Guest
+from common.memory.client.peer_pool_client import PeerPoolClient
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
@@ -42,12 +42,12 @@ class Peer:
         self.writer = self._started("tests.kv.peer_process", self.socket, device, NUM_BLOCKS)
         assert self.writer.stdout is not None
         self.pool_id = int(self.writer.stdout.readline())
-        self.guests: list[Guest] = []
+        self.clients: list[PeerPoolClient] = []
 
     def visit(self) -> PoolClaim:
         """As another decode worker."""
-        self.guests.append(Guest(self.socket, ("d", len(self.guests)), self.pool_id, LAYOUT))
-        return answered(self.guests[-1])
+        self.clients.append(PeerPoolClient(self.socket, ("d", len(self.clients)), self.pool_id, LAYOUT))
+        return answered(self.clients[-1])
 
     def fill(self, seed: int) -> None:
         assert self.writer.stdin is not None and self.writer.stdout is not None
@@ -60,8 +60,8 @@ class Peer:
             process.wait(60)
 
     def close(self) -> None:
-        for guest in self.guests:
-            guest.close()
+        for client in self.clients:
+            client.close()
         for process in (self.writer, self.server):
             process.terminate()
             process.communicate()

@@ -1,4 +1,4 @@
-"""Who takes part in a pool, as a model: workers and guests, what they believe, and what is on its way to them."""
+"""Who takes part in a pool, as a model: workers and peers, what they believe, and what is on its way to them."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -6,10 +6,11 @@ from itertools import chain
 
 import numpy as np
 
-from common.memory.blocks.index import BlockIndex, BlockState, Offered
+from common.memory.blocks.index import BlockIndex
+from common.memory.blocks.lease_table import BlockState, Holding
 from common.memory.blocks.pool import Pool, User
 from common.memory.blocks.sealed import SealedBlocks
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.devices.backing import Memory
 from common.memory.server.pools import NAN_BYTE, Pools
 from common.wire.messages.memory import (
@@ -71,7 +72,7 @@ def offer_of(
     return KVOffer(worker_id, 1, request_id, 0, 7, *ids, num_sealed, b"", b"")
 
 
-def blocks_in(offered: Offered) -> Counter[int]:
+def blocks_in(offered: Holding) -> Counter[int]:
     """How often it names each, as the server has it."""
     leased, (sealed, times, _) = offered
     return Counter([*leased.tolist(), *np.repeat(sealed, times).tolist()])
@@ -92,14 +93,14 @@ class Text:
     num_sealed: int = 0  # of the first blocks, which are written no more
 
 
-def leases_of(magazine: Magazine) -> dict[int, int]:
+def leases_of(leases: LeaseCache) -> dict[int, int]:
     """The generation of each leased block."""
-    generation = magazine.leases._generation
+    generation = leases._generation
     block_ids = np.flatnonzero(generation)
     return dict(zip(block_ids.tolist(), generation[block_ids].tolist(), strict=True))
 
 
-def readings_of(sealed: SealedBlocks, client: int) -> dict[int, int]:
+def references_of(sealed: SealedBlocks, client: int) -> dict[int, int]:
     """How often a client reads each block, as the server has it."""
     readings = sealed.readers.of_client.get(client, np.zeros(0, np.int64))
     return {block_id: int(readings[block_id]) for block_id in np.flatnonzero(readings).tolist()}
@@ -229,14 +230,14 @@ class Party:
     def blocks(self, state: BlockState) -> set[int]:
         """As the server has it."""
         index = self.house.index
-        return {i for i in range(self.house.shape.num_ids) if index.claim(i) == (state, self.client)}
+        return {i for i in range(self.house.shape.num_ids) if index.leases.claim(i) == (state, self.client)}
 
     def expected(self) -> tuple[set[int], Counter[int], Counter[int]]:
         """What it should believe to have, to read and to be offered: as the server has it, and what is on its way."""
         offers = self.house.index.offers.items()
         held = Held(
             self.blocks(BlockState.LEASED),
-            Counter(readings_of(self.house.index.sealed, self.client)),
+            Counter(references_of(self.house.index.sealed, self.client)),
             sum((blocks_in(of_text) for key, of_text in offers if key.client == self.client), Counter[int]()),
         )
         for message in self.heard:
@@ -258,7 +259,7 @@ class Worker(Party):
     num_asked: int = 0
 
     def __post_init__(self) -> None:
-        self.magazine = Magazine(self.house.shape, self.said.append, clock=lambda: self.now_s)
+        self.leases = LeaseCache(self.house.shape, self.said.append, clock=lambda: self.now_s)
 
     @property
     def user(self) -> User:
@@ -269,12 +270,12 @@ class Worker(Party):
         """Blocks that this worker or its device may write."""
         if self.has_left:
             return {block_id for text in self.texts for block_id in text.block_ids[text.num_sealed :]}
-        return set(leases_of(self.magazine))
+        return set(leases_of(self.leases))
 
     @property
     def readable(self) -> Counter[int]:
         """Blocks that it reads, as the server will have it when it has heard everything."""
-        return Counter(self.magazine.leases.readings) + Counter(self.magazine.unread)
+        return Counter(self.leases.references) + Counter(self.leases.unread)
 
     @property
     def may_end(self) -> bool:
@@ -284,15 +285,15 @@ class Worker(Party):
     def hear(self) -> None:
         match self.heard.popleft():
             case BlocksLeased() as leased:
-                self.magazine.leased(leased)
+                self.leases.receive(leased)
                 for block_id in unpack_ids(leased.block_ids):
                     assert self.house.holds(block_id, NAN_BYTE), "somebody wrote what is free"
             case PoolShortage(is_short):
-                self.magazine.demand.shortage(is_short=is_short)
+                self.leases.demand.shortage(is_short=is_short)
             case KVOffer() as offer:
                 self.offered.append(offer)
             case PromptBlocks() as granted:
-                self._begin_with(int(granted.request_id), *self.magazine.granted(granted))
+                self._begin_with(int(granted.request_id), *self.leases.granted(granted))
             case KVReceived() | KVDeclined() as answer:
                 self.owned.remove(answer.request_id)
                 assert isinstance(answer, KVReceived) == (answer.request_id in self.house.received)
@@ -319,13 +320,13 @@ class Worker(Party):
             sealed = slice(text.num_sealed, min(text.num_sealed + count, MOST_SEALED, len(text.block_ids)))
             if text.is_written and (block_ids := text.block_ids[sealed]):
                 digests = [digest_of(text.byte, text.num_sealed + i) for i in range(len(block_ids))]
-                self.magazine.seal(block_ids, digests)
+                self.leases.seal(block_ids, digests)
                 text.num_sealed += len(block_ids)
                 bytes_of_texts.append(text.byte)
         return bytes_of_texts
 
     def begin(self, byte: int, counts: Counts) -> None:
-        self.texts.append(Text(byte, list(chain.from_iterable(self.magazine.allocate(counts)))))
+        self.texts.append(Text(byte, list(chain.from_iterable(self.leases.allocate(counts)))))
 
     def write(self) -> None:
         for text in self.texts:
@@ -334,13 +335,13 @@ class Worker(Party):
                 self.house.write(block_id, text.byte)
 
     def end(self) -> None:
-        self.magazine.free(self.texts.pop(0).block_ids)
+        self.leases.free(self.texts.pop(0).block_ids)
 
     def hand_over(self, worker_id: str) -> None:
         self.write()
         text = self.texts.pop()
         request_id = f"r{len(self.house.offers)}"
-        generations = self.magazine.leases.release(text.block_ids).tolist()
+        generations = self.leases.release(text.block_ids).tolist()
         offer = offer_of(worker_id, request_id, text.block_ids, generations, text.num_sealed)
         self.house.offers[request_id], self.house.bytes_offered[request_id] = offer, text.byte
         self.owned.add(request_id)
@@ -349,7 +350,7 @@ class Worker(Party):
     def accept(self, offer: KVOffer) -> None:
         block_ids, byte = unpack_ids(offer.block_ids), self.house.bytes_offered[offer.request_id]
         assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what was offered"
-        self.magazine.leases.adopt(block_ids, unpack_ids(offer.generations), offer.num_sealed)
+        self.leases.adopt(block_ids, unpack_ids(offer.generations), offer.num_sealed)
         self.owned.discard(offer.request_id)
         self.said.append(KVAccepted(offer.request_id, offer.attempt))
         self.texts.append(Text(byte, block_ids, is_written=True, num_sealed=offer.num_sealed))
@@ -362,15 +363,15 @@ class Worker(Party):
     def part(self) -> None:
         """Say what the device may still write, and that all else is free; do nothing more."""
         self.has_left = True
-        block_ids = self.magazine.leases.in_use
-        self.said.append(PoolLeft(pack_ids(block_ids), self.magazine.generations(block_ids).tobytes()))
+        block_ids = self.leases.in_use
+        self.said.append(PoolLeft(pack_ids(block_ids), self.leases.generations(block_ids).tobytes()))
         for text in self.texts:  # what is sealed of them may be another's as soon as that is heard
             text.block_ids, text.num_sealed = text.block_ids[text.num_sealed :], 0
 
 
 @dataclass(eq=False)
 class Pull:
-    """Blocks on their way to a guest's own pool, of a text of that byte."""
+    """Blocks on their way to a peer's own pool, of a text of that byte."""
 
     said: KVOffer | PromptBlocks
     byte: int
@@ -378,7 +379,7 @@ class Pull:
 
 
 @dataclass(eq=False)
-class Guest(Party):
+class Peer(Party):
     """It reads what was offered to it and it has claimed, what it has looked for, and what is complete of prompts."""
 
     pulls: list[Pull] = field(default_factory=list)
@@ -386,7 +387,7 @@ class Guest(Party):
 
     @property
     def user(self) -> User:
-        return User(self.client, (f"c{self.client}", 1), is_guest=True)
+        return User(self.client, (f"c{self.client}", 1), is_peer=True)
 
     @property
     def readable(self) -> set[int]:
@@ -428,7 +429,7 @@ class Guest(Party):
         """What a worker has computed so far of what it may offer."""
         for text in worker.texts:
             if text.is_written:
-                generations = worker.magazine.generations(text.block_ids).tolist()
+                generations = worker.leases.generations(text.block_ids).tolist()
                 for block_id, generation in zip(text.block_ids, generations, strict=True):
                     self.ahead[text.byte, block_id, generation] = self.house.block(block_id)
 

@@ -77,8 +77,8 @@ class Rig:
 
     def beat(self) -> None:
         """Until it has said some more heartbeats, heard or not."""
-        begin_s = self.announcer.beaten_s
-        self.until(lambda: self.announcer.beaten_s > begin_s + 3 * self.net.heartbeat_s)
+        begin_s = self.announcer.beat_s
+        self.until(lambda: self.announcer.beat_s > begin_s + 3 * self.net.heartbeat_s)
 
     def close(self) -> None:
         for client in self.clients:
@@ -163,7 +163,7 @@ def test_after_an_outage_of_the_router_it_registers_when_asked(rig: Rig) -> None
 
 
 def test_where_no_router_answers_it_serves_and_says_so_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.announcer.complain_s = 0.0
+    rig.announcer.warn_s = 0.0
     assert rig.connect("prefill-0").server_id == "memory"
     rig.until(lambda: "no answer yet from a router at" in caplog.text)
     rig.beat()

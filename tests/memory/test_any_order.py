@@ -1,4 +1,4 @@
-"""Workers, guests and the owner of their pool, in any order of messages, deaths and late writes: no block is two's."""
+"""Workers, peers and the owner of their pool, in any order of messages, deaths and late writes: no block is two's."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,13 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.memory.base.pattern import pattern
 from common.memory.blocks.answers import Answer
-from common.memory.blocks.index import FREE, OFFERS, SEALED, TIER, BlockIndex, BlockState, Claim
+from common.memory.blocks.index import TIER, BlockIndex
+from common.memory.blocks.lease_table import FREE, SEALED, BlockState, Claim
+from common.memory.blocks.offers import OFFERS
 from common.memory.client.demand import LACKING_S
-from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfGuests
+from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfPeers
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
-from tests.memory.parties import MOST_SEALED, NUM_SLOTS, Guest, House, Party, Worker, blocks_in, readings_of
+from tests.memory.parties import MOST_SEALED, NUM_SLOTS, House, Party, Peer, Worker, blocks_in, references_of
 from tests.support.layouts import one_group, state, window
 
 LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
@@ -29,7 +31,7 @@ NUM_BLOCKS = 13
 ONE = PoolShape(LAYOUT, (NUM_BLOCKS,))
 TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6))
 THREE = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2), state(5))), (8, 6, 4))
-MOST_WORKERS, MOST_GUESTS = 4, 2
+MOST_WORKERS, MOST_PEERS = 4, 2
 """Connected at a time."""
 FEW = st.integers(0, 9)
 Some = TypeVar("Some")
@@ -45,7 +47,7 @@ def blocks_of(offers: list[KVOffer]) -> Counter[int]:
 
 def claims_of(index: BlockIndex) -> list[Claim]:
     """By block."""
-    return [index.claim(block_id) for block_id in range(index.shape.num_ids)]
+    return [index.leases.claim(block_id) for block_id in range(index.shape.num_ids)]
 
 
 class Ending(Enum):
@@ -55,7 +57,7 @@ class Ending(Enum):
     LET_GO = "the server ends its connection, and it has not noticed yet"
     IN_ORDER = "perhaps amid something that its device does; what it is sent meanwhile it does not read"
     PROCESS = "the process of one that has gone is over"
-    GUEST = "by itself, killed, or let go, which it has not noticed yet"
+    PEER = "by itself, killed, or let go, which it has not noticed yet"
     SERVER = "and the next one comes"
 
 
@@ -79,11 +81,11 @@ class Machine(RuleBasedStateMachine):
         self.numbers, self.num_bytes = count(), 0
         self.sealed_bytes: list[int] = []  # of texts that somebody may look for
         self.workers: list[Worker] = []
-        self.guests: list[Guest] = []
+        self.peers: list[Peer] = []
         self._open()
 
     def _open(self) -> None:
-        """A server, with a worker of each kind and a guest."""
+        """A server, with a worker of each kind and a peer."""
         self.house = House(self.shape)
         for is_decoding in (False, True):
             self.start(is_decoding)
@@ -99,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         return tuple(min(count, most) for most in self.shape.capacity)
 
     def _connected(self) -> list[Party]:
-        return [party for party in [*self.workers, *self.guests] if party.is_connected]
+        return [party for party in [*self.workers, *self.peers] if party.is_connected]
 
     def _members(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.is_connected]
@@ -110,7 +112,7 @@ class Machine(RuleBasedStateMachine):
 
     def _server_reads(self, party: Party) -> None:
         message = party.said.popleft()
-        assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfGuests))
+        assert isinstance(message, OfBlocks) and (isinstance(party, Worker) or isinstance(message, OfPeers))
         answers = self.house.pools.handle(party.client, message)
         if isinstance(message, KVReceived | KVAccepted):
             self.house.received.add(message.request_id)
@@ -136,7 +138,7 @@ class Machine(RuleBasedStateMachine):
     @rule(index=FEW, to_server=st.booleans(), num_messages=st.integers(1, 4))
     def messages_arrive(self, index: int, to_server: bool, num_messages: int) -> None:
         """At a party that is no more connected arrives what was on its way."""
-        parties: list[Party] = [*self._active(), *self.guests]
+        parties: list[Party] = [*self._active(), *self.peers]
         if to_server:
             parties = [party for party in parties if party.is_connected]
         if parties:
@@ -161,14 +163,14 @@ class Machine(RuleBasedStateMachine):
         worker = Worker(next(self.numbers), self.house, is_decoding=is_decoding)
         self.workers.append(worker)
         self._answer(self.house.pools.want(worker.user, self.shape.layout, self.shape.num_blocks))
-        worker.magazine.tend(self._level(2), self.shape.layout.nothing)
+        worker.leases.update(self._level(2), self.shape.layout.nothing)
 
     @rule(index=FEW, numbers=st.tuples(*[st.integers(0, NUM_BLOCKS)] * 3), asks=st.booleans())
     def begin(self, index: int, numbers: Counts, asks: bool) -> None:
         """With what is at hand, or what is asked for and may be there when it is asked for again."""
         worker = any_of(self._active(), index)
-        counts = tuple(map(min, numbers, self.shape.capacity if asks else worker.magazine.num_free))
-        if any(counts) and worker.magazine.fetch(counts):
+        counts = tuple(map(min, numbers, self.shape.capacity if asks else worker.leases.num_free))
+        if any(counts) and worker.leases.fetch(counts):
             worker.begin(self._byte(), counts)
 
     @rule(index=FEW)
@@ -181,19 +183,19 @@ class Machine(RuleBasedStateMachine):
         if workers := [worker for worker in self._active() if worker.texts]:
             any_of(workers, index).end()
 
-    @rule(index=FEW, to=FEW, is_to_guest=st.booleans(), how=Handover.any())
-    def hand_over(self, index: int, to: int, is_to_guest: bool, how: "Handover") -> None:
+    @rule(index=FEW, to=FEW, is_to_peer=st.booleans(), how=Handover.any())
+    def hand_over(self, index: int, to: int, is_to_peer: bool, how: "Handover") -> None:
         """To any decode worker that there ever was."""
         decoding = [worker for worker in self.workers if worker.is_decoding]
-        takers: list[Party] = [*self.guests] if is_to_guest and self.guests else [*decoding]
+        takers: list[Party] = [*self.peers] if is_to_peer and self.peers else [*decoding]
         if not (takers and (givers := self._active(False))):
             return
         giver, taker = any_of(givers, index), any_of(takers[::-1], to)
         if how.arrives:  # blocks, if there are any
-            giver.magazine.tend(self._level(1), self.shape.layout.nothing)
+            giver.leases.update(self._level(1), self.shape.layout.nothing)
             self.all_arrives()
-        if not giver.texts and any(giver.magazine.num_free):
-            giver.begin(self._byte(), tuple(min(2, count) for count in giver.magazine.num_free))
+        if not giver.texts and any(giver.leases.num_free):
+            giver.begin(self._byte(), tuple(min(2, count) for count in giver.leases.num_free))
         if not giver.texts:
             return
         giver.write()
@@ -208,14 +210,14 @@ class Machine(RuleBasedStateMachine):
     @rule(index=FEW, accepts=st.booleans())
     def take_over(self, index: int, accepts: bool) -> None:
         """Of those that have gone only some that have not noticed; what was on its way to them they hear."""
-        parties: list[Party] = [*self._active(True), *self.guests]
+        parties: list[Party] = [*self._active(True), *self.peers]
         if takers := [party for party in parties if party.has_offers]:
             self._take_over(any_of(takers, index), accepts)
 
     @rule(index=FEW, arrives=st.booleans())
     def receive(self, index: int, arrives: bool) -> None:
         """Own a request whose blocks are accepted or declined later."""
-        parties: list[Party] = [*self._active(True), *self.guests]
+        parties: list[Party] = [*self._active(True), *self.peers]
         if takers := [party for party in parties if party.offered]:
             taker = any_of(takers, index)
             taker.receive(taker.offered[-1])
@@ -223,7 +225,7 @@ class Machine(RuleBasedStateMachine):
                 self.all_arrives()
 
     def _take_over(self, taker: Party, accepts: bool) -> None:
-        if taker in self.guests or taker in self._active():
+        if taker in self.peers or taker in self._active():
             while taker.heard:
                 taker.hear()
             if taker.offered:
@@ -234,7 +236,7 @@ class Machine(RuleBasedStateMachine):
     def tend(self, index: int, level: int, arrives: bool) -> None:
         worker = any_of(self._active(), index)
         floor = len(worker.texts) if worker.is_decoding else 0
-        worker.magazine.tend(self._level(level), self._level(floor))
+        worker.leases.update(self._level(level), self._level(floor))
         if arrives:
             self.all_arrives()
 
@@ -248,16 +250,16 @@ class Machine(RuleBasedStateMachine):
             self.sealed_bytes += worker.seal(count)
             if ends:
                 worker.end()
-                worker.magazine.tend(self._level(1), self.shape.layout.nothing)
+                worker.leases.update(self._level(1), self.shape.layout.nothing)
             if arrives:
                 self.all_arrives()
 
     @precondition(lambda self: self.sealed_bytes)
-    @rule(index=FEW, whose=FEW, is_guest=st.booleans(), arrives=st.booleans())
-    def look_for(self, index: int, whose: int, is_guest: bool, arrives: bool) -> None:
+    @rule(index=FEW, whose=FEW, is_peer=st.booleans(), arrives=st.booleans())
+    def look_for(self, index: int, whose: int, is_peer: bool, arrives: bool) -> None:
         """A text that begins as another one, which may be over."""
-        guests = [guest for guest in self.guests if guest.is_connected]
-        lookers: list[Worker | Guest] = [*guests] if is_guest and guests else [*self._active()]
+        peers = [peer for peer in self.peers if peer.is_connected]
+        lookers: list[Worker | Peer] = [*peers] if is_peer and peers else [*self._active()]
         any_of(lookers, index).look_for(any_of(self.sealed_bytes[::-1], whose))
         if arrives:
             self.all_arrives()
@@ -268,7 +270,7 @@ class Machine(RuleBasedStateMachine):
         """Between the pool and host memory, some of those that were begun."""
         for number in numbers:
             self.house.copies.end(number)
-            self._answer(self.house.pools.tend())
+            self._answer(self.house.pools.update())
 
     @property
     def _gone(self) -> list[int]:
@@ -290,44 +292,44 @@ class Machine(RuleBasedStateMachine):
         """Whoever gets all that is free, but some, leaves little of texts that are over beside what was copied."""
         self.all_arrives()
         for _ in range(3 if is_copied else 0):
-            self._answer(self.house.pools.tend())
+            self._answer(self.house.pools.update())
             self.house.copies.finish()
         if decoding := [worker for worker in self._members() if worker.is_decoding and not worker.has_left]:
             worker = any_of(decoding, index)
             num_wanted = minus(self.house.index.num_free, tuple(num_left for _ in self.shape.num_blocks))
-            worker.magazine.fetch(plus(num_wanted, worker.magazine.num_free))
+            worker.leases.fetch(plus(num_wanted, worker.leases.num_free))
             for _ in range(2):  # asked for, and given back as it was not used
-                worker.magazine.tend(self._level(1), self.shape.layout.nothing)
+                worker.leases.update(self._level(1), self.shape.layout.nothing)
                 self.all_arrives()
                 worker.now_s += 2 * LACKING_S
 
     @rule()
     def server_turns(self) -> None:
         """Blocks go to host memory, and come from there, as they were sealed or asked for."""
-        self._answer(self.house.pools.tend())
+        self._answer(self.house.pools.update())
 
-    # --- what guests do -----------------------------------------------------------------------------
+    # --- what peers do -----------------------------------------------------------------------------
 
-    @precondition(lambda self: sum(guest.is_connected for guest in self.guests) < MOST_GUESTS)
+    @precondition(lambda self: sum(peer.is_connected for peer in self.peers) < MOST_PEERS)
     @rule()
     def visit(self) -> None:
-        guest = Guest(next(self.numbers), self.house)
-        assert not self.house.pools.visit(guest.user, self.house.pool_id + 1), "that is another's pool"
-        self.guests.append(guest)
-        self._answer(self.house.pools.visit(guest.user, self.house.pool_id))
+        peer = Peer(next(self.numbers), self.house)
+        assert not self.house.pools.visit(peer.user, self.house.pool_id + 1), "that is another's pool"
+        self.peers.append(peer)
+        self._answer(self.house.pools.visit(peer.user, self.house.pool_id))
 
     @rule(index=FEW, num_blocks=st.integers(1, NUM_BLOCKS))
     def copy(self, index: int, num_blocks: int) -> None:
         """What is over then counts, if the connection stands."""
-        if guests := [guest for guest in self.guests if guest.pulls]:
-            any_of(guests, index).copy(num_blocks)
+        if peers := [peer for peer in self.peers if peer.pulls]:
+            any_of(peers, index).copy(num_blocks)
 
     @rule(index=FEW, whose=FEW)
     def pull_ahead(self, index: int, whose: int) -> None:
-        if self.guests and (workers := [worker for worker in self._active(False) if worker.texts]):
-            guest, worker = any_of(self.guests, index), any_of(workers, whose)
-            if worker.house is guest.house:
-                guest.pull_ahead(worker)
+        if self.peers and (workers := [worker for worker in self._active(False) if worker.texts]):
+            peer, worker = any_of(self.peers, index), any_of(workers, whose)
+            if worker.house is peer.house:
+                peer.pull_ahead(worker)
 
     # --- who goes -----------------------------------------------------------------------------------
 
@@ -335,8 +337,8 @@ class Machine(RuleBasedStateMachine):
     def one_goes(self, how: Ending, index: int, num_unread: int) -> None:
         """All endings are one rule of many, as otherwise nobody lives to see much."""
         match how:
-            case Ending.GUEST if guests := [guest for guest in self.guests if guest.is_connected]:
-                self._lose_guest(any_of(guests, index), num_unread)
+            case Ending.PEER if peers := [peer for peer in self.peers if peer.is_connected]:
+                self._lose_peer(any_of(peers, index), num_unread)
             case Ending.PROCESS if gone := [worker for worker in self.workers if worker.may_end]:
                 self._bury(any_of(gone, index))
             case Ending.SERVER if index == 0 and len(self.workers) < 12:
@@ -350,16 +352,16 @@ class Machine(RuleBasedStateMachine):
                 num_kept = self.house.pools.num_quarantined(worker.client)
                 assert how is not Ending.IN_ORDER or num_kept == len(worker.writable), "nothing else is kept"
 
-    def _lose_guest(self, guest: Guest, num_unread: int) -> None:
-        self._end_connection(guest, num_unread)
+    def _lose_peer(self, peer: Peer, num_unread: int) -> None:
+        self._end_connection(peer, num_unread)
         index = self.house.index
-        has_some = any(claim.client == guest.client for claim in claims_of(index)) or index.holds(guest.client)
+        has_some = any(claim.client == peer.client for claim in claims_of(index)) or index.leases.holds(peer.client)
         assert not has_some, "it only reads, so that nobody waits for its process"
 
     def _bury(self, worker: Worker) -> None:
         worker.is_over = True
         if worker.house is self.house:
-            self._answer(self.house.pools.cure(worker.client))
+            self._answer(self.house.pools.reclaim(worker.client))
 
     def _restart(self) -> None:
         """None of those that are there is connected to the next server."""
@@ -375,7 +377,7 @@ class Machine(RuleBasedStateMachine):
             of_house = [worker for worker in self.workers if worker.house is house and not worker.is_over]
             writers = Counter(chain.from_iterable(worker.writable for worker in of_house))
             assert not writers or max(writers.values()) == 1, writers
-            read = {b for guest in self.guests if guest.is_connected and guest.house is house for b in guest.readable}
+            read = {b for peer in self.peers if peer.is_connected and peer.house is house for b in peer.readable}
             assert not read & writers.keys(), "a block is written while it is read"
         for worker in self.workers:
             if not (worker.is_connected or worker.is_over) and worker.house is self.house:
@@ -386,7 +388,7 @@ class Machine(RuleBasedStateMachine):
         index, written = self.house.index, self.house.copies.written
         for block_id in range(1, self.shape.num_blocks[0]):
             if self.shape.place(block_id).offset in written:
-                assert index.claim(block_id) == (BlockState.LEASED, TIER)
+                assert index.leases.claim(block_id) == (BlockState.LEASED, TIER)
 
     @invariant()
     def host_memory_holds_what_its_keys_say(self) -> None:
@@ -398,10 +400,10 @@ class Machine(RuleBasedStateMachine):
             piece = tier.room.pieces[number].content.tobytes()
             assert piece[index * BLOCK_BYTES :][:BLOCK_BYTES] == key[:1] * BLOCK_BYTES, "another's"
         if served is not None:
-            leaving = list(chain.from_iterable(departure.slots.tolist() for departure in served.departures.leaving))
+            leaving = list(chain.from_iterable(spill.slots.tolist() for spill in served.spills.under_way))
             all_of_them = [*slots.slot_of.values(), *slots.free, *leaving]
             assert sorted(all_of_them) == list(range(slots.num_slots)), "each is somewhere, once"
-            read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.going_on))
+            read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.restores))
             assert sum(read.values()) + len(slots._unread) == len(slots.slot_of) and max(read.values(), default=1) == 1
 
     @invariant()
@@ -423,12 +425,12 @@ class Machine(RuleBasedStateMachine):
         for worker in self._members():
             leased, read, offered = worker.expected()
             assert (worker.writable, worker.readable, blocks_of(worker.offered)) == (leased, read, offered)
-            worker.magazine.check([text.block_ids for text in worker.texts])
+            worker.leases.check([text.block_ids for text in worker.texts])
             assert worker.is_decoding or worker.owned == self._unanswered(worker)
-        for guest in self.guests:
-            if guest.is_connected:
-                leased, read, offered = guest.expected()
-                assert (guest.readable, blocks_of(guest.offered)) == (leased | set(read), offered)
+        for peer in self.peers:
+            if peer.is_connected:
+                leased, read, offered = peer.expected()
+                assert (peer.readable, blocks_of(peer.offered)) == (leased | set(read), offered)
 
     def _unanswered(self, worker: Worker) -> set[str]:
         """Requests that a worker has offered: on their way, with the server, or answered, and that is on its way."""
@@ -451,17 +453,17 @@ class Machine(RuleBasedStateMachine):
         assert states[BlockState.FREE] - len(proof_ids) == len(free_ids) == len(set(free_ids))
         assert sum(index.num_free) == len(free_ids) + len(index.sealed.cached)
         assert self.shape.by_group(free_ids) == index.free_ids
-        assert states[BlockState.LEASED] == index.num_leased.total()
-        assert states[BlockState.OFFERED] == index.num_offered
+        assert states[BlockState.LEASED] == index.leases.num_leased.total()
+        assert states[BlockState.OFFERED] == sum(len(leased) for leased, _ in index.offers.values())
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
         sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
-        readings = sum((Counter(readings_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())
+        readings = sum((Counter(references_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())
         offered = sum((blocks_in(of_text) for of_text in index.offers.values()), Counter[int]())
         leased = Counter(i for i, claim in enumerate(claims) if claim.state is BlockState.OFFERED)
-        assert offered - leased == readings_of(sealed, OFFERS), "what is offered is read, and nothing else"
-        assert {i: count for i, count in enumerate(sealed.readers.num_readings) if count} == readings
+        assert offered - leased == references_of(sealed, OFFERS), "what is offered is read, and nothing else"
+        assert {i: count for i, count in enumerate(sealed.readers.num_references) if count} == readings
         assert {
-            client: Counter(readings_of(sealed, client)).total() for client in sealed.readers.of_client
+            client: Counter(references_of(sealed, client)).total() for client in sealed.readers.of_client
         } == sealed.readers.num_of_client
         assert len(cached) == len(sealed.cached) == len(set(cached)) and not readings.keys() & set(cached)
         assert {i for i, claim in enumerate(claims) if claim == SEALED} == readings.keys() | set(cached)
@@ -477,21 +479,21 @@ class Machine(RuleBasedStateMachine):
         """Who is left can have the whole pool in the end, whatever the others did."""
         for worker in self.workers:
             if not worker.is_connected and worker.house is self.house:
-                self._answer(self.house.pools.cure(worker.client))
+                self._answer(self.house.pools.reclaim(worker.client))
         last = self._members()[0]
         for turn in range(40):
             self.house.copies.finish()
-            self._answer(self.house.pools.tend())
+            self._answer(self.house.pools.update())
             self.all_arrives()
             for party in self._connected():
                 party.let_everything_go()
-            if turn > 8 and last.magazine.fetch(self.shape.capacity):
+            if turn > 8 and last.leases.fetch(self.shape.capacity):
                 assert not any(worker.owned for worker in self._members()), "its owner was never told"
                 return
             for worker in self._members():
                 worker.now_s += LACKING_S / 2
-                worker.magazine.tend(self._level(2), self.shape.layout.nothing)
-        raise AssertionError(f"{last.magazine.num_free} of {self.shape.capacity} blocks at hand in the end")
+                worker.leases.update(self._level(2), self.shape.layout.nothing)
+        raise AssertionError(f"{last.leases.num_free} of {self.shape.capacity} blocks at hand in the end")
 
 
 class MachineOfTwo(Machine):
@@ -509,14 +511,14 @@ class MachineOfTier(Machine):
         super()._open()
         worker = self._active(False)[-1]
         for _ in range(2):
-            worker.magazine.fetch((3,))
-            worker.magazine.tend((3,), (0,))
+            worker.leases.fetch((3,))
+            worker.leases.update((3,), (0,))
             self.all_arrives()
             worker.begin(self._byte(), (3,))
             worker.write()
             self.sealed_bytes += worker.seal(3)
             worker.end()
-            worker.magazine.tend((0,), (0,))
+            worker.leases.update((0,), (0,))
             self.crowd_out(0, 2, True)
         assert len(self.house.tier.slots) == NUM_SLOTS and self._gone
 

@@ -34,14 +34,14 @@ def index() -> BlockIndex:
 def seal(index: BlockIndex, keys: list[bytes]) -> None:
     """Blocks are sealed under these, and nobody reads them any more."""
     block_ids = index.lease(WRITER, (len(keys),))
-    index.seal(WRITER, block_ids, index.generations(block_ids), b"".join(keys))
-    index.free(WRITER, block_ids, index.generations(block_ids))
+    index.seal(WRITER, block_ids, index.leases.generation[block_ids], b"".join(keys))
+    index.free(WRITER, block_ids, index.leases.generation[block_ids])
 
 
 def evict(index: BlockIndex, count: int) -> None:
     """As who wants so many blocks does."""
     block_ids = index.lease(WRITER, (count,))
-    index.free(WRITER, block_ids, index.generations(block_ids))
+    index.free(WRITER, block_ids, index.leases.generation[block_ids])
 
 
 def told(log: EventLog) -> tuple[int, list[tuple[BlockEvent, list[int]]]]:
@@ -162,5 +162,5 @@ def test_keys_are_cut_short() -> None:
     log = EventLog(2, lambda begin, end: np.zeros(0, KEY))
     log.begin()
     log.take()
-    log.note(BlockEvent.SEALED, np.frombuffer(bytes(range(32)), KEY))
+    log.add(BlockEvent.SEALED, np.frombuffer(bytes(range(32)), KEY))
     assert log.take().keys == bytes([*range(8), *range(16, 24)])

@@ -9,7 +9,7 @@ import torch
 
 from common.base.errors import MemoryLost
 from common.device.engine.engine import claimed_pool
-from common.memory.client.shared_pool import OfPrompt
+from common.memory.client.shared_pool import PromptMessage
 from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.values.kv_layout import KVLayout
 from tests.memory.test_server import CPU, SIZE, Backed, eventually
@@ -34,16 +34,16 @@ def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backe
 
     def is_at_hand() -> bool:
         giver.receive()
-        giver.tend(layout.nothing, layout.nothing)
-        return giver.magazine.fetch((2, 1, 1))
+        giver.update(layout.nothing, layout.nothing)
+        return giver.leases.fetch((2, 1, 1))
 
     eventually(is_at_hand)
-    block_ids = [block_id for of_group in giver.magazine.allocate((2, 1, 1)) for block_id in of_group]
+    block_ids = [block_id for of_group in giver.leases.allocate((2, 1, 1)) for block_id in of_group]
     written = {block_id: bytearray(os.urandom(pool.shape.place(block_id).num_bytes)) for block_id in block_ids}
     for block_id, data in written.items():
         pool.block(block_id).copy_(torch.frombuffer(data, dtype=torch.uint8))
     assert giver.offer(("decode-0", 1), ("r", 0), 7, block_ids)
-    offers: list[OfPrompt] = []
+    offers: list[PromptMessage] = []
 
     def arrived() -> bool:
         offers.extend(taker.receive())
@@ -53,7 +53,7 @@ def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backe
     [offer] = offers
     assert isinstance(offer, KVOffer)
     taker.accept(offer)
-    taker.magazine.check([block_ids])
+    taker.leases.check([block_ids])
     assert [len(of_group) for of_group in taker.by_group(offer)] == [2, 1, 1]
     assert all(seen.read_block(block_id) == data for block_id, data in written.items())
     backed.clients[1].close()

@@ -1,6 +1,6 @@
 """Prompts of several groups change hands in one pool, while blocks are short and workers die: every text is right.
 
-Real schedulers, magazines and pools; messages take their time, and what a dead worker's device does late is garbage.
+Real schedulers, leases and pools; messages take their time, and what a dead worker's device does late is garbage.
 """
 
 import random
@@ -120,7 +120,7 @@ class Worker:
         answer, *others = server.pools.want(user, shape.layout, shape.num_blocks)
         server.answer(others)
         assert isinstance(answer.message, PoolRegion)
-        client = SimpleNamespace(send=self.said.append, receive=self._arrived, path="")
+        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=self._arrived)
         claim = PoolClaim(b"", None, 0, answer.message.pool_id, server.shape)
         self.shared = SharedPool(cast(MemoryClient, client), claim, clock=lambda: server.now_s)
 
@@ -239,12 +239,12 @@ class Fleet:
             for _ in range(self.rng.randint(0, len(worker.said))):
                 self.server.read(worker)
             worker.step()
-            worker.shared.magazine.check(worker.blocks())
+            worker.shared.leases.check(worker.blocks())
         for _, block_ids in self.dying:
             self.server.memory.spoil(block_ids)
         if self.dying and self.rng.random() < 0.1:
             worker, _ = self.dying.pop(0)
-            self.server.answer(self.server.pools.cure(worker.client))
+            self.server.answer(self.server.pools.reclaim(worker.client))
 
     def kill(self) -> None:
         """What it has said is heard, and its device goes on for a while."""
@@ -310,7 +310,7 @@ def test_whoever_dies_and_whatever_is_short_texts_are_right_and_every_block_come
     assert (used.num_offered, used.num_quarantined) == (0, 0), "somebody hangs"
     for worker in fleet.workers:
         assert not any(worker.blocks())
-        num_held += sum(worker.shared.magazine.num_free)
+        num_held += sum(worker.shared.leases.num_free)
     assert used.num_free + num_held == used.num_blocks
 
 
@@ -323,7 +323,7 @@ def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() 
     def turn() -> None:
         server.now_s += TURN_S
         for worker in workers:
-            worker.shared.magazine.tend(nothing, nothing)
+            worker.shared.leases.update(nothing, nothing)
             while worker.said:
                 server.read(worker)
         for worker in workers:
@@ -331,15 +331,15 @@ def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() 
                 worker.shared.receive()
 
     for worker, counts in ((first, (capacity[0], 0)), (second, (0, capacity[1]))):
-        assert not worker.shared.magazine.fetch(counts)
+        assert not worker.shared.leases.fetch(counts)
         turn()
-        assert worker.shared.magazine.num_free == counts
+        assert worker.shared.leases.num_free == counts
     wanted = (capacity[0] // 2 + 1, capacity[1] // 2 + 1)
     had = []
     for _ in range(40):
         for worker in workers:
-            if worker not in had and worker.shared.magazine.fetch(wanted):
-                worker.shared.magazine.free(chain.from_iterable(worker.shared.magazine.allocate(wanted)))
+            if worker not in had and worker.shared.leases.fetch(wanted):
+                worker.shared.leases.free(chain.from_iterable(worker.shared.leases.allocate(wanted)))
                 had.append(worker)
         turn()
     assert len(had) == 2

@@ -90,10 +90,10 @@ class Rig:
 
     def copy(self) -> list[Answer]:
         """All that is to be copied, either way; what is told in the end."""
-        answers = self.pools.tend()
+        answers = self.pools.update()
         while self.copies.begun:
             self.copies.end()
-            answers += self.pools.tend()
+            answers += self.pools.update()
         return answers
 
     def crowd_out(self, num_blocks: int = NUM_BLOCKS - 1) -> None:
@@ -128,7 +128,7 @@ class Rig:
 
     def let_go(self, client: int, block_ids: list[int]) -> None:
         ids = np.array(block_ids, np.intp)
-        generations = self.pool.index.generations(ids).tobytes()
+        generations = self.pool.index.leases.generation[ids].tobytes()
         self.pools.handle(client, BlocksFreed(ids.astype(np.int32).tobytes(), generations))
 
     def all_come_free(self) -> None:
@@ -221,11 +221,11 @@ def test_a_text_that_has_no_room_yet_keeps_its_beginning_and_the_rest_follows(ri
 
 def test_host_memory_is_there_before_anything_was_sealed_but_not_while_workers_start(rig: Rig) -> None:
     rig.now_s = IDLE_S
-    rig.pools.tend()
+    rig.pools.update()
     assert not rig.tier.room.is_made
     rig.now_s += 0.1
-    rig.pools.tend()
-    rig.pools.tend()
+    rig.pools.update()
+    rig.pools.update()
     assert rig.tier.room.is_made and rig.tier.slots.num_slots == NUM_SLOTS
 
 
@@ -237,7 +237,7 @@ def test_it_begins_when_there_is_room_for_all_of_the_prompt_and_nobody_waits_bef
     rig.pools.handle(CAROL, BlocksWanted((5,)))
     answers = rig.pools.handle(BOB, BlocksFreed(rest.block_ids[: 8 * 4], rest.generations[: 8 * 4]))
     [leased] = [answer for answer in answers if isinstance(answer.message, BlocksLeased)]
-    rig.pools.tend()
+    rig.pools.update()
     assert leased.client == CAROL and not rig.copies.begun, "who decodes was first, and seven are left"
     rig.pools.handle(BOB, BlocksFreed(rest.block_ids[8 * 4 :], rest.generations[8 * 4 :]))
     told = [a for a in rig.copy() if isinstance(a.message, PromptBlocks)]
@@ -257,14 +257,16 @@ def test_who_waits_for_blocks_gets_those_that_nobody_reads_when_they_have_come_b
 def test_who_goes_amid_a_restore_is_told_nothing_and_others_find_it(rig: Rig, is_killed: bool) -> None:
     rig.keep(1, 10)
     assert rig.ask(ALICE, 1, 10) == []
-    rig.pools.tend()
-    in_flight = rig.pool.index.num_leased[TIER]
+    rig.pools.update()
+    in_flight = rig.pool.index.leases.num_leased[TIER]
     if is_killed:
         rig.pools.leave(ALICE)
-        rig.pools.cure(ALICE)
+        rig.pools.reclaim(ALICE)
     else:
         rig.pools.handle(ALICE, PoolLeft(b"", b""))
-    assert rig.pools.of_client[BOB].index.num_leased[TIER] == in_flight == 10, "nobody gets what is being written"
+    assert rig.pools.of_client[BOB].index.leases.num_leased[TIER] == in_flight == 10, (
+        "nobody gets what is being written"
+    )
     assert not any(answer.client == ALICE for answer in rig.copy())
     rig.pools.of_client[ALICE] = rig.pools.of_client[BOB]
     assert len(rig.found(rig.ask(BOB, 1, 10), BOB, 1)) == 10
@@ -274,13 +276,13 @@ def test_what_waits_for_host_memory_does_not_pile_up(rig: Rig, monkeypatch: pyte
     monkeypatch.setattr(rig.tier.room, "begin", lambda: None)  # there is none
     for text in range(10):
         rig.compute(text, 20)
-        rig.pools.tend()
-    assert rig.tier.served is not None and len(rig.tier.served.departures.queue) == NUM_BLOCKS
+        rig.pools.update()
+    assert rig.tier.served is not None and len(rig.tier.served.spills.queue) == NUM_BLOCKS
 
 
 def test_what_is_another_s_before_it_is_copied_is_not_kept(rig: Rig) -> None:
     rig.compute(1, 10)
-    rig.pools.tend()
+    rig.pools.update()
     assert rig.copies.begun
     rig.crowd_out()
     rig.copy()
@@ -289,11 +291,11 @@ def test_what_is_another_s_before_it_is_copied_is_not_kept(rig: Rig) -> None:
 
 def test_a_block_sealed_again_under_its_key_amid_a_copy_is_another(rig: Rig) -> None:
     rig.compute(1, 8)
-    rig.pools.tend()
+    rig.pools.update()
     rig.crowd_out()
     rig.compute(1, 8, content=7)  # as if of another computation, in the same blocks
     rig.copies.end()
-    rig.pools.tend()
+    rig.pools.update()
     content = {rig.tier.room.pieces[0].content[slot * BLOCK_BYTES] for slot in rig.tier.slots.slot_of.values()}
     assert content <= {7}
 
@@ -332,15 +334,15 @@ def test_after_a_fault_nothing_is_left_of_it_and_the_next_pool_has_it(rig: Rig) 
     rig.keep(1, 10)
     rig.compute(2, 4)
     rig.ask(ALICE, 1, 10)
-    rig.pools.tend()
+    rig.pools.update()
     assert rig.pools.taint(ALICE) == {ALICE, BOB, CAROL}
     assert not rig.copies.begun and not len(rig.tier.slots)
-    assert rig.pools.tend() == []
+    assert rig.pools.update() == []
     rig.join(9)
     assert rig.tier.served is not None and rig.tier.served.pool is rig.pools.of_client[9]
     for client in (ALICE, BOB, CAROL):
         rig.pools.leave(client)
-        rig.pools.cure(client)
+        rig.pools.reclaim(client)
     assert rig.tier.served is not None, "the old pool's end is not the new one's"
     assert rig.memories[0].is_closed and not rig.memories[1].is_closed
 
@@ -349,11 +351,11 @@ def test_it_outlives_a_pool_for_the_next_one_of_that_layout_only(rig: Rig) -> No
     def all_leave() -> None:
         for client in list(rig.pools.of_client):
             rig.pools.leave(client)
-            rig.pools.cure(client)
+            rig.pools.reclaim(client)
 
     rig.keep(1, 10)
     rig.compute(2, 4)
-    rig.pools.tend()
+    rig.pools.update()
     all_leave()
     assert rig.memories[0].is_closed and not rig.copies.begun
     rig.join(ALICE)
@@ -376,11 +378,11 @@ def test_copies_that_fail_or_never_end_are_the_end_of_it_alone(rig: Rig, problem
     rig.compute(2, 3)
     rig.ask(ALICE, 2, 3)
     assert rig.ask(ALICE, 1, 10) == []
-    rig.pools.tend()
+    rig.pools.update()
     rig.copies.problem = problem
     rig.now_s += STALL_S + 1
-    assert rig.found(rig.pools.tend(), ALICE, 1) == []
-    assert rig.pool.index.num_leased[TIER] == 10, "they may still be written, so nobody gets them"
+    assert rig.found(rig.pools.update(), ALICE, 1) == []
+    assert rig.pool.index.leases.num_leased[TIER] == 10, "they may still be written, so nobody gets them"
     assert rig.pool.index.num_free == (NUM_BLOCKS - 1 - 10 - 3,)
     assert rig.found(rig.ask(BOB, 1, 10), BOB, 1) == []
     rig.copies.problem = ""
@@ -409,8 +411,8 @@ def test_the_router_is_told_what_is_there_only_and_when_it_is_not_any_more(rig: 
     assert heard.parked == {key[:2] for key in rig.tier.slots.slot_of}
     rig.copies.problem = "it fails"
     rig.compute(5, 3)
-    rig.pools.tend()
-    rig.pools.tend()
+    rig.pools.update()
+    rig.pools.update()
     heard.hear_all(log)
     assert rig.tier.is_lost and (heard.there, heard.parked) == (keys_in(5, 3), set())
 
@@ -419,7 +421,7 @@ def test_the_next_pool_tells_what_outlived_the_last_one(rig: Rig) -> None:
     rig.keep(1, 10)
     for client in (ALICE, BOB, CAROL):
         rig.pools.leave(client)
-        rig.pools.cure(client)
+        rig.pools.reclaim(client)
     rig.join(ALICE)
     heard = Heard()
     rig.pool.index.sealed.log.begin()
@@ -456,7 +458,7 @@ def keys_in(text: int, num_blocks: int) -> set[bytes]:
 
 def test_a_pool_whose_blocks_cannot_be_used_again_has_none() -> None:
     rig = Rig(layout=KVLayout("model", (window(16, 64),)))
-    assert rig.tier.served is None and rig.pools.tend() == []
+    assert rig.tier.served is None and rig.pools.update() == []
 
 
 def test_the_log_says_when_it_is_too_small(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from common.base.errors import MemoryShort
-from common.memory.blocks.answers import Answer, Misbehaved
-from common.memory.blocks.index import FREE, BlockIndex, BlockState, OfferKey
+from common.memory.blocks.answers import Answer, ProtocolError
+from common.memory.blocks.index import BlockIndex
+from common.memory.blocks.lease_table import FREE, BlockState
+from common.memory.blocks.offers import OfferKey
 from common.memory.blocks.pool import User
 from common.memory.client.demand import LACKING_S, PATIENCE_S
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.devices.backing import Memory
 from common.memory.server.pools import Pools
 from common.memory.server.report import usage
@@ -62,21 +64,21 @@ def test_what_is_said_of_another_lease_of_a_block_or_of_anothers_is_refused_by_n
     rig.free(0, first)
     second = rig.lease(0, 2)
     assert first.block_ids == second.block_ids[4:] + second.block_ids[:4] and first.generations != second.generations
-    with pytest.raises(Misbehaved, match="of generation 2, not 1"):
+    with pytest.raises(ProtocolError, match="of generation 2, not 1"):
         rig.free(0, first)
-    with pytest.raises(Misbehaved, match="is LEASED, and not its own"):
+    with pytest.raises(ProtocolError, match="is LEASED, and not its own"):
         rig.free(1, second)
-    with pytest.raises(Misbehaved, match=f"block {NUM_BLOCKS} of a pool of {NUM_BLOCKS}"):
+    with pytest.raises(ProtocolError, match=f"block {NUM_BLOCKS} of a pool of {NUM_BLOCKS}"):
         rig.pools.handle(0, BlocksFreed(pack_ids([NUM_BLOCKS]), pack_ids([1])))
-    with pytest.raises(Misbehaved, match="named twice"):
+    with pytest.raises(ProtocolError, match="named twice"):
         rig.pools.handle(0, BlocksFreed(second.block_ids * 2, second.generations * 2))
-    with pytest.raises(Misbehaved, match="is FREE, and not its own"):
+    with pytest.raises(ProtocolError, match="is FREE, and not its own"):
         rig.pools.handle(0, BlocksFreed(pack_ids([0]), pack_ids([0])))
-    with pytest.raises(Misbehaved, match="not offered to it"):
+    with pytest.raises(ProtocolError, match="not offered to it"):
         rig.pools.handle(1, KVAccepted("r", 0))
-    with pytest.raises(Misbehaved, match="has \\(12,\\) to give"):
+    with pytest.raises(ProtocolError, match="has \\(12,\\) to give"):
         rig.pools.handle(0, BlocksWanted((NUM_BLOCKS,)))
-    with pytest.raises(Misbehaved, match="no pool"):
+    with pytest.raises(ProtocolError, match="no pool"):
         rig.pools.handle(7, BlocksWanted((1,)))
     rig.free(0, second)
 
@@ -106,16 +108,16 @@ def test_an_offer_outlives_who_made_it_and_is_kept_when_who_it_is_for_dies_and_m
     offer = offer_of("w1", "r", unpack_ids(leased.block_ids), unpack_ids(leased.generations))
     assert rig.pools.handle(0, offer) == [Answer(1, offer)]
     rig.pools.leave(0)
-    rig.pools.cure(0)
-    assert index.num_offered == 5 and index.num_free == (CAPACITY - 5,)
+    rig.pools.reclaim(0)
+    assert usage(rig.pools).num_offered == 5 and index.num_free == (CAPACITY - 5,)
     rig.pools.handle(1, KVAccepted("r", 0))
-    assert index.num_leased[1] == 5
+    assert index.leases.num_leased[1] == 5
     rig.pools.want(User(2, ("w2", 1), False), LAYOUT, (5,))
     leased = rig.lease(2, 3)
     rig.pools.handle(2, offer_of("w1", "s", unpack_ids(leased.block_ids), unpack_ids(leased.generations)))
     rig.pools.leave(1)
     assert rig.pools.num_quarantined(1) == 8 and usage(rig.pools) == (CAPACITY, CAPACITY - 8, 0, 8)
-    rig.pools.cure(1)
+    rig.pools.reclaim(1)
     assert index.num_free == (CAPACITY,)
     late = rig.lease(2, 2)
     refused = offer_of("w1", "t", unpack_ids(late.block_ids), unpack_ids(late.generations))
@@ -138,9 +140,9 @@ def test_a_pool_ends_with_its_last_user_and_not_before_that_one_writes_no_more()
     leased = rig.lease(0, 5)
     for client in (1, 0):
         rig.pools.leave(client)
-    rig.pools.cure(1)
+    rig.pools.reclaim(1)
     assert leased.block_ids and not rig.made[0].is_closed
-    rig.pools.cure(0)
+    rig.pools.reclaim(0)
     assert rig.made[0].is_closed and not rig.pools.pools
     rig.pools.want(User(3, ("w3", 1), False), LAYOUT, (7,))
     assert usage(rig.pools) == (6, 6, 0, 0)
@@ -157,9 +159,9 @@ def test_a_pool_that_may_be_damaged_goes_to_nobody_who_comes_and_ends_with_those
     rig.free(1, leased)
     for client in (0, 1):
         rig.pools.leave(client)
-    rig.pools.cure(0)
+    rig.pools.reclaim(0)
     assert not rig.made[0].is_closed
-    rig.pools.cure(1)
+    rig.pools.reclaim(1)
     assert [memory.is_closed for memory in rig.made] == [True, False]
     assert len(unpack_ids(rig.lease(2, CAPACITY).block_ids)) == CAPACITY
 
@@ -178,7 +180,7 @@ def test_other_layouts_have_pools_of_their_own_and_blocks_beyond_reason_are_refu
     other = one_group("model", 2, 1, 1, 1, "float16")
     rig.pools.want(User(2, ("w2", 1), True), other, (5,))
     assert usage(rig.pools) == (CAPACITY + 4, CAPACITY + 4, 0, 0)
-    with pytest.raises(Misbehaved, match="at most"):
+    with pytest.raises(ProtocolError, match="at most"):
         rig.pools.want(User(3, ("w3", 1), True), one_group("m", 1 << 16, 8, 1 << 10, 16, "float16"), (5,))
 
 
@@ -216,53 +218,53 @@ def test_a_block_to_grow_into_never_waits_for_a_prompt() -> None:
     assert rig.pools.handle(0, BlocksWanted((4,))) == []
     assert len(unpack_ids(rig.lease(2, 1).block_ids)) == 1
     now_s, said = 0.0, list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
-    magazine.demand.shortage(is_short=True)
+    leases = LeaseCache(ONE, said.append, clock=lambda: now_s)
+    leases.demand.shortage(is_short=True)
     for _ in range(3):
-        assert not magazine.fetch((9,))
-        magazine.tend((0,), (0,))
+        assert not leases.fetch((9,))
+        leases.update((0,), (0,))
         now_s += LACKING_S / 2
-    assert not magazine.fetch((1,))
-    magazine.tend((0,), (0,))
+    assert not leases.fetch((1,))
+    leases.update((0,), (0,))
     assert said == [BlocksWanted((9,)), BlocksWanted((1,))]
-    magazine.leased(BlocksLeased(pack_ids([1]), pack_ids([1])))
-    assert not magazine.fetch((9,)) and magazine.fetch((1,)) and magazine.allocate((1,)) == [[1]]
-    assert not magazine.fetch((9,))
-    magazine.tend((0,), (0,))
+    leases.receive(BlocksLeased(pack_ids([1]), pack_ids([1])))
+    assert not leases.fetch((9,)) and leases.fetch((1,)) and leases.allocate((1,)) == [[1]]
+    assert not leases.fetch((9,))
+    leases.update((0,), (0,))
     assert said.pop() == BlocksWanted((9,)), "and then the prompt's turn has come"
-    assert not magazine.fetch((1,))
+    assert not leases.fetch((1,))
     for _ in range(4):  # whoever lacked one is gone
-        assert not magazine.fetch((9,))
+        assert not leases.fetch((9,))
         now_s += LACKING_S / 2
-        magazine.tend((0,), (0,))
+        leases.update((0,), (0,))
     assert said[-1] == BlocksWanted((9,))
 
 
 def test_what_somebody_lacked_is_kept_while_he_could_not_say_so_again() -> None:
     now_s, said = 0.0, list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
-    assert not magazine.fetch((9,))
+    leases = LeaseCache(ONE, said.append, clock=lambda: now_s)
+    assert not leases.fetch((9,))
     for turn in range(3):
-        magazine.tend((0,), (0,), is_busy=True)
+        leases.update((0,), (0,), is_busy=True)
         if not turn:
-            magazine.leased(BlocksLeased(pack_ids(range(1, 10)), pack_ids([1] * 9)))
+            leases.receive(BlocksLeased(pack_ids(range(1, 10)), pack_ids([1] * 9)))
         now_s += 2 * LACKING_S
-    assert magazine.fetch((9,)) and said == [BlocksWanted((9,))]
+    assert leases.fetch((9,)) and said == [BlocksWanted((9,))]
     for _ in range(2):
-        magazine.tend((0,), (0,))
+        leases.update((0,), (0,))
         now_s += 2 * LACKING_S
-    assert magazine.num_free == (0,), "and no longer"
+    assert leases.num_free == (0,), "and no longer"
 
 
 def test_who_lacks_more_than_a_moment_ago_is_heard_at_once() -> None:
     """As one does with every sequence that was admitted meanwhile, which needs a block to grow."""
     said = list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: 0.0)
-    assert not magazine.fetch((2,))
-    magazine.tend((0,), (0,))
-    magazine.leased(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
-    assert not magazine.fetch((3,))
-    magazine.tend((0,), (0,))
+    leases = LeaseCache(ONE, said.append, clock=lambda: 0.0)
+    assert not leases.fetch((2,))
+    leases.update((0,), (0,))
+    leases.receive(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
+    assert not leases.fetch((3,))
+    leases.update((0,), (0,))
     assert said == [BlocksWanted((2,)), BlocksWanted((1,))]
 
 
@@ -292,38 +294,38 @@ def test_nobody_passes_what_is_wanted_to_go_on_decoding() -> None:
 
 def test_generations_go_round() -> None:
     index, block_ids = BlockIndex(PoolShape(LAYOUT, (2,))), np.array([1])
-    index.generation[1] = (1 << 31) - 1
-    assert index.lease(0, (1,)) == block_ids and index.generation[1] == 1
-    assert [index.claim(0), index.claim(1)] == [FREE, (BlockState.LEASED, 0)]
-    index.offer(0, OfferKey(1, "r", 0), block_ids, index.generations(block_ids), 0)
-    assert index.claim(1) == (BlockState.OFFERED, 1)
+    index.leases.generation[1] = (1 << 31) - 1
+    assert index.lease(0, (1,)) == block_ids and index.leases.generation[1] == 1
+    assert [index.leases.claim(0), index.leases.claim(1)] == [FREE, (BlockState.LEASED, 0)]
+    index.offer(0, OfferKey(1, "r", 0), block_ids, index.leases.generation[block_ids], 0)
+    assert index.leases.claim(1) == (BlockState.OFFERED, 1)
     index.accept(OfferKey(1, "r", 0))
-    assert [index.claim(0), index.claim(1)] == [FREE, (BlockState.LEASED, 1)]
+    assert [index.leases.claim(0), index.leases.claim(1)] == [FREE, (BlockState.LEASED, 1)]
 
 
 def test_what_is_lacking_is_kept_a_moment_and_a_shortage_is_told_from_a_late_answer() -> None:
     now_s, said = 0.0, list[MemoryMessage]()
-    magazine = Magazine(ONE, said.append, clock=lambda: now_s)
-    magazine.tend((1,), (0,))
+    leases = LeaseCache(ONE, said.append, clock=lambda: now_s)
+    leases.update((1,), (0,))
     assert said.pop() == BlocksWanted((2,))
-    magazine.leased(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
-    assert not magazine.fetch((5,))
-    magazine.tend((1,), (0,))
+    leases.receive(BlocksLeased(pack_ids([1, 2]), pack_ids([1, 1])))
+    assert not leases.fetch((5,))
+    leases.update((1,), (0,))
     assert said.pop() == BlocksWanted((3,))
     now_s = 5 * PATIENCE_S
-    assert not magazine.is_exhausted(), "the server has not answered yet"
-    magazine.demand.shortage(is_short=True)
-    magazine.tend((1,), (0,))
+    assert not leases.is_exhausted(), "the server has not answered yet"
+    leases.demand.shortage(is_short=True)
+    leases.update((1,), (0,))
     assert said == [BlocksWanted((5,)), BlocksFreed(pack_ids([2, 1]), pack_ids([1, 1]))], (
         "nobody waits for what it holds"
     )
-    assert not magazine.is_exhausted()
+    assert not leases.is_exhausted()
     now_s += 2 * PATIENCE_S
-    assert magazine.is_exhausted()
+    assert leases.is_exhausted()
     said.clear()
-    magazine.leased(BlocksLeased(pack_ids(range(1, 6)), pack_ids([2] * 5)))
-    magazine.tend((1,), (0,))
-    assert said == [] and magazine.has((5,)), "it came, and is kept for who lacked it"
+    leases.receive(BlocksLeased(pack_ids(range(1, 6)), pack_ids([2] * 5)))
+    leases.update((1,), (0,))
+    assert said == [] and leases.num_free >= (5,), "it came, and is kept for who lacked it"
     now_s += 2 * LACKING_S
-    magazine.tend((1,), (0,))
-    assert [type(message) for message in said] == [BlocksFreed] and magazine.num_free == (0,)
+    leases.update((1,), (0,))
+    assert [type(message) for message in said] == [BlocksFreed] and leases.num_free == (0,)

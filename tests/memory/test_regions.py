@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from common.base.errors import MemoryShort
-from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.devices.backing import Copies, CopyFailed, HostPiece
 from common.memory.devices.gpu_gauge import GpuUse
 from common.memory.server.regions import RegionKey, Regions
@@ -143,11 +143,11 @@ class Clients(RuleBasedStateMachine):
     def lie(self, data: st.DataObject) -> None:
         """Who fills nothing cannot say that it does; nor can anybody want twice."""
         client = data.draw(st.sampled_from(sorted(set(self.believes) - set(self.of_state(RegionState.EMPTY)))))
-        with pytest.raises(Misbehaved):
+        with pytest.raises(ProtocolError):
             self.regions.filled(client)
-        with pytest.raises(Misbehaved):
+        with pytest.raises(ProtocolError):
             self.regions.progressed(client, 1)
-        with pytest.raises(Misbehaved):
+        with pytest.raises(ProtocolError):
             self.regions.want(client, KEYS[0])
 
     @invariant()

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from common.base.errors import KVError
-from common.memory.blocks.answers import Misbehaved
-from common.memory.blocks.index import FREE, BlockIndex, OfferKey
-from common.memory.client.magazine import Magazine
+from common.memory.blocks.answers import ProtocolError
+from common.memory.blocks.index import BlockIndex
+from common.memory.blocks.lease_table import FREE
+from common.memory.blocks.offers import OfferKey
+from common.memory.client.lease_cache import LeaseCache
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, BlocksSealed, MemoryMessage, PromptBlocks
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
-from tests.memory.parties import readings_of
+from tests.memory.parties import references_of
 from tests.support.layouts import one_group, window
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")
@@ -29,7 +31,7 @@ def list_of(block_ids: np.ndarray) -> list[int]:
 def written(index: BlockIndex, keys: list[bytes], client: int = WRITER) -> list[int]:
     """Blocks of a text, sealed under these keys, which a client reads."""
     block_ids = index.lease(client, (len(keys),))
-    index.seal(client, block_ids, index.generations(block_ids), b"".join(keys))
+    index.seal(client, block_ids, index.leases.generation[block_ids], b"".join(keys))
     return list_of(block_ids)
 
 
@@ -44,7 +46,7 @@ def lease(index: BlockIndex, client: int, count: int) -> list[int]:
 def named(index: BlockIndex, block_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """With their generations."""
     ids = np.array(block_ids, np.intp)
-    return ids, index.generations(ids)
+    return ids, index.leases.generation[ids]
 
 
 def let_go(index: BlockIndex, client: int, block_ids: list[int]) -> None:
@@ -61,7 +63,7 @@ def test_a_text_finds_the_blocks_it_begins_with_and_none_beyond_a_gap(index: Blo
     assert match(index, READER, KEYS[:5]) == block_ids
     assert match(index, READER, [KEYS[0], KEYS[7], KEYS[1]]) == block_ids[:1]
     assert match(index, READER, [KEYS[7], KEYS[0]]) == []
-    assert readings_of(index.sealed, READER) == {block_ids[0]: 2, block_ids[1]: 1, block_ids[2]: 1}
+    assert references_of(index.sealed, READER) == {block_ids[0]: 2, block_ids[1]: 1, block_ids[2]: 1}
 
 
 def test_what_nobody_reads_is_there_until_it_is_wanted_and_goes_from_its_end(index: BlockIndex) -> None:
@@ -83,7 +85,7 @@ def test_the_second_block_of_a_key_is_its_writers_alone(index: BlockIndex) -> No
     [first], [second] = written(index, KEYS[:1]), written(index, KEYS[:1], OTHER)
     assert match(index, READER, KEYS[:1]) == [first]
     let_go(index, OTHER, [second])
-    assert index.claim(second) == FREE and not len(index.sealed.cached)
+    assert index.leases.claim(second) == FREE and not len(index.sealed.cached)
     let_go(index, WRITER, [first])
     let_go(index, READER, [first])
     assert index.sealed.cached.block_ids.tolist() == [first]
@@ -92,7 +94,7 @@ def test_the_second_block_of_a_key_is_its_writers_alone(index: BlockIndex) -> No
 def test_what_one_that_was_let_go_reads_stays_until_its_process_is_over(index: BlockIndex) -> None:
     block_ids = written(index, KEYS[:8])
     assert index.leave(WRITER) == 0 and index.num_free == (0,)
-    index.cure(WRITER)
+    index.reclaim(WRITER)
     assert index.num_free == (8,) and match(index, READER, KEYS) == block_ids
 
 
@@ -100,7 +102,7 @@ def test_what_was_offered_to_one_that_was_let_go_stays_too_as_it_may_have_accept
     block_ids = written(index, KEYS[:2])
     index.offer(WRITER, OfferKey(READER, "r", 0), *named(index, block_ids), 2)
     assert index.leave(READER) == 0 and index.num_free == (6,)
-    index.cure(READER)
+    index.reclaim(READER)
     assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
 
 
@@ -114,19 +116,19 @@ def test_what_is_let_go_at_once_goes_from_the_end_of_each_text(index: BlockIndex
     assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
     for keys in (KEYS[:3], KEYS[:2], KEYS[3:5]):
         match(index, READER, keys)
-    assert not len(index.sealed.cached) and readings_of(index.sealed, READER)[block_ids[0]] == 2
+    assert not len(index.sealed.cached) and references_of(index.sealed, READER)[block_ids[0]] == 2
     own = written(index, KEYS[:1], READER)
     index.leave(READER)
-    index.cure(READER)
+    index.reclaim(READER)
     assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
-    assert index.claim(own[0]) == FREE and index.num_free == (8,)
+    assert index.leases.claim(own[0]) == FREE and index.num_free == (8,)
 
 
 def test_a_key_that_is_named_twice_is_its_first_blocks(index: BlockIndex) -> None:
     first, second = written(index, [KEYS[0], KEYS[0]])
     assert match(index, READER, [KEYS[0], KEYS[0]]) == [first, first]
     let_go(index, WRITER, [second, first])
-    assert index.claim(second) == FREE and readings_of(index.sealed, READER) == {first: 2}
+    assert index.leases.claim(second) == FREE and references_of(index.sealed, READER) == {first: 2}
     let_go(index, READER, [first, first])
     assert index.sealed.cached.block_ids.tolist() == [first]
 
@@ -135,14 +137,14 @@ def test_an_offer_takes_what_is_sealed_along(index: BlockIndex) -> None:
     block_ids, [last] = written(index, KEYS[:2]), lease(index, WRITER, 1)
     offered, key = [*block_ids, last], OfferKey(READER, "r", 0)
     for named_ids, num_sealed in ((offered, 1), (offered, 3), ([last, *block_ids], 2)):
-        with pytest.raises(Misbehaved, match=f"the first {num_sealed} blocks"):
+        with pytest.raises(ProtocolError, match=f"the first {num_sealed} blocks"):
             index.offer(WRITER, key, *named(index, named_ids), num_sealed)
     index.offer(WRITER, key, *named(index, offered), 2)
     index.leave(WRITER)
-    index.cure(WRITER)
+    index.reclaim(WRITER)
     assert index.num_free == (5,), "who offered it need not be there"
     index.accept(key)
-    assert readings_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.num_leased[READER] == 1
+    assert references_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.leases.num_leased[READER] == 1
     index.offer(READER, key, *named(index, offered), 2)
     index.decline(key)
     assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
@@ -161,36 +163,36 @@ def test_what_is_said_of_the_wrong_blocks_is_refused_and_changes_nothing(index: 
         ("FREE", lambda: index.seal(WRITER, *named(index, [*last, 6]), b"".join(KEYS[:2]))),
     ]
     for problem, say in refused:
-        with pytest.raises(Misbehaved, match=problem):
+        with pytest.raises(ProtocolError, match=problem):
             say()
-    assert readings_of(index.sealed, WRITER) == dict.fromkeys(block_ids, 1)
-    assert index.num_leased[WRITER] == 1 and index.num_free == (5,)
+    assert references_of(index.sealed, WRITER) == dict.fromkeys(block_ids, 1)
+    assert index.leases.num_leased[WRITER] == 1 and index.num_free == (5,)
     two = BlockIndex(PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (4, 4)))
-    with pytest.raises(Misbehaved, match="cannot be used again"):
+    with pytest.raises(ProtocolError, match="cannot be used again"):
         two.seal(WRITER, *named(two, two.lease(WRITER, (1, 0)).tolist()), KEYS[0])
 
 
 def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> None:
     said = list[MemoryMessage]()
-    magazine = Magazine(PoolShape(LAYOUT, (9,)), said.append)
-    magazine.leased(BlocksLeased(pack_ids([3, 4, 5]), pack_ids([7, 8, 9])))
-    [text] = magazine.allocate((3,))
-    magazine.seal(text[:2], [bytes([1]) * 32, bytes([2]) * 32])
+    leases = LeaseCache(PoolShape(LAYOUT, (9,)), said.append)
+    leases.receive(BlocksLeased(pack_ids([3, 4, 5]), pack_ids([7, 8, 9])))
+    [text] = leases.allocate((3,))
+    leases.seal(text[:2], [bytes([1]) * 32, bytes([2]) * 32])
     [sealed] = said
     assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
-    assert unpack_ids(sealed.block_ids) == text[:2] and magazine.leases.in_use == text[2:]
-    assert magazine.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
-    magazine.check([text, text[:2]])
-    assert magazine.num_unused == (5,)
+    assert unpack_ids(sealed.block_ids) == text[:2] and leases.in_use == text[2:]
+    assert leases.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
+    leases.check([text, text[:2]])
+    assert leases.num_unused == (5,)
     with pytest.raises(KVError):
-        magazine.seal(text[:1], [bytes(32)])
-    magazine.free(text)
-    magazine.free(text[:2])
+        leases.seal(text[:1], [bytes(32)])
+    leases.free(text)
+    leases.free(text[:2])
     with pytest.raises(KVError):
-        magazine.free(text[:1])
-    assert magazine.num_free == (1,), "what is sealed is of no use here"
-    magazine.tend((1,), (0,))
+        leases.free(text[:1])
+    assert leases.num_free == (1,), "what is sealed is of no use here"
+    leases.update((1,), (0,))
     freed = said[1]
     assert isinstance(freed, BlocksFreed) and unpack_ids(freed.block_ids) == text[:2] * 2
     assert unpack_ids(freed.generations) == unpack_ids(sealed.generations) * 2
-    assert magazine.num_unused == (8,)
+    assert leases.num_unused == (8,)

@@ -27,18 +27,18 @@ from common.base.errors import ConfigError, KVError, MemoryLost, MemoryShort
 from common.device.engine.engine import claimed_pool
 from common.memory.base import channel as channel_module
 from common.memory.base.channel import Channel
-from common.memory.blocks.index import BlockState
+from common.memory.blocks.lease_table import BlockState
 from common.memory.client import client as client_module
 from common.memory.client import connection as connection_module
-from common.memory.client import shared_pool as shared_pool_module
+from common.memory.client import link as link_module
 from common.memory.client.client import MemoryClient, WeightsClaim
+from common.memory.client.link import ASK_S, MAX_UNANSWERED
 from common.memory.client.mapping import Mapping
-from common.memory.client.pulse import ASK_S, MAX_UNANSWERED
-from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.memory.client.shared_pool import PromptMessage, SharedPool
 from common.memory.devices.backing import Memory
 from common.memory.devices.host_backing import HostBacking
+from common.memory.server import allocations as allocations_module
 from common.memory.server import listener as listener_module
-from common.memory.server import requests as requests_module
 from common.memory.server import server as server_module
 from common.memory.server.report import usage
 from common.memory.server.server import MemoryServer
@@ -199,7 +199,7 @@ def test_who_wants_more_than_there_is_waits_and_then_hears_why(backed: Backed, m
     threading.Timer(0.2, lambda: setattr(backed, "room", True)).start()
     assert claim(backed.connect()).state is RegionState.EMPTY, "room was found in time"
     backed.room = False
-    monkeypatch.setattr(requests_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(allocations_module, "PATIENCE_S", 0.1)
     with pytest.raises(ConfigError, match=r"nothing is left, for 0 s; here are weights of model, 0\.00 GB; stop who"):
         backed.connect("decode-0").claim_weights("model", "another layout", SIZE)
 
@@ -218,7 +218,7 @@ def test_a_second_pool_of_a_device_is_made_if_there_is_room_and_else_refused_wit
     backed.connect("prefill-0").claim_pool(mine, (9,))
     assert backed.connect("decode-0").claim_pool(yours, (5,)).shape.num_blocks == (5,)
     backed.room = False
-    monkeypatch.setattr(requests_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(allocations_module, "PATIENCE_S", 0.1)
     third = replace(mine, groups=(replace(group, num_layers=2),))
     with pytest.raises(ConfigError, match=r"num_layers: 1 here, 2 there") as refused:
         backed.connect("decode-1").claim_pool(third, (9,))
@@ -386,8 +386,8 @@ def test_who_hangs_with_blocks_that_others_wait_for_is_ended(backed: Backed, mon
 
     def has_all() -> bool:
         pool.receive()
-        pool.tend((0,), (0,))
-        return pool.magazine.fetch((8,))
+        pool.update((0,), (0,))
+        return pool.leases.fetch((8,))
 
     with holder(backed) as process:
         process.send_signal(signal.SIGSTOP)
@@ -441,9 +441,9 @@ def shared_pool(backed: Backed, name: str, clock: Callable[[], float] = time.mon
     return SharedPool(client, client.claim_pool(LAYOUT, (9,)), clock=clock)
 
 
-def heard_by(pool: SharedPool, count: int) -> list[OfPrompt]:
+def heard_by(pool: SharedPool, count: int) -> list[PromptMessage]:
     """Wait for so many messages."""
-    heard: list[OfPrompt] = []
+    heard: list[PromptMessage] = []
 
     def have_arrived() -> bool:
         heard.extend(pool.receive())
@@ -459,28 +459,28 @@ def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
     assert claim(second).state is RegionState.FILLING
     first.publish(SIZE)
     _, shared = claimed_pool(second, LAYOUT, (9,), CPU)
-    assert shared.magazine.has((1,)), "a worker needs one to start"
+    assert shared.leases.num_free >= (1,), "a worker needs one to start"
     assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
 
 
 def test_a_prompt_changes_hands_and_who_gave_it_hears_when_it_was_received(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
-    giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
-    block_ids = take(giver.magazine, 2)
+    giver.update((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.leases.fetch((2,))))
+    block_ids = take(giver.leases, 2)
     assert giver.offer(("decode-0", 1), ("r", 3), 7, block_ids)
     [offer] = heard_by(taker, 1)
     assert isinstance(offer, KVOffer) and offer.token_id == 7
     taker.receive_offer(offer)
-    taker.tend((0,), (0,))
+    taker.update((0,), (0,))
     assert heard_by(giver, 1) == [KVReceived("r", 3)]
     taker.accept(offer)
-    assert leases_of(taker.magazine).keys() >= set(block_ids)
-    taker.magazine.free(block_ids)
-    taker.tend((0,), (0,))
+    assert leases_of(taker.leases).keys() >= set(block_ids)
+    taker.leases.free(block_ids)
+    taker.update((0,), (0,))
     eventually(lambda: usage(backed.server.pools) == (8, 6, 0, 0))
     with pytest.raises(KVError, match="not in use here"):
-        giver.magazine.free(block_ids)
+        giver.leases.free(block_ids)
     assert not giver.receive(), "it hears of each offer once"
 
 
@@ -489,15 +489,15 @@ def test_who_gave_a_prompt_hears_what_became_of_an_offer_that_was_not_received_f
     backed: Backed, answer: str
 ) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
-    giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
-    giver.offer(("decode-0", 1), ("r", 3), 7, take(giver.magazine, 2))
+    giver.update((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.leases.fetch((2,))))
+    giver.offer(("decode-0", 1), ("r", 3), 7, take(giver.leases, 2))
     [offer] = heard_by(taker, 1)
     assert isinstance(offer, KVOffer)
     match answer:
         case "accepted":
             taker.accept(offer)
-            taker.tend((0,), (0,))
+            taker.update((0,), (0,))
         case "declined":
             taker.decline(offer)
         case "void":
@@ -507,7 +507,7 @@ def test_who_gave_a_prompt_hears_what_became_of_an_offer_that_was_not_received_f
 
 
 def test_a_worker_is_behind_while_its_server_reads_nothing(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_pool_module, "MANY_UNSENT_BYTES", 1000)
+    monkeypatch.setattr(link_module, "MANY_UNSENT_BYTES", 1000)
     pool = shared_pool(backed, "prefill-0")
     backed.stop_turning()
     while not pool.is_behind:
@@ -527,17 +527,17 @@ def test_an_answer_tells_who_waits_whether_others_get_on(backed: Backed) -> None
         nonlocal now_s
         now_s += ASK_S + 0.1
         waiting.num_done = -1
-        waiting.tend((0,), (0,))
+        waiting.update((0,), (0,))
         eventually(lambda: bool(waiting.receive()) or waiting.num_done >= 0)
         return waiting.num_done
 
-    giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
-    first, second, third = take(giver.magazine, 3)
-    giver.magazine.free([third])
-    giver.tend((0,), (0,))
+    giver.update((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.leases.fetch((2,))))
+    first, second, third = take(giver.leases, 3)
+    giver.leases.free([third])
+    giver.update((0,), (0,))
     assert told() == 0
-    giver.magazine.seal([first], [bytes(32)])
+    giver.leases.seal([first], [bytes(32)])
     eventually(lambda: told() == 1)
     giver.offer(("decode-0", 1), ("r", 0), 7, [first, second])
     eventually(lambda: told() == 2)
@@ -545,12 +545,12 @@ def test_an_answer_tells_who_waits_whether_others_get_on(backed: Backed) -> None
 
 def test_what_a_dead_worker_said_last_is_heeded_although_it_read_nothing(backed: Backed) -> None:
     giver, taker = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
-    giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
+    giver.update((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.leases.fetch((2,))))
     [client] = [each for each in backed.server.clients.values() if each.worker == ("prefill-0", 1)]
     while not client.channel.unsent:  # the server has answers that it cannot send
         giver.client.send(MemoryKnock())
-    giver.offer(("decode-0", 1), ("r", 0), 7, take(giver.magazine, 1))
+    giver.offer(("decode-0", 1), ("r", 0), 7, take(giver.leases, 1))
     while giver.is_sending:
         giver.client.connection.channel.flush()
     giver.client.close()
@@ -573,10 +573,10 @@ def test_who_leaves_in_order_gives_back_what_it_has_at_hand_and_wants_nothing_mo
     caplog.set_level("INFO")
     pool, other = shared_pool(backed, "prefill-0"), shared_pool(backed, "prefill-1")
     for each, level in ((pool, 2), (other, 1)):
-        each.tend((level,), (0,))
-        eventually(lambda each=each, level=level: bool(each.receive() or each.magazine.has((2 * level,))))  # type: ignore[misc]
-    pool.magazine.fetch((8,))  # of which the other has two, so that it waits
-    pool.tend((2,), (0,))
+        each.update((level,), (0,))
+        eventually(lambda each=each, level=level: bool(each.receive() or each.leases.num_free >= (2 * level,)))  # type: ignore[misc]
+    pool.leases.fetch((8,))  # of which the other has two, so that it waits
+    pool.update((2,), (0,))
     pool.leave()
     pool.client.close()
     eventually(lambda: len(backed.server.clients) == 1)
@@ -587,16 +587,16 @@ def test_who_leaves_in_order_gives_back_what_it_has_at_hand_and_wants_nothing_mo
 def test_what_is_given_to_who_has_said_that_it_leaves_comes_back_at_once(backed: Backed) -> None:
     """Blocks that it waited for, and a prompt; it hears of neither, and its process lives."""
     giver, leaver = shared_pool(backed, "prefill-0"), shared_pool(backed, "decode-0")
-    giver.tend((3,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.has((6,))))
-    leaver.magazine.fetch((3,))
-    leaver.tend((0,), (0,))
+    giver.update((3,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.leases.num_free >= (6,)))
+    leaver.leases.fetch((3,))
+    leaver.update((0,), (0,))
     eventually(lambda: bool(backed.server.pools.pools[LAYOUT].wants))
-    giver.offer(("decode-0", 1), ("r", 0), 7, take(giver.magazine, 1))
+    giver.offer(("decode-0", 1), ("r", 0), 7, take(giver.leases, 1))
 
     def has_made_way() -> bool:
         giver.receive()
-        giver.tend((0,), (0,))
+        giver.update((0,), (0,))
         return usage(backed.server.pools) == (8, 4, 1, 0)
 
     eventually(has_made_way)
@@ -606,14 +606,14 @@ def test_what_is_given_to_who_has_said_that_it_leaves_comes_back_at_once(backed:
     eventually(lambda: KVDeclined("s", 0) in giver.receive())
     leaver.client.close()
     eventually(lambda: len(backed.server.clients) == 1)
-    assert usage(backed.server.pools) == (8, 8, 0, 0) and not backed.server.parted
+    assert usage(backed.server.pools) == (8, 8, 0, 0) and not backed.server.ended
 
 
 def test_who_leaves_keeps_what_a_launched_step_may_still_write(backed: Backed) -> None:
     pool = shared_pool(backed, "prefill-0")
-    pool.tend((2,), (0,))
-    eventually(lambda: bool(pool.receive() or pool.magazine.has((4,))))
-    take(pool.magazine, 1)
+    pool.update((2,), (0,))
+    eventually(lambda: bool(pool.receive() or pool.leases.num_free >= (4,)))
+    take(pool.leases, 1)
     pool.leave()
     eventually(lambda: usage(backed.server.pools) == (8, 7, 0, 0))
     pool.client.close()
@@ -622,9 +622,9 @@ def test_who_leaves_keeps_what_a_launched_step_may_still_write(backed: Backed) -
 
 def test_an_offer_to_nobody_comes_back_and_its_blocks_are_free(backed: Backed) -> None:
     giver = shared_pool(backed, "prefill-0")
-    giver.tend((2,), (0,))
-    eventually(lambda: bool(giver.receive() or giver.magazine.fetch((2,))))
-    giver.offer(("decode-7", 1), ("r", 3), 7, take(giver.magazine, 2))
+    giver.update((2,), (0,))
+    eventually(lambda: bool(giver.receive() or giver.leases.fetch((2,))))
+    giver.offer(("decode-7", 1), ("r", 3), 7, take(giver.leases, 2))
     assert heard_by(giver, 1) == [KVDeclined("r", 3)]
 
 
@@ -632,19 +632,19 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
     now_s = 0.0
     pool = shared_pool(backed, "prefill-0", lambda: now_s)
     for _ in range(3 * MAX_UNANSWERED):
-        pool.tend((0,), (0,))
+        pool.update((0,), (0,))
         now_s += 2 * ASK_S
-        eventually(lambda: bool(pool.receive() or pool._pulse._num_unanswered == 0))
+        eventually(lambda: bool(pool.receive() or pool._num_unanswered == 0))
     assert not pool.take_problem()
     backed.stop_turning()
     for _ in range(MAX_UNANSWERED + 1):
         pool.receive()
         assert not pool.take_problem()
         now_s += 2 * ASK_S
-        pool.tend((0,), (0,))
+        pool.update((0,), (0,))
     assert "not a word for 2" in pool.take_problem()
     assert not pool.take_problem(), "it is told once"
-    assert pool.magazine.is_exhausted() and not pool.offer(("decode-0", 1), ("r", 0), 7, [])
+    assert pool.leases.is_exhausted() and not pool.offer(("decode-0", 1), ("r", 0), 7, [])
 
 
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
@@ -754,8 +754,8 @@ def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, s
     """But for a fault, of which everybody who maps the same has to hear. This process lives, so each has a new pool."""
     layout, neighbour = replace(LAYOUT, fingerprint=f"model {next(numbers)}"), backed.connect("neighbour")
     mine = SharedPool(neighbour, neighbour.claim_pool(layout, (9,)))
-    mine.tend((1,), (0,))
-    eventually(lambda: bool(mine.receive() or mine.magazine.fetch((1,))))
+    mine.update((1,), (0,))
+    eventually(lambda: bool(mine.receive() or mine.leases.fetch((1,))))
     with raw(backed, MemoryHello(*HOSTILE, False), PoolWanted(layout, (9,))) as connection, suppress(OSError):
         for part in said:
             if not isinstance(part, MemoryTainted):
@@ -764,9 +764,9 @@ def test_nothing_that_is_said_of_blocks_takes_one_from_another(backed: Backed, s
     assert not mine.receive() and not mine.problem
     index = backed.server.pools.pools[layout].index
     [number] = [client.number for client in backed.server.clients.values() if client.worker == ("neighbour", 1)]
-    for block_id, generation in leases_of(mine.magazine).items():
-        assert index.claim(block_id) == (BlockState.LEASED, number)
-        assert index.generation[block_id] == generation
+    for block_id, generation in leases_of(mine.leases).items():
+        assert index.leases.claim(block_id) == (BlockState.LEASED, number)
+        assert index.leases.generation[block_id] == generation
     neighbour.close()
     eventually(lambda: not backed.server.clients)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import MemoryLost
-from common.memory.client.guest import Guest
+from common.memory.client.peer_pool_client import PeerPoolClient
 from common.memory.client.shared_pool import SharedPool
 from common.wire.messages.memory import BlocksWanted, RegionState
 from common.wire.values.kv_layout import KVLayout
@@ -45,7 +45,7 @@ def test_who_maps_the_same_stops_and_who_comes_gets_other_memory(
     faulty, sharer, stranger = pool_of(backed, "decode-0"), pool_of(backed, "prefill-0"), pool_of(backed, "x", OTHER)
     faulty.client.report_fault(FAULT)
     eventually(lambda: hears(sharer))
-    assert sharer.is_tainted and sharer.magazine.is_exhausted()
+    assert sharer.is_tainted and sharer.leases.is_exhausted()
     told = f"the device met a fault in decode-0.1, which may have damaged what both map: {FAULT}"
     assert sharer.take_problem() == told
     assert "decode-0.1 met a fault of its device" in caplog.text
@@ -59,7 +59,7 @@ def test_who_maps_the_same_stops_and_who_comes_gets_other_memory(
         pool.client.close()
     eventually(lambda: backed.server.regions.num_bytes == 2 * SIZE)
     late.client.send(BlocksWanted((8,)))
-    eventually(lambda: bool(late.receive() or late.magazine.fetch((8,))))
+    eventually(lambda: bool(late.receive() or late.leases.fetch((8,))))
 
 
 def test_blocks_are_asked_for_and_given_back_as_ever_by_who_has_not_heard_of_it(backed: Backed) -> None:
@@ -67,7 +67,7 @@ def test_blocks_are_asked_for_and_given_back_as_ever_by_who_has_not_heard_of_it(
     faulty.client.report_fault(FAULT)
     sharer.client.send(BlocksWanted((3,)))
     [pool] = set(backed.server.pools.of_client.values())
-    eventually(lambda: pool.index.num_leased.total() == 3)
+    eventually(lambda: pool.index.leases.num_leased.total() == 3)
     eventually(lambda: hears(sharer))
 
 
@@ -83,21 +83,21 @@ def test_who_waits_for_weights_that_may_be_damaged_starts_again(backed: Backed) 
     assert claim(backed.connect("prefill-1")).state is RegionState.EMPTY
 
 
-def test_what_a_guest_pulls_from_there_does_not_count(backed: Backed) -> None:
+def test_what_a_peer_pulls_from_there_does_not_count(backed: Backed) -> None:
     faulty = pool_of(backed, "prefill-0")
-    guest = Guest(backed.path, ("decode-0", 1), faulty.pool_id, LAYOUT)
-    eventually(lambda: bool(guest.receive() or guest.claim is not None))
+    peer = PeerPoolClient(backed.path, ("decode-0", 1), faulty.pool_id, LAYOUT)
+    eventually(lambda: bool(peer.receive() or peer.claim is not None))
     faulty.client.report_fault(FAULT)
-    eventually(lambda: bool(guest.receive() or guest.problem))
-    assert "illegal memory access" in guest.problem
-    guest.close()
+    eventually(lambda: bool(peer.receive() or peer.problem))
+    assert "illegal memory access" in peer.problem
+    peer.close()
 
 
-def test_a_fault_of_a_guest_is_one_of_the_pool(backed: Backed) -> None:
+def test_a_fault_of_a_peer_is_one_of_the_pool(backed: Backed) -> None:
     """It maps the pool for reading, which CUDA IPC does not know."""
     pool = pool_of(backed, "prefill-0")
-    guest = Guest(backed.path, ("decode-0", 1), pool.pool_id, LAYOUT)
-    guest.report_fault(FAULT)
+    peer = PeerPoolClient(backed.path, ("decode-0", 1), pool.pool_id, LAYOUT)
+    peer.report_fault(FAULT)
     eventually(lambda: hears(pool))
     assert pool.is_tainted
-    guest.close()
+    peer.close()

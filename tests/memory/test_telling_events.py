@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.server.report import num_cached
 from common.wire.messages.memory import BlocksLeased, MemoryTainted, PoolShortage
 from common.wire.messages.memory_reports import BlockEvent, KVEvents, MemoryHeartbeat
@@ -37,22 +37,22 @@ class Writer:
         self.rig, self.client = rig, rig.connect("prefill-0")
         claim = self.client.claim_pool(LAYOUT, (NUM_BLOCKS,))
         os.close(claim.descriptor or 0)
-        self.pool_id, self.magazine = claim.pool_id, Magazine(claim.shape, self.client.send)
+        self.pool_id, self.leases = claim.pool_id, LeaseCache(claim.shape, self.client.send)
 
     def write(self, digests: list[bytes]) -> None:
         num_blocks = (len(digests),)
-        while not self.magazine.fetch(num_blocks):
-            self.magazine.tend(num_blocks, num_blocks)
+        while not self.leases.fetch(num_blocks):
+            self.leases.update(num_blocks, num_blocks)
             self.rig.until(self._hear)
-        [block_ids] = self.magazine.allocate(num_blocks)
-        self.magazine.seal(block_ids, digests)
-        self.magazine.free(block_ids)
-        self.magazine.tend((0,), (0,))
+        [block_ids] = self.leases.allocate(num_blocks)
+        self.leases.seal(block_ids, digests)
+        self.leases.free(block_ids)
+        self.leases.update((0,), (0,))
 
     def _hear(self) -> bool:
         for message in self.client.receive(BlocksLeased, PoolShortage):
             if isinstance(message, BlocksLeased):
-                self.magazine.leased(message)
+                self.leases.receive(message)
                 return True
         return False
 
@@ -169,7 +169,7 @@ def test_while_nothing_is_heard_of_the_router_nothing_piles_up(rig: Rig) -> None
         hub.send(SERVER, Knock(1))
         rig.rest()
     assert rig.announcer.logs
-    rig.announcer.heard_s -= 2 * rig.announcer.timeout_s
+    rig.announcer.received_s -= 2 * rig.announcer.timeout_s
     rig.until(lambda: not rig.announcer.logs)
     writer.write(TEXTS[0])
     rig.until(lambda: num_cached(rig.server.pools) == 20)

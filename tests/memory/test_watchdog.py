@@ -7,11 +7,11 @@ import pytest
 
 PROGRAM = """
 import time
-from common.memory.server.watchdog import Watchdog
+from common.memory.server.server import Watchdog
 watchdog = Watchdog(0.3)
 def stand(duration_s):
     watchdog.alive()
-    watchdog._signed_s = 0.0
+    watchdog._armed_s = 0.0
     time.sleep(duration_s)
 for _ in range(20):
     stand(0.02)

@@ -47,7 +47,7 @@ class World(House):
 
     def launch(self) -> None:
         """A step begins, and reads what is before its chunks."""
-        self.magazine.tend((0,), (0,))
+        self.leases.update((0,), (0,))
         if len(self.in_flight) < 2 and (chunks := self.scheduler.schedule()):
             for chunk in chunks:
                 self._compute(chunk.sequence, chunk.num_tokens)
@@ -88,7 +88,7 @@ class World(House):
             self.scheduler.remove(sequences[place % len(sequences)].request.request_id, 0)
 
     def others_take(self, num_blocks: int) -> None:
-        if not self.taken and num_blocks <= self.pools.pools[self.magazine.shape.layout].index.num_free[0]:
+        if not self.taken and num_blocks <= self.pools.pools[self.leases.shape.layout].index.num_free[0]:
             block_ids, generations = self.take_away(num_blocks)
             self.written.update(dict.fromkeys(block_ids, b"another's"))
             self.taken.append((block_ids, generations))

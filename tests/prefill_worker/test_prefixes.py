@@ -5,7 +5,7 @@ from typing import cast
 
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.server.pools import Pools
 from common.memory.server.report import usage
 from common.serving.prompts.prefixes import PromptPrefixes
@@ -46,7 +46,7 @@ class House:
         self.said: list[MemoryMessage] = []
         self.num_added = 10
         self.told: dict[str, int] = {}
-        self.magazine = Magazine(shape, self.said.append, clock=lambda: self.now_s)
+        self.leases = LeaseCache(shape, self.said.append, clock=lambda: self.now_s)
         section = KVSection(prefix_min_tokens=0)
         self.prefixes = PromptPrefixes(self.magazine, self._tell, section, rate=SlowRate())
         limits = PrefillSection(max_batch_tokens=8 * BLOCK).on("cuda")
@@ -78,7 +78,7 @@ class House:
 
     def exchange(self) -> None:
         """What was said is heard, and answered."""
-        self.magazine.tend((self.num_at_hand,), (0,))
+        self.leases.update((self.num_at_hand,), (0,))
         while self.said:
             self.hear(self.pools.handle(US, cast(OfBlocks, self.said.pop(0))))
 
@@ -88,9 +88,9 @@ class House:
                 case PromptBlocks() if client == US:
                     self.prefixes.receive(message)
                 case BlocksLeased() if client == US:
-                    self.magazine.leased(message)
+                    self.leases.receive(message)
                 case PoolShortage() if client == US:
-                    self.magazine.demand.shortage(is_short=message.is_short)
+                    self.leases.demand.shortage(is_short=message.is_short)
 
     def step(self) -> list[tuple[str, int]]:
         """One step, which is over at once; complete prompts are let go."""
@@ -246,7 +246,7 @@ def test_what_is_given_up_lets_go_of_what_was_found_and_of_what_is_still_to_come
     house.scheduler.remove("asked", 0)
     house.add("found", text)
     house.exchange()
-    assert house.told["found"] == 16 and len(house.magazine.leases.readings) == 4
+    assert house.told["found"] == 16 and len(house.leases.references) == 4
     house.scheduler.remove("found", 0)
     house.exchange()
     house.check()
@@ -280,7 +280,7 @@ def test_those_that_wait_for_blocks_hold_none_so_that_they_never_wait_for_one_an
     for base in (0, 1000):
         house.add(f"long {base}", range(base, base + 12 * BLOCK))
     house.exchange()
-    assert house.told == {"long 0": 7 * BLOCK} and len(house.magazine.leases.readings) == 7, "the other holds nothing"
+    assert house.told == {"long 0": 7 * BLOCK} and len(house.leases.references) == 7, "the other holds nothing"
     house.all_done()
     assert sum(count for name, count in house.computed if name == "long 0") == 5 * BLOCK
     house.give_back(*taken)
@@ -292,7 +292,7 @@ def test_a_prompt_that_waits_gets_all_its_blocks_at_once_and_what_is_there_by_th
     house.step()
     taken = house.take_away(10)
     house.add("long", text)
-    assert house.step() == [] and not house.magazine.leases.in_use and not len(house.magazine.leases.readings)
+    assert house.step() == [] and not house.leases.in_use and not len(house.leases.references)
     house.give_back(*taken)
     house.all_done()
     assert house.computed == [("first", 8 * BLOCK), ("long", 4 * BLOCK)]
@@ -334,10 +334,10 @@ def test_better_priority_gets_its_blocks_first() -> None:
 
 def copy(house: House) -> None:
     """All that is to be copied, to host memory and back."""
-    house.hear(house.pools.tend())
+    house.hear(house.pools.update())
     while house.copies.begun:
         house.copies.end()
-        house.hear(house.pools.tend())
+        house.hear(house.pools.update())
 
 
 def test_what_is_in_host_memory_comes_back_when_there_is_room_for_all_of_the_prompt() -> None:
@@ -354,7 +354,7 @@ def test_what_is_in_host_memory_comes_back_when_there_is_room_for_all_of_the_pro
     assert not house.told and not house.copies.begun, "too few are free for that"
     house.give_back(block_ids[20:51], generations[20:51])
     house.exchange()
-    assert not house.magazine.leases.in_use, "nothing is leased ahead of what is restored"
+    assert not house.leases.in_use, "nothing is leased ahead of what is restored"
     copy(house)
     assert house.told["second"] == 40 * BLOCK and house.tier.traffic.num_restored == 40
     house.computed.clear()

@@ -10,8 +10,8 @@ import pytest
 from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.memory.blocks.pool import User
-from common.memory.client.guest import Guest, OfGuest
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
+from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.memory.server.pools import Pools
 from common.memory.server.report import usage
 from common.serving.prompts.rate import PromptRate
@@ -32,24 +32,24 @@ from tests.support.marks import first_then
 from tests.support.messages import pool_export
 from tests.support.slow_rate import SlowRate
 
-OWNER, GUEST = 1, 2
+OWNER, PEER = 1, 2
 D = ("d", 1)
 TEXT = list(range(60))
 
 
 class Theirs:
-    """A decode worker's pool and its memory server, at which we are a guest; messages there take their time."""
+    """A decode worker's pool and its memory server, at which we are a peer; messages there take their time."""
 
     def __init__(self, num_blocks: int = 60) -> None:
         shape = PoolShape(tiny(BLOCK), (num_blocks + 1,))
         self.pools = Pools(Bytes, 0.0, poisons=False)
         [region, *_] = self.pools.want(User(OWNER, D, is_decoding=True), shape.layout, shape.num_blocks)
-        self.pools.visit(User(GUEST, ("p", 1), is_guest=True), cast(Any, region.message).pool_id)
+        self.pools.visit(User(PEER, ("p", 1), is_peer=True), cast(Any, region.message).pool_id)
         self.outbox: list[MemoryMessage] = []
-        self.magazine = Magazine(shape, self.outbox.append)
+        self.leases = LeaseCache(shape, self.outbox.append)
         self.pool, self.problem = FakePool(), ""
-        self.said: deque[MemoryMessage] = deque()  # by the guest
-        self.heard: deque[OfGuest] = deque()
+        self.said: deque[MemoryMessage] = deque()  # by the peer
+        self.heard: deque[PeerMessage] = deque()
         self.num_asked = 0
         self.server = PeerServer(cast(Guest, self), self.pool, num_workers=1)
 
@@ -57,61 +57,61 @@ class Theirs:
         """A text, which is over: its full blocks can be found."""
         made = digests(root_of(tiny(BLOCK), salt), pack_ids(token_ids), BLOCK)
         self._exchange(len(made))
-        [block_ids] = self.magazine.allocate((len(made),))
+        [block_ids] = self.leases.allocate((len(made),))
         self.pool.memory.update(zip(block_ids, made, strict=True))
-        self.magazine.seal(block_ids, made)
-        self.magazine.free(block_ids)
+        self.leases.seal(block_ids, made)
+        self.leases.free(block_ids)
         self._exchange(0)
 
     def forget(self, num_blocks: int) -> None:
         """Other texts want so many blocks, if there are so many."""
         num_free = usage(self.pools).num_free
         self._exchange(min(num_blocks, num_free))
-        [block_ids] = self.magazine.allocate(self.magazine.num_free)
+        [block_ids] = self.leases.allocate(self.leases.num_free)
         self.pool.memory.update(dict.fromkeys(block_ids, b"another's"))
-        self.magazine.free(block_ids)
+        self.leases.free(block_ids)
         self._exchange(0)
 
     def _exchange(self, count: int) -> None:
         for _ in range(2):
-            self.magazine.fetch((count,))
-            self.magazine.tend((0,), (0,))
+            self.leases.fetch((count,))
+            self.leases.update((0,), (0,))
             while self.outbox:
                 for answer in self.pools.handle(OWNER, cast(OfBlocks, self.outbox.pop(0))):
                     if isinstance(answer.message, BlocksLeased):
-                        self.magazine.leased(answer.message)
+                        self.leases.receive(answer.message)
 
     @property
     def num_read(self) -> int:
         """Blocks that are kept for us."""
         [pool] = self.pools.pools.values()
-        return pool.index.sealed.readers.num_of_client[GUEST]
+        return pool.index.sealed.readers.num_of_client[PEER]
 
-    # --- as the guest's end of the connection ---------------------------------------------------
+    # --- as the peer's end of the connection ---------------------------------------------------
 
     def look_up(self, request_id: str, attempt: int, wanted: Sequence[bytes]) -> None:
         assert not self.problem, "nobody is there"
         self.num_asked += 1
         self.said.append(PromptWanted(request_id, attempt, pack_keys(wanted), block_us=0, num_blocks=0, priority=0))
 
-    def free(self, said: OfGuest) -> None:
+    def free(self, said: PeerMessage) -> None:
         if not self.problem:
             self.said.append(BlocksFreed(said.block_ids, said.generations))
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
     def answer(self) -> None:
         """The server hears the next that was said."""
         if self.said:
-            answers = self.pools.handle(GUEST, cast(OfBlocks, self.said.popleft()))
-            self.heard += [cast(PromptBlocks, answer.message) for answer in answers if answer.client == GUEST]
+            answers = self.pools.handle(PEER, cast(OfBlocks, self.said.popleft()))
+            self.heard += [cast(PromptBlocks, answer.message) for answer in answers if answer.client == PEER]
 
     def lose(self) -> None:
         """The connection ends."""
         if not self.problem:
             self.problem = "it closed the connection"
             self.said.clear()
-            self.pools.leave(GUEST)
+            self.pools.leave(PEER)
 
 
 class FakePeers:
@@ -184,7 +184,7 @@ class Rig(House):
         self.copied()
         self.all_done()
         self.answered()
-        assert not self.theirs.num_read and not self.magazine.leases.in_use and not self.retrievals.is_busy
+        assert not self.theirs.num_read and not self.leases.in_use and not self.retrievals.is_busy
 
 
 def test_a_reply_is_taken_where_it_is_and_sealed_here() -> None:

@@ -70,11 +70,11 @@ class RowsSimulation:
 
     def __init__(self, num_rows: int, num_blocks: int) -> None:
         self.now_s, self.said = 0.0, deque[Any]()
-        client = SimpleNamespace(send=self.said.append, receive=lambda *_: [], path="")
+        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=lambda *_: [])
         pool = pool_of(num_blocks + NUM_BROUGHT + 1, BLOCK_SIZE)
         self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, pool), clock=lambda: self.now_s)
         ids = range(1, num_blocks + 1)
-        self.shared.magazine.leased(BlocksLeased(pack_ids(ids), pack_ids([1] * num_blocks)))
+        self.shared.leases.receive(BlocksLeased(pack_ids(ids), pack_ids([1] * num_blocks)))
         self.free_ids = deque(range(num_blocks + 1, num_blocks + NUM_BROUGHT + 1))  # the prefill worker's
         self.scheduler = DecodeScheduler(self.shared.magazine, num_rows, 10_000)
         self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine), self.fail)

@@ -1,4 +1,4 @@
-"""Prefill workers that share a pool with what is decoded, in model time: real schedulers, magazines and pools.
+"""Prefill workers that share a pool with what is decoded, in model time: real schedulers, caches of leases and pools.
 
 Turn by turn, a millisecond each: a step takes a fixed time and a time for each token. A prompt that is complete is
 decoded for a while, and then its blocks are free.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.memory.server.pools import Pools
 from common.serving.prompts.scheduler import Chunk, PromptScheduler
 from common.wire.messages.memory import (
@@ -103,7 +103,7 @@ class SharedPoolSimulation:
             worker.step = chunks
             worker.step_ends_s = self.now_s + STEP_S + TOKEN_S * sum(chunk.num_tokens for chunk in chunks)
             worker.scheduler.launched(chunks)
-        worker.magazine.tend((SECTION.max_batch_tokens // BLOCK_SIZE,), (0,), is_busy=bool(worker.step))
+        worker.leases.update((SECTION.max_batch_tokens // BLOCK_SIZE,), (0,), is_busy=bool(worker.step))
         while worker.said:
             match worker.said.popleft():
                 case BlocksWanted() as wanted:
@@ -127,6 +127,6 @@ class SharedPoolSimulation:
             if client != DECODER:
                 match message:
                     case BlocksLeased():
-                        self.workers[client].magazine.leased(message)
+                        self.workers[client].leases.receive(message)
                     case PoolShortage():
-                        self.workers[client].magazine.demand.shortage(is_short=message.is_short)
+                        self.workers[client].leases.demand.shortage(is_short=message.is_short)

@@ -51,7 +51,7 @@ def test_worse_priority_gives_up_its_blocks_when_there_are_no_others() -> None:
     simulation = RowsSimulation(num_rows=8, num_blocks=17)
     low = [Stream(0.0, 40, client=1, priority=5) for _ in range(2)]
     urgent = Stream(0.3, 12, client=2)
-    simulation.shared.magazine.lost()  # no blocks come but those at hand
+    simulation.shared.leases.is_lost = True  # no blocks come but those at hand
     simulation.run([*low, urgent])
     assert urgent.num_failures == 0 and urgent.longest_gap_s <= 3 * STEP_S
     assert [stream.num_failures for stream in low] == [0, 1], "the one that was admitted last"

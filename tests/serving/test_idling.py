@@ -9,7 +9,7 @@ from unittest.mock import create_autospec
 import pytest
 import zmq
 
-from common.memory.base.poller import AWAKE_S, MIN_CORES, Vigil
+from common.memory.base.poller import AWAKE_S, MIN_CORES, AwakeSelector
 from common.serving.worker.idling import Idling
 
 
@@ -74,7 +74,7 @@ def test_a_message_ends_a_worker_s_moment(ends: tuple[socket.socket, socket.sock
 def test_a_message_ends_the_memory_server_s_moment(ends: tuple[socket.socket, socket.socket]) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(ends[1], selectors.EVENT_READ, "data")
-        vigil = Vigil(selector, AWAKE_S)
+        vigil = AwakeSelector(selector, AWAKE_S)
         for _ in range(3):
             ends[0].send(b"x")
             assert [key.data for key in vigil.select(7.0)] == ["data"] and ends[1].recv(1) == b"x"

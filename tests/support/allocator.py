@@ -1,6 +1,7 @@
 """An allocator that has a pool to itself, for what needs one and no memory server."""
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from common.wire.values.pool_shape import PoolShape, are_enough, shown
 class BlockAllocator:
     """Of a pool of this worker's own: all or nothing, and every id but the proof blocks is free or has one owner."""
 
-    is_short = False
+    demand = SimpleNamespace(is_short=False)
 
     def __init__(self, shape: PoolShape) -> None:
         if min(shape.num_blocks) < 2:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from common.kv.blocks import Allocator
 from common.kv.tables import BlockTable
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.settings.memory_sections import KVSection
 from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
@@ -57,7 +57,7 @@ def allocator_of(num_blocks: int, block_size: int = 1) -> BlockAllocator:
 
 def no_prefixes(allocator: Allocator) -> PromptPrefixes[Any]:
     """Nothing is looked up or sealed."""
-    return PromptPrefixes(cast(Magazine, allocator), lambda prompt: None, KVSection(prefix_cache=False))
+    return PromptPrefixes(cast(LeaseCache, allocator), lambda prompt: None, KVSection(prefix_cache=False))
 
 
 def one_table(block_ids: Iterable[int], block_size: int = 1) -> list[BlockTable]:

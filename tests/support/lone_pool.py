@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from common.memory.client.shared_pool import OfPrompt, SharedPool
+from common.memory.client.shared_pool import PromptMessage, SharedPool
 from common.wire.messages.memory import KVOffer
 from common.wire.values.packing import pack_ids
 from tests.support.allocator import BlockAllocator
@@ -19,9 +19,9 @@ class LonePool:
     client = SimpleNamespace(path=Path("/nowhere/memory.sock"))
 
     def __init__(self, allocator: BlockAllocator) -> None:
-        self.magazine = allocator
+        self.leases = allocator
         self.offered: list[KVOffer] = []
-        self.arriving: list[OfPrompt] = []
+        self.arriving: list[PromptMessage] = []
         self.is_busy = self._is_told = False  # as it was last told, and that there is a problem
         self._descriptor = os.eventfd(0)  # at which nothing ever arrives
 
@@ -29,7 +29,7 @@ class LonePool:
     def shared(self) -> SharedPool:
         return cast(SharedPool, self)
 
-    def receive(self) -> list[OfPrompt]:
+    def receive(self) -> list[PromptMessage]:
         arrived, self.arriving = self.arriving, []
         return arrived
 
@@ -42,13 +42,13 @@ class LonePool:
         chain: tuple[bytes, bytes] = (b"", b""),
     ) -> bool:
         ids = pack_ids(block_ids)
-        generations = self.magazine.release(block_ids).tobytes()
+        generations = self.leases.release(block_ids).tobytes()
         self.offered.append(KVOffer(*target, *key, token_id, ids, generations, 0, *chain))
         return not self.problem
 
     def receive_offer(self, offer: KVOffer) -> None: ...
 
-    def tend(self, level: int, floor: int, *, is_busy: bool = False) -> None:
+    def update(self, level: int, floor: int, *, is_busy: bool = False) -> None:
         self.is_busy = is_busy
 
     def take_problem(self) -> str:

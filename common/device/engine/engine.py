@@ -114,10 +114,10 @@ def build_engine(
             pdl=pdl,
             sampler=Sampler(sampling, logit_rows, model_config.vocab_size, device, pdl=pdl),
             pool=pool,
-            allocator=shared.magazine,
+            allocator=shared.leases,
             shared=shared,
             transport=make_transport(config.kv.transport, device),
-            max_len=min(max_len, layout.most_tokens(shared.magazine.capacity, step_tokens)),
+            max_len=min(max_len, layout.most_tokens(shared.leases.capacity, step_tokens)),
             graph_safe=graph_safe,
         )
         logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)

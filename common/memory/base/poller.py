@@ -29,7 +29,7 @@ def nap(descriptors: Iterable[int]) -> None:
     select.select([descriptor for descriptor in descriptors if descriptor < MAX_DESCRIPTORS], [], [], MOMENT_S)
 
 
-class Vigil:
+class AwakeSelector:
     """A selector that takes only short naps for `awake_s` after an event.
 
     Args:

@@ -13,5 +13,5 @@ class Answer(NamedTuple):
     descriptor: int | None = None
 
 
-class Misbehaved(Exception):
+class ProtocolError(Exception):
     """A client sent a message not valid in the client's state."""

@@ -4,7 +4,7 @@ Nothing is kept until the router asks. Then the log tells of all sealed blocks, 
 host memory only, by slot. The walk is sent in parts, mixed with new events. Events of a block stay in order, so the
 last event counts. The router's account is right once the walk is over.
 
-Blocks come and go by the thousand while all workers wait. So events are noted as arrays of keys, and put together when
+Blocks come and go by the thousand while all workers wait. So events are logged as arrays of keys, and put together when
 they are sent.
 """
 
@@ -36,7 +36,7 @@ class HostBlocks(Protocol):
         """Microseconds to copy a block back; 0 if unknown."""
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Note keys of blocks read by nobody in the pool from now on, in eviction order."""
+        """Take keys of blocks read by nobody in the pool from now on, in eviction order."""
 
     def have(self, keys: Sequence[bytes]) -> np.ndarray:
         """Tell for each key whether its block is in host memory: [num_keys] bool."""
@@ -45,7 +45,7 @@ class HostBlocks(Protocol):
         """Return keys in slots [begin, end) whose blocks are in host memory only: [num_parked]."""
 
 
-class Told(NamedTuple):
+class Batch(NamedTuple):
     """Fields of the next `KVEvents`."""
 
     sequence: int
@@ -104,7 +104,7 @@ class EventLog:
         if self._num_pending > self._num_places:
             self._break_off()  # a walk of all blocks is shorter
 
-    def take(self) -> Told:
+    def take(self) -> Batch:
         """Return the next events, possibly none; they count as sent."""
         runs, room = [], MAX_EVENT_KEYS
         while room and self._runs:
@@ -120,7 +120,7 @@ class EventLog:
         self._must_say_so = False
         sequence, self._sequence = self._sequence, self._sequence + 1
         copy_us = self._host.copy_us if self._host is not None else 0
-        return Told(sequence, *_packed(runs), copy_us)
+        return Batch(sequence, *_packed(runs), copy_us)
 
     @property
     def _num_places(self) -> int:

@@ -13,7 +13,8 @@ from itertools import count
 import numpy as np
 
 from common.memory.blocks.answers import Answer
-from common.memory.blocks.index import BlockIndex, OfferKey
+from common.memory.blocks.index import BlockIndex
+from common.memory.blocks.offers import OfferKey
 from common.memory.devices.backing import Memory
 from common.wire.messages.memory import (
     BlocksLeased,
@@ -35,7 +36,7 @@ class User:
     client: int
     worker: tuple[str, int]  # id and epoch
     is_decoding: bool = False
-    is_guest: bool = False  # accepts offers and reads blocks, but leases none
+    is_peer: bool = False  # accepts offers and reads blocks, but leases none
 
 
 WantKey = tuple[int, str, int]
@@ -114,10 +115,10 @@ class Pool:
 
     def holds_up_others(self, client: int) -> bool:
         """Tell whether others wait for blocks while this client holds blocks or undecided offers."""
-        holds = self.index.holds(client) or any(key.client == client for key in self.index.offers)
+        holds = self.index.leases.holds(client) or any(key.client == client for key in self.index.offers)
         return holds and any(want.client != client for want in self.wants.values())
 
-    def deal(self) -> list[Answer]:
+    def grant(self) -> list[Answer]:
         """Grant wants in order; a small want may pass larger ones for a while."""
         answers, available = [], self.index.num_free
         waiting: list[Want] = []
@@ -138,7 +139,7 @@ class Pool:
             available = minus(available, lacking)
         if self.is_short != bool(waiting):
             self.is_short = bool(waiting)
-            users = [user.client for user in self.users.values() if not user.is_guest]
+            users = [user.client for user in self.users.values() if not user.is_peer]
             answers += [Answer(client, PoolShortage(self.is_short)) for client in users]
         return answers
 
@@ -165,7 +166,7 @@ class Pool:
         """Return the number of blocks that a client must leave to decoding."""
         index = self.index
         decoding = [user.client for user in self.users.values() if user.is_decoding]
-        is_decoding = bool(index.offers) or any(index.holds(client) for client in decoding)
+        is_decoding = bool(index.offers) or any(index.leases.holds(client) for client in decoding)
         if client in decoding or not is_decoding:
             return index.shape.layout.nothing
         return tuple(int(self.reserve * count) for count in index.shape.num_blocks)
@@ -182,11 +183,11 @@ def _granted(index: BlockIndex, want: Want) -> Answer:
     prompt = want.prompt
     if prompt is None:
         leased = index.lease(want.client, want.num_blocks)
-        return Answer(want.client, BlocksLeased(*packed(leased, index.generations(leased))))
+        return Answer(want.client, BlocksLeased(*packed(leased, index.leases.generation[leased])))
     found = index.sealed.match(want.client, prompt.keys)
     leased = index.lease(want.client, (want.num_blocks[0] - len(found), *want.num_blocks[1:]))
     block_ids = np.concatenate([found, leased])
-    blocks = packed(block_ids, index.generations(block_ids))
+    blocks = packed(block_ids, index.leases.generation[block_ids])
     return Answer(want.client, PromptBlocks(prompt.request_id, prompt.attempt, *blocks, len(found)))
 
 

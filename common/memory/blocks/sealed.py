@@ -50,7 +50,7 @@ class SealedBlocks:
         keys_of_found = np.frombuffer(keys, KEY)[are_first]
         self.key[found] = keys_of_found
         self.is_found[found] = True
-        self.log.note(BlockEvent.SEALED, keys_of_found)
+        self.log.add(BlockEvent.SEALED, keys_of_found)
         self.readers.add(client, Named(block_ids, 1, len(block_ids)))
 
     def num_found(self, keys: Sequence[bytes]) -> int:
@@ -60,7 +60,7 @@ class SealedBlocks:
     def num_in_use(self, keys: bytes) -> int:
         """Return how many blocks found by the leading packed keys have readers."""
         found = self._found(keys)
-        return int(np.count_nonzero(self.readers.num_readings[found])) if len(found) else 0
+        return int(np.count_nonzero(self.readers.num_references[found])) if len(found) else 0
 
     def match(self, client: int, keys: bytes) -> np.ndarray:
         """Return the blocks found by the leading packed keys: [num_found] intp.
@@ -70,7 +70,7 @@ class SealedBlocks:
         block_ids = self._found(keys)
         if len(block_ids):
             blocks = named(block_ids)
-            self.cached.remove(blocks.block_ids[self.readers.num_readings[blocks.block_ids] == 0])
+            self.cached.remove(blocks.block_ids[self.readers.num_references[blocks.block_ids] == 0])
             self.readers.add(client, blocks)
         return block_ids
 
@@ -80,20 +80,20 @@ class SealedBlocks:
         return np.array(list(block_ids), np.intp)
 
     def let_go(self, client: int, blocks: Named) -> np.ndarray:
-        """End readings, named in the order of a text. Return blocks now free: [num_free] intp.
+        """End references, named in the order of a text. Return blocks now free: [num_free] intp.
 
         A block without readers is cached if a key finds the block, else free.
         """
-        return self._cache(self.readers.remove(client, blocks))
+        return self._cache(self.readers.remove(client, blocks)) if blocks.total else NONE_NAMED.block_ids
 
     def forget(self, client: int) -> np.ndarray:
-        """End all readings of a client after its end. Return blocks now free: [num_free] intp."""
-        if (readings := self.readers.pop(client)) is None:
+        """End all references of a client after its end. Return blocks now free: [num_free] intp."""
+        if (references := self.readers.pop(client)) is None:
             return NONE_NAMED.block_ids
         found = np.fromiter(self.block_of.values(), np.intp, len(self.block_of))
-        its_own = np.flatnonzero((readings > 0) & ~self.is_found)
-        block_ids = np.concatenate([found[readings[found] > 0], its_own])
-        times = readings[block_ids]
+        its_own = np.flatnonzero((references > 0) & ~self.is_found)
+        block_ids = np.concatenate([found[references[found] > 0], its_own])
+        times = references[block_ids]
         return self._cache(self.readers.end(Named(block_ids, times, int(times.sum()))))
 
     def evict(self, count: int) -> np.ndarray:
@@ -108,8 +108,8 @@ class SealedBlocks:
         are_parked = np.zeros(count, bool)
         if self._host is not None and self.log.is_on:
             are_parked = self._host.have(keys.tolist())
-        self.log.note(BlockEvent.PARKED, keys[are_parked])
-        self.log.note(BlockEvent.GONE, keys[~are_parked])
+        self.log.add(BlockEvent.PARKED, keys[are_parked])
+        self.log.add(BlockEvent.GONE, keys[~are_parked])
         self.is_found[block_ids] = False
         return block_ids
 

@@ -32,9 +32,9 @@ CONNECT_S = 60.0
 ANSWER_S = 60.0
 STALL_S = 120.0
 """Longest silence about an awaited region; twice the server's limit for a filler."""
-SAY_S = 0.2
+REPORT_S = 0.2
 """Shortest time between two progress messages."""
-LAST_WORDS_S = 1.0
+FLUSH_S = 1.0
 """Longest wait for unsent messages before the end."""
 Wanted = TypeVar("Wanted", bound=Message)
 Progress = Callable[[int, int], None]
@@ -87,7 +87,7 @@ class MemoryClient:
         self.path = path
         self.connection = _connected(path, MemoryHello(worker_id, epoch, is_decoding), summon)
         self.arrived: deque[Arrived] = deque()
-        self.said_s = 0.0
+        self.reported_s = 0.0
         try:
             welcome, _ = self._next(ANSWER_S, MemoryWelcome)
         except BaseException:
@@ -109,10 +109,10 @@ class MemoryClient:
         return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
 
     def report(self, num_filled: int) -> None:
-        """Report the progress of filling a region; calls within `SAY_S` send nothing."""
+        """Report the progress of filling a region; calls within `REPORT_S` send nothing."""
         now_s = time.monotonic()
-        if now_s - self.said_s > SAY_S:
-            self.said_s = now_s
+        if now_s - self.reported_s > REPORT_S:
+            self.reported_s = now_s
             self.send(WeightsProgress(num_filled))
 
     def publish(self, num_bytes: int) -> None:
@@ -156,23 +156,11 @@ class MemoryClient:
         self.finish_sending()
 
     def finish_sending(self) -> None:
-        """Wait up to `LAST_WORDS_S` until all is sent; raises MemoryLost."""
-        end_s = time.monotonic() + LAST_WORDS_S
-        while self.is_sending and (left_s := end_s - time.monotonic()) > 0:
-            select.select([], [self], [], left_s)
+        """Wait up to `FLUSH_S` until all is sent; raises MemoryLost."""
+        end_s = time.monotonic() + FLUSH_S
+        while self.connection.is_sending and (left_s := end_s - time.monotonic()) > 0:
+            select.select([], [self.connection], [], left_s)
             self._read()
-
-    @property
-    def is_sending(self) -> bool:
-        """Tell whether messages are unsent; `receive` goes on sending."""
-        return self.connection.is_sending
-
-    @property
-    def num_unsent_bytes(self) -> int:
-        return self.connection.channel.num_unsent_bytes
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
 
     def close(self) -> None:
         self.connection.close()
@@ -193,7 +181,7 @@ class MemoryClient:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise MemoryLost(self.connection.problem(f"not a word for {deadline_s:.0f} s"))
-            select.select([self], [], [], left_s)
+            select.select([self.connection], [], [], left_s)
             self._read()
 
     def _read(self) -> None:

@@ -23,7 +23,7 @@ class Demand:
     def __init__(self, shape: PoolShape, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity, self._nothing, self._clock = shape.capacity, shape.layout.nothing, clock
         self._lacking, self._lacking_s = self._nothing, 0.0  # smallest lack, and its time
-        self._is_said = False  # a lack was noted since the last `decide`; older lacks are outdated
+        self._is_fresh = False  # a lack was told since the last `decide`; older lacks are outdated
         self._wanted, self._wanted_s = self._nothing, 0.0  # as told to the server, and since when
         self.is_short = False  # a worker waits for blocks of the pool
 
@@ -33,9 +33,9 @@ class Demand:
         return self.is_short and any(self._wanted) and self._clock() - self._wanted_s > PATIENCE_S
 
     def lack(self, counts: Counts) -> None:
-        """Note lacking blocks, unless a smaller lack is noted."""
-        if not self._is_said or sum(counts) <= sum(self._lacking):
-            self._lacking, self._lacking_s, self._is_said = counts, self._clock(), True
+        """Take the number of lacking blocks, unless a smaller lack is known."""
+        if not self._is_fresh or sum(counts) <= sum(self._lacking):
+            self._lacking, self._lacking_s, self._is_fresh = counts, self._clock(), True
 
     def use(self, counts: Counts) -> None:
         """Forget the lack if so many blocks end the lack."""
@@ -43,29 +43,32 @@ class Demand:
             self._lacking = self._nothing
 
     def answered(self) -> None:
-        """Note that the server has answered the last want."""
+        """Forget the last want, because the server has answered."""
         self._wanted = self._nothing
 
     def shortage(self, *, is_short: bool) -> None:
-        """Note whether a worker waits for blocks of the pool."""
+        """Record whether a worker waits for blocks of the pool."""
         self.is_short, self._wanted_s = is_short, self._clock()
 
     def decide(self, at_hand: Counts, level: Counts, floor: Counts, *, is_busy: bool) -> tuple[Counts | None, Counts]:
-        """Return blocks to ask for, None for no message, and surplus to give back after that (see `Magazine.tend`)."""
+        """Return blocks to ask for, None for no message, and surplus to give back after that.
+
+        `LeaseCache.update` has the arguments.
+        """
         now_s = self._clock()
         if is_busy:
             self._lacking_s = now_s
         elif now_s - self._lacking_s > LACKING_S:
             self._lacking = self._nothing
-        self._is_said = False
+        self._is_fresh = False
         is_complete = are_enough(at_hand, self._lacking)  # lacking blocks wait to be used
         levels = zip(at_hand, self._lacking, level, floor, self._capacity, strict=True)
         choose = partial(_short_of, is_complete=is_complete) if self.is_short else _usual
         wanted, surplus = zip(*(choose(*of_group) for of_group in levels), strict=True)
-        return (wanted if self._is_news(wanted, now_s) else None), surplus
+        return (wanted if self._must_send(wanted, now_s) else None), surplus
 
-    def _is_news(self, wanted: Counts, now_s: float) -> bool:
-        """Tell whether to send a want, which grew, or shrank while others wait; notes the want if so."""
+    def _must_send(self, wanted: Counts, now_s: float) -> bool:
+        """Tell whether to send a want, which grew, or shrank while others wait; records the want if so."""
         is_more = any(minus(wanted, self._wanted))
         if not is_more and (wanted == self._wanted or not (self.is_short or not any(wanted))):
             return False

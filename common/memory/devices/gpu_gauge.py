@@ -48,8 +48,8 @@ class GpuGauge:
             return
         while not self._is_over.wait(PERIOD_S if self.now != GpuUse() else 0.0):
             self.now = GpuUse(
-                _told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-                _told(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+                _reading(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+                _reading(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             )
             if self.now == GpuUse():
                 return
@@ -60,7 +60,7 @@ class GpuGauge:
         return nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{self._uuid}")
 
 
-def _told(read: Callable[[], int]) -> int:
+def _reading(read: Callable[[], int]) -> int:
     """Return a reading, or UNKNOWN, because a part of a GPU may have no such reading."""
     try:
         return int(read())

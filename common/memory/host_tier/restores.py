@@ -1,8 +1,8 @@
 """Copies of blocks back from host memory, for wants of blocks evicted from the pool.
 
-    add:   blocks are leased by the tier, and wants wait.
-    begin: copies begin.
-    look:  copied blocks are sealed, and the waiting wants are dealt again.
+    add:    blocks are leased by the tier, and wants wait.
+    begin:  copies begin.
+    finish: copied blocks are sealed, and the waiting wants are granted.
 
 Blocks are not shared before their copies are over. The tier reads the beginning of the text meanwhile, so the text is
 whole in the end. Later wants of the text wait for the running copies.
@@ -43,9 +43,9 @@ class Restores:
 
     def __init__(self, traffic: Traffic, slots: HostSlots) -> None:
         self.traffic, self.slots, self.index = traffic, slots, traffic.pool.index
-        self.going_on: deque[Restore] = deque()  # oldest first
+        self.restores: deque[Restore] = deque()  # oldest first
         self.of_key: dict[bytes, Restore] = {}
-        self.coming: deque[tuple[Copy, Restore, int]] = deque()  # copies and their numbers of blocks
+        self.under_way: deque[tuple[Copy, Restore, int]] = deque()  # copies and their numbers of blocks
 
     def add(self, keys: Sequence[bytes], slots: np.ndarray, before: np.ndarray, want: Want) -> None:
         """Begin to restore blocks of these slots, behind blocks `before` read by the tier."""
@@ -53,12 +53,12 @@ class Restores:
         restore = Restore(list(keys[: len(slots)]), slots, block_ids, before, [want])
         self.slots.hold(slots)
         self.of_key.update(dict.fromkeys(restore.keys, restore))
-        self.going_on.append(restore)
+        self.restores.append(restore)
 
-    def look(self) -> Iterator[Restore]:
+    def finish(self) -> Iterator[Restore]:
         """Yield finished restores; their keys find the blocks, and the tier still reads them. Raises CopyFailed."""
-        while self.coming and self.traffic.is_over(self.coming[0][0], self.coming[0][2], is_out=False):
-            _, restore, num_blocks = self.coming.popleft()
+        while self.under_way and self.traffic.is_over(self.under_way[0][0], self.under_way[0][2], is_out=False):
+            _, restore, num_blocks = self.under_way.popleft()
             restore.num_over += num_blocks
             if restore.is_over:
                 self._end(restore)
@@ -66,29 +66,29 @@ class Restores:
 
     def begin(self) -> None:
         """Begin copies, oldest restore first; raises CopyFailed."""
-        for restore in self.going_on:
-            while restore.num_begun < len(restore.keys) and len(self.coming) < MAX_AHEAD:
+        for restore in self.restores:
+            while restore.num_begun < len(restore.keys) and len(self.under_way) < MAX_AHEAD:
                 some = slice(restore.num_begun, restore.num_begun + self.traffic.batch)
                 block_ids = restore.block_ids[some]
                 copy = self.traffic.begin(block_ids, restore.slots[some], is_out=False)
                 restore.num_begun += len(block_ids)
-                self.coming.append((copy, restore, len(block_ids)))
+                self.under_way.append((copy, restore, len(block_ids)))
 
-    def give_up(self) -> list[Restore]:
+    def cancel(self) -> list[Restore]:
         """Abandon and return all restores. Their blocks stay the tier's, because copies may still write."""
-        restores = list(self.going_on)
+        restores = list(self.restores)
         for restore in restores:
             self._forget(restore)
-        self.coming.clear()
+        self.under_way.clear()
         return restores
 
     def _end(self, restore: Restore) -> None:
-        generations = self.index.generations(restore.block_ids)
+        generations = self.index.leases.generation[restore.block_ids]
         self.index.seal(TIER, restore.block_ids, generations, b"".join(restore.keys))
         self._forget(restore)
 
     def _forget(self, restore: Restore) -> None:
-        self.going_on.remove(restore)
+        self.restores.remove(restore)
         for key in restore.keys:
             del self.of_key[key]
         self.slots.let_go(restore.slots[::-1])  # the end of a text is evicted first

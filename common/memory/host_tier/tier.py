@@ -1,6 +1,6 @@
 """Host tier: sealed blocks in host memory, kept after their eviction from the pool.
 
-Blocks are copied to the tier in the background (`departures`). A prompt that wants them back gets copies (`restores`),
+Blocks are copied to the tier in the background (`spills`). A prompt that wants them back gets copies (`restores`),
 if copying is faster than computing. The tier serves a single pool at a time. Its blocks outlive the pool, for the next
 pool of equal layout. After a failed or endless copy the tier is lost, and texts are computed again.
 """
@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from common.memory.base.copy_costs import is_restore_faster
 from common.memory.base.host_ram import ram_bytes
-from common.memory.base.host_worth import is_worth_copying
 from common.memory.blocks.index import TIER
 from common.memory.blocks.pool import Pool, Want
 from common.memory.blocks.sealed import unpacked
 from common.memory.devices.backing import Backing, Copies, CopyFailed
-from common.memory.host_tier.departures import Departures
 from common.memory.host_tier.restores import Restore, Restores
 from common.memory.host_tier.room import HostRoom
 from common.memory.host_tier.slots import HostSlots
+from common.memory.host_tier.spills import Spills
 from common.memory.host_tier.traffic import Traffic
 from common.settings.memory_sections import MemorySection
 from common.wire.messages.memory_reports import BlockEvent
@@ -34,12 +34,12 @@ IDLE_S = 20.0
 """Wait before making host memory without seals; until then starting workers would be held up by pinning."""
 
 
-class Served:
+class ServedPool:
     """The served pool: copies under way, and the pool's view of the tier (a `HostBlocks`)."""
 
     def __init__(self, pool: Pool, traffic: Traffic, slots: HostSlots) -> None:
         self.pool, self.index, self.traffic, self.slots = pool, pool.index, traffic, slots
-        self.departures, self.restores = Departures(traffic, slots), Restores(traffic, slots)
+        self.spills, self.restores = Spills(traffic, slots), Restores(traffic, slots)
         slots.on_gone = self._gone
         pool.index.sealed.attach(self)
 
@@ -65,11 +65,11 @@ class Served:
         """Detach the tier from the pool."""
         self.slots.on_gone = None
         self.index.sealed.attach(None)
-        self.departures.give_up()
+        self.spills.cancel()
 
     def _gone(self, keys: np.ndarray) -> None:
         if (log := self.index.sealed.log).is_on:
-            log.note(BlockEvent.GONE, self._without_those_in_pool(keys))
+            log.add(BlockEvent.GONE, self._without_those_in_pool(keys))
 
     def _without_those_in_pool(self, keys: np.ndarray) -> np.ndarray:
         block_of = self.index.sealed.block_of
@@ -91,7 +91,7 @@ class HostTier:
         self._clock = clock
         self.layout: KVLayout | None = None  # of the blocks in `slots`
         self.slots = HostSlots(0)
-        self.served: Served | None = None
+        self.served: ServedPool | None = None
         self.is_lost = False
         self._num_in_piece = 0
         self._begin_s = 0.0
@@ -99,7 +99,7 @@ class HostTier:
     @property
     def is_busy(self) -> bool:
         """Tell whether copies are under way."""
-        return self.served is not None and bool(self.served.departures.leaving or self.served.restores.coming)
+        return self.served is not None and bool(self.served.spills.under_way or self.served.restores.under_way)
 
     def attach(self, pool: Pool) -> None:
         """Serve a pool, unless another is served, or its blocks cannot be reused."""
@@ -112,7 +112,7 @@ class HostTier:
             self.layout, self.slots, self._num_in_piece = pool.layout, HostSlots(most), num_in_piece
             self.slots.grow(num_in_piece * len(self.room.pieces))
         self.traffic.serve(pool, num_in_piece)
-        self.served = Served(pool, self.traffic, self.slots)
+        self.served = ServedPool(pool, self.traffic, self.slots)
         self._begin_s = self._clock() + IDLE_S
         ratio = most / sum(pool.index.shape.capacity)
         logger.info(
@@ -130,7 +130,7 @@ class HostTier:
         except CopyFailed as failed:
             self._lost(failed)
         self.served.end()
-        self.served.restores.give_up()
+        self.served.restores.cancel()
         self.served = None
         if not keeps or self.is_lost:
             self.slots.clear()
@@ -139,9 +139,9 @@ class HostTier:
         """Queue blocks with these packed keys for a copy."""
         if self.served is not None and self.served.pool is pool:
             self.room.begin()
-            self.served.departures.add(unpacked(keys))
+            self.served.spills.add(unpacked(keys))
 
-    def ask(self, pool: Pool, want: Want) -> bool:
+    def begin_restore(self, pool: Pool, want: Want) -> bool:
         """Begin or join a restore of the want's blocks, if worth the copies; return True if blocks will come.
 
         The pool must have the free blocks lacked by the want.
@@ -158,16 +158,16 @@ class HostTier:
             return True
         slots = self.slots.find(lacking)
         slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
-        if not self._is_worth(len(slots), block_us):
+        if not is_restore_faster(len(slots), pool.layout.groups[0].block_size, block_us, self.traffic.block_us):
             return False
         before = pool.index.sealed.match(TIER, want.prompt.keys[: num_there * KEY_BYTES])
         restores.add(lacking, slots, before, want)
         return True
 
-    def tend(self) -> list[tuple[Pool, Restore]]:
+    def update(self) -> list[tuple[Pool, Restore]]:
         """Begin copies and finish others; return finished restores.
 
-        The caller deals again to their wants, and then calls `let_go`.
+        The caller grants their wants, and then calls `release`.
         """
         self.slots.is_growing = not self.room.is_made  # read before `grow`, so a last piece is not missed
         if grown := self.room.grow():
@@ -176,25 +176,29 @@ class HostTier:
             return []
         if self._clock() > self._begin_s:
             self.room.begin()
-        departures, restores = self.served.departures, self.served.restores
+        spills, restores = self.served.spills, self.served.restores
         over: list[Restore] = []
         try:
-            departures.look()
-            for restore in restores.look():
+            spills.finish()
+            for restore in restores.finish():
                 over.append(restore)
             restores.begin()
-            if not restores.coming:  # clients wait for restores, so departures come second
-                departures.begin()
+            if not restores.under_way:  # clients wait for restores, so spills come second
+                spills.begin()
         except CopyFailed as failed:
             over += self._lost(failed)
         return [(self.served.pool, restore) for restore in over]
 
-    def let_go(self, restore: Restore) -> None:
-        """End the tier's readings of a restore after the deal.
+    def release(self, restore: Restore) -> None:
+        """End the tier's references to a restore's blocks after the grant.
 
         Blocks of an abandoned restore stay the tier's, because copies may still write them.
         """
-        self._let_go(np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before)
+        assert self.served is not None
+        block_ids = np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before
+        if len(block_ids):
+            index = self.served.index
+            index.free(TIER, block_ids, index.leases.generation[block_ids])
 
     def close(self) -> None:
         """Detach the pool and free the host memory."""
@@ -204,24 +208,13 @@ class HostTier:
             self.detach(self.served.pool, keeps=False)
         self.room.close()
 
-    def _is_worth(self, num_blocks: int, block_us: float) -> bool:
-        """Tell whether restoring is faster than computing at `block_us` a block."""
-        assert self.layout is not None
-        return is_worth_copying(num_blocks, self.layout.groups[0].block_size, block_us, self.traffic.block_us)
-
-    def _let_go(self, block_ids: np.ndarray) -> None:
-        assert self.served is not None
-        index = self.served.index
-        if len(block_ids):
-            index.free(TIER, block_ids, index.generations(block_ids))
-
     def _lost(self, failed: CopyFailed) -> list[Restore]:
         """Turn the tier off; return the abandoned restores."""
         assert self.served is not None
         logger.error("the host tier is of no use any more, so that texts are computed again: %s", failed)
         self.is_lost = True
         self.served.end()
-        return self.served.restores.give_up()
+        return self.served.restores.cancel()
 
 
 def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:

@@ -1,6 +1,6 @@
 """Messages of clients about blocks of a pool: a handler for each message type.
 
-A handler gets the pool and the client's number, and returns answers to any clients. Handlers raise Misbehaved.
+A handler gets the pool and the client's number, and returns answers to any clients. Handlers raise ProtocolError.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from common.memory.blocks.answers import Answer, Misbehaved
-from common.memory.blocks.index import OfferKey
+from common.memory.blocks.answers import Answer, ProtocolError
+from common.memory.blocks.offers import OfferKey
 from common.memory.blocks.pool import Pool, packed
 from common.wire.messages.memory import (
     BlocksFreed,
@@ -42,31 +42,31 @@ def _want_blocks(pool: Pool, client: int, message: BlocksWanted) -> list[Answer]
     """Grant blocks now or later, in place of the client's earlier want."""
     counts, capacity = message.num_blocks, pool.index.shape.capacity
     if len(counts) != len(capacity) or not are_enough(capacity, counts):
-        raise Misbehaved(f"{counts} blocks of a pool that has {capacity} to give")
+        raise ProtocolError(f"{counts} blocks of a pool that has {capacity} to give")
     if any(counts):
         pool.want(client, counts)
     else:
         pool.wants.pop((client, "", 0), None)
-    return pool.deal()
+    return pool.grant()
 
 
 def _want_prompt(pool: Pool, client: int, message: PromptWanted) -> list[Answer]:
-    """Grant all blocks of a prompt now or later; answer a guest with readable blocks."""
+    """Grant all blocks of a prompt now or later; answer a peer with readable blocks."""
     index = pool.index
-    if pool.users[client].is_guest:
+    if pool.users[client].is_peer:
         block_ids = index.sealed.match(client, message.keys)
-        blocks = packed(block_ids, index.generations(block_ids))
+        blocks = packed(block_ids, index.leases.generation[block_ids])
         return [Answer(client, PromptBlocks(message.request_id, message.attempt, *blocks, len(block_ids)))]
     num_keys, capacity = len(message.keys) // KEY_BYTES, index.shape.capacity
     if not num_keys <= message.num_blocks <= capacity[0]:
-        raise Misbehaved(f"{message.num_blocks} blocks for {num_keys} keys, of a pool that has {capacity[0]}")
+        raise ProtocolError(f"{message.num_blocks} blocks for {num_keys} keys, of a pool that has {capacity[0]}")
     pool.want(client, (message.num_blocks, *index.shape.layout.nothing[1:]), message)
-    return pool.deal()
+    return pool.grant()
 
 
 def _unwant_prompt(pool: Pool, client: int, message: PromptUnwanted) -> list[Answer]:
     pool.wants.pop((client, message.request_id, message.attempt), None)
-    return pool.deal()
+    return pool.grant()
 
 
 def _seal(pool: Pool, client: int, message: BlocksSealed) -> list[Answer]:
@@ -77,17 +77,17 @@ def _seal(pool: Pool, client: int, message: BlocksSealed) -> list[Answer]:
 
 def _free(pool: Pool, client: int, message: BlocksFreed) -> list[Answer]:
     pool.index.free(client, *_blocks(message))
-    return pool.deal()
+    return pool.grant()
 
 
 def _offer(pool: Pool, client: int, message: KVOffer) -> list[Answer]:
     """Pass an offer to a decode worker; decline the offer and free its blocks if the worker is unknown."""
     worker = message.decode_worker_id, message.decode_epoch
-    takers = (user for user in pool.users.values() if user.is_decoding or user.is_guest)
+    takers = (user for user in pool.users.values() if user.is_decoding or user.is_peer)
     target = next((user.client for user in takers if user.worker == worker), None)
     if target is None:
         pool.index.free(client, *_blocks(message))
-        return [Answer(client, KVDeclined(message.request_id, message.attempt)), *pool.deal()]
+        return [Answer(client, KVDeclined(message.request_id, message.attempt)), *pool.grant()]
     key = OfferKey(target, message.request_id, message.attempt)
     pool.index.offer(client, key, *_blocks(message), message.num_sealed)
     pool.senders[key] = client
@@ -97,7 +97,7 @@ def _offer(pool: Pool, client: int, message: KVOffer) -> list[Answer]:
 def _receive(pool: Pool, client: int, message: KVReceived) -> list[Answer]:
     key = _key(client, message)
     if key not in pool.index.offers:
-        raise Misbehaved(f"attempt {key.attempt} of {key.request_id} is not offered to it")
+        raise ProtocolError(f"attempt {key.attempt} of {key.request_id} is not offered to it")
     return pool.received(key)
 
 
@@ -110,13 +110,13 @@ def _accept(pool: Pool, client: int, message: KVAccepted) -> list[Answer]:
 def _decline(pool: Pool, client: int, message: KVDeclined) -> list[Answer]:
     """Free the blocks of a declined offer."""
     pool.index.decline(key := _key(client, message))
-    return [*pool.undelivered([key]), *pool.deal()]
+    return [*pool.undelivered([key]), *pool.grant()]
 
 
 def _leave(pool: Pool, client: int, message: PoolLeft) -> list[Answer]:
     """Take back all blocks and offers of a client, except blocks its device may still write."""
     pool.index.retain(client, *_blocks(message))
-    return [*pool.drop_user(client), *pool.deal()]
+    return [*pool.drop_user(client), *pool.grant()]
 
 
 def _key(client: int, message: KVReceived | KVAccepted | KVDeclined) -> OfferKey:

@@ -2,19 +2,42 @@
 
 import itertools
 import logging
+import math
 import selectors
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from common.memory.base.channel import Channel, Gone, HungUp
-from common.memory.base.poller import Vigil
+from common.memory.base.poller import AwakeSelector
 from common.memory.blocks.answers import Answer
-from common.memory.server.clients import Client
 from common.memory.server.listener import Listener
 from common.memory.server.processes import Processes
+from common.wire.messages.memory import PoolWanted, WeightsWanted
 from common.wire.messages.memory_reports import MAX_CLIENTS
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection, of a worker after its greeting."""
+
+    number: int
+    channel: Channel
+    process: int
+    received_s: float  # time of the last message, or of the connection
+    worker: tuple[str, int] | None = None  # id and epoch, after the greeting
+    is_decoding: bool = False
+    is_peer: bool = False  # reads a pool, and leases no blocks
+    wanted: WeightsWanted | PoolWanted | None = None  # memory that the client waits for
+    wanted_until_s: float = math.inf
+    is_running: bool = False  # has knocked: its loop runs, and knocks again and again
+    gone: Gone | None = None  # reason to drop the client
+    ended_s: float = math.inf  # time of the connection's end
+
+    def __str__(self) -> str:
+        return f"{self.worker[0]}.{self.worker[1]:x}" if self.worker else f"process {self.process}"
 
 
 class Connections:
@@ -30,13 +53,13 @@ class Connections:
         self._listener = listener
         self._numbers = itertools.count()
         self._selector = selectors.DefaultSelector()
-        self._vigil = Vigil(self._selector, awake_s)
+        self._awake = AwakeSelector(self._selector, awake_s)
         for source in (listener, processes):
             self._selector.register(source, selectors.EVENT_READ)
 
     def wait(self, wait_s: float) -> Iterator[Client]:
         """Accept new clients; yield clients with messages, or with room for unsent messages."""
-        for key in self._vigil.select(wait_s):
+        for key in self._awake.select(wait_s):
             if key.fileobj is self._listener:
                 self._accept()
             elif (client := self.clients.get(key.data)) is not None:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 BACKLOG = 64
 
 
-class Served(ConfigError):
+class SocketInUse(ConfigError):
     """Another process serves this socket."""
 
 
@@ -23,7 +23,7 @@ class Listener:
     """A listening socket for workers; replaces the socket file of a killed server.
 
     A lock file beside the socket is held for the listener's life, and its holder may replace the socket file. Raises
-    ConfigError if the socket cannot be bound, and Served if a live server has the path.
+    ConfigError if the socket cannot be bound, and SocketInUse if a live server has the path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,9 +70,9 @@ class Listener:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Served(f"{self.path} is another memory server's; stop that, or choose another path") from None
+            raise SocketInUse(f"{self.path} is another memory server's; stop that, or choose another path") from None
         if is_served(self.path):  # by a process without the lock
-            raise Served(f"{self.path} is served by another process; choose another memory.socket")
+            raise SocketInUse(f"{self.path} is served by another process; choose another memory.socket")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.path.unlink(missing_ok=True)

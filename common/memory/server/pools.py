@@ -6,7 +6,7 @@ from itertools import chain
 
 from common.base.errors import MemoryShort
 from common.memory.base.pattern import pattern
-from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.blocks.index import BlockIndex
 from common.memory.blocks.pool import Pool, User
 from common.memory.devices.backing import Memory
@@ -36,64 +36,64 @@ class Pools:
     ) -> None:
         self.allocate, self.reserve, self.poisons, self.tier = allocate, reserve, poisons, tier
         self.pools: dict[KVLayout, Pool] = {}  # open to new clients
-        self.of_client: dict[int, Pool] = {}  # gone clients stay until `cure`
+        self.of_client: dict[int, Pool] = {}  # gone clients stay until `reclaim`
 
     def want(self, user: User, layout: KVLayout, num_blocks: Counts) -> list[Answer]:
         """Let a worker use the pool of a layout; the first worker's `num_blocks` sizes the pool.
 
-        Raises Misbehaved, and MemoryShort without room; the caller may try again.
+        Raises ProtocolError, and MemoryShort without room; the caller may try again.
         """
         if user.client in self.of_client:
-            raise Misbehaved("it has a pool already")
+            raise ProtocolError("it has a pool already")
         if (block_bytes := max(group.block_bytes for group in layout.groups)) > MAX_BLOCK_BYTES:
-            raise Misbehaved(f"blocks of {block_bytes} bytes, at most {MAX_BLOCK_BYTES}")
+            raise ProtocolError(f"blocks of {block_bytes} bytes, at most {MAX_BLOCK_BYTES}")
         if layout not in self.pools:
             shape = PoolShape(layout, num_blocks)
             pool = make_pool(shape, self.allocate(shape.num_bytes), self.reserve, poisons=self.poisons)
             if self.tier is not None:
                 self.tier.attach(pool)
-                pool.restore = self.tier.ask
+                pool.restore = self.tier.begin_restore
             self.pools[layout] = pool
         pool = self.of_client[user.client] = self.pools[layout]
         shortage = [Answer(user.client, PoolShortage(True))] if pool.is_short else []
         return [pool.add_user(user), *shortage]
 
-    def visit(self, guest: User, pool_id: int) -> list[Answer]:
-        """Let a guest read the pool with this id; return no answers without such a pool."""
+    def visit(self, peer: User, pool_id: int) -> list[Answer]:
+        """Let a peer read the pool with this id; return no answers without such a pool."""
         for pool in self.pools.values():
             if pool.pool_id == pool_id:
-                self.of_client[guest.client] = pool
-                return [pool.add_user(guest)]
+                self.of_client[peer.client] = pool
+                return [pool.add_user(peer)]
         return []
 
     def handle(self, client: int, message: OfBlocks) -> list[Answer]:
-        """Handle a client's message about blocks; raises Misbehaved."""
+        """Handle a client's message about blocks; raises ProtocolError."""
         pool = self.of_client.get(client)
         if pool is None or client not in pool.users:
-            raise Misbehaved("it has no pool, or has left it")
+            raise ProtocolError("it has no pool, or has left it")
         answers = block_messages.handle(pool, client, message)
         if self.tier is not None and isinstance(message, BlocksSealed):
             self.tier.sealed(pool, message.keys)
         return answers
 
     def leave(self, client: int) -> list[Answer]:
-        """Remove a disconnected client, which may still write blocks until `cure`. A guest is cured at once."""
+        """Remove a disconnected client, which may still write blocks until `reclaim`. A peer is reclaimed at once."""
         if client not in self.of_client:
             return []
         pool = self.of_client[client]
         user = pool.users.get(client)
         void = pool.drop_user(client)
         pool.index.leave(client)
-        return [*void, *(self.cure(client) if user is not None and user.is_guest else pool.deal())]
+        return [*void, *(self.reclaim(client) if user is not None and user.is_peer else pool.grant())]
 
-    def cure(self, client: int) -> list[Answer]:
+    def reclaim(self, client: int) -> list[Answer]:
         """Free blocks of a gone client after its last write; close a pool without users."""
         if client not in self.of_client:
             return []
         pool = self.of_client.pop(client)
-        pool.index.cure(client)
+        pool.index.reclaim(client)
         if pool in self.of_client.values():
-            return pool.deal()
+            return pool.grant()
         self._retire(pool, keeps=True)
         pool.index.sealed.log.stop()
         pool.memory.close()
@@ -108,17 +108,17 @@ class Pools:
         pool.index.sealed.log.void()
         return set(pool.users)
 
-    def tend(self) -> list[Answer]:
-        """Deal again to wants whose blocks were restored."""
+    def update(self) -> list[Answer]:
+        """Advance the host tier, and grant wants whose blocks were restored."""
         if self.tier is None:
             return []
         answers: list[Answer] = []
-        for pool, restore in self.tier.tend():
+        for pool, restore in self.tier.update():
             for want in restore.wants:
                 want.is_restoring = False
-            answers += pool.deal()  # while the tier still reads the restored blocks
-            self.tier.let_go(restore)
-            answers += pool.deal()
+            answers += pool.grant()  # while the tier still reads the restored blocks
+            self.tier.release(restore)
+            answers += pool.grant()
         return answers
 
     def num_quarantined(self, client: int) -> int:

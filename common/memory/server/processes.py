@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from common.memory.blocks.answers import Misbehaved
+from common.memory.blocks.answers import ProtocolError
 
 
 class Processes:
@@ -25,12 +25,12 @@ class Processes:
         self._ends = select.epoll()
 
     def add(self, client: int, pidfd: int | None) -> None:
-        """Take a process descriptor over; raises Misbehaved for any other descriptor."""
+        """Take a process descriptor over; raises ProtocolError for any other descriptor."""
         if pidfd is None:
-            raise Misbehaved("no descriptor of its process came along")
+            raise ProtocolError("no descriptor of its process came along")
         if client in self._pidfds or not _is_pidfd(pidfd):
             os.close(pidfd)
-            raise Misbehaved("it greets twice, or with a descriptor of something else than its process")
+            raise ProtocolError("it greets twice, or with a descriptor of something else than its process")
         self._pidfds[client] = pidfd
 
     def end(self, client: int) -> None:

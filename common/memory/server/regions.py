@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.base.errors import MemoryShort
-from common.memory.blocks.answers import Answer, Misbehaved
+from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.devices.backing import Backing, Memory
 from common.wire.messages.memory import RegionState, WeightsFilled, WeightsProgress, WeightsRegion
 
@@ -44,7 +44,7 @@ class Region:
             return RegionState.FILLED
         return RegionState.EMPTY if self.users[0] == client else RegionState.FILLING
 
-    def told(self, client: int) -> Answer:
+    def answer_to(self, client: int) -> Answer:
         memory = self.memory
         message = WeightsRegion(self.state_for(client), memory.handle, memory.num_bytes)
         return Answer(client, message, memory.descriptor)
@@ -53,9 +53,9 @@ class Region:
 class Regions:
     """All weight regions of a device; a client has at most one."""
 
-    def __init__(self, backing: Backing, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, backing: Backing, log: Callable[[str], None] = lambda text: None) -> None:
         self.backing = backing
-        self.say = say
+        self.log = log
         self.regions: dict[RegionKey, Region] = {}  # open to new clients
         self.of_client: dict[int, Region] = {}
 
@@ -67,19 +67,19 @@ class Regions:
     def want(self, client: int, key: RegionKey) -> Answer:
         """Give a region to a client; raises MemoryShort if there is no room even without unused regions.
 
-        The caller may try again. Raises Misbehaved for a second region.
+        The caller may try again. Raises ProtocolError for a second region.
         """
         if client in self.of_client:
-            raise Misbehaved("it has a region already")
+            raise ProtocolError("it has a region already")
         if key not in self.regions:
             self.regions[key] = Region(key, self.allocate(key.num_bytes))
         region = self.regions[key]
         region.users.append(client)
         self.of_client[client] = region
-        return region.told(client)
+        return region.answer_to(client)
 
     def progressed(self, client: int, num_filled: int) -> Iterator[Answer]:
-        """Note a filler's progress; return answers for waiting users."""
+        """Record a filler's progress; return answers for waiting users."""
         region = self._filled_by(client)
         region.num_filled = min(num_filled, region.memory.num_bytes)
         return (Answer(user, WeightsProgress(region.num_filled)) for user in region.users[1:])
@@ -113,7 +113,7 @@ class Regions:
         was_filler = not region.is_filled and region.users[0] == client
         region.users.remove(client)
         if was_filler and region.users:
-            yield region.told(region.users[0])
+            yield region.answer_to(region.users[0])
         if not region.users and self.regions.get(region.key) is not region:
             region.memory.close()
 
@@ -127,7 +127,7 @@ class Regions:
     def _filled_by(self, client: int) -> Region:
         region = self.of_client.get(client)
         if region is None or region.state_for(client) is not RegionState.EMPTY:
-            raise Misbehaved("it fills no region")
+            raise ProtocolError("it fills no region")
         return region
 
     def allocate(self, num_bytes: int) -> Memory:
@@ -139,6 +139,6 @@ class Regions:
             if not unused:
                 raise
             for key in unused:
-                self.say(f"weights of {key.fingerprint}, which nobody uses, make room for others")
+                self.log(f"weights of {key.fingerprint}, which nobody uses, make room for others")
                 self.regions.pop(key).memory.close()
             return self.backing.allocate(num_bytes)

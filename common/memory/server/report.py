@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from common.memory.blocks.event_log import EventLog
 from common.memory.devices.backing import Backing
-from common.memory.host_tier.tier import HostTier
 from common.memory.server.pools import Pools
 from common.memory.server.regions import Regions
 from common.wire.messages.memory import MAX_BYTES
@@ -27,7 +26,7 @@ def usage(pools: Pools) -> Usage:
     return Usage(
         num_blocks=sum(sum(index.shape.capacity) for index in indexes),
         num_free=sum(sum(index.num_free) for index in indexes),
-        num_offered=sum(index.num_offered for index in indexes),
+        num_offered=sum(len(offered.leased) for index in indexes for offered in index.offers.values()),
         num_quarantined=sum(index.num_quarantined.total() for index in indexes),
     )
 
@@ -46,7 +45,7 @@ def heartbeat(
     ready: MemoryReady, backing: Backing, regions: Regions, pools: Pools, worker_ids: Iterable[str]
 ) -> MemoryHeartbeat:
     """Build a heartbeat: memory use, device load, connected workers."""
-    blocks, use = usage(pools), backing.use()
+    blocks, use, tier = usage(pools), backing.use(), pools.tier
     return MemoryHeartbeat(
         server_id=ready.server_id,
         epoch=ready.epoch,
@@ -57,17 +56,12 @@ def heartbeat(
         num_cached_blocks=num_cached(pools),
         num_offered_blocks=blocks.num_offered,
         num_quarantined_blocks=blocks.num_quarantined,
-        **_of_tier(pools.tier),
+        num_host_blocks=len(tier.slots) if tier else 0,
+        host_bytes=tier.room.num_bytes if tier else 0,
+        num_restored_blocks=tier.traffic.num_restored if tier else 0,
+        copied_out_bytes=tier.traffic.out_bytes if tier else 0,
+        copied_in_bytes=tier.traffic.in_bytes if tier else 0,
         worker_ids=tuple(worker_ids),
         gpu_percent=use.percent,
         gpu_celsius=use.celsius,
     )
-
-
-def _of_tier(tier: HostTier | None) -> dict[str, int]:
-    names = ("num_host_blocks", "host_bytes", "num_restored_blocks", "copied_out_bytes", "copied_in_bytes")
-    if tier is None:
-        return dict.fromkeys(names, 0)
-    traffic = tier.traffic
-    counts = (len(tier.slots), tier.room.num_bytes, traffic.num_restored, traffic.out_bytes, traffic.in_bytes)
-    return dict(zip(names, counts, strict=True))

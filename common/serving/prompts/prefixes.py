@@ -95,7 +95,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return None
         if not self.has_blocks(counts if grant is None else self.layout.nothing):
             return None
-        blocks = self.magazine.allocate(counts) if grant is None else [prompt.beginning.granted]
+        blocks = self.leases.allocate(counts) if grant is None else [prompt.beginning.granted]
         prompt.beginning.grant = None
         self._compute_next(prompt)
         return blocks
@@ -132,7 +132,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return ()
         self._compute_no_more(prompt)
         sealed = beginning.digests[begin:end]
-        self.magazine.seal(prompt.tables[0].block_ids[begin:end], sealed)
+        self.leases.seal(prompt.tables[0].block_ids[begin:end], sealed)
         beginning.num_sealed = end
         self._compute_next(prompt)
         return sealed

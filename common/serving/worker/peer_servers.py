@@ -17,7 +17,7 @@ from common.base.errors import KVError, MemoryLost, TransferFailed
 from common.device.engine.engine import Engine, describe_device
 from common.kv.proof import prove_path
 from common.kv.transport import PeerPool, check_compatible
-from common.memory.client.guest import Guest, OfGuest
+from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.wire.messages.handoff import KVPoolExport
 
 logger = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ GREETING_S = 2.0
 class PeerServer:
     """The memory server of another pool."""
 
-    guest: Guest
+    peer: PeerPoolClient
     pool: PeerPool | None = None  # None until mapped
     num_workers: int = 0  # workers of the pool, known or being proven
 
     @property
     def problem(self) -> str:
         """Reason why the server sends nothing any more; empty if the server works."""
-        return self.guest.problem
+        return self.peer.problem
 
 
 def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
@@ -139,7 +139,7 @@ class PeerServers:
 
     def _begun(self, export: KVPoolExport) -> PeerServer:
         try:
-            guest = Guest(Path(export.memory_socket), self.worker, export.pool_id, export.layout)
+            peer = PeerPoolClient(Path(export.memory_socket), self.worker, export.pool_id, export.layout)
         except MemoryLost as lost:
             raise TransferFailed(
                 f"{lost}: there is the pool of worker {export.worker_id}; both workers need to reach it at that path"

@@ -38,7 +38,7 @@ class DecodeRequest(OfAttempt, tag=37):
 class KVPoolExport(FromWorker, tag=40):
     """prefill worker -> decode worker, after dialing: the location of the prefill worker's pool.
 
-    A decode worker with a different pool connects to the memory server there as a guest.
+    A decode worker with a different pool connects to the memory server there as a peer.
     decode worker -> prefill worker, after proof of the path: the location of the decode worker's pool, if different.
     The first block of each group holds a pattern made from `pool_id`.
     """

@@ -52,9 +52,9 @@ class MemoryHello(FromWorker, tag=60):
 
 
 class MemoryVisit(FromWorker, tag=68):
-    """worker -> another pool's memory server, first: the guest's identity, and the pool to pull from.
+    """worker -> another pool's memory server, first: the peer's identity, and the pool to pull from.
 
-    A guest accepts offers there or looks up prefixes, and gives blocks back after pulling. A guest writes nothing, so
+    A peer accepts offers there or looks up prefixes, and gives blocks back after pulling. A peer writes nothing, so
     all claims end at once with the connection. A `PoolRegion` is the answer.
     """
 
@@ -184,7 +184,7 @@ class PromptWanted(OfAttempt, tag=81):
     """worker -> memory server: ask for all blocks of a prompt, with sealed blocks for the longest prefix found by keys.
 
     The server answers once, with all blocks, and waits until enough blocks are free. Blocks in the host tier are
-    restored first if a restore is faster than computing. A guest asks for 0 blocks, and gets only the blocks found.
+    restored first if a restore is faster than computing. A peer asks for 0 blocks, and gets only the blocks found.
     """
 
     keys: BlockKeys
@@ -234,7 +234,7 @@ class KVOffer(WireStruct, tag=76):
 
     The blocks are all blocks seen by the next token, in each group by place; the first `num_sealed` are sealed.
     `digest` belongs to the last full block, so the decode worker can seal the next block. `root` starts the chain of
-    digests, so a guest can look for the blocks in the guest's own pool. Both are "" if nothing is to be sealed.
+    digests, so a peer can look for the blocks in the peer's own pool. Both are "" if nothing is to be sealed.
     """
 
     decode_worker_id: WorkerId
@@ -259,7 +259,7 @@ class KVReceived(OfAttempt, tag=83):
 
 
 class KVAccepted(OfAttempt, tag=77):
-    """decode worker -> memory server: accept an offer; the worker now owns the blocks, and a guest may read the blocks.
+    """decode worker -> memory server: accept an offer; the worker now owns the blocks, and a peer may read the blocks.
 
     Implies `KVReceived` if not sent before.
     """
@@ -277,8 +277,8 @@ OfBlocks = (
     | KVOffer | KVReceived | KVAccepted | KVDeclined
 )  # fmt: skip
 """Messages of a worker about blocks of a pool."""
-OfGuests = PromptWanted | BlocksFreed | KVReceived | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
-"""Messages allowed to guests."""
+OfPeers = PromptWanted | BlocksFreed | KVReceived | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
+"""Messages allowed to peers."""
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
     | MemoryVisit | PoolWanted | PoolRegion | PoolLeft | PoolShortage | BlocksWanted | BlocksLeased | BlocksFreed

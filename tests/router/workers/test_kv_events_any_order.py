@@ -136,9 +136,9 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 1))
     def copy(self, number: int) -> None:
         """One gets on, to host memory or back."""
-        self._heed(self.pools.tend())
+        self._heed(self.pools.update())
         self.copies.end(number)
-        self._heed(self.pools.tend())
+        self._heed(self.pools.update())
 
     def _leased(self, num_blocks: int) -> list[BlocksLeased]:
         """If so many are not being restored."""
@@ -212,7 +212,7 @@ class Machine(RuleBasedStateMachine):
                 self.is_void = True
             case Misfortune.POOL:
                 self.pools.leave(WRITER)
-                self.pools.cure(WRITER)
+                self.pools.reclaim(WRITER)
                 self._join()
                 self._meet()
             case Misfortune.COPY:

@@ -40,8 +40,8 @@ class FakeMemory:
         """How a worker says that its memory is here."""
         return {"memory_server_id": self.announcer.ready.server_id, "memory_server_epoch": self.announcer.ready.epoch}
 
-    def tell_ended(self, worker: FakeWorker) -> None:
-        self.announcer.tell_ended(worker.worker_id, worker.epoch)
+    def report_ended(self, worker: FakeWorker) -> None:
+        self.announcer.report_ended(worker.worker_id, worker.epoch)
 
     def kill(self) -> None:
         if not self.task.done():
@@ -51,7 +51,7 @@ class FakeMemory:
     async def _run(self) -> None:
         while True:
             if not self.silent:
-                self.announcer.tend(self._heartbeat)
+                self.announcer.update(self._heartbeat)
             await asyncio.sleep(0.01)
 
     def _heartbeat(self) -> MemoryHeartbeat:
@@ -116,7 +116,7 @@ async def test_word_of_a_worker_s_end_moves_its_streams_at_once(
     await cluster.until_paths(2)
     cluster.stop_clockwork()
     first.silent = True
-    memory.tell_ended(first)
+    memory.report_ended(first)
     texts, _, _ = await running
     assert texts == {0: client.expected(PROMPT, max_tokens=300, stop_token_ids=())}
     why = "lost: memory server memory-0 saw its process end; 1 completions needed it"
@@ -146,7 +146,7 @@ async def test_who_died_along_gets_nothing_of_what_the_dead_had(
     for worker in (first, second):
         await asyncio.to_thread(worker.kill)
     await cluster.until_cut_off(first, second)
-    memory.tell_ended(first)
+    memory.report_ended(first)
     assert (await running).choices[0].text == client.expected(PROMPT)
     assert [request.decode_worker_id for request in prefill.got(PrefillRequest)] == ["decode-0", "decode-2"]
     await cluster.until(lambda: cluster.service.pool.find("decode-1") is None, "it is lost, too")
@@ -166,7 +166,7 @@ async def test_only_the_server_that_a_worker_named_may_tell_of_its_end(
     }[naming]
     _, decode = await pair(cluster, **named)
     num_dropped = cluster.service.hub.num_dropped
-    memory.tell_ended(decode)
+    memory.report_ended(decode)
     await cluster.until(lambda: cluster.service.hub.num_dropped == num_dropped + 1, "it is refused")
     assert cluster.service.pool.get("decode-0", decode.epoch)
 
@@ -184,9 +184,9 @@ async def test_word_of_who_is_not_there_any_more_changes_nothing(
     again = cluster.decode("decode-0", **memory.named)
     await cluster.until(lambda: cluster.service.pool.get("decode-0", again.epoch), "the next one is there")
     num_dropped = cluster.service.hub.num_dropped
-    memory.tell_ended(decode)
-    memory.announcer.tell_ended("nobody", 1)
-    memory.tell_ended(prefill)  # behind those, so that they have been heard
+    memory.report_ended(decode)
+    memory.announcer.report_ended("nobody", 1)
+    memory.report_ended(prefill)  # behind those, so that they have been heard
     await cluster.until(lambda: "prefill worker prefill-0" in caplog.text, "the prefill worker's end")
     assert cluster.service.pool.get("decode-0", again.epoch)
     assert not re.search("decode worker decode-0 .* is lost", caplog.text)
@@ -202,7 +202,7 @@ async def test_who_was_leaving_when_it_ended_has_not_crashed(
     _, decode = await pair(cluster, **memory.named)
     decode.say(WorkerLeaving(decode.worker_id, decode.epoch))
     await cluster.until(lambda: any(worker.draining for worker in cluster.service.pool), "draining")
-    memory.tell_ended(decode)
+    memory.report_ended(decode)
     await cluster.until(lambda: "gone after leaving: memory server memory-0" in caplog.text, "its end")
 
 
@@ -347,5 +347,5 @@ async def test_there_is_a_bound_on_memory_servers(
 
 def tended(refused: Announcer) -> bool:
     ready = refused.ready
-    refused.tend(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()))
+    refused.update(lambda: MemoryHeartbeat(ready.server_id, ready.epoch, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ()))
     return refused.is_refused

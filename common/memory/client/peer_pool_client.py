@@ -1,4 +1,4 @@
-"""A guest's connection to another pool's memory server: reads blocks there, and leases none.
+"""A worker's connection to another pool's memory server: reads blocks there, and leases none.
 
     accept:        an offered block is claimed during the pull, until `free`.
     decline:       an offered block is the server's again.
@@ -16,15 +16,13 @@ from pathlib import Path
 from common.base.errors import ConfigError, MemoryLost
 from common.memory.client.client import PoolClaim
 from common.memory.client.connection import Connection
-from common.memory.client.pulse import Pulse
+from common.memory.client.link import ServerLink
 from common.wire.messages.memory import (
     BlocksFreed,
     KVAccepted,
     KVDeclined,
     KVOffer,
     KVReceived,
-    MemoryKnock,
-    MemoryMessage,
     MemoryTainted,
     MemoryVisit,
     PoolRegion,
@@ -36,12 +34,12 @@ from common.wire.values.block_key import pack_keys
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape, shown
 
-OfGuest = KVOffer | PromptBlocks
-"""Messages about blocks that a guest may read."""
+PeerMessage = KVOffer | PromptBlocks
+"""Messages about blocks of a peer pool that this worker may read."""
 
 
-class Guest:
-    """A worker connected to another pool's memory server; never waits.
+class PeerPoolClient(ServerLink):
+    """A worker's link to another pool's memory server; never waits.
 
     `claim` is set once the server has answered. `problem` says why the connection is lost. Raises MemoryLost if no
     server listens.
@@ -60,23 +58,21 @@ class Guest:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.path, self.pool_id, self.layout = path, pool_id, layout
-        self.problem = ""
+        self.pool_id, self.layout = pool_id, layout
         self.claim: PoolClaim | None = None
         try:
-            self.connection = Connection(path, MemoryVisit(*worker, pool_id))
+            super().__init__(Connection(path, MemoryVisit(*worker, pool_id)), clock)
         except OSError as error:
             raise MemoryLost(f"memory server {path}: {error.strerror}") from None
-        self._pulse = Pulse(clock=clock)
-        self._said: list[OfGuest] = []
+        self._received: list[PeerMessage] = []
 
-    def receive(self) -> list[OfGuest]:
+    def receive(self) -> list[PeerMessage]:
         """Return offers and found blocks since the last call."""
-        self.look()
-        said, self._said = self._said, []
-        return said
+        self.poll()
+        received, self._received = self._received, []
+        return received
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take arrived messages and check the connection.
 
         The end of the connection is a problem even if unread messages remain.
@@ -86,85 +82,65 @@ class Guest:
         try:
             has_ended = self.connection.has_ended  # first, because a refusal may arrive just before the end
             for message, descriptor in self.connection.receive():
-                self._pulse.heard()
-                self._heed(message, descriptor)
+                self.count_received()
+                self._handle(message, descriptor)
             if has_ended:
-                self._lose("it closed the connection")
+                self.lose(self.connection.problem("it closed the connection"))
         except (MemoryLost, ConfigError) as lost:
-            self.problem = self.problem or str(lost)
-
-    def tend(self) -> None:
-        """Ask whether the server is alive, when due; silence is a problem."""
-        if self._pulse.asks():
-            self._send(MemoryKnock())
-        if silence := self._pulse.silence:
-            self._lose(silence)
+            self.lose(str(lost))
 
     def receive_offer(self, offer: KVOffer) -> None:
         """Take over the request of an offer; the blocks stay the server's."""
-        self._send(KVReceived(offer.request_id, offer.attempt))
+        self.send(KVReceived(offer.request_id, offer.attempt))
 
     def accept(self, offer: KVOffer) -> None:
         """Claim the blocks of an offer; their bytes stay valid until `free` or the end of the connection."""
-        self._send(KVAccepted(offer.request_id, offer.attempt))
+        self.send(KVAccepted(offer.request_id, offer.attempt))
 
     def decline(self, offer: KVOffer) -> None:
         """Decline an offer, so the server may lease its blocks."""
-        self._send(KVDeclined(offer.request_id, offer.attempt))
+        self.send(KVDeclined(offer.request_id, offer.attempt))
 
     def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
         """Ask for blocks of the leading digests of a text; a `PromptBlocks` answers."""
-        self._send(PromptWanted(request_id, attempt, pack_keys(digests), block_us=0, num_blocks=0, priority=0))
+        self.send(PromptWanted(request_id, attempt, pack_keys(digests), block_us=0, num_blocks=0, priority=0))
 
-    def free(self, said: OfGuest) -> None:
+    def free(self, message: PeerMessage) -> None:
         """Give back the blocks of an accepted offer or of a `PromptBlocks`."""
-        self._send(BlocksFreed(said.block_ids, said.generations))
+        self.send(BlocksFreed(message.block_ids, message.generations))
 
     def report_fault(self, problem: str) -> None:
         """Report a fault of the device as the last message, because the fault may have damaged the pool."""
-        self._send(MemoryTainted(problem))
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
+        self.send(MemoryTainted(problem))
 
     def close(self) -> None:
         """Close the connection and give up all claims; no block may be read afterwards."""
-        self.problem = self.problem or "closed"
+        self.lose("closed")
         self.connection.close()
         if self.claim is not None and self.claim.descriptor is not None:
             os.close(self.claim.descriptor)
             self.claim = None
 
-    def _heed(self, message: Message, descriptor: int | None) -> None:
+    def _handle(self, message: Message, descriptor: int | None) -> None:
         if descriptor is not None and self.claim is not None:
             os.close(descriptor)
         match message:
             case KVOffer() | PromptBlocks():
-                self._said.append(message)
+                self._received.append(message)
             case PoolRegion() if self.claim is None:
                 self.claim = self._claimed(message, descriptor)
             case MemoryTainted():
-                self._lose(message.problem)
+                self.lose(self.connection.problem(message.problem))
             case _:  # a welcome, or an answer to a knock
                 pass
 
     def _claimed(self, region: PoolRegion, descriptor: int | None) -> PoolClaim | None:
         """Return a claim; None, and a problem, if the pool does not fit the layout."""
         if len(region.num_blocks) != len(self.layout.groups):
-            self._lose(f"its pool has {shown(region.num_blocks)} blocks, for {len(self.layout.groups)} groups")
+            groups = f"its pool has {shown(region.num_blocks)} blocks, for {len(self.layout.groups)} groups"
+            self.lose(self.connection.problem(groups))
             if descriptor is not None:
                 os.close(descriptor)
             return None
         shape = PoolShape(self.layout, region.num_blocks)
         return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
-
-    def _send(self, message: MemoryMessage) -> None:
-        if self.problem:
-            return
-        try:
-            self.connection.send(message)
-        except MemoryLost as lost:
-            self.problem = str(lost)
-
-    def _lose(self, what: str) -> None:
-        self.problem = self.problem or self.connection.problem(what)

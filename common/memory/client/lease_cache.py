@@ -22,11 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
-
-from common.base.errors import OutOfBlocks
+from common.base.errors import KVError, OutOfBlocks
 from common.memory.client.demand import Demand
-from common.memory.client.leases import Leases, check_owned
+from common.memory.client.held_blocks import HeldBlocks
 from common.wire.messages.memory import (
     BlocksFreed,
     BlocksLeased,
@@ -50,7 +48,7 @@ class Grant(NamedTuple):
     fresh: list[int]  # to be filled
 
 
-class Magazine:
+class LeaseCache(HeldBlocks):
     """Block allocator of a worker with a shared pool. Torch-free.
 
     Args:
@@ -60,76 +58,57 @@ class Magazine:
     def __init__(
         self, shape: PoolShape, send: Callable[[MemoryMessage], None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.shape, self.capacity, self._send = shape, shape.capacity, send
-        self.leases, self.demand = Leases(shape), Demand(shape, clock=clock)
-        self.unread: list[int] = []  # read no more; the server is told in `tend`
+        super().__init__(shape)
+        self.capacity, self._send = shape.capacity, send
+        self.demand = Demand(shape, clock=clock)
+        self.unread: list[int] = []  # read no more; `update` tells the server
         self._unread_generations: list[int] = []
-        self._is_lost = False
-
-    @property
-    def num_free(self) -> Counts:
-        """Blocks at hand, by group."""
-        return self.leases.num_free
-
-    @property
-    def num_unused(self) -> Counts:
-        """Blocks of the pool not in use by this worker, by group."""
-        return self.leases.num_unused
-
-    @property
-    def is_short(self) -> bool:
-        """Tell whether a worker waits for blocks of the pool."""
-        return self.demand.is_short
-
-    def has(self, counts: Counts) -> bool:
-        """Tell whether `counts` blocks are at hand."""
-        return are_enough(self.num_free, counts)
+        self.is_lost = False  # no more blocks will come, because the server is lost
 
     def fetch(self, counts: Counts) -> bool:
-        """Tell whether `counts` blocks are at hand; if not, want them, unless a smaller lack is noted."""
-        if self.has(counts):
+        """Tell whether `counts` blocks are at hand; if not, want them, unless a smaller lack is known."""
+        if are_enough(self.num_free, counts):
             return True
         self.demand.lack(counts)
         return False
 
     def is_exhausted(self) -> bool:
         """Tell whether no worker has blocks to give, after a wait."""
-        return self._is_lost or self.demand.is_in_vain
+        return self.is_lost or self.demand.is_in_vain
 
     def allocate(self, counts: Counts) -> list[list[int]]:
         """Take blocks of each group; raises OutOfBlocks, and takes none, if some are not at hand."""
-        if not self.has(counts):
+        if not are_enough(self.num_free, counts):
             raise OutOfBlocks(f"{shown(counts)} blocks wanted, {shown(self.num_free)} at hand")
         self.demand.use(counts)
-        return self.leases.take(counts)
+        return self.take(counts)
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Take back blocks that no device work touches; raises KVError for blocks not in use here.
 
         Sealed blocks are let go, in the order of their text, because they cannot be written again.
         """
-        freed, readings = list(block_ids), self.leases.readings
-        if num_sealed := readings.num_first(freed):
-            self._unread_generations += readings.take(freed[:num_sealed]).tolist()
+        freed = list(block_ids)
+        if num_sealed := self.references.num_first(freed):
+            self._unread_generations += self.references.end(freed[:num_sealed]).tolist()
             self.unread += freed[:num_sealed]
         if freed := freed[num_sealed:]:
-            self.leases.put_back(freed)
+            self.put_back(freed)
 
     def check(self, owned: Iterable[Iterable[int]]) -> None:
         """Raise KVError unless `owned` lists each block in use once, and each sealed block as often as read."""
-        check_owned(self.leases, owned)
-
-    def generations(self, block_ids: Sequence[int]) -> np.ndarray:
-        """Return generations of blocks in use, sealed blocks first: [num_ids] int32."""
-        return self.leases.generations(block_ids)
+        seen = sorted(block_id for block_ids in owned for block_id in block_ids)
+        in_use = sorted([*self.in_use, *self.references])
+        if seen != in_use:
+            raise KVError(f"{len(seen)} blocks accounted for, {len(in_use)} in use")
 
     def seal(self, block_ids: Sequence[int], digests: Sequence[bytes]) -> None:
         """Seal full blocks in use, not written by any step from now on.
 
         Raises KVError for blocks not in use here.
         """
-        generations = self.leases.end(block_ids)
-        self.leases.readings.add(block_ids, generations)
+        generations = self.end(block_ids)
+        self.references.add(block_ids, generations)
         self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), pack_keys(digests)))
 
     def want_prompt(
@@ -144,27 +123,23 @@ class Magazine:
         self._send(PromptWanted(*key, pack_keys(digests), block_us, num_blocks, priority))
 
     def unwant_prompt(self, key: tuple[str, int]) -> None:
-        """Forget the wish for a prompt; the caller frees the blocks of a late answer."""
+        """Withdraw the request for a prompt; the caller frees the blocks of a late answer."""
         self._send(PromptUnwanted(*key))
 
     def granted(self, message: PromptBlocks) -> Grant:
         """Take over the blocks of a prompt: found blocks to read, fresh blocks to use."""
         block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
-        self.leases.adopt(block_ids, generations, message.num_sealed)
+        self.adopt(block_ids, generations, message.num_sealed)
         return Grant(block_ids[: message.num_sealed], block_ids[message.num_sealed :])
 
-    def leased(self, message: BlocksLeased) -> None:
+    def receive(self, message: BlocksLeased) -> None:
         """Put leased blocks at hand; the server has answered the last want."""
         self.demand.answered()
         block_ids = unpack_ids(message.block_ids)
-        self.leases.adopt(block_ids, unpack_ids(message.generations))
-        self.leases.put_back(block_ids)
+        self.adopt(block_ids, unpack_ids(message.generations))
+        self.put_back(block_ids)
 
-    def lost(self) -> None:
-        """Note the end of the server: no more blocks will come."""
-        self._is_lost = True
-
-    def tend(self, level: Counts, floor: Counts, *, is_busy: bool = False) -> None:
+    def update(self, level: Counts, floor: Counts, *, is_busy: bool = False) -> None:
         """Ask for lacking blocks, and give back surplus; call once a turn.
 
         Args:
@@ -172,7 +147,7 @@ class Magazine:
             floor: blocks to have at hand while others wait for some.
             is_busy: a step runs, so a lack could not be repeated and stays valid.
         """
-        if self._is_lost:
+        if self.is_lost:
             return
         if self.unread:
             self._send(BlocksFreed(pack_ids(self.unread), pack_ids(self._unread_generations)))
@@ -181,5 +156,5 @@ class Magazine:
         if wanted is not None:
             self._send(BlocksWanted(wanted))
         if any(surplus):
-            block_ids = list(chain.from_iterable(self.leases.take(surplus)))
-            self._send(BlocksFreed(pack_ids(block_ids), self.leases.end(block_ids).tobytes()))
+            block_ids = list(chain.from_iterable(self.take(surplus)))
+            self._send(BlocksFreed(pack_ids(block_ids), self.end(block_ids).tobytes()))

@@ -1,4 +1,4 @@
-"""Wishes of workers for a device's memory, weights or KV pool: granted, waiting, or refused.
+"""Allocations of a device's memory, for weights or a KV pool: granted, waiting, or refused.
 
 granted: there is room, or the memory exists already.
 waiting: no room now, because memory of a killed process is not free at once.
@@ -14,7 +14,7 @@ from common.memory.base.channel import Gone
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.pool import User
 from common.memory.devices.backing import gb
-from common.memory.server.clients import Client, Wish
+from common.memory.server.connections import Client
 from common.memory.server.pools import Pools
 from common.memory.server.regions import RegionKey, Regions
 from common.wire.messages.memory import MemoryRefused, PoolWanted, RegionState, WeightsWanted
@@ -26,36 +26,32 @@ PATIENCE_S = 30.0
 """Longest wait for memory."""
 
 
-class Wishes:
-    """Wishes of all clients; a client has at most one."""
+class Allocations:
+    """Requests of all clients for memory; a client waits for at most one."""
 
     def __init__(self, regions: Regions, pools: Pools, clock: Callable[[], float] = time.monotonic) -> None:
         self.regions, self.pools, self._clock = regions, pools, clock
 
     def add(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
-        """Note a client's wish, and try to grant it; raises Gone."""
-        client.wish = Wish(message, self._clock() + PATIENCE_S)
+        """Try to grant a client's request, or let the client wait; raises Gone."""
+        client.wanted, client.wanted_until_s = message, self._clock() + PATIENCE_S
         return self.grant(client)
 
     def grant(self, client: Client) -> list[Answer]:
-        """Grant a client's wish if there is room, or keep waiting; raises Gone after a refusal."""
-        if (wish := client.wish) is None:
+        """Grant a client's request if there is room, or keep waiting; raises Gone after a refusal."""
+        if (wanted := client.wanted) is None:
             return []
         try:
-            answers = self._given(client, wish.message)
+            answers = self._pool(client, wanted) if isinstance(wanted, PoolWanted) else self._weights(client, wanted)
         except MemoryShort as short:
-            if short.is_for_good or self._clock() > wish.until_s:
+            if short.is_for_good or self._clock() > client.wanted_until_s:
                 waited = "" if short.is_for_good else f", for {PATIENCE_S:.0f} s"
-                reason = refusal(f"{short}{waited}", wish.message, self.regions, self.pools)
+                reason = refusal(f"{short}{waited}", wanted, self.regions, self.pools)
                 client.channel.send(MemoryRefused(reason))
                 raise Gone(f"it wants more than there is: {reason}") from None
             return []
-        client.wish = None
+        client.wanted = None
         return answers
-
-    def _given(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
-        """Give the memory; raises MemoryShort."""
-        return self._pool(client, message) if isinstance(message, PoolWanted) else self._weights(client, message)
 
     def _pool(self, client: Client, wanted: PoolWanted) -> list[Answer]:
         assert client.worker is not None, "who wants something has said who it is"

@@ -1,21 +1,78 @@
-"""Blocks leased by a worker, at hand or in use, and sealed blocks read by the worker. Sends nothing."""
+"""Blocks held by a worker: leased blocks, at hand or in use, and references to sealed blocks. Sends nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from common.base.errors import KVError
-from common.memory.client.readings import Readings, as_ids
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape
 
 
-class Leases:
-    """Leased blocks of a pool. In messages about a text, sealed blocks come first."""
+class References:
+    """References to sealed blocks, counted, because several texts of a worker may begin alike.
+
+    The memory server counts alike.
+    """
+
+    def __init__(self, num_ids: int) -> None:
+        self._counts = np.zeros(num_ids, np.int32)
+        self._generation = np.zeros(num_ids, np.int32)
+        self._num_blocks = 0
+
+    def __len__(self) -> int:
+        """Return the number of distinct blocks."""
+        return self._num_blocks
+
+    def __contains__(self, block_id: int) -> bool:
+        return bool(self._counts[block_id])
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield each block as often as read."""
+        ids = np.flatnonzero(self._counts)
+        return iter(np.repeat(ids, self._counts[ids]).tolist())
+
+    def num_first(self, block_ids: Sequence[int]) -> int:
+        """Return how many leading blocks are read here; sealed blocks come first in a text."""
+        if not len(block_ids) or not self._counts[block_ids[0]]:
+            return 0
+        others = np.flatnonzero(self._counts[as_ids(block_ids)] == 0)
+        return int(others[0]) if len(others) else len(block_ids)
+
+    def add(self, block_ids: Sequence[int], generations: Sequence[int] | np.ndarray) -> None:
+        """Add a reference to each block of a text."""
+        ids = as_ids(block_ids)
+        self._num_blocks += int(np.count_nonzero(self._counts[ids] == 0))
+        self._counts[ids] += 1
+        self._generation[ids] = generations
+
+    def generations(self, block_ids: Sequence[int]) -> np.ndarray:
+        """Return generations of blocks: [num_ids] int32."""
+        generations: np.ndarray = self._generation[as_ids(block_ids)]
+        return generations
+
+    def end(self, block_ids: Sequence[int]) -> np.ndarray:
+        """End a reference to each named block, and return generations.
+
+        Raises KVError, and changes nothing, if a block is read less often than named.
+        """
+        ids, counts = np.unique(as_ids(block_ids), return_counts=True)
+        if (self._counts[ids] < counts).any():
+            raise KVError(f"of {len(block_ids)} blocks some are not read here so often")
+        self._counts[ids] -= counts
+        self._num_blocks -= int(np.count_nonzero(self._counts[ids] == 0))
+        return self.generations(block_ids)
+
+
+class HeldBlocks:
+    """Leased blocks of a worker, at hand or in use, and sealed blocks read by the worker.
+
+    In messages about a text, sealed blocks come first.
+    """
 
     def __init__(self, shape: PoolShape) -> None:
         self.shape = shape
-        self.readings = Readings(shape.num_ids)  # of sealed blocks
+        self.references = References(shape.num_ids)  # to sealed blocks
         self._at_hand: list[list[int]] = [[] for _ in shape.capacity]  # by group
         self._is_at_hand = np.zeros(shape.num_ids, bool)
         self._generation = np.zeros(shape.num_ids, np.int32)  # by block; 0 if not leased
@@ -31,7 +88,7 @@ class Leases:
         """Blocks of the pool not in use by this worker, by group."""
         columns = zip(self.shape.capacity, self._num_leased, self._at_hand, strict=True)
         first, *others = (capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
-        return (first - len(self.readings), *others)
+        return (first - len(self.references), *others)
 
     @property
     def in_use(self) -> list[int]:
@@ -42,14 +99,14 @@ class Leases:
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
         """Return generations of blocks in use, sealed blocks first: [num_ids] int32."""
         generations: np.ndarray = self._generation[as_ids(block_ids)]
-        if num_sealed := self.readings.num_first(block_ids):
-            generations[:num_sealed] = self.readings.generations(block_ids[:num_sealed])
+        if num_sealed := self.references.num_first(block_ids):
+            generations[:num_sealed] = self.references.generations(block_ids[:num_sealed])
         return generations
 
     def adopt(self, block_ids: Sequence[int], generations: Sequence[int], num_sealed: int = 0) -> None:
         """Put blocks of the server or of another worker in use; the first `num_sealed` are sealed."""
         if num_sealed:
-            self.readings.add(block_ids[:num_sealed], generations[:num_sealed])
+            self.references.add(block_ids[:num_sealed], generations[:num_sealed])
             block_ids, generations = block_ids[num_sealed:], generations[num_sealed:]
         self._count(block_ids, 1)
         self._generation[as_ids(block_ids)] = generations
@@ -79,10 +136,10 @@ class Leases:
 
     def release(self, block_ids: Sequence[int]) -> np.ndarray:
         """Give blocks in use to another worker, sealed blocks first. Return generations: [num_ids] int32."""
-        generations, num_sealed = self.generations(block_ids), self.readings.num_first(block_ids)
+        generations, num_sealed = self.generations(block_ids), self.references.num_first(block_ids)
         self.end(block_ids[num_sealed:])
         if num_sealed:
-            self.readings.take(block_ids[:num_sealed])
+            self.references.end(block_ids[:num_sealed])
         return generations
 
     def _count(self, block_ids: Sequence[int], sign: int) -> None:
@@ -100,9 +157,6 @@ class Leases:
         return ids
 
 
-def check_owned(leases: Leases, owned: Iterable[Iterable[int]]) -> None:
-    """Raise KVError unless `owned` lists each block in use once, and each sealed block as often as read."""
-    seen = sorted(block_id for block_ids in owned for block_id in block_ids)
-    in_use = sorted([*leases.in_use, *leases.readings])
-    if seen != in_use:
-        raise KVError(f"{len(seen)} blocks accounted for, {len(in_use)} in use")
+def as_ids(block_ids: Sequence[int]) -> np.ndarray:
+    """Return ids as an array: [num_ids] int32."""
+    return np.asarray(block_ids, np.int32)
