@@ -111,7 +111,7 @@ class Inbox:
             return
         sequence, offer, server = received
         if problem := unknown_token([offer.token_id], self.pulls.engine.vocab_size):
-            (self.offers.shared if server is None else server.guest).decline(offer)
+            (self.offers.shared if server is None else server.peer).decline(offer)
             self.report(sequence.key, ErrorCode.INTERNAL, problem)
         elif server is None:
             self.offers.add(sequence, offer)

@@ -78,14 +78,14 @@ class DecodeWorker:
         self.poller = zmq.Poller()
         self.link = RouterLink(zmq.Context.instance(), config.net, ready, lambda: self.cancellation.drop_all())
         report = partial(fail_request, self.link)
-        chunk_tokens, magazine = config.decode.local_chunk_tokens, engine.shared.magazine
+        chunk_tokens, leases = config.decode.local_chunk_tokens, engine.shared.leases
         self.scheduler = DecodeScheduler(engine.allocator, ready.max_num_seqs, engine.max_len, chunk_tokens)
         peers = PeerServers(engine, (ready.worker_id, ready.epoch), self.poller)
         self.sources = Sources(engine, peers, hub, self.link.send)
-        announced, sealing = Announced(engine.shared), Sealing(magazine)
+        announced, sealing = Announced(engine.shared), Sealing(leases)
         self.pulls = Pulls(engine, self.scheduler, config, self.sources, announced, report)
         self.offers = Offers(engine.shared, self.scheduler, sealing, report)
-        self.local_prompts = LocalPrompts(runners.prompts, self.scheduler, magazine, config, self.link)
+        self.local_prompts = LocalPrompts(runners.prompts, self.scheduler, leases, config, self.link)
         self.arrivals = Arrivals(announced, self.pulls, self.offers, self.local_prompts)
         self.admission = Admission(self.scheduler, self.arrivals, report)
         self.cancellation = Cancellation(self.scheduler, self.arrivals, report)

@@ -39,7 +39,7 @@ class Handoffs:
         """Offer a prompt's blocks and first token to the decode worker; without a KV path, free the blocks and fail."""
         target = self._target(sequence)
         if target is None:
-            self.shared.magazine.free(block_ids)
+            self.shared.leases.free(block_ids)
             reason = f"decode worker {sequence.request.decode_worker_id} has no KV path from here"
             fail_request(self.link, sequence.key, ErrorCode.HANDOFF_LOST, reason)
             return

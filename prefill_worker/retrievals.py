@@ -15,7 +15,7 @@ from statistics import median
 
 from common.kv.copies import Copies
 from common.kv.pool import KVPool
-from common.memory.base.reply_worth import copying_us, is_worth_taking
+from common.memory.base.copy_costs import is_pull_faster, pull_us
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.rate import PromptRate
 from common.serving.prompts.requests import Key
@@ -83,7 +83,7 @@ class Retrieval:
     def free_found(self) -> None:
         """Free the source blocks, if any."""
         if self.found is not None:
-            self.server.guest.free(self.found)
+            self.server.peer.free(self.found)
 
 
 class Retrievals:
@@ -103,7 +103,7 @@ class Retrievals:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool, self.reply_pools, self.prefixes, self.worth = pool, reply_pools, prefixes, worth
-        self.magazine, self.grants = prefixes.magazine, prefixes.grants
+        self.leases, self.grants = prefixes.leases, prefixes.grants
         self._clock = clock
         self.under_way: list[Retrieval] = []
         self.late: list[Retrieval] = []  # without waiting prompts, but copies may still write the blocks
@@ -133,7 +133,7 @@ class Retrievals:
         target_ids = self.grants.lend(prompt, len(digests))
         begun = Retrieval(prompt.key, digests, pool.server, pool.gb_per_s, self._clock(), [prompt], target_ids)
         self.under_way.append(begun)
-        begun.server.guest.look_up(*begun.key, digests)
+        begun.server.peer.look_up(*begun.key, digests)
 
     def advance(self) -> None:
         """Drive all retrievals and connections, and free late blocks; call once per turn of the loop."""
@@ -148,7 +148,7 @@ class Retrievals:
             self._continue(each)
         for each in [each for each in self.late if each.copies.over()]:
             self.late.remove(each)
-            self.magazine.free(each.target_ids)
+            self.leases.free(each.target_ids)
             each.free_found()
 
     def _may_have(self, pool: ReplyPool, num_blocks: int) -> bool:
@@ -162,7 +162,7 @@ class Retrievals:
         each = next((each for each in self.under_way if each.key == key and each.server is server), None)
         if each is None or each.found is not None:
             if num_found:
-                server.guest.free(found)
+                server.peer.free(found)
             return
         is_answer = 0 < num_found <= len(each.digests) and not server.problem
         if is_answer and each.is_wanted and self.worth.is_worth(num_found, each.gb_per_s):
@@ -171,13 +171,13 @@ class Retrievals:
             each.copies.start(server.pool, unpack_ids(found.block_ids), self.pool, each.target_ids[:num_found])
             return
         if num_found:
-            server.guest.free(found)
+            server.peer.free(found)
         self._end(each)
 
     def _continue(self, each: Retrieval) -> None:
         copy_s = self.worth.copy_s(len(each.digests), each.gb_per_s)
         if each.found is not None and each.copies.over():
-            each.server.guest.look()
+            each.server.peer.poll()
             if each.copies.problem or each.server.problem:
                 self._end(each)
             else:
@@ -195,7 +195,7 @@ class Retrievals:
         self.worth.add(num_found, each.gb_per_s, self._clock() - each.begin_s)
         self.meter.note(each.copies.num_pulls, each.copies.num_bytes, each.copies.seconds)
         self.num_pulled += num_found
-        each.server.guest.free(each.found)
+        each.server.peer.free(each.found)
         digests = each.digests[:num_found]
         self.leases.seal(sealed, digests)
         first, *others = self._leave(each)

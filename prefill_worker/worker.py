@@ -83,7 +83,7 @@ class PrefillWorker:
         def report_cached(prompt: PrefillSequence) -> None:
             self.link.send(PromptCached(*worker, *prompt.key, prompt.num_scheduled_tokens))
 
-        self.prefixes = PromptPrefixes(engine.shared.magazine, report_cached, config.kv)
+        self.prefixes = PromptPrefixes(engine.shared.leases, report_cached, config.kv)
         order = prompt_order(config.prefill, batching=config.worker.batching)
         self.scheduler = PromptScheduler(order, engine.allocator, engine.max_len, self.prefixes)
         self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT)
@@ -190,7 +190,7 @@ class PrefillWorker:
         """Keep blocks leased for the next step's prompts; after the memory server's loss, drain."""
         shared = self.engine.shared
         nothing, is_busy = self.engine.pool.layout.nothing, len(self.steps.in_flight) == MAX_IN_FLIGHT
-        shared.tend(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
+        shared.update(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)

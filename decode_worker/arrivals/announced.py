@@ -64,7 +64,7 @@ class Announced:
             return None
         sequence = self._sequences.pop(offer.request_id)
         sequence.handed_over(offer.token_id)
-        (self._shared if server is None else server.guest).receive_offer(offer)
+        (self._shared if server is None else server.peer).receive_offer(offer)
         return Received(sequence, offer, server)
 
     def abort(self, request_id: str, attempt: int) -> None:
@@ -89,4 +89,4 @@ class Announced:
             self._decline(offer, server)
 
     def _decline(self, offer: KVOffer, server: PeerServer | None) -> None:
-        (self._shared if server is None else server.guest).decline(offer)
+        (self._shared if server is None else server.peer).decline(offer)

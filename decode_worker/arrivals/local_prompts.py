@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from common.base.errors import ErrorCode
 from common.device.steps.prompt_runner import PromptRunner
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.serving.prompts.order import PromptOrder
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.scheduler import Chunk, PromptRows, PromptScheduler
@@ -64,11 +64,11 @@ class LocalPrompts:
     """Prompts until complete; at most a single chunk is in flight."""
 
     def __init__(
-        self, runner: PromptRunner, decoding: DecodeScheduler, magazine: Magazine, config: Config, link: RouterLink
+        self, runner: PromptRunner, decoding: DecodeScheduler, leases: LeaseCache, config: Config, link: RouterLink
     ) -> None:
         self.decoding, self.link, self.worker = decoding, link, (link.ready.worker_id, link.ready.epoch)
         capacity = decoding.capacity
-        self.prefixes = PromptPrefixes(magazine, self._report_cached, config.kv, capacity.has_blocks)
+        self.prefixes = PromptPrefixes(leases, self._report_cached, config.kv, capacity.has_blocks)
         self.rows = LocalRows(capacity)
         order = PromptOrder(capacity.step_tokens, max_seqs=1, max_mixed_tokens=capacity.step_tokens)
         self.scheduler = PromptScheduler(order, capacity.allocator, capacity.max_len, self.prefixes, self.rows)

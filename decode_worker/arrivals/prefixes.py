@@ -60,7 +60,7 @@ class Prefixes:
             sequence = handoff.sequence
             self.asked[sequence.key] = handoff
             num_blocks = num_seen(self.layout, len(sequence.token_ids))[0]
-            self.magazine.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.request.priority)
+            self.leases.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.request.priority)
 
     def receive(self, message: PromptBlocks) -> None:
         """Take over granted blocks, or free the blocks if the handoff is gone."""
@@ -116,7 +116,7 @@ class Prefixes:
         sequence, digests = handoff.sequence, handoff.digests
         num_found = sequence.chain.num_blocks
         if pulled := digests[num_found:]:
-            self.magazine.seal(sequence.tables[0].block_ids[num_found : len(digests)], pulled)
+            self.leases.seal(sequence.tables[0].block_ids[num_found : len(digests)], pulled)
         sequence.chain = SealedChain(len(digests), digests[-1] if digests else handoff.root)
 
     def forget(self, handoff: Handoff) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.kv.copies import Copies
-from common.memory.client.magazine import Grant
+from common.memory.client.lease_cache import Grant
 from common.serving.worker.peer_servers import PeerServer
 from common.wire.messages.memory import KVOffer
 from common.wire.values.packing import unpack_ids

@@ -57,7 +57,7 @@ class Pulls:
             problem = flaw(offered, sequence, self.scheduler.layout)
         if problem:
             self.early.drop(*sequence.key)
-            server.guest.decline(offer)
+            server.peer.decline(offer)
             self.fail(sequence.key, code, problem)
             return
         self.early.hints.pop(sequence.key, None)
@@ -169,4 +169,4 @@ class Pulls:
         self.waiting.remove(handoff)
         self.prefixes.forget(handoff)
         self.early.drop(*handoff.sequence.key)
-        handoff.server.guest.decline(handoff.offer)
+        handoff.server.peer.decline(handoff.offer)

@@ -36,7 +36,7 @@ class Transfers:
 
     def start(self, handoff: Handoff) -> None:
         """Accept a handoff, reserve its row and blocks, and pull blocks neither found nor pulled ahead."""
-        handoff.server.guest.accept(handoff.offer)
+        handoff.server.peer.accept(handoff.offer)
         sequence, begun = handoff.sequence, self.early.find(handoff)
         grant = self.prefixes.take(handoff)
         here: Sequence[Sequence[int]] = [[] for _ in handoff.source_ids]
@@ -59,12 +59,12 @@ class Transfers:
         """Return sequences whose blocks have arrived; free the source blocks."""
         over = [handoff for handoff in self.under_way if handoff.copies.over()]
         for server in {handoff.server for handoff in over}:
-            server.guest.look()
+            server.peer.poll()
         arrived = []
         for handoff in over:
             self.under_way.remove(handoff)
             problem = handoff.copies.problem or handoff.server.problem
-            handoff.server.guest.free(handoff.offer)
+            handoff.server.peer.free(handoff.offer)
             self.meter.note(handoff.copies.num_pulls, handoff.copies.num_bytes, handoff.copies.seconds)
             if not handoff.aborted and not problem:
                 self.prefixes.arrived(handoff)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.wire.messages.memory import KVOffer
 from common.wire.values.block_key import digests
 from common.wire.values.packing import pack_ids
@@ -12,9 +12,9 @@ from decode_worker.sequences.sequence import DecodeSequence, SealedChain
 class Sealing:
     """Full blocks at the end of a step, sealed all at once."""
 
-    def __init__(self, magazine: Magazine) -> None:
-        self.magazine = magazine
-        self.block_size = magazine.shape.layout.groups[0].block_size
+    def __init__(self, leases: LeaseCache) -> None:
+        self.leases = leases
+        self.block_size = leases.shape.layout.groups[0].block_size
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
@@ -37,4 +37,4 @@ class Sealing:
                 sealed.append(chain.digest)
                 chain.num_blocks += 1
         if block_ids:
-            self.magazine.seal(block_ids, sealed)
+            self.leases.seal(block_ids, sealed)

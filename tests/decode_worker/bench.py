@@ -12,7 +12,7 @@ from common.base.errors import ErrorCode, TransferFailed
 from common.device.engine.engine import Engine
 from common.kv.tables import tables_of
 from common.memory.client.client import PoolClaim
-from common.memory.client.guest import Guest, OfGuest
+from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.serving.prompts.requests import Key
 from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.settings.config import Config
@@ -145,9 +145,9 @@ def reserved(scheduler: DecodeScheduler, sequence: DecodeSequence) -> bool:
 
 def met(sources: Sources, pool: FakePool, worker_id: str = "p", pool_id: int = 1) -> FakePeer:
     """A prefill worker of another pool is known to `sources`, its path proven."""
-    guest = FakeGuest(pool_id)
-    sources.peers.poller.register(guest, zmq.POLLIN)
-    visit = sources.peers.by_pool[pool_id] = PeerServer(cast(Guest, guest), pool, num_workers=1)
+    peer = FakePeer(pool_id)
+    sources.peers.poller.register(peer, zmq.POLLIN)
+    visit = sources.peers.by_pool[pool_id] = PeerServer(cast(PeerPoolClient, peer), pool, num_workers=1)
     export = pool_export(worker_id, pool_id=pool_id)
     sources.by_id[worker_id] = Source(export, worker_id.encode(), 1.0, visit)
     return peer
@@ -177,15 +177,15 @@ class Rig:
             self.announced,
             lambda *failure: self.failures.append(failure),
         )
-        self.guests: dict[str, FakeGuest] = {}
+        self.peers: dict[str, FakePeer] = {}
         self.attempts: dict[str, int] = {}  # the latest that was announced of each request
         self.visits: dict[str, PeerServer] = {}
         self.pool = self.meet("p")
 
     def meet(self, worker_id: str) -> FakePool:
         """Another prefill worker, proven, in a pool of its own."""
-        pool, pool_id = FakePool(), len(self.guests) + 1
-        self.guests[worker_id] = met(self.sources, pool, worker_id, pool_id)
+        pool, pool_id = FakePool(), len(self.peers) + 1
+        self.peers[worker_id] = met(self.sources, pool, worker_id, pool_id)
         self.visits[worker_id] = self.sources.peers.by_pool[pool_id]
         return pool
 

@@ -31,7 +31,7 @@ class Rig:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.home, self.abroad = Side(), Side()
-        self.visit = cast(PeerServer, SimpleNamespace(guest=self.abroad, problem=""))
+        self.visit = cast(PeerServer, SimpleNamespace(peer=self.abroad, problem=""))
         self.announced = Announced(cast(SharedPool, self.home), clock=lambda: self.now_s)
 
     def announce(self, name: str, attempt: int = 0) -> str:

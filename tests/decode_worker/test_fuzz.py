@@ -12,7 +12,7 @@ from common.base.errors import TransferFailed
 from common.device.steps.prompt_buffers import PromptChunk
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
-from common.memory.client.magazine import Grant
+from common.memory.client.lease_cache import Grant
 from common.serving.prompts.requests import Key
 from common.wire.messages.frames import decode, encode
 from common.wire.messages.handoff import DecodeRequest, KVProgress
@@ -59,10 +59,10 @@ class Careful(Rig):
         super().__init__()
         engine = cast(SimpleNamespace, self.worker.engine)
         engine.pool = self.worker.pulls.early.ahead.pool = self.worker.pulls.transfers.pool = cast(KVPool, Pool())
-        magazine = cast(Any, self.allocator)
-        magazine.want_prompt, magazine.unwant_prompt = self._grant, lambda key: None
-        magazine.granted = lambda message: Grant([], unpack_ids(message.block_ids))
-        magazine.seal = lambda block_ids, digests: None
+        leases = cast(Any, self.allocator)
+        leases.want_prompt, leases.unwant_prompt = self._grant, lambda key: None
+        leases.granted = lambda message: Grant([], unpack_ids(message.block_ids))
+        leases.seal = lambda block_ids, digests: None
         engine.transport = cast(Transport, SimpleNamespace(name="shm"))
 
     def meet(self) -> None:

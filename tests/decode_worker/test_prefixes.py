@@ -53,11 +53,11 @@ class House(Rig):
         for client in (US, OTHER):
             self.pools.want(User(client, (f"w{client}", 1), True), shape.layout, shape.num_blocks)
         self.outbox: list[MemoryMessage] = []
-        self.magazine = Magazine(shape, self.outbox.append, clock=lambda: self.now_s)
-        super().__init__(max_num_seqs=max_num_seqs, allocator=self.magazine)
-        shared = SimpleNamespace(magazine=self.magazine, problem="")
+        self.leases = LeaseCache(shape, self.outbox.append, clock=lambda: self.now_s)
+        super().__init__(max_num_seqs=max_num_seqs, allocator=self.leases)
+        shared = SimpleNamespace(leases=self.leases, problem="")
         self.prefixes = self.pulls.prefixes = self.pulls.transfers.prefixes = Prefixes(cast(SharedPool, shared))
-        self.sealing = Sealing(self.magazine)
+        self.sealing = Sealing(self.leases)
         self.num_asked = 0
         self.next_source = 1
         self.exchange()
@@ -226,7 +226,7 @@ def test_what_was_pulled_ahead_is_not_looked_up_and_is_sealed() -> None:
 
 
 def lose_the_visit(house: House) -> None:
-    house.guests["p"].problem = "it closed the connection"
+    house.peers["p"].problem = "it closed the connection"
     house.pulls.check()
 
 
@@ -260,7 +260,7 @@ def test_what_is_pulled_and_given_up_lets_go_of_what_was_found(how: str) -> None
     text = house.converse("one", range(22))
     house.offer("x", [*text, *range(500, 509)])
     house.turn()
-    assert len(house.magazine.leases.readings) == 7 and house.pulls.transfers.under_way
+    assert len(house.leases.references) == 7 and house.pulls.transfers.under_way
     match how:
         case "abort":
             house.pulls.abort("x", 0)

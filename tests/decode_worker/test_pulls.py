@@ -90,8 +90,8 @@ def test_what_a_dead_prefill_worker_offered_is_pulled_and_then_its_server_is_lef
     rig.turn()
     rig.end_copies()
     assert activated(rig) == ["waiting"] and not lost(rig)
-    assert rig.guests["p"].said == [(what, name) for name in ("pulling", "waiting") for what in ("accept", "free")]
-    assert rig.guests["p"].is_closed and not rig.sources.peers.by_pool
+    assert rig.peers["p"].said == [(what, name) for name in ("pulling", "waiting") for what in ("accept", "free")]
+    assert rig.peers["p"].is_closed and not rig.sources.peers.by_pool
 
 
 def test_what_was_offered_at_a_server_that_is_lost_is_lost_and_nothing_else() -> None:
@@ -192,7 +192,7 @@ def test_what_no_blocks_come_free_for_goes_back_and_nothing_that_only_has_to_wai
     now_s += 0.1
     rig.pulls.check()
     [(key, code, _)] = rig.take_failures()
-    assert (key, code) == (("first", 0), ErrorCode.STANDSTILL) and ("decline", "first") in rig.guests["p"].said
+    assert (key, code) == (("first", 0), ErrorCode.STANDSTILL) and ("decline", "first") in rig.peers["p"].said
     rig.pulls.check()
     assert ("second", 0) in rig.pulls.waiting, "as long again"
     for _ in range(10):

@@ -31,7 +31,7 @@ class Rig:
     def sequence(self, num_tokens: int, num_sealed: int, first: int = 100) -> DecodeSequence:
         """Of so many tokens, the last of them just sampled, as it comes from a prefill worker."""
         token_ids = list(range(first, first + num_tokens))
-        [block_ids] = self.magazine.allocate((4,))
+        [block_ids] = self.leases.allocate((4,))
         sequence = decode_sequence("r", token_ids, 1, SamplingParams(), one_table(block_ids, BLOCK))
         chain = digests(ROOT, pack_ids(token_ids), BLOCK)
         offer = kv_offer("r", block_ids, num_sealed=num_sealed, digest=([ROOT, *chain])[num_sealed])

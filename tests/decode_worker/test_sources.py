@@ -43,8 +43,8 @@ class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocator, self.pools, self.said = allocator_of(8), dict[str, FakePool](), list[Message]()
         self.reports: list[KVPathReport] = []
-        self.guests: list[FakeGuest] = []
-        monkeypatch.setattr(peer_servers, "Guest", self._visit)
+        self.clients: list[FakePeer] = []
+        monkeypatch.setattr(peer_servers, "PeerPoolClient", self._visit)
         transport = SimpleNamespace(name="shm", open_peer=self._open)
         shared = SimpleNamespace(pool_id=77, client=SimpleNamespace(path=Path("/nowhere/ours.sock")))
         engine = SimpleNamespace(
@@ -154,7 +154,7 @@ def test_a_worker_that_dies_amid_its_proof_leaves_nothing(num_turns: int, rig: R
     assert [report.prefill_epoch for report in rig.end_copies()] == [2]
     rig.sources.forget("p", 2)
     rig.tend(1)
-    assert not rig.peers.by_pool and all(guest.is_closed for guest in rig.guests)
+    assert not rig.peers.by_pool and all(peer.is_closed for peer in rig.clients)
 
 
 def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(rig: Rig) -> None:
@@ -167,12 +167,12 @@ def test_workers_of_one_pool_share_a_visit_which_lasts_as_long_as_one_is_there(r
     assert not rig.clients[0].is_closed
     rig.sources.forget("q", 1)
     rig.tend(1)
-    assert rig.guests[0].is_closed and not rig.peers.by_pool
+    assert rig.clients[0].is_closed and not rig.peers.by_pool
 
 
 def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_servers, "GREETING_S", -1.0)
-    monkeypatch.setattr(peer_servers, "Guest", lambda path, worker, pool_id, layout: rig.silent(pool_id))
+    monkeypatch.setattr(peer_servers, "PeerPoolClient", lambda path, worker, pool_id, layout: rig.silent(pool_id))
     rig.meet("p")
     assert ["not a word for" in report.error for report in rig.tend()] == [True]
     assert not rig.peers.by_pool and rig.is_idle()
@@ -180,7 +180,7 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
     def nobody(*_: object) -> FakePeer:
         raise MemoryLost("memory server /nowhere: No such file or directory")
 
-    monkeypatch.setattr(peer_servers, "Guest", nobody)
+    monkeypatch.setattr(peer_servers, "PeerPoolClient", nobody)
     rig.meet("p")
     assert ["both workers need to reach it" in report.error for report in rig.tend()] == [True]
 

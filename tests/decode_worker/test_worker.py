@@ -187,7 +187,7 @@ class Rig:
         self.turn_until(lambda: (name, 0) in self.worker.arrivals.announced)
 
     def offer(self, offer: KVOffer) -> None:
-        """At a memory server where this worker is a guest."""
+        """At a memory server where this worker is a peer."""
         self.worker.inbox._add(self.worker.arrivals.announced.offer(offer, self.worker.sources.peers.by_pool[1]))
 
     def turn(self) -> None:

@@ -144,8 +144,8 @@ class Prefill(Worker):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         section = PrefillSection(max_batch_tokens=BUDGET).on("cpu")
-        magazine = self.shared.magazine
-        self.scheduler = prompt_scheduler(section, magazine, MAX_LEN, no_prefixes(magazine))
+        leases = self.shared.leases
+        self.scheduler = prompt_scheduler(section, leases, MAX_LEN, no_prefixes(leases))
         self.offered: set[str] = set()  # requests of which no answer has come
 
     def step(self) -> None:
@@ -165,7 +165,7 @@ class Prefill(Worker):
                 target = sequence.request.decode_worker_id, sequence.request.decode_epoch
                 self.shared.offer(target, sequence.key, token, taken(self.scheduler, sequence))
                 self.offered.add(sequence.request.request_id)
-        self.shared.tend(tuple(1 for _ in self.scheduler.layout.groups), self.scheduler.layout.nothing)
+        self.shared.update(tuple(1 for _ in self.scheduler.layout.groups), self.scheduler.layout.nothing)
 
     def blocks(self) -> list[Sequence[int]]:
         return blocks_of_prompts(self.scheduler)
@@ -176,8 +176,8 @@ class Decode(Worker):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self.scheduler = DecodeScheduler(self.shared.magazine, MAX_ROWS, MAX_LEN)
-        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine), lambda *_: None)
+        self.scheduler = DecodeScheduler(self.shared.leases, MAX_ROWS, MAX_LEN)
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.leases), lambda *_: None)
         self.over: list[DecodeSequence] = []
         self.num_preempted = 0
 

@@ -76,7 +76,7 @@ class World(House):
         self.prefixes.computed(reached, self.scheduler.waiting)
         for sequence, num_tokens in reached:
             if num_tokens == len(sequence.token_ids):
-                self.magazine.free(taken(self.scheduler, sequence))
+                self.leases.free(taken(self.scheduler, sequence))
 
     def num_computed(self, sequence: PrefillSequence) -> int:
         """Tokens that no step in flight computes."""
@@ -110,7 +110,7 @@ class World(House):
         """Something that may happen now."""
         weights, acts = zip(*self.acts(rng), strict=True)
         rng.choices(acts, weights)[0]()
-        self.magazine.check([*blocks_of_prompts(self.scheduler), *self.filled()])
+        self.leases.check([*blocks_of_prompts(self.scheduler), *self.filled()])
 
     def wait(self) -> None:
         self.now_s += 1.0
@@ -131,7 +131,7 @@ class World(House):
         while self.said or self.answers:
             self.say()
             self.hear_next()
-        assert not self.prefixes.grants.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
+        assert not self.prefixes.grants.asked and not self.prefixes.computing and not len(self.leases.references)
 
 
 @pytest.mark.medium

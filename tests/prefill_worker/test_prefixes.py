@@ -48,9 +48,9 @@ class House:
         self.told: dict[str, int] = {}
         self.leases = LeaseCache(shape, self.said.append, clock=lambda: self.now_s)
         section = KVSection(prefix_min_tokens=0)
-        self.prefixes = PromptPrefixes(self.magazine, self._tell, section, rate=SlowRate())
+        self.prefixes = PromptPrefixes(self.leases, self._tell, section, rate=SlowRate())
         limits = PrefillSection(max_batch_tokens=8 * BLOCK).on("cuda")
-        self.scheduler = prompt_scheduler(limits, self.magazine, 1000, self.prefixes)
+        self.scheduler = prompt_scheduler(limits, self.leases, 1000, self.prefixes)
         self.computed: list[tuple[str, int]] = []
 
     def _tell(self, sequence: PrefillSequence) -> None:
@@ -107,14 +107,14 @@ class House:
         for sequence in sequences:
             if sequence in ending(self.scheduler):
                 assert sequence.beginning.num_sealed == len(sequence.token_ids) // BLOCK
-                self.magazine.free(taken(self.scheduler, sequence))
+                self.leases.free(taken(self.scheduler, sequence))
         self.computed += pieces
         self.exchange()
         self.check()
         return pieces
 
     def check(self) -> None:
-        self.magazine.check([*blocks_of_prompts(self.scheduler), *self.filled()])
+        self.leases.check([*blocks_of_prompts(self.scheduler), *self.filled()])
         running = {digest for s in self.scheduler.prompts.values() if s.is_started for digest in s.beginning.digests}
         assert self.prefixes.computing.keys() <= running
 
@@ -126,7 +126,7 @@ class House:
         while self.scheduler.prompts:
             assert self.step(), "somebody waits for ever"
         self.check()
-        assert not self.prefixes.grants.asked and not self.prefixes.computing and not len(self.magazine.leases.readings)
+        assert not self.prefixes.grants.asked and not self.prefixes.computing and not len(self.leases.references)
 
     def take_away(self, num_blocks: int) -> tuple[list[int], list[int]]:
         """Others lease so many."""
@@ -175,7 +175,7 @@ def test_an_answer_that_was_on_its_way_while_blocks_were_sealed_is_asked_for_aga
     house.scheduler.collected([first, first])
     house.prefixes.computed([(first, 50)], house.scheduler.waiting)
     house.hear(answers)
-    house.magazine.free(taken(house.scheduler, first))
+    house.leases.free(taken(house.scheduler, first))
     assert house.step() == [("second", 2)]
     house.all_done()
 
@@ -191,7 +191,7 @@ def test_those_that_wait_are_looked_at_once_a_step() -> None:
     house.prefixes.computed([(each, 8) for each in step], iter(house.scheduler.waiting))
     assert house.prefixes.grants.asked.keys() == {each.key for each in alike}
     for each in step:
-        house.magazine.free(taken(house.scheduler, each))
+        house.leases.free(taken(house.scheduler, each))
     house.all_done()
 
 
@@ -306,7 +306,7 @@ def test_a_grant_that_crosses_the_end_of_its_prompt_is_given_back() -> None:
     house.scheduler.remove("gone", 0)
     house.hear(answers)
     house.exchange()
-    assert not house.prefixes.grants.asked and not house.magazine.leases.in_use and usage(house.pools).num_free == 20
+    assert not house.prefixes.grants.asked and not house.leases.in_use and usage(house.pools).num_free == 20
 
 
 def test_a_prompt_that_is_given_up_while_it_waits_keeps_no_other_waiting() -> None:
@@ -396,7 +396,7 @@ def test_a_chain_goes_on_from_the_last_full_block() -> None:
     house = House()
     short, long = house.add("short", [1, 2]).beginning, house.add("long", range(9)).beginning
     assert short.last_digest == short.root and long.last_digest == long.digests[1]
-    off = no_prefixes(house.magazine)
+    off = no_prefixes(house.leases)
     plain = prompt_sequence("plain", [1, 2, 3, 4])
     off.begin(plain)
     assert plain.beginning.last_digest == b"" and not plain.beginning.digests

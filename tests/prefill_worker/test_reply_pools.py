@@ -6,11 +6,11 @@ from typing import cast
 import pytest
 
 from common.base.errors import TransferFailed
-from common.memory.client.guest import Guest
+from common.memory.client.peer_pool_client import PeerPoolClient
 from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.wire.messages.handoff import KVPoolExport
 from prefill_worker.reply_pools import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplyPools
-from tests.decode_worker.bench import FakeGuest
+from tests.decode_worker.bench import FakePeer
 from tests.support.messages import pool_export
 
 SPEED = 7.0
@@ -36,7 +36,7 @@ class FakePeers:
             self.num_open -= 1
             raise
         self.proven.append(export.worker_id)
-        return PeerServer(cast(Guest, FakeGuest(export.pool_id))), SPEED
+        return PeerServer(cast(PeerPoolClient, FakePeer(export.pool_id))), SPEED
 
     def leave(self, server: PeerServer) -> None:
         self.num_open -= 1

@@ -51,7 +51,7 @@ class Theirs:
         self.said: deque[MemoryMessage] = deque()  # by the peer
         self.heard: deque[PeerMessage] = deque()
         self.num_asked = 0
-        self.server = PeerServer(cast(Guest, self), self.pool, num_workers=1)
+        self.server = PeerServer(cast(PeerPoolClient, self), self.pool, num_workers=1)
 
     def decode(self, token_ids: Sequence[int], salt: bytes = b"") -> None:
         """A text, which is over: its full blocks can be found."""
@@ -120,7 +120,7 @@ class FakePeers:
     def __init__(self, theirs: Theirs) -> None:
         self.theirs, self.is_lost = theirs, False
 
-    def receive(self) -> list[tuple[PeerServer, OfGuest]]:
+    def receive(self) -> list[tuple[PeerServer, PeerMessage]]:
         heard = [] if self.theirs.problem else [(self.theirs.server, said) for said in self.theirs.heard]
         self.theirs.heard.clear()
         return heard

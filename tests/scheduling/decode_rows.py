@@ -76,8 +76,8 @@ class RowsSimulation:
         ids = range(1, num_blocks + 1)
         self.shared.leases.receive(BlocksLeased(pack_ids(ids), pack_ids([1] * num_blocks)))
         self.free_ids = deque(range(num_blocks + 1, num_blocks + NUM_BROUGHT + 1))  # the prefill worker's
-        self.scheduler = DecodeScheduler(self.shared.magazine, num_rows, 10_000)
-        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.magazine), self.fail)
+        self.scheduler = DecodeScheduler(self.shared.leases, num_rows, 10_000)
+        self.offers = Offers(self.shared, self.scheduler, Sealing(self.shared.leases), self.fail)
         local = SimpleNamespace(rows=SimpleNamespace(wanted=None))
         others = cast(Announced, None), cast(Pulls, NoPulls()), self.offers, cast(LocalPrompts, local)
         self.admission = Admission(self.scheduler, Arrivals(*others), self.fail, clock=lambda: self.now_s)
@@ -145,7 +145,7 @@ class RowsSimulation:
 
     def check(self) -> None:
         """Each block has one owner, rows are counted right, and no row is free that a sequence waits for."""
-        self.shared.magazine.check(blocks_of_rows(self.scheduler))
+        self.shared.leases.check(blocks_of_rows(self.scheduler))
         scheduler, capacity = self.scheduler, self.scheduler.capacity
         with_row = [s for s in scheduler.active.values() if not s.is_paused]
         assert sum(capacity.num_rows.values()) == sum(capacity.num_rows_of.values()) == len(with_row)

@@ -49,7 +49,7 @@ class Worker:
     """A prefill worker: one step at a time."""
 
     client: int
-    magazine: Magazine
+    leases: LeaseCache
     scheduler: PromptScheduler[PrefillSequence]
     said: deque[MemoryMessage]
     step: list[Chunk[PrefillSequence]] = field(default_factory=list)
@@ -72,9 +72,9 @@ class SharedPoolSimulation:
     def _worker(self, client: int, shape: PoolShape) -> Worker:
         self.pools.want(User(client, (f"p{client}", 1)), shape.layout, shape.num_blocks)
         said: deque[MemoryMessage] = deque()
-        magazine = Magazine(shape, said.append, clock=lambda: self.now_s)
-        scheduler = prompt_scheduler(SECTION, magazine, 1 << 30, no_prefixes(magazine))
-        return Worker(client, magazine, scheduler, said)
+        leases = LeaseCache(shape, said.append, clock=lambda: self.now_s)
+        scheduler = prompt_scheduler(SECTION, leases, 1 << 30, no_prefixes(leases))
+        return Worker(client, leases, scheduler, said)
 
     def run(self, load: list[Asked]) -> list[float]:
         """Seconds to the first token of each."""
@@ -115,7 +115,7 @@ class SharedPoolSimulation:
         asked = load[int(sequence.request.request_id)]
         self.ttft_s[int(sequence.request.request_id)] = self.now_s - asked.arrival_s
         block_ids = taken(worker.scheduler, sequence)
-        generations = worker.magazine.leases.release(block_ids)
+        generations = worker.leases.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
         offer = KVOffer("d", 1, sequence.request.request_id, 0, 0, *ids, 0, b"", b"")
         self.pools.handle(worker.client, offer)

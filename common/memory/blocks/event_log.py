@@ -95,8 +95,8 @@ class EventLog:
         self.is_on = False
         self._forget()
 
-    def note(self, event: BlockEvent, keys: np.ndarray) -> None:
-        """Note an event of the blocks with these keys: [num_blocks]."""
+    def add(self, event: BlockEvent, keys: np.ndarray) -> None:
+        """Log an event of the blocks with these keys: [num_blocks]."""
         if not (self.is_on and self._num_ids and len(keys)) or self._is_void:
             return
         self._runs.append((event, keys))

@@ -10,7 +10,7 @@ A grant has all blocks of a prompt at once: cached blocks of the prefix, and fre
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic
 
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.serving.prompts.rate import PromptRate
 from common.serving.prompts.requests import Key
 from common.serving.prompts.sequence import AnyPrompt
@@ -24,9 +24,9 @@ class PromptGrants(Generic[AnyPrompt]):
         on_found: called with a prompt whose cached blocks were found.
     """
 
-    def __init__(self, magazine: Magazine, on_found: Callable[[AnyPrompt], None], rate: PromptRate) -> None:
-        self.magazine, self.on_found, self.rate = magazine, on_found, rate
-        self.group = magazine.shape.layout.groups[0]
+    def __init__(self, leases: LeaseCache, on_found: Callable[[AnyPrompt], None], rate: PromptRate) -> None:
+        self.leases, self.on_found, self.rate = leases, on_found, rate
+        self.group = leases.shape.layout.groups[0]
         self.asked: dict[Key, AnyPrompt] = {}
 
     def ask(self, prompt: AnyPrompt) -> None:
@@ -34,7 +34,7 @@ class PromptGrants(Generic[AnyPrompt]):
         block_size = self.group.block_size
         num_blocks, lacking = self.group.num_places(prompt.num_slots), prompt.lacking(block_size)
         self.asked[prompt.key] = prompt
-        self.magazine.want_prompt(prompt.key, lacking, num_blocks, prompt.priority, self.rate.block_us(block_size))
+        self.leases.want_prompt(prompt.key, lacking, num_blocks, prompt.priority, self.rate.block_us(block_size))
 
     def ask_again(self, prompt: AnyPrompt) -> None:
         """Free the grant of a prompt, if any, and ask for all blocks."""
@@ -43,9 +43,9 @@ class PromptGrants(Generic[AnyPrompt]):
 
     def receive(self, message: PromptBlocks) -> AnyPrompt | None:
         """Take over the blocks of a prompt and return the prompt; free the blocks if the prompt is gone."""
-        prompt, grant = self.asked.pop((message.request_id, message.attempt), None), self.magazine.granted(message)
+        prompt, grant = self.asked.pop((message.request_id, message.attempt), None), self.leases.granted(message)
         if prompt is None:
-            self.magazine.free([*grant.found, *grant.fresh])
+            self.leases.free([*grant.found, *grant.fresh])
             return None
         prompt.beginning.grant = grant
         if grant.found:
@@ -62,7 +62,7 @@ class PromptGrants(Generic[AnyPrompt]):
     def forget(self, prompt: AnyPrompt) -> None:
         """Withdraw the question of a prompt, and free the grant."""
         if self.asked.pop(prompt.key, None) is not None:
-            self.magazine.unwant_prompt(prompt.key)
+            self.leases.unwant_prompt(prompt.key)
         self._release(prompt)
 
     def lend(self, prompt: AnyPrompt, count: int) -> list[int]:
@@ -79,7 +79,7 @@ class PromptGrants(Generic[AnyPrompt]):
         beginning = prompt.beginning
         beginning.is_filling = False
         if beginning.grant is None:
-            self.magazine.free([*sealed, *unfilled])
+            self.leases.free([*sealed, *unfilled])
             return
         beginning.grant.found.extend(sealed)
         beginning.grant.fresh[:0] = unfilled
@@ -96,7 +96,7 @@ class PromptGrants(Generic[AnyPrompt]):
         """Free the grant of a prompt, if any."""
         beginning = prompt.beginning
         if beginning.grant is not None:
-            self.magazine.free(beginning.granted)
+            self.leases.free(beginning.granted)
             beginning.grant = None
             beginning.num_sealed = prompt.num_scheduled_tokens = 0
 

@@ -15,7 +15,7 @@ earlier, or all their tokens are launched. So the waiting prompt is not delayed.
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Generic
 
-from common.memory.client.magazine import Magazine
+from common.memory.client.lease_cache import LeaseCache
 from common.serving.prompts.grants import PromptGrants
 from common.serving.prompts.order import turn_of
 from common.serving.prompts.rate import PromptRate
@@ -39,17 +39,17 @@ class PromptPrefixes(Generic[AnyPrompt]):
 
     def __init__(
         self,
-        magazine: Magazine,
+        leases: LeaseCache,
         on_found: Callable[[AnyPrompt], None],
         section: KVSection,
         has_blocks: Callable[[Counts], bool] | None = None,
         rate: PromptRate | None = None,
     ) -> None:
-        self.magazine, self.has_blocks, self.rate = magazine, has_blocks or magazine.fetch, rate or PromptRate()
-        self.layout, self.min_tokens = magazine.shape.layout, section.prefix_min_tokens
+        self.leases, self.has_blocks, self.rate = leases, has_blocks or leases.fetch, rate or PromptRate()
+        self.layout, self.min_tokens = leases.shape.layout, section.prefix_min_tokens
         self.is_on = section.prefix_cache and self.layout.is_reusable
         self.block_size = self.layout.groups[0].block_size
-        self.grants = PromptGrants(magazine, on_found, self.rate)
+        self.grants = PromptGrants(leases, on_found, self.rate)
         self.computing: dict[bytes, AnyPrompt] = {}  # digest: prompt that will seal the block next
         self.on_grant: Callable[[AnyPrompt], None] = lambda prompt: None  # called with a prompt after a grant
         self._digests = TextDigests(self.block_size)

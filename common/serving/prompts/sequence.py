@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from common.grammar.sequence_grammars import GrammarState
 from common.kv.tables import Tables
-from common.memory.client.magazine import Grant
+from common.memory.client.lease_cache import Grant
 from common.serving.prompts.requests import Key
 from common.wire.messages.worker import PrefillRequest
 from common.wire.values.sampling_params import SamplingParams

@@ -100,14 +100,14 @@ class PeerServers:
         """Count a worker of the pool less."""
         server.num_workers -= 1
 
-    def receive(self) -> list[tuple[PeerServer, OfGuest]]:
+    def receive(self) -> list[tuple[PeerServer, PeerMessage]]:
         """Return the messages of all servers."""
-        return [(server, message) for server in self.by_pool.values() for message in server.guest.receive()]
+        return [(server, message) for server in self.by_pool.values() for message in server.peer.receive()]
 
     def check(self, is_used: Callable[[PeerServer], bool]) -> list[PeerServer]:
         """Close connections without use; return lost servers, whose claims are void."""
         for server in self.by_pool.values():
-            server.guest.tend()
+            server.peer.keep_alive()
         over = [v for v in self.by_pool.values() if v.problem or not (v.num_workers or is_used(v))]
         lost = [server for server in over if server.problem]
         for server in over:
@@ -117,7 +117,7 @@ class PeerServers:
     def report_fault(self, problem: str) -> None:
         """Tell every server about a device fault here, which may have written into the server's memory."""
         for server in self.by_pool.values():
-            server.guest.report_fault(problem)
+            server.peer.report_fault(problem)
 
     def close(self) -> None:
         for server in list(self.by_pool.values()):
@@ -126,7 +126,7 @@ class PeerServers:
     def _proven(self, server: PeerServer) -> Generator[None, None, float]:
         """Prove the path; return GB/s."""
         assert server.pool is not None, "what is open is mapped"
-        proof = prove_path(server.pool, server.guest.pool_id, self.engine.pool, self.engine.allocator)
+        proof = prove_path(server.pool, server.peer.pool_id, self.engine.pool, self.engine.allocator)
         with closing(proof):
             while True:
                 try:
@@ -144,25 +144,25 @@ class PeerServers:
             raise TransferFailed(
                 f"{lost}: there is the pool of worker {export.worker_id}; both workers need to reach it at that path"
             ) from None
-        self.poller.register(guest, zmq.POLLIN)
-        server = self.by_pool[export.pool_id] = PeerServer(guest)
+        self.poller.register(peer, zmq.POLLIN)
+        server = self.by_pool[export.pool_id] = PeerServer(peer)
         return server
 
     def _is_mapped(self, server: PeerServer, export: KVPoolExport) -> bool:
         """Map the pool once its place is known; tell whether the pool is mapped."""
-        server.guest.look()
+        server.peer.poll()
         if server.problem:
             raise TransferFailed(server.problem)
-        if server.pool is None and server.guest.claim is not None:
-            server.pool = self.engine.transport.open_peer(server.guest.claim, export.worker_id, self.engine.device)
+        if server.pool is None and server.peer.claim is not None:
+            server.pool = self.engine.transport.open_peer(server.peer.claim, export.worker_id, self.engine.device)
         return server.pool is not None
 
     def _end(self, server: PeerServer) -> None:
         """Close the connection, after copies under way."""
         if server.problem:
             logger.warning("what was offered there is lost: %s", server.problem)
-        del self.by_pool[server.guest.pool_id]
-        self.poller.unregister(server.guest)
+        del self.by_pool[server.peer.pool_id]
+        self.poller.unregister(server.peer)
         if server.pool is not None:
             server.pool.close()
-        server.guest.close()
+        server.peer.close()
