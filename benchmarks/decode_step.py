@@ -71,7 +71,6 @@ class StepBench:
         take_all(self.engine.shared)
         self.block_size = config.kv.block_size
         engine = self.engine
-        [self.group] = engine.pool.layout.groups
         self.batch = DecodeBatch(self.max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
@@ -85,14 +84,18 @@ class StepBench:
         lengths = [context + STEPS + WARM_UP_STEPS + 1 for context in contexts]
         if not self.fits(lengths):
             return False
-        generator = torch.Generator().manual_seed(0)
-        ids = iter((torch.randperm(sum(self.engine.allocator.capacity), generator=generator) + 1).tolist())
-        shared = list(islice(ids, self.prefix.num_tokens // self.block_size))
+        pool = self.engine.pool
+        ids = [self._scattered(group) for group in range(len(pool.layout.groups))]
+        shared = list(islice(ids[0], self.prefix.num_tokens // self.block_size))
         changes: list[Change] = []
         for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
-            own = islice(ids, self.group.num_places(length) - len(shared))
-            table = BlockTable(self.group, chain(shared, own))
-            sequence = decode_sequence("bench", [row + 7] * context, 1, self.sampling, [table])
+            tables = []
+            for group, of_group in zip(pool.layout.groups, ids, strict=True):
+                known = shared if group is pool.layout.groups[0] else []
+                own = islice(of_group, group.num_places(length) - len(known))
+                tables.append(BlockTable(group, chain(known, own)))
+            self._set_states(tables, context - 1)
+            sequence = decode_sequence("bench", [row + 7] * context, 1, self.sampling, tables)
             sequence.mask_slot.place = row if self.sampling.grammar else -1
             slot = row if self.sampling.adjusts_logits else NO_SLOT
             changes.append(Fill(row, sequence, state_slot=slot, prefix=self.prefix))
@@ -101,10 +104,25 @@ class StepBench:
         self.batch.grammars.positions_cpu[: len(contexts)] = torch.tensor(contexts, dtype=torch.int32)
         return True
 
+    def _scattered(self, group: int) -> Iterator[int]:
+        """Return an iterator over all blocks of a group, in random order."""
+        capacity, first = self.engine.allocator.capacity[group], self.engine.pool.shape.proof_ids[group] + 1
+        return iter((torch.randperm(capacity, generator=torch.Generator().manual_seed(group)) + first).tolist())
+
+    def _set_states(self, tables: Sequence[BlockTable], num_tokens: int) -> None:
+        """Have the states of a sequence, if any, be those after `num_tokens` tokens."""
+        pool = self.engine.pool
+        for cache, table, first in zip(pool.caches, tables, pool.shape.proof_ids, strict=True):
+            if not table.group.grows:
+                state = cache[table.block_ids[0] - first]
+                state.zero_()
+                state[0, 0, 0, -1, 0] = num_tokens
+
     def fits(self, lengths: Sequence[int]) -> bool:
         """Tell whether the pool holds sequences of such lengths, and the model allows them."""
-        num_blocks = sum(map(self.group.num_places, lengths))
-        return max(lengths) <= self.engine.max_len and num_blocks <= sum(self.engine.allocator.capacity)
+        pairs = zip(self.engine.pool.layout.groups, self.engine.allocator.capacity, strict=True)
+        has_room = all(sum(map(group.num_places, lengths)) <= capacity for group, capacity in pairs)
+        return has_room and max(lengths) <= self.engine.max_len
 
     def launch(self, num_rows: int) -> PendingOutput:
         """Launch a step with the present sampling."""
@@ -129,11 +147,12 @@ class StepBench:
                 times.append(begin.elapsed_time(end))
         return float(statistics.median(times))
 
-    def floor_ms(self, num_tokens: int, bytes_per_s: float) -> float:
-        """Return the time to read the weights once and `num_tokens` keys and values."""
+    def floor_ms(self, num_rows: int, num_tokens: int, bytes_per_s: float) -> float:
+        """Return the time to read the weights once, `num_tokens` keys and values, and the states of all rows."""
         layout = self.engine.pool.layout
         weight_bytes = self.engine.model.config.step_weights * DTYPE_BYTES[layout.groups[0].dtype]
-        return (weight_bytes + num_tokens * layout.token_bytes) / bytes_per_s * 1e3
+        states = sum(2 * group.block_bytes for group in layout.groups if not group.grows)  # read and written
+        return (weight_bytes + num_tokens * layout.token_bytes + num_rows * states) / bytes_per_s * 1e3
 
     def profile(self, num_rows: int) -> str:
         """Return a table of a step's kernels by time; a profiler shows graph nodes as kernels."""
@@ -252,7 +271,7 @@ def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | Non
 
 
 def _beside(bench: StepBench, mix: ContextMix, bytes_per_s: float) -> tuple[str, float]:
-    return "read floor", bench.floor_ms(mix.num_tokens, bytes_per_s)
+    return "read floor", bench.floor_ms(len(mix.contexts), mix.num_tokens, bytes_per_s)
 
 
 def _beside_reading_again(bench: StepBench, mix: ContextMix) -> tuple[str, float]:

@@ -22,10 +22,12 @@ from rich.table import Table
 from benchmarks.presets import PRESETS
 from benchmarks.pulls import HandoffBench, Timing
 from common.base.errors import BatonError, TransferFailed
+from common.models.reading import decoder_config
+from common.models.settings import Settings
 from common.wire.messages.frames import decode, encode
 from common.wire.messages.handoff import KVPoolExport
 from common.wire.messages.memory import PoolWanted
-from common.wire.values.kv_layout import DTYPE_BYTES, CacheKind, KVGroup, KVLayout
+from common.wire.values.kv_layout import DTYPE_BYTES, KVLayout
 from deploy.bench.results import ROOT, Row, append_rows, hardware, row_of
 
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]
@@ -61,11 +63,9 @@ def exporter(device: str, num_blocks: int, layout: KVLayout) -> Iterator[KVPoolE
 
 def layout_of(preset: str, num_layers: int | None, block_size: int, dtype: str) -> KVLayout:
     """Return the KV layout of a known model."""
-    model = PRESETS[preset]
-    head_dim = model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"]
-    layers = num_layers or model["num_hidden_layers"]
-    group = KVGroup(CacheKind.FULL, layers, model["num_key_value_heads"], head_dim, block_size, 0, dtype)
-    return KVLayout(preset, (group,))
+    changes = {"num_hidden_layers": num_layers} if num_layers else {}
+    config = decoder_config(Settings(PRESETS[preset] | changes, preset))
+    return KVLayout(preset, config.cache_groups(block_size, dtype))
 
 
 def show(console: Console, timings: list[Timing], title: str) -> None:

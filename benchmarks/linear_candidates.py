@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.presets import PRESETS
+from benchmarks.presets import settings
 from common.kernels.base.gpu import Gpu, gpu_of
+from common.models.mixers import Attention
+from common.models.reading import decoder_config
 from common.ops.base import Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
@@ -32,17 +34,19 @@ class Shape:
 
 
 def shapes_of(preset: str) -> list[Shape]:
-    config = PRESETS[preset]
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    dim = config.get("head_dim", hidden // config["num_attention_heads"])
-    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    return [
-        Shape(Fusion.NORM, q + 2 * kv, hidden),
-        Shape(Fusion.ADD, hidden, q),
-        Shape(Fusion.GATE, inner, hidden),
-        Shape(Fusion.ADD, hidden, inner),
-        Shape(Fusion.LOGITS, config["vocab_size"], hidden),
-    ]
+    """Return the products of all distinct layers of a known model, and of its head."""
+    config = decoder_config(settings(preset))
+    hidden, shapes = config.hidden_size, []
+    for layer in dict.fromkeys(config.layers):
+        mixer, inner = layer.mixer, layer.mlp.inner
+        if isinstance(mixer, Attention):
+            shapes += [Shape(Fusion.NORM, mixer.q_width + 2 * mixer.kv_width, hidden)]
+            shapes += [Shape(Fusion.NORM, mixer.q_width, hidden)] if mixer.has_gate else []
+            shapes += [Shape(Fusion.ADD, hidden, mixer.q_width)]
+        else:
+            shapes += [Shape(Fusion.NORM, mixer.in_rows, hidden), Shape(Fusion.ADD, hidden, mixer.value_width)]
+        shapes += [Shape(Fusion.GATE, inner, hidden), Shape(Fusion.ADD, hidden, inner)]
+    return list(dict.fromkeys([*shapes, Shape(Fusion.LOGITS, config.vocab_size, hidden)]))
 
 
 TILES = (  # block_n, block_k, stages

@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.presets import PRESETS
+from common.models.reading import decoder_config
+from common.models.settings import Settings
 
 MAX_SHARD_BYTES = 5_000_000_000
 SHARDS_AT_ONCE = 4  # each shard is in memory until written
@@ -30,35 +32,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 def weight_shapes(config: dict[str, Any]) -> Shapes:
     """Return name and shape of every tensor of the checkpoint, in file order."""
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
-    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        for name, shape in _layer_shapes(config).items():
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
-    shapes["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocab, hidden)
-    return shapes
-
-
-def _layer_shapes(config: dict[str, Any]) -> Shapes:
-    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
-    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
-    q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    shapes: Shapes = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q_size, hidden),
-        "self_attn.k_proj": (kv_size, hidden),
-        "self_attn.v_proj": (kv_size, hidden),
-        "self_attn.o_proj": (hidden, q_size),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (intermediate, hidden),
-        "mlp.up_proj": (intermediate, hidden),
-        "mlp.down_proj": (hidden, intermediate),
-    }
-    if config["model_type"] == "qwen3":
-        shapes |= {"self_attn.q_norm": (head_dim,), "self_attn.k_norm": (head_dim,)}
-    return shapes
+    stacks = decoder_config(Settings(config, "config.json")).stacks()
+    return {piece.checkpoint_name: piece.shape for stack in stacks.values() for piece in stack.pieces}
 
 
 def split_shards(shapes: Shapes, max_bytes: int = MAX_SHARD_BYTES) -> Iterator[Shapes]:

@@ -86,10 +86,13 @@ class PromptBench:
 
     def chunks(self, num_tokens: int) -> list[PromptChunk]:
         """Return a prompt in the chunks of a worker, with blocks of its own."""
-        [group], budget = self.engine.pool.layout.groups, self.chunk_tokens
+        shape, budget = self.engine.pool.shape, self.chunk_tokens
         generator = torch.Generator().manual_seed(num_tokens)
         ids = torch.randint(self.engine.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
-        tables = [list(range(1, 1 + group.num_places(num_tokens)))]
+        tables = [
+            list(range(first + 1, first + 1 + group.num_places(num_tokens)))
+            for group, first in zip(shape.layout.groups, shape.proof_ids, strict=True)
+        ]
         greedy = SamplingParams(temperature=0.0)
         return [
             PromptChunk(ids[begin : begin + budget], begin, tables, greedy, is_last=begin + budget >= num_tokens)
