@@ -12,7 +12,7 @@ from tests.support.slow_rate import SlowRate
 
 def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     worker = program.build(config, incarnation)
-    worker.prefixes.rate = worker.retrievals.worth.rate = SlowRate()
+    worker.prefixes.rate = worker.prefixes.grants.rate = worker.retrievals.worth.rate = SlowRate()
     return worker
 
 

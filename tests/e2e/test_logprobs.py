@@ -19,6 +19,7 @@ from tests.support.checkpoints import VARIANTS
 pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
+TOLERANCE = 1e-3  # fp32: a norm behind a state amplifies rounding
 Choice = dict[str, Any]
 DEMO = ROOT / "deploy" / "demo_model"
 ASKED: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "return_token_ids": True, "logprobs": 5}
@@ -49,13 +50,13 @@ def check(model: Any, prompt: list[int], answer: Choice, num_top: int) -> None:
     told, ids = answer["logprobs"], answer["token_ids"]
     with torch.inference_mode():
         law = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
-    assert told["token_logprobs"] == pytest.approx(law.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist(), abs=1e-4)
+    assert told["token_logprobs"] == pytest.approx(law.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist(), abs=TOLERANCE)
     for i, (token, value, top) in enumerate(zip(*list(told.values())[:3], strict=True)):
         assert top[token] == value
         likeliest = law[i].topk(num_top)
         named = {f"token_id:{token_id}" for token_id in [ids[i], *likeliest.indices.tolist()]}
         assert set(top) == named
-        assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+        assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(likeliest.values.tolist(), abs=TOLERANCE)
 
 
 def load(variant: str, checkpoint: Checkpoint) -> tuple[Path, Any]:
@@ -129,10 +130,10 @@ def check_prompt(model: Any, prompt: list[int], answer: Choice, num_top: int) ->
     told = {name: values[: len(prompt)] for name, values in answer["logprobs"].items()}
     assert told["tokens"] == [f"token_id:{token_id}" for token_id in prompt]
     assert told["token_logprobs"][0] is told["top_logprobs"][0] is answer["prompt_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(own, abs=1e-4)
+    assert told["token_logprobs"][1:] == pytest.approx(own, abs=TOLERANCE)
     for i, (top, by_id) in enumerate(zip(told["top_logprobs"][1:], answer["prompt_logprobs"][1:], strict=True)):
         likeliest = law[i].topk(num_top)
-        assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+        assert sorted(top.values(), reverse=True)[:num_top] == pytest.approx(likeliest.values.tolist(), abs=TOLERANCE)
         assert set(top) == {f"token_id:{token_id}" for token_id in [prompt[i + 1], *likeliest.indices.tolist()]}
         entry = by_id[str(prompt[i + 1])]
         assert entry["logprob"] == top[f"token_id:{prompt[i + 1]}"] and len(by_id) <= 2
