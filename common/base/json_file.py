@@ -20,3 +20,14 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a JSON object; fetch the model's own file again")
     return content
+
+
+def read_text_config(model_dir: Path) -> JsonObject:
+    """Return config.json's fields about text; raises ConfigError for an unreadable file."""
+    return text_fields(read_json(model_dir / "config.json"))
+
+
+def text_fields(config: JsonObject) -> JsonObject:
+    """Return a model's config with the fields of its text model first, where the text model is one of several."""
+    inner = config.get("text_config")
+    return config | inner if isinstance(inner, dict) else config

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from common.base.errors import ModelError
-from common.base.json_file import JsonObject
+from common.base.json_file import JsonObject, text_fields
 
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
@@ -122,8 +122,7 @@ class Settings:
         inner = self.values.get("text_config")
         if not isinstance(inner, dict):
             raise ModelError(f"{self.where}: text_config = {inner!r:.80}, an object is needed")
-        outer = ("quantization_config", "tie_word_embeddings")  # some files have them outside
-        return Settings({key: self.values.get(key) for key in outer} | inner, f"{self.where}, text_config")
+        return Settings(text_fields(self.values), f"{self.where}, text_config")
 
     def dtype(self) -> str:
         """Return the checkpoint's dtype; bfloat16 if config.json names none."""

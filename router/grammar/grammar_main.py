@@ -21,7 +21,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import msgpack
 
-from common.base.json_file import Json, read_json
+from common.base.json_file import Json, read_text_config
 from common.base.memory_limit import limit_memory
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
@@ -122,7 +122,7 @@ def main() -> None:
     # The warning is about the library's threads for batches, which children neither have nor need.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
-    vocab = read_json(path / "config.json")["vocab_size"]
+    vocab = read_text_config(path)["vocab_size"]
     begin_s = time.monotonic()
     grammars = Grammars(lean_tokens(path, vocab, end_token_ids(path)))
     settle_memory()

@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from common.base.errors import ConfigError
-from common.base.json_file import JsonObject, read_json
+from common.base.json_file import JsonObject, read_text_config
 from common.base.malloc import trim_memory
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
@@ -172,7 +172,7 @@ class Tokenizer:
         """Load a model directory; raises ConfigError with the file and the remedy if unusable."""
         path = Path(section.path)
         fingerprint = tokenizer_fingerprint(path)
-        config = read_json(path / "config.json")
+        config = read_text_config(path)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file it cannot read

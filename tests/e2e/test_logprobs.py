@@ -50,7 +50,9 @@ def check(model: Any, prompt: list[int], answer: Choice, num_top: int) -> None:
     told, ids = answer["logprobs"], answer["token_ids"]
     with torch.inference_mode():
         law = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(dim=-1)
-    assert told["token_logprobs"] == pytest.approx(law.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist(), abs=TOLERANCE)
+    assert told["token_logprobs"] == pytest.approx(
+        law.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist(), abs=TOLERANCE
+    )
     for i, (token, value, top) in enumerate(zip(*list(told.values())[:3], strict=True)):
         assert top[token] == value
         likeliest = law[i].topk(num_top)

@@ -8,6 +8,7 @@ from common.base.errors import ConfigError
 from common.settings.config import ModelSection
 from router.text.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
+from tests.support.checkpoints import VOCAB, write_checkpoint
 
 
 @pytest.fixture
@@ -49,3 +50,12 @@ def test_a_broken_model_directory_is_named(model_copy: Path, name: str, content:
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(ConfigError, match=str(model_copy)):
         Tokenizer(ModelSection(path=str(model_copy)))
+
+
+def test_a_text_model_inside_another_has_its_sizes_and_ends(tmp_path: Path) -> None:
+    write_checkpoint("qwen3-tied", tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    inner = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "vocab_size": 9, "text_config": inner}))
+    info = Tokenizer(ModelSection(path=str(tmp_path))).info
+    assert (info.vocab_size, info.max_model_len, info.eos_token_ids) == (VOCAB, 512, (1,))
