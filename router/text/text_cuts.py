@@ -29,10 +29,13 @@ LETTERS = "A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 CUT = re.compile(rf'\S(?= )|[{LETTERS}](?=[",\uff0c\u3002\u3001\uff01\uff1f])')
 """Matches the character before a cut."""
 WORDS = {
-    name: r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-    + number
-    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    for name, number in (("Qwen 2", r"\p{N}"), ("Llama 3", r"\p{N}{1,3}"))
+    name: rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{number}"
+    rf"| ?[^\s{letters.strip('[]')}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for name, letters, number in (
+        ("Qwen 2", r"\p{L}", r"\p{N}"),
+        ("Llama 3", r"\p{L}", r"\p{N}{1,3}"),
+        ("Qwen 3.5", r"[\p{L}\p{M}]", r"\p{N}"),
+    )
 }
 """Expressions proven to allow such cuts, by the first model to use each. GPT-2's, built into `ByteLevel`, is proven
 too."""

@@ -16,7 +16,7 @@ def made(kind: str, normalizer: Any = None) -> Tokenizer:
     """One that has the words of `kind`, 600 tokens, and added ones; the Llama 3 kind puts a token before each text."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=kind == "Llama 3"))
     tokenizer.pre_tokenizer = splitter(kind)
-    if kind == "Qwen 2":
+    if kind.startswith("Qwen"):
         tokenizer.normalizer = normalizers.NFC()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
