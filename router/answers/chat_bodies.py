@@ -68,6 +68,7 @@ def parser_of(options: ResponseOptions) -> AnswerParser:
         tells_thoughts=options.tells_thoughts,
         tool_format=options.tool_format,
         forced=options.forced,
+        schemas=json.loads(options.tool_schemas),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from common.base.json_file import Json, JsonObject
 from router.grammar.schema_fit import fit
 from router.grammar.schema_unions import Refusal
+from router.grammar.xml_parameters import xml_parameters
 from router.text.chat_answer import THINK, THINK_END, Thoughts
 from router.text.tool_calls import CALL, CALL_END, CallShape
 
@@ -162,15 +163,19 @@ def _calls(source: GrammarSource, dialect: Dialect, schemas: _Schemas) -> list[J
     forms = _GRAMMARS[kind](form, dialect, schemas) if kind else []
     trigger = "" if calls.has_text else dialect.mark(shape.trigger)
     end = f"{json.dumps(shape.behind)} {dialect.mark(shape.end)}"
-    begins = [
-        f"{trigger} {json.dumps(f'{shape.before}{json.dumps(name, ensure_ascii=False)}{shape.between}')}"
-        for name, _, _ in calls.tools
-    ]
+    begins = [f"{trigger} {json.dumps(shape.head(name))}" for name, _, _ in calls.tools]
     one = " | ".join(f"{begin} @tool{i} {end}" for i, begin in enumerate(begins))
-    arguments = [
-        {"name": f"tool{i}", "json_schema": schemas.fitted(schema, replace(source, strict=is_strict), name)}
-        for i, (name, schema, is_strict) in enumerate(calls.tools)
-    ]
+    arguments: list[JsonObject] = []
+    for i, (name, schema, is_strict) in enumerate(calls.tools):
+        fitted = schemas.fitted(schema, replace(source, strict=is_strict), name)
+        if shape.is_json:
+            arguments.append({"name": f"tool{i}", "json_schema": fitted})
+            continue
+        (first, *values), dropped = xml_parameters(f"tool{i}", fitted)
+        if dropped and is_strict:
+            raise ValueError(f"{name}: {', '.join(dropped)}: text of a call cannot be held to that with this model")
+        schemas.dropped += [f"{name}: {each}" for each in dropped]
+        arguments += [{**first, "name": f"tool{i}"}, *values]
     lark = f"start: {_start(calls)}\ncall: {one}\n"
     if calls.has_text:
         lark += dialect.text_before(shape.trigger, "lead", "TEXT") if shape.trigger else TEXT_INSTEAD

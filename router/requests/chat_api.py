@@ -1,5 +1,6 @@
 """OpenAI's chat API: makes a checked request of a JSON body; the model's chat template writes the prompt."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,6 +66,7 @@ def chat_request(values: Values, model: ChatModel, max_model_len: int) -> Comple
         tells_thoughts=values["include_reasoning"],
         tool_format=prompt.template.tool_format.value if prompt.has_tools else "",
         forced=forced_names(values),
+        tool_schemas=_tool_schemas(prompt, values),
     )
     encoding = replace(request.encoding, mark=prompt.mark)
     return replace(
@@ -75,6 +77,14 @@ def chat_request(values: Values, model: ChatModel, max_model_len: int) -> Comple
         usual_max_tokens=MAX_MAX_TOKENS,
         grammar=_grammar(values, prompt, request.grammar),
     )
+
+
+def _tool_schemas(prompt: ChatPrompt, values: Values) -> str:
+    """Return the JSON of the schemas by which arguments get their types, where calls have text alone."""
+    if not prompt.has_tools or prompt.template.tool_format is not ToolFormat.XML:
+        return "{}"
+    functions = (tool["function"] for tool in values["tools"])
+    return json.dumps({each["name"]: each.get("parameters") or {} for each in functions})
 
 
 def _grammar(values: Values, prompt: ChatPrompt, asked: GrammarSource) -> GrammarSource:
@@ -115,9 +125,8 @@ def _tools(template: ChatTemplate, values: Values) -> list[Json]:
     """Return the tools for the template; raise RequestError if the format of calls is unknown."""
     tools: list[Json] = [] if (values["tool_choice"] or AUTO) == NONE else values["tools"]
     if tools and template.tool_format is ToolFormat.NONE:
-        message = (
-            "tools: the model's chat template asks for calls in neither Qwen3's nor Llama 3's format; leave it out"
-        )
+        formats = "Qwen3, Qwen3.5 and Llama 3"
+        message = f"tools: the model's chat template asks for calls in none of the formats of {formats}; leave it out"
         raise RequestError(message, param="tools", code="unsupported_value")
     return tools
 

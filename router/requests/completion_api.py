@@ -53,6 +53,7 @@ class ResponseOptions:
     tells_thoughts: bool = True
     tool_format: str = ""  # of a chat; see `tool_calls`
     forced: tuple[str, ...] = ()  # names of tools from which a forced call must choose
+    tool_schemas: str = "{}"  # JSON object of parameters' schemas by tool, for a format whose values have no type
     warnings: tuple[ResponseWarning, ...] = ()
     repeated: str = "{}"  # JSON object of request fields repeated by /v1/responses
     has_summary: bool = False  # of /v1/responses: thoughts come as a summary

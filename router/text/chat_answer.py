@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Literal
 
 from router.text.tool_calls import (
@@ -19,15 +20,18 @@ from router.text.tool_calls import (
     SHAPES,
     ArgumentsReader,
     ToolFormat,
+    ToolSchemas,
     head_of,
     num_begun,
     whole_calls,
+    xml_call,
 )
 
 Thoughts = Literal["", "may come", "have begun"]
 """Thoughts at the beginning of an answer. "have begun" means the opening tag is in the prompt."""
 THINK, THINK_END = "<think>", "</think>"
 PYTHON_TAG = "<|python_tag|>"
+NO_SCHEMAS: ToolSchemas = MappingProxyType({})
 MAX_CALLS = 128
 """Calls of an answer; further text is content."""
 
@@ -161,14 +165,23 @@ class AnswerParser:
         tells_thoughts: whether thoughts are part of the answer.
         tool_format: format of calls, "" if tools may not be called.
         forced: names of tools; the answer must call one and has no content.
+        schemas: of the tools' parameters, for a format whose values have no type of their own.
     """
 
     def __init__(
-        self, *, thoughts: Thoughts, tool_format: str, tells_thoughts: bool = True, forced: Sequence[str] = ()
+        self,
+        *,
+        thoughts: Thoughts,
+        tool_format: str,
+        tells_thoughts: bool = True,
+        forced: Sequence[str] = (),
+        schemas: ToolSchemas = NO_SCHEMAS,
     ) -> None:
+        self._schemas = schemas
         is_thinking = thoughts == "have begun"
         self._openers: dict[str, Section] = {THINK: Section.THOUGHT} if thoughts else {}
         self._format = ToolFormat(tool_format)
+        self._has_tags = self._format in (ToolFormat.HERMES, ToolFormat.XML)
         if self._format is ToolFormat.LLAMA:
             self._openers |= {PYTHON_TAG: Section.CALL, "{": Section.CALL}
         self._tells_thoughts = tells_thoughts
@@ -234,17 +247,19 @@ class AnswerParser:
         return is_over
 
     def _content(self, part: Part, is_last: bool) -> bool:
-        if self._format is not ToolFormat.HERMES and not self._held.follows_tag:
+        if not self._has_tags and not self._held.follows_tag:
             part.content += self._held.text
             self._held.text = ""
             return False
-        text, is_over = self._held.until(CALL if self._format is ToolFormat.HERMES else "", is_last)
+        text, is_over = self._held.until(CALL if self._has_tags else "", is_last)
         part.content += text
         if is_over:
             self._section = Section.CALL
         return is_over
 
     def _call(self, part: Part, is_last: bool) -> bool:
+        if self._format is ToolFormat.XML:
+            return self._xml_call(part, is_last)
         head = head_of(self._held.text) if self._calls.num_calls < MAX_CALLS else None
         if head is None and self._format is ToolFormat.HERMES:
             return self._whole_call(part, is_last)
@@ -258,6 +273,20 @@ class AnswerParser:
         self._held.text = self._held.text[end:]
         self._arguments = ArgumentsReader(END_TAGS[self._format])
         self._section = Section.ARGUMENTS
+        return True
+
+    def _xml_call(self, part: Part, is_last: bool) -> bool:
+        """Take a call of parameters between tags, once its end tag has come."""
+        inside, tag, behind = self._held.text.partition(CALL_END)
+        if not tag and not is_last:
+            return False
+        call = xml_call(inside, self._schemas) if self._calls.num_calls < MAX_CALLS else None
+        if call is None:
+            part.content += CALL + inside + tag
+        else:
+            self._calls.begin(part, call.name, call.arguments)
+        self._held.text = behind
+        self._section, self._held.follows_tag = Section.CONTENT, True
         return True
 
     def _argue(self, part: Part, is_last: bool) -> bool:

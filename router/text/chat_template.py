@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from common.base.errors import ConfigError, RequestError
 from common.base.json_file import Json, JsonObject, read_json
 from router.text.chat_answer import THINK_END
-from router.text.tool_calls import CALL, ToolFormat
+from router.text.tool_calls import CALL, FUNCTION, ToolFormat
 
 if TYPE_CHECKING:
     from router.text.template_renderer import TemplateRenderer
@@ -41,7 +41,7 @@ class ChatTemplate:
     def tool_format(self) -> ToolFormat:
         """Format in which the template asks the model to call tools."""
         if CALL in self.source:
-            return ToolFormat.HERMES
+            return ToolFormat.XML if FUNCTION in self.source else ToolFormat.HERMES
         return ToolFormat.LLAMA if LLAMA_CALL in self.source else ToolFormat.NONE
 
     def render(

@@ -1,17 +1,20 @@
 """Formats of tool calls, and an incremental reader of a call.
 
 Text beginning as `{"name": "...", "arguments": {` is a call, whatever follows. So arguments can be streamed while being
-written. A call with another beginning is recognized only when complete.
+written. A call with another beginning is recognized only when complete, and so is a call with parameters between tags,
+as Qwen3.5 writes it. The values of such parameters are text, typed by the tool's schema.
 """
 
 import json
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from common.base.json_file import Json
+from common.base.json_file import Json, JsonObject
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
 
 
 class ToolFormat(StrEnum):
@@ -19,6 +22,7 @@ class ToolFormat(StrEnum):
 
     NONE = ""
     HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, used by Qwen3
+    XML = "xml"  # <tool_call><function=...><parameter=...>...</parameter></function></tool_call>, used by Qwen3.5
     LLAMA = "llama"  # {"name": ..., "parameters": {...}} alone, used by Llama 3
 
 
@@ -31,17 +35,23 @@ class CallShape(NamedTuple):
     behind: str
     end: str  # only at the end of each call
     separator: str  # between calls; "": a single call
+    is_json: bool = True  # name and arguments are; else the arguments are parameters between tags
+
+    def head(self, name: str) -> str:
+        """Return the text between the trigger and the arguments of a call."""
+        return f"{self.before}{json.dumps(name, ensure_ascii=False) if self.is_json else name}{self.between}"
 
     def opening(self, name: str) -> str:
         """Return all text before the arguments of a call."""
-        return f"{self.trigger}{self.before}{json.dumps(name, ensure_ascii=False)}{self.between}"
+        return f"{self.trigger}{self.head(name)}"
 
 
 SHAPES = {
     ToolFormat.HERMES: CallShape(CALL, '\n{"name": ', ', "arguments": ', "}\n", CALL_END, "\n"),
+    ToolFormat.XML: CallShape(CALL, f"\n{FUNCTION}", ">\n", f"{FUNCTION_END}\n", CALL_END, "\n", is_json=False),
     ToolFormat.LLAMA: CallShape("", '{"name": ', ', "parameters": ', "}", "", ""),
 }
-END_TAGS = {ToolFormat.NONE: "", ToolFormat.HERMES: CALL_END, ToolFormat.LLAMA: ""}
+END_TAGS = {ToolFormat.NONE: "", ToolFormat.HERMES: CALL_END, ToolFormat.XML: CALL_END, ToolFormat.LLAMA: ""}
 
 SPACE = r"[ \n\r\t]{0,64}"
 HEAD = re.compile(
@@ -56,6 +66,23 @@ IN_STRING = re.compile(r'"|\\')
 SIGNS = r'["{}\[\]]'
 ESCAPED = re.compile(r"\\.", re.DOTALL)
 """An escape in a JSON string."""
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+XML_HEAD = re.compile(rf"\s*{FUNCTION}([^>\n]{{1,256}})>", re.DOTALL)
+XML_PARAMETER = re.compile(
+    rf"{PARAMETER}([^>\n]{{1,256}})>(.*?)(?={PARAMETER_END}|{PARAMETER}|{FUNCTION_END}|\Z)", re.DOTALL
+)
+"""A parameter and its value; models may forget the end tag."""
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
+    "array": (list,), "null": (type(None),),
+}  # fmt: skip
+WORDS = {"True": True, "False": False, "None": None}
+"""Values in Python's spelling, which templates show to models."""
+
+MAX_REFERENCES = 8
+"""Most references followed from one to the next."""
+ToolSchemas = Mapping[str, JsonObject]
+"""JSON schemas of the parameters of tools, by tool name."""
 
 
 def head_of(text: str) -> tuple[str, int] | None:
@@ -161,3 +188,85 @@ class ArgumentsReader:
 def num_begun(text: str, tag: str) -> int:
     """Count characters at the end of a text that may begin a tag."""
     return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
+
+
+class XmlCall(NamedTuple):
+    """A call of a tool."""
+
+    name: str
+    arguments: str  # JSON
+
+
+def xml_call(text: str, schemas: ToolSchemas) -> XmlCall | None:
+    """Return the call between call tags, None if the text is no call."""
+    head = XML_HEAD.match(text)
+    if head is None:
+        return None
+    name = head[1].strip()
+    schema = schemas.get(name, {})
+    properties = _properties(schema)
+    arguments = {
+        key.strip(): _typed(_bare(value), types_of(properties.get(key.strip()), schema))
+        for key, value in XML_PARAMETER.findall(text)
+    }
+    return XmlCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _properties(schema: Json) -> JsonObject:
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
+def _bare(value: str) -> str:
+    """Return a value without the line break on either side."""
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _typed(value: str, allowed: set[str]) -> Json:
+    """Return the value in one of the allowed types; text where it is allowed alone, or nothing else fits."""
+    if allowed == {"string"}:
+        return value
+    try:
+        read = WORDS[value.strip()] if value.strip() in WORDS else json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    is_fitting = any(isinstance(read, TYPES[name]) and _is_no_flag(read, name) for name in allowed if name in TYPES)
+    return read if is_fitting else value
+
+
+def _is_no_flag(read: Json, name: str) -> bool:
+    """Tell true and false from the numbers that they are in Python."""
+    return name == "boolean" or not isinstance(read, bool)
+
+
+def types_of(schema: Json, root: Json) -> set[str]:
+    """Return the types that a parameter's schema allows, inside the schema `root`: text, if it says nothing."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict):
+        return {"string"}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            return set().union(*(types_of(each, root) for each in schema[key])) or {"string"}
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return {kind for kind in kinds if isinstance(kind, str)} or {"string"}
+    if isinstance(kinds, str):
+        return {kinds}
+    if "properties" in schema:
+        return {"object"}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return {name for value in values for name, kinds in TYPES.items() if type(value) in kinds} or {"string"}
+    return {"string"}
+
+
+def resolved(schema: Json, root: Json) -> Json:
+    """Follow references to definitions inside `root`, at most `MAX_REFERENCES`."""
+    for _ in range(MAX_REFERENCES):
+        path = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(path, str) or not path.startswith("#/"):
+            break
+        schema = root
+        for name in path[2:].split("/"):
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema

@@ -26,8 +26,27 @@ NO_NAME = r'{"name": "\x", "arguments": {}}'
 DEEP = "[" * 100_000
 
 
+XML_SCHEMAS = {
+    "f": {
+        "properties": {
+            "a": {"type": "string"}, "n": {"type": "integer"}, "any": {"type": ["string", "null"]},
+            "list": {"type": "array"}, "flag": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+        }
+    }
+}  # fmt: skip
+
+
 def options(tool_format: str, thoughts: Thoughts = "may come") -> ResponseOptions:
-    return ResponseOptions(False, False, False, False, False, thoughts=thoughts, tool_format=tool_format)
+    schemas = json.dumps(XML_SCHEMAS)
+    return ResponseOptions(
+        False, False, False, False, False, thoughts=thoughts, tool_format=tool_format, tool_schemas=schemas
+    )
+
+
+def xml(*parameters: tuple[str, str], name: str = "f") -> str:
+    """A call, as Qwen3.5 writes it."""
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
 
 
 FORMS = {"thoughts have begun": options("", "have begun"), "no thoughts": options("", "")}
@@ -100,6 +119,18 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
         ("hermes", f'<tool_call>{{"</tool_call> b<tool_call>{F}</tool_call>',
          ("", '<tool_call>{"</tool_call> b', [F_CALL])),
         ("hermes", "1 < 2\n<tool", ("", "1 < 2\n<tool", [])),
+        ("xml", xml(("a", "ü")), ("", "", [F_CALL])),
+        ("xml", f"<think>x</think>\n\nI call.\n\n{xml(('a', '3'), ('n', '3'))}\n{xml()}",
+         ("x", "I call.", [("f", '{"a": "3", "n": 3}'), ("f", "{}")])),
+        ("xml", xml(("a", " x\n\ny <b> "), ("any", "null"), ("list", '["</tool", 1]')),
+         ("", "", [("f", '{"a": " x\\n\\ny <b> ", "any": null, "list": ["</tool", 1]}')])),
+        ("xml", xml(("flag", "True"), ("n", "three"), ("what", "5")),
+         ("", "", [("f", '{"flag": true, "n": "three", "what": "5"}')])),
+        ("xml", xml(("n", "true"), ("any", "text")), ("", "", [("f", '{"n": "true", "any": "text"}')])),
+        ("xml", "<tool_call><function=f><parameter=a>\nü\n<parameter=n>\n3\n</function>",
+         ("", "", [("f", '{"a": "ü", "n": 3}')])),
+        ("xml", f"<tool_call>{F}</tool_call> b", ("", f"<tool_call>{F}</tool_call> b", [])),
+        ("xml", "1 < 2\n<tool", ("", "1 < 2\n<tool", [])),
         ("llama", LLAMA_F, ("", "", [F_CALL])),
         ("llama", f"<|python_tag|>{LLAMA_F}; {LLAMA_F}", ("", "", [F_CALL, F_CALL])),
         ("llama", ' {"a": 1}', ("", ' {"a": 1}', [])),
@@ -135,6 +166,10 @@ PARTS = [
     F,
     QUOTING,
     LLAMA_F,
+    xml(("a", "3"), ("n", "3")),
+    "<function=f>",
+    "<parameter=n>",
+    "</parameter>",
     F[:28],
     "{",
     "}",
@@ -153,7 +188,7 @@ PARTS = [
 @given(
     parts=st.lists(st.sampled_from(PARTS), max_size=12),
     cuts=st.lists(st.integers(0, 200), max_size=8),
-    how=st.sampled_from(["", "hermes", "llama"]),
+    how=st.sampled_from(["", "hermes", "xml", "llama"]),
     thoughts=st.sampled_from(["", "may come", "have begun"]),
 )
 def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how: str, thoughts: Thoughts) -> None:

@@ -164,3 +164,15 @@ def test_the_demo_models_template_knows_tools() -> None:
     one, other = (f'<tool_call>\n{{"name": {call}}}\n</tool_call>' for call in
                   ('"a", "arguments": {"b": 1}', '"c", "arguments": {"'))  # fmt: skip
     assert said == f"\nGo.\n\nJULIET:\n{one}\n{other}\n\nMessenger:\nGone.\n\nJULIET:\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "tool_format"),
+    [
+        ("{% for c in calls %}<tool_call>{{ c | tojson }}</tool_call>{% endfor %}", ToolFormat.HERMES),
+        ("<tool_call>\n<function=' + name + '>\n<parameter=a>", ToolFormat.XML),
+        ("none", ToolFormat.NONE),
+    ],
+)
+def test_the_format_of_calls_is_that_of_the_template(source: str, tool_format: ToolFormat) -> None:
+    assert ChatTemplate(source, {}).tool_format is tool_format

@@ -341,6 +341,7 @@ def test_thoughts_have_so_many_tokens_at_most(
     assert max(lengths) == most, "a random text hardly ends its thoughts before"
 
 
+FORMATS = [ToolFormat.HERMES, ToolFormat.XML, ToolFormat.LLAMA]
 NOTHING = {"properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
 SCHEMAS: dict[str, Any] = {"grüße": PERSON, 'say "no"': NOTHING}
 
@@ -371,7 +372,7 @@ def answers_of(
     grammar, problem, _ = compiled(source, model[0], dialect_of(model[0]))
     assert not problem
     texts = [random_text(grammar, *model, seed, begin) for seed in range(12)]
-    parsers = [AnswerParser(thoughts="", tool_format=tool_format) for _ in texts]
+    parsers = [AnswerParser(thoughts="", tool_format=tool_format, schemas=SCHEMAS) for _ in texts]
     return [parser.feed(text, is_last=True) for parser, text in zip(parsers, texts, strict=True)]
 
 
@@ -383,7 +384,7 @@ def check_calls(part: Part) -> set[str]:
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("tool_format", [ToolFormat.HERMES, ToolFormat.LLAMA])
+@pytest.mark.parametrize("tool_format", FORMATS)
 @pytest.mark.parametrize("choice", ["required", *named("grüße"), allowed("required", "grüße")])
 @pytest.mark.parametrize("several", [True, False])
 def test_calls_that_are_forced_are_calls_with_valid_arguments(
@@ -393,12 +394,12 @@ def test_calls_that_are_forced_are_calls_with_valid_arguments(
     parts = answers_of(source, tool_format, (grammars, demo_tokenizer))
     assert all(part.calls and not part.content.strip() for part in parts)
     assert set().union(*map(check_calls, parts)) == (set(SCHEMAS) if choice == "required" else {"grüße"})
-    has_several = several and tool_format is ToolFormat.HERMES and choice not in named("grüße")
+    has_several = several and tool_format is not ToolFormat.LLAMA and choice not in named("grüße")
     assert (max(len(part.calls) for part in parts) > 1) == has_several
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("tool_format", first_then(pytest.mark.slow, [ToolFormat.HERMES, ToolFormat.LLAMA]))
+@pytest.mark.parametrize("tool_format", first_then(pytest.mark.slow, FORMATS))
 def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_too(
     grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat
 ) -> None:
@@ -406,8 +407,8 @@ def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_t
     source = form_of(chat("auto", strict=True), tool_format, NO_GRAMMAR)
     said = answers_of(source, tool_format, model, "I say { no <tool_cal")
     assert all(part.content.startswith("I say { no") and check_calls(part) <= SCHEMAS.keys() for part in said)
-    begin = "" if tool_format is ToolFormat.LLAMA else "Well.\n<tool_call>"
-    begin += ("" if tool_format is ToolFormat.LLAMA else "\n") + '{"name": "gr'
+    begin = "" if tool_format is ToolFormat.LLAMA else "Well.\n<tool_call>\n"
+    begin += "<function=gr" if tool_format is ToolFormat.XML else '{"name": "gr'
     parts = answers_of(source, tool_format, model, begin)
     assert all("grüße" in check_calls(part) for part in parts)
     free = form_of(chat("auto"), tool_format, NO_GRAMMAR)
@@ -415,14 +416,14 @@ def test_calls_of_strict_tools_have_valid_arguments_and_a_text_may_stand_there_t
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("tool_format", first_then(pytest.mark.slow, [ToolFormat.HERMES, ToolFormat.LLAMA]))
+@pytest.mark.parametrize("tool_format", first_then(pytest.mark.slow, FORMATS))
 def test_tools_that_are_not_allowed_are_not_called(
     grammars: Grammars, demo_tokenizer: Tokenizer, tool_format: ToolFormat
 ) -> None:
     model = (grammars, demo_tokenizer)
     source = form_of(chat(allowed("auto", "grüße")), tool_format, NO_GRAMMAR)
-    begin = "<tool_call>\n" if tool_format is ToolFormat.HERMES else ""
-    parts = answers_of(source, tool_format, model, f'{begin}{{"name": "')
+    begins = {ToolFormat.HERMES: '<tool_call>\n{"name": "', ToolFormat.XML: "<tool_call>\n<function="}
+    parts = answers_of(source, tool_format, model, begins.get(tool_format, '{"name": "'))
     assert all({call.name for call in part.calls} <= {"grüße"} for part in parts)
     assert any(part.calls for part in parts)
     assert all(part.content for part in answers_of(source, tool_format, model, "I say"))
