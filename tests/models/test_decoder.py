@@ -206,7 +206,10 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoin
     assert_equal_weights(load(tmp_path), load(checkpoint("llama")[0]))
 
 
-@pytest.mark.parametrize(("model_type", "variant", "prefix"), [("qwen3_5", "qwen3.5", "model.language_model.")])
+@pytest.mark.parametrize(
+    ("model_type", "variant", "prefix"),
+    [("qwen3_5", "qwen3.5", "model.language_model."), ("mistral3", "mistral", "language_model.model.")],
+)
 @torch.inference_mode()
 def test_a_text_model_inside_another_loads_like_it_alone(
     model_type: str, variant: str, prefix: str, tmp_path: Path, checkpoint: Checkpoint

@@ -59,15 +59,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-WRAPPED = ("qwen3_5",)
+WRAPPED = ("qwen3_5", "mistral3")
 """Values of `model_type` whose text model stands inside another."""
+
+
+OTHERS = {
+    "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
+    "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
+}
+
+
+def _wrapped(name: str, prefix: str) -> str:
+    if prefix.startswith("language_model."):
+        return f"language_model.{name}"
+    return name.replace("model.", prefix, 1)
 
 
 def wrap_checkpoint(source: Path, directory: Path, model_type: str, prefix: str) -> None:
     """Write a checkpoint as published: its config inside `text_config`, and tensors that text does not need."""
     tensors = load_file(source / "model.safetensors")
-    wrapped = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
-    others = {name: torch.zeros(3) for name in ("model.visual.blocks.0.weight", "mtp.layers.0.weight")}
+    wrapped = {_wrapped(name, prefix): tensor for name, tensor in tensors.items()}
+    others = {name: torch.zeros(3) for name in OTHERS[model_type]}
     save_file(wrapped | others, directory / "model.safetensors")
     text = json.loads((source / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": text}))

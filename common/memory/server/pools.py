@@ -16,7 +16,7 @@ from common.wire.messages.memory import BlocksSealed, OfBlocks, PoolShortage
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import PoolShape, shown
 
-MAX_BLOCK_BYTES = 128 * 1024 * 1024
+MAX_BLOCK_BYTES = 256 * 1024 * 1024
 NAN_BYTE = 0xFF
 """Makes NaN of every floating point type."""
 

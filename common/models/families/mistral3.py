@@ -1,0 +1,15 @@
+"""Mistral Small 3.1 and 3.2, with eyes: the text model inside."""
+
+from dataclasses import replace
+
+from common.models.config import DecoderConfig
+from common.models.families import mistral
+from common.models.settings import Settings
+
+
+def decoder_config(settings: Settings) -> DecoderConfig:
+    """Return the config of the text model; raises ModelError for an unsupported setting."""
+    text = settings.text()
+    text.refuse("model_type", "mistral")
+    config = mistral.decoder_config(text)
+    return replace(config, source=replace(config.source, ignored=("vision_tower.", "multi_modal_projector.")))

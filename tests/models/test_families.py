@@ -1,0 +1,87 @@
+"""Published config.json files are accepted with their sizes, or refused by name."""
+
+from typing import Any
+
+import pytest
+
+from common.base.errors import ModelError
+from common.memory.server.pools import MAX_BLOCK_BYTES
+from common.models.reading import decoder_config
+from common.models.settings import Settings
+
+QWEN3_5_27B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "image_token_id": 248056,
+    "tie_word_embeddings": False,
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "bos_token_id": None,
+        "dtype": "bfloat16", "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17408,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "num_attention_heads": 24,
+        "num_hidden_layers": 64, "num_key_value_heads": 4, "pad_token_id": None, "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000, "rope_type": "default",
+        },
+        "tie_word_embeddings": False, "use_cache": True, "vocab_size": 248320,
+    },
+    "vision_config": {"depth": 27},
+}  # fmt: skip
+MISTRAL_SMALL: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "model_type": "mistral3",
+    "text_config": {
+        "attention_dropout": 0.0, "dtype": "bfloat16", "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "initializer_range": 0.02, "intermediate_size": 32768, "max_position_embeddings": 131072,
+        "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0, "sliding_window": None, "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "vision_config": {"model_type": "pixtral"},
+}  # fmt: skip
+MISTRAL_V01 = MISTRAL_SMALL["text_config"] | {"sliding_window": 4096, "vocab_size": 32000, "rope_theta": 10000.0}
+
+
+def test_qwen3_5_27b() -> None:
+    config = decoder_config(Settings(QWEN3_5_27B, "config.json"))
+    attention, states = config.cache_groups(16, "bfloat16")
+    assert (attention.num_layers, attention.token_bytes) == (16, 65536)
+    assert states.num_layers == 48 and states.block_bytes <= MAX_BLOCK_BYTES
+    assert states.block_bytes == pytest.approx(48 * (48 * 128 * 128 + 10240 * 4) * 4, rel=0.05)
+    assert 2 * config.step_weights == pytest.approx(51.2e9, rel=0.02), "without the input's table of 2.5 GB"
+
+
+def test_mistral_small() -> None:
+    config = decoder_config(Settings(MISTRAL_SMALL, "config.json"))
+    [group] = config.cache_groups(16, "bfloat16")
+    assert group.token_bytes == 163_840
+    assert config.layers[0].mixer.num_rows * 5120 == 2 * (4096 + 1024) * 5120
+
+
+@pytest.mark.parametrize(
+    ("published", "message"),
+    [
+        (MISTRAL_V01, "sliding_window = 4096 is not supported"),
+        (MISTRAL_SMALL | {"text_config": {"model_type": "ministral3"}}, "model_type = 'ministral3' is not supported"),
+        (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),
+        ({"model_type": "qwen3_moe"}, "model_type = 'qwen3_moe'; supported: "),
+        ({"model_type": "gemma3"}, "model_type = 'gemma3'; supported: "),
+        (
+            QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8"}},
+            r"quantization_config = .'quant_method': 'fp8'. is not supported",
+        ),
+        (
+            QWEN3_5_27B | {"text_config": QWEN3_5_27B["text_config"] | {"output_gate_type": "sigmoid"}},
+            "output_gate_type = 'sigmoid' is not supported",
+        ),
+    ],
+)
+def test_others_are_refused_by_name(published: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        decoder_config(Settings(published, "config.json"))
