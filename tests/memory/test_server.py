@@ -65,7 +65,7 @@ from tests.memory.parties import leases_of
 from tests.support.announcing import announcer
 from tests.support.layouts import take
 from tests.support.messages import LAYOUT
-from tests.wire.values import aimed_messages, messages
+from tests.wire.strategies import aimed_messages, messages
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 if os.getuid() != 0:

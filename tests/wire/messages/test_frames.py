@@ -29,7 +29,7 @@ from common.wire.values.packing import pack_floats, pack_ids, unpack_ids
 from common.wire.values.sampling_params import MAX_GRAMMAR_CHARS, SamplingParams
 from tests.support.layouts import one_group, state, window
 from tests.support.messages import LAYOUT, kv_offer, pool_export, prefill_request, worker_ready
-from tests.wire.values import messages, wild_values
+from tests.wire.strategies import messages, wild_values
 
 
 @given(messages())

@@ -24,7 +24,7 @@ from common.wire.transport.secret import MAX_BYTES, read_secret
 from common.wire.transport.sockets import Hub, Spoke
 from tests.support.fakes import free_endpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Item = TypeVar("Item")
 
 
