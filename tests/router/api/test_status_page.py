@@ -10,7 +10,7 @@ import tokenizers
 
 from common.base.errors import ErrorCode
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
-from tests.router.browser import IS_THERE, WHY_NOT, Browser
+from tests.router.api.browser import IS_THERE, WHY_NOT, Browser
 from tests.router.conftest import Client, Cluster, StartCluster
 
 pytestmark = pytest.mark.skipif(not IS_THERE, reason=WHY_NOT)

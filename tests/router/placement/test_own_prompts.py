@@ -16,7 +16,7 @@ from router.placement.member import Member, Speeds
 from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
 from tests.router.bench import Bench
-from tests.router.test_prefix_map import keys_of
+from tests.router.placement.test_prefix_map import keys_of
 from tests.support.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size

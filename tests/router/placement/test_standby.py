@@ -19,7 +19,7 @@ from router.placement.route import LEAST, Demand
 from router.placement.worker_pool import WorkerPool
 from router.workers.role_changes import RoleChanges
 from tests.router.conftest import Client, Cluster, StartCluster
-from tests.router.test_worker_pool import NET, ready
+from tests.router.placement.test_worker_pool import NET, ready
 from tests.support.fakes import FakeDecode
 from tests.support.messages import heartbeat, kv_path
 

@@ -14,7 +14,7 @@ from router.requests.completion_fields import COMPLETION_FIELDS
 from router.text.prompts import fit_max_tokens
 from tests.support.completions import make_completion
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VOCAB = 100
 EOS = (7,)
 PLAIN = ResponseOptions(stream=False, include_usage=False, continuous_usage=False, token_ids=False, tokens_as_ids=False)

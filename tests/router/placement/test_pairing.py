@@ -15,7 +15,7 @@ from router.placement.member import NO_TRANSPORT, Member
 from router.placement.pairing import Order, Pairing
 from router.placement.route import Demand
 from router.placement.worker_pool import WorkerPool
-from tests.router.test_prefix_map import keys_of
+from tests.router.placement.test_prefix_map import keys_of
 from tests.support.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size

@@ -20,7 +20,7 @@ from router.grammar.source import NO_GRAMMAR, CompileResult, GrammarSource
 from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.tool_calls import ToolFormat
 from tests.router.conftest import Cluster
-from tests.router.test_structured import random_text
+from tests.router.grammar.test_checks import random_text
 from tests.support.guided import DEMO_MODEL, is_valid
 
 NUM_TEXTS = 6

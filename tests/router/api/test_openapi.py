@@ -27,7 +27,7 @@ from router.api.status_page_files import OPEN_PAGES
 from router.text.server_rules import decimals
 from tests.router.conftest import Cluster, StartCluster
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NUM_EXAMPLES = 40
 PROMISES = [
     not_a_server_error,

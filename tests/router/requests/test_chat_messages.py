@@ -13,7 +13,7 @@ from router.answers.chat_bodies import chat_choice_body
 from router.reading.reading import parse_conversation
 from router.requests.chat_fields import CHAT_FIELDS
 from router.text.tokenizer import Tokenizer
-from tests.router.test_chat_answer import F, completion, options
+from tests.router.text.test_chat_answer import F, completion, options
 
 USER = {"role": "user", "content": "the fox"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}

@@ -11,7 +11,7 @@ from common.base.errors import RequestError
 from router.text.chat_template import ChatTemplate, load_chat_template
 from router.text.tool_calls import ToolFormat
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MESSAGES = [{"role": "user", "content": "<schöne> Grüße {{ 7 * 7 }}"}, {"role": "assistant", "content": "a\n"}]
 QWEN_LIKE = """
 {%- if messages[0].role == 'system' %}

@@ -21,7 +21,7 @@ from router.reading.reading import MAX_REPEATED_TOKENS, parse_body, read, tokeni
 from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding
 from router.text.tokenizer import PIECE_CHARS, USUAL_CHARS_PER_TOKEN, Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
-from tests.router.test_openai_api import ACCEPTED, REJECTED
+from tests.router.requests.test_completion_api import ACCEPTED, REJECTED
 
 LIMIT = 1000
 WRONG = [fields for _, fields in REJECTED if "[100]" not in str(fields)]  # 100 is a token here
