@@ -12,7 +12,7 @@ from common.device.engine.engine import claimed_pool
 from common.memory.client.shared_pool import PromptMessage
 from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.values.kv_layout import KVLayout
-from tests.memory.test_server import CPU, SIZE, Backed, eventually
+from tests.memory.server.test_server import CPU, SIZE, Backed, eventually
 from tests.support.layouts import full, state, window
 
 

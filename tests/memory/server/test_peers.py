@@ -33,7 +33,7 @@ from common.wire.messages.memory import (
 from common.wire.values.fields import DIGEST_BYTES
 from common.wire.values.packing import pack_ids, unpack_ids
 from tests.memory.parties import leases_of
-from tests.memory.test_server import Backed, eventually
+from tests.memory.server.test_server import Backed, eventually
 from tests.support.layouts import take
 from tests.support.messages import LAYOUT
 

@@ -1,4 +1,4 @@
-"""`python -m tests.memory.endless_writer HANDLE_HEX`: launches kernels that write for seconds to memory of another."""
+"""Launches kernels that write for seconds to memory of another: `tests.memory.server.endless_writer HANDLE_HEX`."""
 
 import sys
 import time

@@ -46,7 +46,7 @@ def test_a_killed_process_writes_no_more_when_it_is_taken_to(is_shared_through_m
     counter = Counter(backing)
     daemon = mps(tmp_path) if is_shared_through_mps else nullcontext(executed)
     with daemon as launch, (tmp_path / "writer").open("w+b") as log:
-        process = launch("tests.memory.endless_writer", [counter.memory.handle.hex()], log)
+        process = launch("tests.memory.server.endless_writer", [counter.memory.handle.hex()], log)
         end_s = time.monotonic() + 60.0
         while counter.value() < 100_000:
             assert time.monotonic() < end_s and process.poll() is None, (tmp_path / "writer").read_text()

@@ -23,7 +23,7 @@ from common.settings.memory_sections import MemorySection
 from common.wire.messages.worker import Role
 from common.wire.transport import endpoints
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEADLINE_S = 60.0
 
 

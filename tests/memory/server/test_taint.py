@@ -10,7 +10,7 @@ from common.memory.client.peer_pool_client import PeerPoolClient
 from common.memory.client.shared_pool import SharedPool
 from common.wire.messages.memory import BlocksWanted, RegionState
 from common.wire.values.kv_layout import KVLayout
-from tests.memory.test_server import SIZE, Backed, claim, eventually
+from tests.memory.server.test_server import SIZE, Backed, claim, eventually
 from tests.support.layouts import one_group
 from tests.support.messages import LAYOUT
 

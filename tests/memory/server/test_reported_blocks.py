@@ -14,7 +14,7 @@ from common.wire.messages.worker import Knock, KVEventsWanted, Refused, Reregist
 from common.wire.values.block_key import short_keys, unpack_short_keys
 from common.wire.values.fields import DIGEST_BYTES
 from common.wire.values.packing import unpack_ids
-from tests.memory.test_announcer import SERVER, Rig
+from tests.memory.server.test_announcer import SERVER, Rig
 from tests.support.layouts import one_group
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")

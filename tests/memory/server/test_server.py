@@ -328,7 +328,7 @@ def test_a_socket_in_use_is_left_alone_and_an_abandoned_one_is_replaced(backed: 
 @contextmanager
 def holder(backed: Backed, launcher: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
     """A worker that has leased 3 blocks of 8."""
-    command = [*launcher, sys.executable, "-m", "tests.memory.holder_process", str(backed.path), "9", "3"]
+    command = [*launcher, sys.executable, "-m", "tests.memory.server.holder_process", str(backed.path), "9", "3"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         pid = 1 if launcher else process.pid
         assert process.stdout is not None and process.stdout.readline() == f"leased by {pid}\n"
