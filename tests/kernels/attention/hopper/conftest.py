@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from tests.kernels.attention.hopper.decode_steps import MakeStep, step_of
 from tests.kernels.conftest import MakePaged
-from tests.kernels.hopper.decode_steps import MakeStep, step_of
 
 
 @pytest.fixture(

@@ -11,8 +11,8 @@ from common.kernels.attention.shared_division import bundle_queries, share, toke
 from common.kernels.attention.shared_parts import make_shared_parts
 from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
 from common.kernels.base.attention_operands import SharedDivision, SharedParts, SharedPrefixes
+from tests.kernels.attention.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 from tests.kernels.conftest import AssertClose
-from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 
 SHAPES = [
     Shape(32, 8, 128, 16, num_slots=264, programs_per_sm=2),

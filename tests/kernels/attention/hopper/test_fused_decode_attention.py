@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from common.kernels.attention.fused_decode_attention import is_supported
+from tests.kernels.attention.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 from tests.kernels.conftest import AssertClose
-from tests.kernels.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 
 # Padding, few and many parts, and a last one that is full, partly full, or has the new key only.
 SEQ_LENS = [500, 0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 128, 129, 1023, 1025, 4096, 4097, 4600]
