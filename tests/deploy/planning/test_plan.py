@@ -16,7 +16,7 @@ from deploy.planning.simulation.outcome import Objectives
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import read_rates
 from deploy.planning.workload import Span, Steady
-from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
+from tests.deploy.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
 
 RATES = read_rates("h200-qwen3-4b")
 LIMITS = Objectives(200.0, 10.0, 99.0)

@@ -17,7 +17,7 @@ import pytest
 from common.base.errors import ConfigError
 from deploy.serve import hub_download
 from deploy.serve.model_source import find_model
-from tests.deploy.hub import HUB_ID, Hub
+from tests.deploy.serve.hub import HUB_ID, Hub
 
 FILES = {
     "config.json": b"{}", "model.safetensors": bytes(100_000), "tokenizer.json": b"[]", "README.md": b"of no use",

@@ -11,7 +11,7 @@ import pytest
 from deploy.cli import build_parser
 from deploy.serve.command import notify_ready
 
-UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "baton@.service"
+UNIT = Path(__file__).parents[3] / "deploy" / "systemd" / "baton@.service"
 
 
 def test_who_waits_hears_that_it_serves_and_where_nobody_waits_nothing_happens(tmp_path: Path) -> None:

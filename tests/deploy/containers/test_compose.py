@@ -21,7 +21,7 @@ from deploy.operate.healthcheck import worker_here
 from deploy.processes.mps import DEFAULT_PREFILL_PERCENT, PIPE_DIRECTORY
 from deploy.processes.placement import Gpu
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 PROGRAMS = {"router": ROUTER_SECTIONS, "prefill_worker": WORKER_SECTIONS, "decode_worker": WORKER_SECTIONS}
 SERVING = ("router", "prefill", "decode")
 WORKERS = ("prefill", "decode", "decode-standby")

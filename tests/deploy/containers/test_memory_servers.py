@@ -14,7 +14,7 @@ from deploy.containers.memory_servers import specs
 from deploy.operate.healthcheck import main as probe
 from deploy.processes.placement import Gpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEADLINE_S = 100.0
 
 

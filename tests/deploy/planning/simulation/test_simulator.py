@@ -20,7 +20,7 @@ from deploy.planning.simulation.simulator import Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import Where
 from router.placement.prefix_map import PoolContents
-from tests.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
+from tests.deploy.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
 
 APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
 
