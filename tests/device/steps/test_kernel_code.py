@@ -15,7 +15,7 @@ import pytest
 
 from common.device.steps.launchers import OneOfEach
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HASHES = """
 import json, sys
 from common.device.steps.kernel_code import functions, hash_helpers_first

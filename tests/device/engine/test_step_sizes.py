@@ -14,7 +14,7 @@ from common.device.engine.step_sizes import sized
 from common.models.reading import read_config
 from common.settings.config import Config, DecodeSection, ModelSection, PrefillSection
 from common.settings.memory_sections import KVSection
-from tests.device.test_pool_budget import GPU, LAYOUT, NUM_SMS, make_gpu
+from tests.device.engine.test_pool_budget import GPU, LAYOUT, NUM_SMS, make_gpu
 
 MAX_LEN = 8192
 
