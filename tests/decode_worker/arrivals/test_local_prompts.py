@@ -21,8 +21,8 @@ from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.arrivals.local_prompts import LocalPrompt, LocalPrompts
 from decode_worker.sequences.sequence import DecodeSequence
+from tests.decode_worker.arrivals.test_prefixes import House, keys_of
 from tests.decode_worker.bench import BLOCK_SIZE
-from tests.decode_worker.test_prefixes import House, keys_of
 from tests.support.messages import prefill_request
 from tests.support.sequences import blocks_of_prompts
 

@@ -17,8 +17,8 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.prefix_sharing import MIN_TOKENS, REST, PrefixSharing
 from decode_worker.sequences.rows import UNSHARED, Rows, SharedPrefix
 from decode_worker.sequences.sequence import DecodeSequence
+from tests.decode_worker.arrivals.test_local_prompts import LocalHouse, act
 from tests.decode_worker.bench import BLOCK_SIZE
-from tests.decode_worker.test_local_prefixes import LocalHouse, act
 from tests.support.layouts import one_table, tiny, window
 from tests.support.sequences import decode_sequence
 
