@@ -11,7 +11,7 @@ import pytest
 from common.base.malloc import MAX_ARENAS
 from common.serving.worker.settle import TIMER_SLACK_NS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import gc
 from pathlib import Path

@@ -15,7 +15,7 @@ from common.settings.config import Config, WorkerSection
 from common.settings.memory_sections import KVSection
 from common.wire.messages.worker import Role
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TAKER = """
 import sys
 from pathlib import Path

@@ -19,7 +19,7 @@ from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
 from prefill_worker.__main__ import build
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 ERROR = "RuntimeError: CUDA error: an illegal memory access was encountered"
