@@ -11,7 +11,7 @@ import pytest
 
 from common.base.log import formatter
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 FLOOD = """
 import logging, sys

@@ -8,7 +8,7 @@ import pytest
 
 from common.base.version import COMMIT_CHARS, RELEASE, VERSION, commit_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def git(directory: Path, *words: str) -> str:
