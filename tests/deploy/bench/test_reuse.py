@@ -8,7 +8,7 @@ import pytest
 from deploy.bench import moved
 from deploy.bench.command import main
 from deploy.bench.results import ROOT
-from tests.benchmarks.fake_server import FakeServer, Running, figures
+from tests.support.completions_server import FakeServer, Running, figures
 
 COMMON = shlex.split("--warmup 0 --vocab-size 500 --hardware here")
 

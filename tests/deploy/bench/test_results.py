@@ -29,7 +29,7 @@ def test_a_file_of_another_schema_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_every_column_is_documented() -> None:
-    readme = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text()
+    readme = (Path(__file__).parents[3] / "benchmarks" / "README.md").read_text()
     assert all(f"`{column}`" in readme for column in Row.__dataclass_fields__)
 
 

@@ -14,11 +14,11 @@ from deploy import cli
 from deploy.bench.live import Live, progress_on
 from deploy.bench.plot import Seen, draw
 from deploy.bench.stats import RequestRecord
-from tests.benchmarks.fake_server import FakeServer, Running, figures
 from tests.support.answering import answering
+from tests.support.completions_server import FakeServer, Running, figures
 from tests.support.marks import first_then
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(*flags: str) -> int:

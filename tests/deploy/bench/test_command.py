@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.bench.command import main
-from tests.benchmarks.fake_server import FakeServer, Running, figures
+from tests.support.completions_server import FakeServer, Running, figures
 
 
 @pytest.mark.medium
