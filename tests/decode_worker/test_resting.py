@@ -1,4 +1,4 @@
-"""A pool too small: who sits out neither advances nor writes KV nor gets a token, and goes on as before.
+"""A pool too small: a resting sequence neither advances nor writes KV nor gets a token, and goes on as before.
 
 Real rows, scheduler and batch; the model is a function of the last token and all keys before it.
 """
