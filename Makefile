@@ -12,7 +12,7 @@ own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
 # Tests of interpreted kernels, whole systems and benchmarks take about as long as all others, and run beside them.
-long_tests := tests/kernels tests/e2e tests/benchmarks
+long_tests := tests/kernels tests/e2e tests/benchmarks tests/deploy/bench
 chosen := not gpu and not slow
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c

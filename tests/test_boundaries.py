@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("router", "prefill_worker", "decode_worker", "common", "deploy", "benchmarks")
+TESTS = ROOT / "tests"
 SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 # Rooms of each package from top to bottom: a file imports its own room and rooms below it. A file that stands beside
@@ -181,6 +182,17 @@ def test_rooms_are_small(package: str) -> None:
     for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
         files = [path.name for path in folder.glob("*.py") if path.stem != "__init__"]
         assert len(files) <= MAX_FILES, f"{len(files)} files in {folder.relative_to(ROOT)}: make two rooms of it"
+
+
+def test_tests_mirror_the_rooms() -> None:
+    for folder in sorted({path.parent for path in TESTS.rglob("test_*.py")} - {TESTS}):
+        mirrored = ROOT if folder.relative_to(TESTS).parts[0] in ROOMS else ROOT / "common"
+        if not (mirrored / folder.relative_to(TESTS).parts[0]).is_dir():
+            continue  # of no package: whole systems, clients, containers
+        has_own_fixtures = (folder / "conftest.py").exists()
+        assert (mirrored / folder.relative_to(TESTS)).is_dir() or has_own_fixtures, f"no room is like {folder}"
+        files = list(folder.glob("test_*.py"))
+        assert len(files) <= MAX_FILES, f"{len(files)} files of tests in {folder}"
 
 
 @cache

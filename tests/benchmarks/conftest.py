@@ -1,12 +1,12 @@
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from tests.benchmarks.fake_server import Running
+from tests.support.completions_server import Running
 
 
 @pytest.fixture
 def servers() -> Iterator[Running]:
-    running = Running()
-    yield running
-    running.close()
+    with closing(Running()) as running:
+        yield running

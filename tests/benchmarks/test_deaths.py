@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.deaths import Fleet, main, pause_s
 from deploy.bench.stats import RequestRecord
-from tests.benchmarks.fake_server import figures
 from tests.e2e.system import START_TIMEOUT_S
+from tests.support.completions_server import figures
 from tests.support.ports import ReservedPort
 
 ROOT = Path(__file__).parents[2]

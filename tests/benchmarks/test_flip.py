@@ -8,7 +8,7 @@ import pytest
 from benchmarks.flip import Phase, Seen, main
 from benchmarks.flip_simulated import main as simulated
 from deploy.bench.stats import RequestRecord
-from tests.benchmarks.fake_server import FakeServer, Running, figures
+from tests.support.completions_server import FakeServer, Running, figures
 
 FLAGS = ["--phases", "3x40/2,2x4/20", "--phase-s", "0.3", "--rounds", "2", "--vocab-size", "100", "--hardware", "here"]
 

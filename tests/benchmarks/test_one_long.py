@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.one_long import Span, main
 from deploy.bench.stats import RequestRecord
-from tests.benchmarks.fake_server import FakeServer, Running, figures
+from tests.support.completions_server import FakeServer, Running, figures
 
 LENGTHS = "--input-len 5 --long-len 50 --long-output-len 9 --vocab-size 100"
 FLAGS = shlex.split(f"--streams 1,3 {LENGTHS} --alone-s 0.5 --hardware here")

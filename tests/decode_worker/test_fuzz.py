@@ -26,7 +26,7 @@ from tests.decode_worker.bench import Copy, FakePool, met
 from tests.decode_worker.test_worker import VOCAB, Chunk, Rig, Step
 from tests.support.messages import LAYOUT, decode_request, kv_offer
 from tests.support.sequences import blocks_ahead, blocks_of_worker
-from tests.wire.values import aimed_messages
+from tests.wire.strategies import aimed_messages
 
 PEERS = [("p", 1), ("q", 2)]
 KINDS = (KVOffer, KVProgress, PrefillRequest, DecodeRequest, DecodeRequest, Abort)

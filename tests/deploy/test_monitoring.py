@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests.deploy.test_compose import services
+from tests.deploy.containers.test_compose import services
 from tests.support.monitoring import ALERTS, MONITORING, alerts, asked_by_dashboard, dashboard
 
 needs_promtool = pytest.mark.skipif(

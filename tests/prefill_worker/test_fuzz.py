@@ -12,7 +12,7 @@ from common.wire.messages.worker import Abort, DecodePeer, Message, PrefillReque
 from common.wire.messages.worker_id import connection_of, is_from
 from tests.prefill_worker.test_worker import VOCAB, Rig, Step
 from tests.support.sequences import blocks_of_prompts
-from tests.wire.values import aimed_messages
+from tests.wire.strategies import aimed_messages
 
 PEERS = [("d", 1), ("e", 2)]
 

@@ -20,7 +20,7 @@ from router.text.detokenizer import TextStream
 from tests.support.completions import make_completion
 from tests.support.fakes import FakeModel, free_endpoint
 from tests.support.messages import kv_path, worker_ready
-from tests.wire.values import aimed_messages
+from tests.wire.strategies import aimed_messages
 
 PEERS = [("p", 1), ("d", 1), ("e", 2)]
 MEMORY = PEERS[2]

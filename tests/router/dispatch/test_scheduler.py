@@ -9,7 +9,7 @@ from router.dispatch.request_state import Completion
 from router.dispatch.scheduler import MOST_PASSING_TOKENS, starts
 from router.dispatch.waiting_queue import WaitingQueue
 from router.placement.member import Speeds
-from tests.router.test_prefix_map import Pools, keys_of
+from tests.router.placement.test_prefix_map import Pools, keys_of
 from tests.support.completions import make_completion
 
 MINE, YOURS, NOBODYS = (list(range(first, first + 4096)) for first in (0, 10_000, 20_000))
