@@ -54,7 +54,7 @@ def start(layout: Layout, at_once: float, model: str) -> str:
     replicas = f"BATON_PREFILL_REPLICAS={layout.num_prefill} BATON_DECODE_REPLICAS={layout.num_decode}"
     return (
         f"    baton serve {model} --prefill {layout.num_prefill} --decode {layout.num_decode} --gpus {gpus}{room}\n"
-        f"    BATON_GPUS={gpus} {replicas} docker compose up -d"
+        f"    BATON_GPUS={gpus} {replicas} docker compose -f deploy/compose.yaml -f deploy/compose.gpu.yaml up -d"
     )
 
 

@@ -28,6 +28,7 @@ REASONS = {
     400: "a field, or the request, is wrong",
     401: "no API key, or one that is not the server's",
     404: "there is no such model, or endpoint",
+    405: "the endpoint has no such method",
     408: "the request did not arrive in time",
     413: "the body is too large",
     415: "the body is not plain JSON",

@@ -119,7 +119,7 @@ async def test_word_of_a_worker_s_end_moves_its_streams_at_once(
     memory.report_ended(first)
     texts, _, _ = await running
     assert texts == {0: client.expected(PROMPT, max_tokens=300, stop_token_ids=())}
-    why = "lost: memory server memory-0 saw its process end; 1 completions needed it"
+    why = "lost: memory server memory-0 saw its process end; completions that needed it: 1"
     assert "decode worker decode-0" in caplog.text and why in caplog.text
     assert registry.get_sample_value("baton_replays_total", {"reason": "worker_lost"}) == 1
     assert [(gone.worker_id, gone.epoch) for gone in prefill.got(PeerGone)] == [("decode-0", first.epoch)]
