@@ -169,7 +169,9 @@ class Membership:
     def _remove(self, worker: Member, reason: str, unsent: Set[str] = frozenset()) -> None:
         log, how = (logger.info, "gone after leaving") if worker.draining else (logger.warning, "lost")
         num_needing = len(self._dispatcher.lifecycle.needing(worker))
-        log("%s is %s: %s%s", worker, how, reason, f"; completions that needed it: {num_needing}" if num_needing else "")
+        log(
+            "%s is %s: %s%s", worker, how, reason, f"; completions that needed it: {num_needing}" if num_needing else ""
+        )
         self._links.incidents.add(Kind.LEFT if worker.draining else Kind.LOST, f"{_named(worker)}: {reason}")
         self._pool.remove(worker)
         for other in self._pool:

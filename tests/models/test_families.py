@@ -67,6 +67,7 @@ def test_mistral_small() -> None:
 @pytest.mark.parametrize(
     ("published", "message"),
     [
+        (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),
         (MISTRAL_V01, "sliding_window = 4096 is not supported"),
         (MISTRAL_SMALL | {"text_config": {"model_type": "ministral3"}}, "model_type = 'ministral3' is not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),

@@ -14,6 +14,8 @@ FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the config of the forward pass; raises ModelError for an unsupported setting."""
 
+    settings.refuse("sliding_window", None)
+
     def scaled(frequencies: list[float], scaling: JsonObject) -> list[float]:
         return _scaled(frequencies, scaling, settings.where)
 
