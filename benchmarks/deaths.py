@@ -25,12 +25,12 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from common.base.percentiles import percentile
 from deploy.bench.client import Target, open_session, served_model, streaming
 from deploy.bench.live import exit_code
 from deploy.bench.results import append_rows, hardware, row_of
 from deploy.bench.stats import Figure, RequestRecord
 from deploy.bench.workload import Lengths, random_prompts
-from deploy.planning.simulation.percentiles import percentile
 
 LOOK_S = 0.05
 ROLES = ("decode", "prefill")

@@ -29,8 +29,7 @@ from benchmarks.kernel_cases import (
 )
 from common.kernels.base.gpu import gpu_of
 from common.kernels.products.join_parts import join_parts
-from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache, Norm, Ops, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, LinearPlans
 from common.ops.torch_ops import TorchOps

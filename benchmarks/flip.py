@@ -27,11 +27,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from common.base.percentiles import percentile
 from deploy.bench.client import NoServer, Target, open_session, served_model
 from deploy.bench.results import append_rows, hardware, row_of
 from deploy.bench.stats import Figure, RequestRecord
 from deploy.bench.workload import Lengths, random_prompts
-from deploy.planning.simulation.percentiles import percentile
 
 FORM = re.compile(r"(\d{1,6})x(\d{1,7})/(\d{1,6})")
 CHANGES = re.compile(r'^baton_role_changes_total\{.*stage="done".*\} (\S+)$', re.MULTILINE)

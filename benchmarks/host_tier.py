@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.memory_cases import new_keys
+from common.base.percentiles import percentile
 from common.base.version import VERSION
 from common.memory.client.client import MemoryClient
 from common.memory.devices.cuda_backing import CudaBacking
@@ -48,7 +49,6 @@ from common.wire.messages.memory import (
 from common.wire.messages.memory_reports import MemoryReady
 from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
 from deploy.bench.workload import numbers
-from deploy.planning.simulation.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 36, 8, 128, 16, 0, "bfloat16"),))
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.memory_cases import measure_cases
+from common.base.percentiles import percentile
 from common.memory.client.client import MemoryClient
 from common.wire.messages.memory import (
     BlocksFreed,
@@ -42,7 +43,6 @@ from common.wire.messages.memory import (
 from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.values.packing import pack_ids, unpack_ids
 from deploy.bench.results import ROOT
-from deploy.planning.simulation.percentiles import percentile
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 1, 1, 1, 16, 0, "float16"),))
 NUM_BLOCKS = 50_000

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from rich.table import Table
 
+from common.base.percentiles import percentile
 from common.memory.client.client import MemoryClient
 from common.wire.messages.memory import (
     BlocksFreed,
@@ -23,7 +24,6 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.fields import KEY_BYTES
 from common.wire.values.kv_layout import KVLayout
-from deploy.planning.simulation.percentiles import percentile
 
 ANSWER_S = 30.0
 Answer = TypeVar("Answer", BlocksLeased, PromptBlocks)

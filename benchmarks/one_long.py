@@ -19,12 +19,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from common.base.percentiles import percentile
 from deploy.bench.client import Target, open_session, served_model, streaming
 from deploy.bench.live import exit_code
 from deploy.bench.results import append_rows, hardware, row_of
 from deploy.bench.stats import Figure, RequestRecord
 from deploy.bench.workload import Lengths, Prompt, numbers, random_prompts
-from deploy.planning.simulation.percentiles import percentile
 
 
 @dataclass(frozen=True, slots=True)

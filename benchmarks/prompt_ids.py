@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from common.base.malloc import tame_allocator
+from common.base.process import tame_allocator
 from common.serving.prompts.token_ids import unknown_token
 from common.settings.config import Config, ModelSection
 from common.wire.messages.frames import decode, encode

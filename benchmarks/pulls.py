@@ -12,13 +12,13 @@ import torch
 
 from benchmarks.handoff_exporter import BLOCKS_AT_ONCE, words_of
 from common.base.errors import TransferFailed
+from common.base.percentiles import percentile
 from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
 from common.memory.client.client import PoolClaim
 from common.memory.client.peer_pool_client import PeerPoolClient
 from common.wire.messages.handoff import KVPoolExport
 from deploy.bench.stats import Figure
-from deploy.planning.simulation.percentiles import percentile
 
 PULL_DEADLINE_S = 30.0
 WARM_UP_PULLS = 3

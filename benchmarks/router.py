@@ -22,10 +22,10 @@ from rich.table import Table
 
 from benchmarks.router_bodies import LOADS, names
 from benchmarks.router_rig import Answers, Clients, Rig, running_router
+from common.base.percentiles import percentile
 from deploy.bench.client import HEADERS, open_session
 from deploy.bench.results import append_rows, hardware, row_of
 from deploy.bench.stats import Figure
-from deploy.planning.simulation.percentiles import percentile
 
 PROBE_S = 0.02
 SETTLE_S = 1.0

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.decode_step import StepBench, add_engine_flags
 from benchmarks.own_memory import own_memory, require_gpu
+from common.base.percentiles import percentile
 from common.base.trace_events import Tracer
 from common.base.trace_file import Process, TraceFile
 from common.device.steps.loop_trace import WAIT, Trace
@@ -32,7 +33,6 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure
-from deploy.planning.simulation.percentiles import percentile
 from tests.support.sequences import decode_sequence
 
 WARM_UP_STEPS = 20

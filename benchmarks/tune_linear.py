@@ -27,8 +27,7 @@ from common.models.config import DecoderConfig
 from common.models.decoder import Decoder
 from common.models.reading import decoder_config
 from common.models.settings import Settings
-from common.ops.base import ForwardBatch
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
 from common.settings.config import KernelsSection

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from common.base.trace_file import Process
 from common.device.engine.engine import Engine, build_engine, resolve_device
+from common.device.engine.pool_budget import sized
 from common.device.engine.step_rules import batch_buckets
-from common.device.engine.step_sizes import sized
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.step_trace import make_trace
 from common.device.steps.warm_up import compile_decode_kernels, compile_prompt_kernels, time_prompt, warm_up_prompts

@@ -69,7 +69,7 @@ class DecodeSteps:
             num_rows, launched_s = len(rows), time.monotonic()
             spared_bytes = self.sharing.spared_bytes(rows)
             pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs, spared_bytes=spared_bytes)
-            self.pace.launched(self.runner.bucket(num_rows))
+            self.pace.launched(pending.num_run)
             guided = [sequence for sequence in rows.sequences if sequence.grammar is not None]
             unsure = [sequence for sequence in guided if not sequence.has_mask]
             self.in_flight.append(DecodeStep(pending, self.scheduler.launched(), guided, unsure, launched_s))

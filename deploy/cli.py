@@ -20,8 +20,7 @@ from common.wire.messages.frames import WIRE_NAME
 from deploy.autoscale.options import add_autoscale, autoscale_of
 from deploy.operate.draining import USUAL_PORT, Wish, drain, drain_all, router_of
 from deploy.operate.fleet_table import fleet_table
-from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch
-from deploy.operate.readiness import wait_until_ready
+from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch, wait_until_ready
 from deploy.planning.flags import add_plan, plan
 from deploy.processes.machine import shortage
 from deploy.serve.command import serve, with_model, with_port

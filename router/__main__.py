@@ -11,8 +11,7 @@ import uvloop
 
 from common.base.errors import ConfigError, RequestError
 from common.base.log import setup_logging
-from common.base.malloc import tame_allocator
-from common.serving.worker.settle import settle_memory
+from common.base.process import freeze_and_trim, tame_allocator
 from common.settings import options
 from common.settings.config import ROUTER_SECTIONS, Config, RouterSection
 from common.wire.transport import whereabouts
@@ -117,7 +116,7 @@ async def _warm_up(service: Service) -> None:
     """Start helpers needed by the first requests of some kinds."""
     await service.grammars.warm_up()  # one by one, because each is most expensive while starting
     await service.reader.warm_up()
-    settle_memory()
+    freeze_and_trim()
 
 
 if __name__ == "__main__":

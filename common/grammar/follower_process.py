@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import llguidance
 
-from common.base.memory_limit import limit_memory
+from common.base.process import limit_memory
 from common.grammar.costs import Costs, TextCost, end_limit, limit_compiling, limit_job
 from common.grammar.grammars import Grammars
 from common.grammar.records import Job, Kind, Masks, Record, messages

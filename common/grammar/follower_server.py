@@ -21,8 +21,7 @@ import time
 import warnings
 from pathlib import Path
 
-from common.base.malloc import trim_memory
-from common.base.memory_limit import memory_in_use
+from common.base.process import memory_in_use, trim_memory
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.follower_process import FollowerProcess, live
 from common.grammar.grammars import Grammars

@@ -46,7 +46,3 @@ class Allocator(Protocol):
     def free(self, block_ids: Iterable[int]) -> None:
         """Take back blocks that no launched step touches; raises KVError for a block not in use."""
         ...
-
-    def check(self, owned: Iterable[Iterable[int]]) -> None:
-        """Raise KVError unless `owned` are all blocks in use, each once."""
-        ...

@@ -1,4 +1,4 @@
-"""The `Ops` protocol, a model's view of the machine, and the batch handed to operations.
+"""The `Ops` protocol, a model's view of the machine, and the batch and caches handed to operations.
 
 Operations have the granularity of fused kernels. So one `forward` is fast both for prompts (GEMM) and for decode
 (GEMV), without knowing which of the two runs.
@@ -13,6 +13,17 @@ from torch import Tensor
 from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
 from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
 from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
+
+
+class GroupCache(NamedTuple):
+    """Cache of a group of layers, and the query heads of each layer."""
+
+    blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; of states [.., 1, 1, rows, row]
+    num_q_heads: int  # 0 for states
+
+    @property
+    def has_states(self) -> bool:
+        return self.num_q_heads == 0
 
 
 class DecodeWork(NamedTuple):

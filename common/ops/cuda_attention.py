@@ -16,8 +16,7 @@ from common.kernels.base.gpu import gpu_of
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
-from common.ops.base import DecodeWork, ForwardBatch
-from common.ops.caches import GroupCache
+from common.ops.base import DecodeWork, ForwardBatch, GroupCache
 from common.ops.prompt_attention import has_few_queries, is_gathered
 from common.ops.workspaces import Workspaces
 from common.settings.config import KernelsSection

@@ -16,8 +16,7 @@ from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
-from common.ops.base import DecodeWork, DeltaWeights, ForwardBatch, Norm, Residual, StateWork, Weight
-from common.ops.caches import GroupCache
+from common.ops.base import DecodeWork, DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
 from common.ops.cuda_attention import CudaAttention
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import DeltaWeights, ForwardBatch, Norm, Residual, StateWork, Weight
-from common.ops.caches import GroupCache
+from common.ops.base import DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
 from common.ops.delta_rule import begin_states, delta_rule
 
 

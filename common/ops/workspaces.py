@@ -8,7 +8,7 @@ from common.kernels.attention.query_parts import QueryParts, make_query_parts
 from common.kernels.attention.shared_parts import make_shared_parts, most_shared_slots
 from common.kernels.base.attention_operands import SharedParts
 from common.kernels.base.gpu import gpu_of
-from common.ops.caches import GroupCache
+from common.ops.base import GroupCache
 
 
 class Workspaces:

@@ -12,8 +12,8 @@ import torch
 
 from common.device.steps.adjustments import Adjustments, SlotFill, make_grammar_masks
 from common.device.steps.row_state import RowLayout
+from common.device.steps.word_uploader import WordStage
 from common.kernels.base.row_operands import RowState, RowUpdates
-from common.kernels.base.sampling_operands import SamplingTensors
 from common.ops import reference
 from common.ops.base import ForwardBatch
 from common.wire.values.pool_shape import PoolShape
@@ -37,7 +37,8 @@ class DecodeBatch:
         self.adjustments = Adjustments(max_rows, vocab, device)
         # A place for each active sequence, and for ended sequences still read by one of two steps in flight.
         self.grammars = make_grammar_masks(3 * max_rows, max_rows, vocab, device)
-        self._stage = RowStage(layout, places, max_len, device)
+        self.words = WordStage(device)  # packed changes; marked as launched behind the next step
+        self._stage = RowStage(layout, places, max_len, self.words)
         self._update = row_updater(self.state)
 
     def forward_batch(self, num_rows: int, *, shares_prefixes: bool = False) -> ForwardBatch:
@@ -56,19 +57,12 @@ class DecodeBatch:
             prefixes=state.prefixes.rows(num_rows) if shares_prefixes else None,
         )
 
-    def sampling_rows(self, num_rows: int) -> SamplingTensors:
-        return self.state.sampling.rows(num_rows)
-
     def apply(self, changes: list[Change]) -> None:
         """Write the changes of a turn to the tensors in one launch; also fill slots of new rows."""
         new = [change for change in changes if isinstance(change, Fill) and change.source < 0]
         self.adjustments.fill([_slot_fill(fill) for fill in new if fill.state_slot != NO_SLOT])
         if changes:
             self._update(self._stage.pack(changes))
-
-    def launched(self) -> None:
-        """Do work postponed until after a step's launch."""
-        self._stage.launched()
 
 
 def _slot_fill(fill: Fill) -> SlotFill:

@@ -6,7 +6,6 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from common.device.steps.row_state import RowLayout, row_record
 from common.device.steps.word_uploader import WordStage
@@ -49,11 +48,11 @@ class RowStage:
     Args:
         places: of each group.
         max_len: tokens of a row.
+        words: takes the packed changes; the caller marks them as launched.
     """
 
-    def __init__(self, layout: RowLayout, places: SequenceOf[TablePlaces], max_len: int, device: torch.device) -> None:
-        self.layout, self.places, self.max_len = layout, places, max_len
-        self._words = WordStage(device)
+    def __init__(self, layout: RowLayout, places: SequenceOf[TablePlaces], max_len: int, words: WordStage) -> None:
+        self.layout, self.places, self.max_len, self._words = layout, places, max_len, words
 
     def pack(self, changes: SequenceOf[Change]) -> RowUpdates:
         """Pack changes; launch the result before packing others."""
@@ -78,10 +77,6 @@ class RowStage:
         places, entries = [piece.places for piece in pieces], [piece.words for piece in pieces]
         np.concatenate((heads, *places, *entries), out=buffer.array[:num_words])
         return RowUpdates(buffer.words, len(heads) // HEAD_WORDS, num_entries)
-
-    def launched(self) -> None:
-        """Record the launch of the changes' reader, and of a step behind the reader."""
-        self._words.launched()
 
     def _table(self, row: int, table: BlockTable, places: TablePlaces) -> Entries:
         """Return the entries of a sequence's whole table in a group."""

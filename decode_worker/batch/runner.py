@@ -68,10 +68,6 @@ class DecodeRunner:
         how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
 
-    def bucket(self, num_rows: int) -> int:
-        """Return the number of rows of a step run for `num_rows`."""
-        return next(rows for rows in self.buckets if rows >= num_rows)
-
     def capture_ahead(self) -> None:
         """Capture a missing graph of a rare kind, if any is left; takes about 0.1 s, so call while idle.
 
@@ -89,7 +85,7 @@ class DecodeRunner:
         Args:
             spared_bytes: KV bytes spared by reading each shared prefix once.
         """
-        kind = StepKind(self.bucket(num_rows), has_logprobs)
+        kind = StepKind(next(rows for rows in self.buckets if rows >= num_rows), has_logprobs)
         if self._shares(kind, spared_bytes):
             kind = kind._replace(shares_prefixes=True)
             self.spared_bytes += spared_bytes
@@ -124,7 +120,7 @@ class DecodeRunner:
             else:
                 self._step(kind)
         pending = self.landing.launched(num_rows, kind.num_rows, has_logprobs=kind.has_logprobs)
-        self.batch.launched()
+        self.batch.words.launched()
         if self.use_graphs and graph is None:
             self.graphs[kind] = self._captured(kind)
         return pending
@@ -134,7 +130,7 @@ class DecodeRunner:
         num_rows, sampler = kind.num_rows, self.engine.sampler
         forward_batch = self.batch.forward_batch(num_rows, shares_prefixes=kind.shares_prefixes)
         logits = self.engine.model.forward(forward_batch, self.engine.step_ops)
-        sampling = self.batch.sampling_rows(num_rows)
+        sampling = self.batch.state.sampling.rows(num_rows)
         unadjusted = logits.clone() if kind.has_logprobs else logits
         slots, adjustments = self.batch.state.state_slots[:num_rows], self.batch.adjustments.tensors
         rows = AdjustedRows(slots, forward_batch.token_ids, forward_batch.seq_lens)

@@ -15,11 +15,10 @@ from common.wire.messages.operator import Stage
 from deploy.autoscale.judge import Judge
 from deploy.autoscale.proposal import Proposal
 from deploy.autoscale.router_line import Line
-from deploy.autoscale.staff import Staff
 from deploy.processes.console import Console
 from deploy.processes.keeper import Keeper
 from deploy.processes.launch_plan import ProcessSpec
-from deploy.processes.placement import Placement
+from deploy.processes.placement import Placement, Staff
 
 logger = logging.getLogger(__name__)
 

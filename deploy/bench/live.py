@@ -8,8 +8,8 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from common.base.percentiles import percentile
 from deploy.bench.stats import RequestRecord
-from deploy.planning.simulation.percentiles import percentile
 
 SAY_S = 0.2
 """Seconds between two updates, because drawing costs more than noting a request."""

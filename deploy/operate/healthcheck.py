@@ -1,4 +1,6 @@
-"""Probe the health of a container: exit status 0 if the router serves or knows a worker, or memory servers answer.
+"""Probe of health, and the wait until a router serves.
+
+As a program, exit status 0 if the router serves or knows a worker, or memory servers answer.
 
     python -m deploy.operate.healthcheck http://router:8000 [ROLE]
     python -m deploy.operate.healthcheck /run/memory.sock
@@ -14,6 +16,7 @@ import re
 import socket
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -27,6 +30,9 @@ MAX_BYTES = 16 << 20
 OTHERS_ANSWER = "what answers there is no router of this version"
 SERVING = ("ok", "degraded")
 """States in which a router answers completions."""
+ASK_INTERVAL_S = 0.3
+SETTLING_S = 5.0
+"""Seconds to wait for further workers once a first decode worker serves."""
 NOT_OURS = (KeyError, TypeError, AttributeError)
 """Errors raised by reading another program's answer."""
 
@@ -99,6 +105,32 @@ def await_turns(directory: Path) -> None:
         raise FileNotFoundError(f"no memory server's socket is in {directory}")
     for path in paths:
         await_turn(str(path))
+
+
+def wait_until_ready(url: str, timeout_s: float) -> str:
+    """Return an empty string once requests are answered, or the last problem after `timeout_s`."""
+    until_s = time.monotonic() + timeout_s
+    answered_since_s = 0.0
+    while True:
+        status, problem = _state(url)
+        now_s = time.monotonic()
+        answered_since_s = (answered_since_s or now_s) if status in SERVING else 0.0
+        if status == "ok" or (answered_since_s and now_s - answered_since_s >= SETTLING_S):
+            return ""
+        if now_s >= until_s:
+            return "" if answered_since_s else problem
+        time.sleep(ASK_INTERVAL_S)
+
+
+def _state(url: str) -> tuple[str, str]:
+    """Ask once; return the status, "" without an answer, and the problem."""
+    try:
+        health = fetch(url)
+        return str(health["status"]), f"{health['status']}: {'; '.join(health['problems'])}"
+    except (OSError, ValueError) as error:
+        return "", f"no router answers at {url}: {error}"
+    except NOT_OURS:
+        return "", f"no router answers at {url}: {OTHERS_ANSWER}"
 
 
 def main(argv: list[str]) -> int:

@@ -14,9 +14,9 @@ Waits, chunks, windows, and losses of a GPU with both roles are the simulator's.
 import math
 from dataclasses import dataclass, replace
 
+from common.base.percentiles import percentile
 from deploy.planning.simulation.loads import Lengths, Prefixes
 from deploy.planning.simulation.outcome import Objectives
-from deploy.planning.simulation.percentiles import percentile
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.workload import Workload
 

@@ -1,9 +1,9 @@
-"""Placement of workers on GPUs, and their shares of the machine: pure rules, no processes."""
+"""Placement of workers on GPUs, their shares of the machine, and the workers to run: pure rules, no processes."""
 
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from common.base.errors import ConfigError
@@ -128,3 +128,30 @@ def memory_fraction(gpu: Gpu, total: float, weights_bytes: int) -> float:
 def threads_per_worker(num_cores: int, num_workers: int) -> int:
     """Return the CPU threads for each of `num_workers` workers on `num_cores` cores."""
     return max(1, num_cores // num_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Staff:
+    """Workers by name, and standbys; immutable, so a change makes a new staff."""
+
+    workers: dict[str, Placement]
+    standbys: tuple[Placement, ...] = ()
+    standby_roles: frozenset[Role] = frozenset()  # roles with a standby on each of their devices
+
+    @classmethod
+    def of(cls, placements: Sequence[Placement]) -> "Staff":
+        standbys = tuple(each for each in placements if each.standby)
+        workers = {each.name: each for each in placements if not each.standby}
+        return cls(workers, standbys, frozenset(each.role for each in standbys))
+
+    def changed(self, name: str, role: Role, taken: Collection[str]) -> tuple["Staff", Placement]:
+        """Return the staff with worker `name` replaced by a worker of `role` on its device, and the new worker.
+
+        Args:
+            taken: names of processes, not available for the new worker.
+        """
+        successor = replace(self.workers[name], name=free_name(role.label, {*self.workers, *taken}), role=role)
+        workers = {each: placement for each, placement in self.workers.items() if each != name}
+        workers[successor.name] = successor
+        standbys = tuple(place_standbys(list(workers.values()), self.standby_roles, self.standbys))
+        return replace(self, workers=workers, standbys=standbys), successor

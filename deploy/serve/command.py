@@ -16,7 +16,6 @@ from deploy.autoscale.judge import Judge
 from deploy.autoscale.options import AutoscaleOptions, little_to_change
 from deploy.autoscale.proposal import Machine
 from deploy.autoscale.router_line import RouterLine
-from deploy.autoscale.staff import Staff
 from deploy.operate.health import Health, local_url
 from deploy.processes.console import Console, background_writer
 from deploy.processes.forks import modules_of
@@ -24,7 +23,7 @@ from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
 from deploy.processes.machine import detect_gpus, num_cores, require_address_space
 from deploy.processes.mps import Mps, MpsOptions, open_mps
-from deploy.processes.placement import Placement, choose_gpus, in_either_role, place_standbys, place_workers
+from deploy.processes.placement import Placement, Staff, choose_gpus, in_either_role, place_standbys, place_workers
 from deploy.processes.runtime_dir import make_runtime_dir, until_lost
 from deploy.processes.supervisor import Supervisor
 from deploy.serve.model_source import find_model, served_name, weights_bytes

@@ -22,11 +22,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import msgpack
 
 from common.base.json_file import Json, read_text_config
-from common.base.memory_limit import limit_memory
+from common.base.process import freeze_and_trim, limit_memory
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason, shortened
-from common.serving.worker.settle import settle_memory
 from router.base.helper_frames import GRAMMAR
 from router.base.helper_start import start_helper
 from router.grammar.source import MARKS, CompileResult, Dialect, GrammarSource, grammar_of
@@ -125,7 +124,7 @@ def main() -> None:
     vocab = read_text_config(path)["vocab_size"]
     begin_s = time.monotonic()
     grammars = Grammars(lean_tokens(path, vocab, end_token_ids(path)))
-    settle_memory()
+    freeze_and_trim()
     logger.info("ready for grammars after %.1f s", time.monotonic() - begin_s)
     Compiler(grammars).run()
 

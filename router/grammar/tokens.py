@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import llguidance
 
-from common.base.malloc import trim_memory
+from common.base.process import trim_memory
 from common.grammar.grammars import model_tokens
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from common.base.errors import ConfigError
-from common.serving.worker.settle import raise_open_files
+from common.base.process import raise_open_files
 from common.wire.messages.operator import MAX_WORKERS
 from router.dispatch.waiting_queue import busy
 from router.http.connection import Connection

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from aiohttp import hdrs, web
 
 from common.base.errors import RequestError
-from common.base.malloc import trim_memory
+from common.base.process import trim_memory
 from common.settings.config import RouterSection
 from router.dispatch.waiting_queue import busy
 

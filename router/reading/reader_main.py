@@ -7,9 +7,7 @@ is refused, or ends the process, and the router starts another.
 import gc
 from io import BufferedReader, BufferedWriter
 
-from common.base.malloc import tame_allocator, trim_memory
-from common.base.memory_limit import limit_memory
-from common.serving.worker.settle import settle_memory
+from common.base.process import freeze_and_trim, limit_memory, tame_allocator, trim_memory
 from router.base.helper_frames import bodies, send
 from router.base.helper_start import start_helper
 from router.reading.reading import read
@@ -28,7 +26,7 @@ def main() -> None:
     encode_in_one_thread()
     tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)
     gc.disable()  # JSON has no cycles, and each collection would walk millions of values
-    settle_memory()
+    freeze_and_trim()
     body_bytes = BODY_COPIES * config.router.max_body_bytes
     limit_memory(body_bytes + BYTES_PER_TOKEN * tokenizer.info.max_model_len + config.router.text_cache_bytes)
     with open(0, "rb") as requests, open(1, "wb") as replies:

@@ -4,8 +4,7 @@ The router first sends the model's chat template and special tokens; the process
 its stdin. A template taking too much time or memory ends the process at worst.
 """
 
-from common.base.memory_limit import limit_memory
-from common.serving.worker.settle import settle_memory
+from common.base.process import freeze_and_trim, limit_memory
 from router.base.helper_frames import MODEL, Kind, bodies, send
 from router.base.helper_start import start_helper
 from router.reading.json_body import values_of
@@ -25,7 +24,7 @@ def main() -> None:
     with open(0, "rb") as requests, open(1, "wb") as replies:
         (num_bytes,) = MODEL.unpack(requests.read(MODEL.size))
         model = unpacked_model(requests.read(num_bytes))
-        settle_memory()
+        freeze_and_trim()
         limit_memory(MEMORY_BYTES + BYTES_PER_TOKEN * model.info.max_model_len)
         for kind, data, max_model_len in bodies(requests):
             send(replies, written(kind, data, model, max_model_len))

@@ -14,7 +14,7 @@ import tokenizers
 
 from common.base.errors import ConfigError
 from common.base.json_file import JsonObject, read_text_config
-from common.base.malloc import trim_memory
+from common.base.process import trim_memory
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint

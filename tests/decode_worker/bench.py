@@ -29,6 +29,7 @@ from decode_worker.arrivals.pulls import Pulls
 from decode_worker.arrivals.sources import Source, Sources
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
+from tests.support.allocator import check_owned
 from tests.support.layouts import allocator_of, tiny
 from tests.support.messages import kv_offer, pool_export
 from tests.support.sequences import blocks_ahead, blocks_of_rows, decode_sequence
@@ -249,7 +250,9 @@ class Rig:
 
     def check(self) -> None:
         """Each block has an owner."""
-        self.allocator.check([*blocks_of_rows(self.scheduler), *blocks_ahead(self.pulls.early.ahead), *self.found()])
+        check_owned(
+            self.allocator, [*blocks_of_rows(self.scheduler), *blocks_ahead(self.pulls.early.ahead), *self.found()]
+        )
 
     def found(self) -> list[list[int]]:
         """Blocks that are granted to those that wait."""

@@ -84,9 +84,6 @@ class Device:
         self.waiting: Step | None = None
         self.num_late = self.num_steps = 0
 
-    def bucket(self, num_rows: int) -> int:
-        return num_rows
-
     def launch(self, num_rows: int, *, has_logprobs: bool, spared_bytes: int) -> "Step":
         self.waiting = Step(self, num_rows)
         return self.waiting
@@ -97,7 +94,7 @@ class Device:
         for slot, token in zip(slots.tolist(), batch.token_ids.tolist(), strict=True):
             self.keys[slot] = token
         logits = torch.stack([logits_after(self._context(row)) for row in range(num_rows)])
-        sampling = self.batch.sampling_rows(num_rows)
+        sampling = self.batch.state.sampling.rows(num_rows)
         rows = AdjustedRows(state.state_slots[:num_rows], batch.token_ids, batch.seq_lens)
         self.sampler.adjust(logits, sampling, rows, self.batch.adjustments.tensors, self.batch.grammars)
         self.num_late += int((logits.amax(-1) == -torch.inf).sum())
@@ -115,7 +112,7 @@ class Step:
     """Pending until somebody needs it."""
 
     def __init__(self, device: Device, num_rows: int) -> None:
-        self.device, self.num_rows = device, num_rows
+        self.device, self.num_rows, self.num_run = device, num_rows, num_rows
         self.result: StepOutput | None = None
 
     def ready(self) -> bool:

@@ -14,6 +14,7 @@ from decode_worker.batch.batch import DecodeBatch
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import num_that_made_way, reserved
+from tests.support.allocator import check_owned
 from tests.support.layouts import allocator_of, pool_of
 from tests.support.sequences import blocks_of_rows, decode_sequence
 
@@ -66,7 +67,7 @@ class Device:
                 if sequence.num_outputs == sequence.sampling.max_tokens:
                     self.scheduler.end(sequence)
         self.scheduler.collected(sequences)
-        self.scheduler.allocator.check(blocks_of_rows(self.scheduler))
+        check_owned(self.scheduler.allocator, blocks_of_rows(self.scheduler))
 
     def _context(self, row: int) -> list[int]:
         state = self.batch.state

@@ -93,7 +93,7 @@ class Step:
     """A launched step, over at once as on a CPU."""
 
     def __init__(self, rows: list[list[OutputToken]]) -> None:
-        self.rows = rows
+        self.rows, self.num_run = rows, len(rows)
 
     def ready(self) -> bool:
         return True
@@ -137,7 +137,6 @@ class Rig:
             engine=engine,
             trace=Trace(),
             launch=self._launch_step,
-            bucket=lambda num_rows: num_rows,
             batch=batch,
             shares_prefixes=True,
             spared_bytes=0,

@@ -5,8 +5,7 @@ import sys
 
 import torch
 
-from common.ops.base import ForwardBatch
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache
 from common.ops.torch_ops import TorchOps
 from common.serving.worker.start import Incarnation, worker_main
 from common.settings.config import WORKER_SECTIONS, Config

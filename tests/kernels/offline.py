@@ -41,8 +41,7 @@ from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
 from common.models.mixers import Heads
-from common.ops.base import ForwardBatch, Norm, Residual, Weight
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache, Norm, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection

@@ -34,6 +34,7 @@ from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from tests.memory.tiers import slow_tier
+from tests.support.allocator import blocks_read
 
 
 class Bytes:
@@ -275,7 +276,7 @@ class Worker(Party):
     @property
     def readable(self) -> Counter[int]:
         """Blocks that it reads, as the server will have it when it has heard everything."""
-        return Counter(self.leases.references) + Counter(self.leases.unread)
+        return Counter(blocks_read(self.leases)) + Counter(self.leases.unread)
 
     @property
     def may_end(self) -> bool:

@@ -23,6 +23,7 @@ from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
 from tests.memory.parties import MOST_SEALED, NUM_SLOTS, House, Party, Peer, Worker, blocks_in, references_of
+from tests.support.allocator import check_owned
 from tests.support.layouts import one_group, state, window
 
 LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of which one is worth a restore
@@ -425,7 +426,7 @@ class Machine(RuleBasedStateMachine):
         for worker in self._members():
             leased, read, offered = worker.expected()
             assert (worker.writable, worker.readable, blocks_of(worker.offered)) == (leased, read, offered)
-            worker.leases.check([text.block_ids for text in worker.texts])
+            check_owned(worker.leases, [text.block_ids for text in worker.texts])
             assert worker.is_decoding or worker.owned == self._unanswered(worker)
         for peer in self.peers:
             if peer.is_connected:

@@ -40,6 +40,7 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 from prefill_worker.sequence import PrefillSequence
+from tests.support.allocator import check_owned
 from tests.support.group_model import LAYOUTS, GroupMemory, next_token
 from tests.support.layouts import no_prefixes
 from tests.support.sequences import (
@@ -239,7 +240,7 @@ class Fleet:
             for _ in range(self.rng.randint(0, len(worker.said))):
                 self.server.read(worker)
             worker.step()
-            worker.shared.leases.check(worker.blocks())
+            check_owned(worker.shared.leases, worker.blocks())
         for _, block_ids in self.dying:
             self.server.memory.spoil(block_ids)
         if self.dying and self.rng.random() < 0.1:

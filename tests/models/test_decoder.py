@@ -14,8 +14,7 @@ from common.models.decoder import Decoder
 from common.models.loader import load_model
 from common.models.reading import architectures, read_config
 from common.models.weights import Fill, Loading, WeightsLayout
-from common.ops.base import ForwardBatch, Ops, Residual
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache, Ops, Residual
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
 from tests.support.allocator import BlockAllocator

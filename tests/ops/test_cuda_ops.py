@@ -92,7 +92,7 @@ STEPS = [
 def test_a_layer_equals_the_reference(
     dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, is_last: bool, cuda: torch.device
 ) -> None:
-    from common.ops.caches import GroupCache
+    from common.ops.base import GroupCache
     from common.ops.cuda_ops import CudaOps
 
     torch.manual_seed(11)
@@ -126,7 +126,7 @@ def test_a_layer_equals_the_reference(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_gate_of_many_tokens_equals_the_reference(dtype: torch.dtype, cuda: torch.device) -> None:
     """On Hopper, another kernel's work than that of few."""
-    from common.ops.caches import GroupCache
+    from common.ops.base import GroupCache
     from common.ops.cuda_ops import CudaOps
 
     torch.manual_seed(12)
@@ -139,7 +139,7 @@ def test_the_gate_of_many_tokens_equals_the_reference(dtype: torch.dtype, cuda: 
 
 
 def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
-    from common.ops.caches import GroupCache
+    from common.ops.base import GroupCache
     from common.ops.cuda_ops import CudaOps
 
     caches = [GroupCache(torch.zeros((1, 1, 2, 16, 1, 64), device=cuda), 1)]
@@ -150,7 +150,7 @@ def test_graphs_need_every_decode_kernel(cuda: torch.device) -> None:
 
 
 def test_attention_is_fused_on_hopper(cuda: torch.device) -> None:
-    from common.ops.caches import GroupCache
+    from common.ops.base import GroupCache
     from common.ops.cuda_attention import CudaAttention
 
     def is_fused(pool: Tensor, kernels: KernelsSection) -> bool:

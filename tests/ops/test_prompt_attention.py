@@ -8,8 +8,7 @@ from torch import Tensor
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import Gpu
-from common.ops.base import ForwardBatch
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache
 from common.ops.prompt_attention import has_few_queries, is_gathered
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection

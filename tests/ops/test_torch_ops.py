@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import ForwardBatch, Norm, Residual, Weight
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache, Norm, Residual, Weight
 from common.ops.torch_ops import TorchOps
 from tests.support.attention_weights import attention_weights
 

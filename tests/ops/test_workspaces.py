@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.kernels.base.gpu import Gpu
-from common.ops.caches import GroupCache
+from common.ops.base import GroupCache
 
 
 @pytest.mark.medium

@@ -12,6 +12,7 @@ from common.serving.prompts.scheduler import Chunk
 from common.wire.messages.memory import OfBlocks
 from prefill_worker.sequence import PrefillSequence
 from tests.prefill_worker.test_prefixes import BLOCK, US, House
+from tests.support.allocator import check_owned
 from tests.support.marks import first_then
 from tests.support.sequences import blocks_of_prompts, taken
 
@@ -110,7 +111,7 @@ class World(House):
         """Something that may happen now."""
         weights, acts = zip(*self.acts(rng), strict=True)
         rng.choices(acts, weights)[0]()
-        self.leases.check([*blocks_of_prompts(self.scheduler), *self.filled()])
+        check_owned(self.leases, [*blocks_of_prompts(self.scheduler), *self.filled()])
 
     def wait(self) -> None:
         self.now_s += 1.0

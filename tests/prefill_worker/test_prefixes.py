@@ -25,6 +25,7 @@ from common.wire.values.pool_shape import PoolShape
 from prefill_worker.sequence import PrefillSequence
 from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
+from tests.support.allocator import check_owned
 from tests.support.layouts import no_prefixes, tiny
 from tests.support.sequences import blocks_of_prompts, ending, prompt_scheduler, prompt_sequence, taken
 from tests.support.slow_rate import SlowRate
@@ -114,7 +115,7 @@ class House:
         return pieces
 
     def check(self) -> None:
-        self.leases.check([*blocks_of_prompts(self.scheduler), *self.filled()])
+        check_owned(self.leases, [*blocks_of_prompts(self.scheduler), *self.filled()])
         running = {digest for s in self.scheduler.prompts.values() if s.is_started for digest in s.beginning.digests}
         assert self.prefixes.computing.keys() <= running
 

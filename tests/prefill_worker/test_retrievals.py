@@ -18,8 +18,7 @@ from common.serving.prompts.rate import PromptRate
 from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PromptBlocks, PromptWanted
 from common.wire.values.block_key import digests, pack_keys, root_of
-from common.wire.values.fields import ID_BYTES
-from common.wire.values.packing import pack_ids
+from common.wire.values.packing import ID_BYTES, pack_ids
 from common.wire.values.pool_shape import PoolShape
 from prefill_worker.reply_pools import ReplyPool, ReplyPools
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth

@@ -23,6 +23,7 @@ from decode_worker.sequences.row_queue import RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
+from tests.support.allocator import check_owned
 from tests.support.layouts import pool_of
 from tests.support.messages import decode_request, kv_offer
 from tests.support.sequences import blocks_of_rows
@@ -145,7 +146,7 @@ class RowsSimulation:
 
     def check(self) -> None:
         """Each block has one owner, rows are counted right, and no row is free that a sequence waits for."""
-        self.shared.leases.check(blocks_of_rows(self.scheduler))
+        check_owned(self.shared.leases, blocks_of_rows(self.scheduler))
         scheduler, capacity = self.scheduler, self.scheduler.capacity
         with_row = [s for s in scheduler.active.values() if not s.is_paused]
         assert sum(capacity.num_rows.values()) == sum(capacity.num_rows_of.values()) == len(with_row)

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from common.base.errors import KVError, OutOfBlocks
+from common.kv.blocks import Allocator
+from common.memory.client.lease_cache import LeaseCache
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape, are_enough, shown
 
@@ -90,3 +92,20 @@ class BlockAllocator:
         """Others are done with them: they are free."""
         self._others -= set(block_ids)
         self.free(block_ids)
+
+
+def check_owned(allocator: Allocator, owned: Iterable[Iterable[int]]) -> None:
+    """Fail unless `owned` lists each block in use once, and each sealed block as often as it is read."""
+    if isinstance(allocator, BlockAllocator):
+        allocator.check(owned)
+        return
+    assert isinstance(allocator, LeaseCache)
+    in_use = sorted([*allocator.in_use, *blocks_read(allocator)])
+    assert sorted(block_id for block_ids in owned for block_id in block_ids) == in_use
+
+
+def blocks_read(leases: LeaseCache) -> list[int]:
+    """Sealed blocks, each as often as it is read."""
+    counts = leases.references._counts
+    ids: list[int] = np.repeat(np.arange(len(counts)), counts).tolist()
+    return ids

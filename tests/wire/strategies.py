@@ -24,7 +24,6 @@ from common.wire.messages.worker import (
 )
 from common.wire.values.fields import (
     ASCII,
-    ID_BYTES,
     KEY_BYTES,
     SHORT_KEY_BYTES,
     Codes,
@@ -38,7 +37,7 @@ from common.wire.values.fields import (
     Rule,
 )
 from common.wire.values.kv_layout import DTYPE_BYTES, CacheKind, KVGroup, KVLayout
-from common.wire.values.packing import pack_floats
+from common.wire.values.packing import ID_BYTES, pack_floats
 
 FEW = 6  # rows or ids of one message
 AIMED = {"num_tokens": st.integers(1, 100), "pool_id": st.integers(0, 2), "sequence": st.integers(0, 3)}

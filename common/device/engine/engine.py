@@ -29,8 +29,7 @@ from common.memory.client.shared_pool import SharedPool
 from common.models.base import Model, ModelConfig
 from common.models.loader import load_model, resolve_dtype, resolve_max_len
 from common.models.reading import read_config
-from common.ops.base import Ops
-from common.ops.caches import GroupCache
+from common.ops.base import GroupCache, Ops
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint

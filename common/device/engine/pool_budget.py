@@ -1,21 +1,26 @@
-"""The number of KV blocks that fit in a device's memory.
+"""Division of a device's memory: tokens of a prompt step, and the number of KV blocks that fit beside all steps.
+
+A step's memory grows with its tokens, and KV blocks get only the rest. So steps are smaller where memory is short.
 
 Workers of a device share a pool, made by the first worker. So the pool's size follows from settings common to all
 workers, and not from the maker. The pool leaves room for the steps of every worker still to come.
 """
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from common.base.errors import ConfigError
-from common.device.engine.step_rules import CUDA_CONTEXT_BYTES, StepSize
+from common.device.engine.step_rules import CHUNK_PART, CUDA_CONTEXT_BYTES, STEP_PART, StepSize, fitting_tokens
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import gpu_of
 from common.memory.base.host_ram import ram_bytes
 from common.models.base import ModelConfig
-from common.models.loader import model_bytes
+from common.models.loader import model_bytes, resolve_dtype
+from common.models.reading import read_config
 from common.settings.config import Config
 from common.wire.values.kv_layout import Counts, KVLayout
 
@@ -63,6 +68,21 @@ def _warn_of_little_ram(needed_bytes: int) -> None:
             needed_bytes / 1e9,
             had_bytes / 1e9,
         )
+
+
+def sized(config: Config, device: torch.device) -> Config:
+    """Return `config` with step sizes, equal for all workers of a device. Raises ModelError for a wrong model."""
+    prefill, decode = config.prefill.on(device.type), config.decode.on(device.type)
+    if device.type == "cuda" and not config.kv.pool_bytes:
+        model = read_config(Path(config.model.path))
+        room_bytes = bytes_beside_weights(config, model, device, resolve_dtype(config.model.dtype, model, device))
+        if not config.prefill.max_batch_tokens:
+            most = fitting_tokens(prefill.max_batch_tokens, model, room_bytes // STEP_PART)
+            prefill = replace(prefill, max_batch_tokens=most)
+        if not config.decode.local_chunk_tokens:
+            most = fitting_tokens(decode.local_chunk_tokens, model, room_bytes // CHUNK_PART)
+            decode = replace(decode, local_chunk_tokens=most)
+    return replace(config, prefill=prefill, decode=decode)
 
 
 def bytes_beside_weights(config: Config, model_config: ModelConfig, device: torch.device, dtype: str) -> int:

@@ -58,11 +58,11 @@ class PendingOutput:
     Args:
         read: returns the tokens of each row, or NO_CHOICE, after the step.
         event: recorded after the step; None for a finished step.
+        num_run: rows of the step, padding included.
     """
 
-    def __init__(self, read: Callable[[], StepOutput], event: "torch.cuda.Event | None") -> None:
-        self.read = read
-        self.event = event
+    def __init__(self, read: Callable[[], StepOutput], event: "torch.cuda.Event | None", num_run: int) -> None:
+        self.read, self.event, self.num_run = read, event, num_run
 
     def ready(self) -> bool:
         """Tell whether the step is over, with tokens on the host and all writes done."""
@@ -102,7 +102,7 @@ class Landing:
                 return StepOutput.of_one_each(token_ids)
             return StepOutput.with_logprobs(token_ids, words.numpy())
 
-        return PendingOutput(read, _recorded_event() if self.is_cuda else None)
+        return PendingOutput(read, _recorded_event() if self.is_cuda else None, num_rows)
 
 
 class RingLanding:
@@ -129,7 +129,7 @@ class RingLanding:
         turns = self._turns[:num_rows].copy()
         self._turns[:num_run] = (self._turns[:num_run] + 1) % NUM_SLOTS
         read = partial(self._take, turns, has_logprobs)
-        return PendingOutput(read, _recorded_event() if self.is_cuda else None)
+        return PendingOutput(read, _recorded_event() if self.is_cuda else None, num_run)
 
     def _take(self, turns: np.ndarray, has_logprobs: bool) -> StepOutput:
         places = self._rows[: len(turns)], turns

@@ -1,6 +1,6 @@
 """Blocks held by a worker: leased blocks, at hand or in use, and references to sealed blocks. Sends nothing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,14 +23,6 @@ class References:
     def __len__(self) -> int:
         """Return the number of distinct blocks."""
         return self._num_blocks
-
-    def __contains__(self, block_id: int) -> bool:
-        return bool(self._counts[block_id])
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield each block as often as read."""
-        ids = np.flatnonzero(self._counts)
-        return iter(np.repeat(ids, self._counts[ids]).tolist())
 
     def num_first(self, block_ids: Sequence[int]) -> int:
         """Return how many leading blocks are read here; sealed blocks come first in a text."""

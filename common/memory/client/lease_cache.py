@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from common.base.errors import KVError, OutOfBlocks
+from common.base.errors import OutOfBlocks
 from common.memory.client.demand import Demand
 from common.memory.client.held_blocks import HeldBlocks
 from common.wire.messages.memory import (
@@ -94,13 +94,6 @@ class LeaseCache(HeldBlocks):
             self.unread += freed[:num_sealed]
         if freed := freed[num_sealed:]:
             self.put_back(freed)
-
-    def check(self, owned: Iterable[Iterable[int]]) -> None:
-        """Raise KVError unless `owned` lists each block in use once, and each sealed block as often as read."""
-        seen = sorted(block_id for block_ids in owned for block_id in block_ids)
-        in_use = sorted([*self.in_use, *self.references])
-        if seen != in_use:
-            raise KVError(f"{len(seen)} blocks accounted for, {len(in_use)} in use")
 
     def seal(self, block_ids: Sequence[int], digests: Sequence[bytes]) -> None:
         """Seal full blocks in use, not written by any step from now on.

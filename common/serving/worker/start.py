@@ -16,7 +16,7 @@ from typing import Protocol
 
 from common.base.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.base.log import setup_logging
-from common.base.malloc import tame_allocator
+from common.base.process import freeze_and_trim, freeze_imports, raise_open_files, sharpen_sleeps, tame_allocator
 from common.base.version import VERSION
 from common.device.engine.engine import Engine, describe_device, resolve_device
 from common.device.engine.fault import device_fault
@@ -25,7 +25,6 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.starter import Starter
 from common.serving.worker.drain import Drain
 from common.serving.worker.gpu_lease import placed
-from common.serving.worker.settle import keep_imports, raise_open_files, settle_memory, sharpen_sleeps
 from common.settings.config import Config, NetSection
 from common.settings.options import parse
 from common.wire.messages.worker import Role, WorkerReady
@@ -79,7 +78,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     except BatonError as error:
         print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
         return 2
-    keep_imports()
+    freeze_imports()
     tame_allocator()  # kernel compilers and weight readers are many threads
     worker_id = make_worker_id(role, config.worker.id)
     setup_logging(worker_id, config.log.level, config.log.format)
@@ -101,7 +100,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         return 1
     drain.started()
     logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
-    settle_memory()
+    freeze_and_trim()
     sharpen_sleeps()
     return _run(worker, incarnation.memory)
 

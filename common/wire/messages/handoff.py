@@ -1,7 +1,6 @@
 """Messages of a handoff between a prefill and a decode worker; `worker` has the rules for all messages."""
 
 from common.wire.messages.senders import FromWorker, OfAttempt
-from common.wire.values.columns import num_ids, uneven
 from common.wire.values.fields import (
     BlockIds,
     ClientId,
@@ -16,6 +15,7 @@ from common.wire.values.fields import (
     TokenIds,
 )
 from common.wire.values.kv_layout import KVLayout
+from common.wire.values.packing import num_ids, uneven
 from common.wire.values.sampling_params import SamplingParams
 
 

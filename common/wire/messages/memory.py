@@ -6,7 +6,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from common.wire.messages.senders import FromMemoryServer, FromWorker, OfAttempt
-from common.wire.values.columns import num_ids, uneven, unsealed
 from common.wire.values.fields import (
     KEY_BYTES,
     BlockIds,
@@ -24,6 +23,7 @@ from common.wire.values.fields import (
     WorkerId,
 )
 from common.wire.values.kv_layout import KVLayout, NumBlocks, NumWanted
+from common.wire.values.packing import num_ids, uneven, unsealed
 
 MAX_BYTES = 1 << 44
 

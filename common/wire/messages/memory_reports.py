@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from common.wire.messages.memory import Bytes
 from common.wire.messages.senders import FromMemoryServer
-from common.wire.values.columns import uneven
 from common.wire.values.fields import (
     MAX_EVENT_KEYS,
     SHORT_KEY_BYTES,
@@ -25,7 +24,7 @@ from common.wire.values.fields import (
     Total,
     WorkerId,
 )
-from common.wire.values.packing import unpack_ids
+from common.wire.values.packing import uneven, unpack_ids
 
 MAX_CLIENTS = 512
 """Most workers of a memory server."""

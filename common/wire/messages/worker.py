@@ -19,7 +19,6 @@ from common.wire.messages.memory import MemoryMessage
 from common.wire.messages.memory_reports import MemoryReport
 from common.wire.messages.operator import OperatorMessage
 from common.wire.messages.senders import FromWorker, OfAttempt
-from common.wire.values.columns import misscored, num_ids, uneven
 from common.wire.values.fields import (
     ClientId,
     Column,
@@ -50,6 +49,7 @@ from common.wire.values.fields import (
 )
 from common.wire.values.kv_layout import KVLayout, NumWanted
 from common.wire.values.output_token import FinishReason as FinishReason
+from common.wire.values.packing import misscored, num_ids, uneven
 from common.wire.values.role import Role as Role
 from common.wire.values.sampling_params import SamplingParams
 from common.wire.values.step_counts import PullCounts, StepCounts

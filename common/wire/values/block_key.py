@@ -19,8 +19,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from common.wire.values.fields import DIGEST_BYTES, ID_BYTES, KEY_BYTES, SHORT_KEY_BYTES
+from common.wire.values.fields import DIGEST_BYTES, KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.values.kv_layout import KVLayout
+from common.wire.values.packing import ID_BYTES
 
 VERSION = b"baton kv 2"
 STRETCH_BLOCKS = 64

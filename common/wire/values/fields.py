@@ -13,11 +13,10 @@ from msgspec import Meta, Struct
 
 from common.base.errors import WireError
 from common.wire.values.output_token import MAX_LOGPROBS, FinishReason
-from common.wire.values.packing import unpack_floats
+from common.wire.values.packing import ID_BYTES, unpack_floats
 
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
-ID_BYTES = 4  # bytes of a packed int32 or fp32
 KEY_BYTES, DIGEST_BYTES = 16, 32  # bytes; see `block_key`
 SHORT_KEY_BYTES = 8  # bytes of a key in the router
 MAX_EVENT_KEYS = 4096

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from common.wire.values.columns import uneven
 from common.wire.values.fields import MAX_INT32, Count, Printable, WireStruct
+from common.wire.values.packing import uneven
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_GROUPS = 8

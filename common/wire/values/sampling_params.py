@@ -12,8 +12,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from common.wire.values.fields import ID_BYTES, MAX_INT64, Count, Packed, PackedLists, Positive, WireStruct
+from common.wire.values.fields import MAX_INT64, Count, Packed, PackedLists, Positive, WireStruct
 from common.wire.values.output_token import MAX_LOGPROBS
+from common.wire.values.packing import ID_BYTES
 
 MAX_STOP_TOKENS = 64
 MAX_BIASED = 1024

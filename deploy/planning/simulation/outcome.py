@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from deploy.planning.simulation.percentiles import percentile, weighted_percentile
+from common.base.percentiles import percentile, weighted_percentile
 from deploy.planning.simulation.request import Request
 
 

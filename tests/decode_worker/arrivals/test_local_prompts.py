@@ -23,6 +23,7 @@ from decode_worker.arrivals.local_prompts import LocalPrompt, LocalPrompts
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.arrivals.test_prefixes import House, keys_of
 from tests.decode_worker.bench import BLOCK_SIZE
+from tests.support.allocator import blocks_read
 from tests.support.messages import prefill_request
 from tests.support.sequences import blocks_of_prompts
 
@@ -122,7 +123,7 @@ class LocalHouse(House):
         written = [self.memory[block_id] for block_id in table[: begin // BLOCK_SIZE]]
         assert written == keys[: begin // BLOCK_SIZE], "it reads another's text"
         for number in range(begin // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
-            assert table[number] not in self.leases.references, "it writes what others read"
+            assert table[number] not in blocks_read(self.leases), "it writes what others read"
             self.memory[table[number]] = keys[number] if (number + 1) * BLOCK_SIZE <= end else b"of a part"
         self.chunks.append((begin, end - begin))
         return Chunk(self, chunk)

@@ -24,6 +24,7 @@ from decode_worker.inbox import Inbox
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from tests.decode_worker.bench import prompt_of
+from tests.support.allocator import check_owned
 from tests.support.layouts import pool_of
 from tests.support.messages import decode_request, kv_offer
 from tests.support.sequences import blocks_of_rows
@@ -91,7 +92,7 @@ def test_they_are_taken_in_order_as_long_as_each_has_a_row_and_those_before_it_c
     assert few.enter() == ["a"] and few.enter() == []
     few.scheduler.end(few.scheduler.active["a", 0])
     assert few.enter() == ["b"]
-    few.shared.leases.check(blocks_of_rows(few.scheduler))
+    check_owned(few.shared.leases, blocks_of_rows(few.scheduler))
 
 
 def test_blocks_that_cannot_be_the_prompts_are_declined_and_nobody_waits_behind_them() -> None:
@@ -143,7 +144,7 @@ def test_the_latest_makes_way_for_what_is_decoded_already() -> None:
     assert [waiting.sequence.request.request_id for waiting in rig.offers.waiting] == ["b"]
     rig.offers.drop_all()
     assert not rig.offers.release_blocks()
-    rig.shared.leases.check(blocks_of_rows(rig.scheduler))
+    check_owned(rig.shared.leases, blocks_of_rows(rig.scheduler))
 
 
 class Prompts(dict[Key, Any]):

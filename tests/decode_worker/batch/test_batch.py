@@ -133,7 +133,7 @@ class Pair:
         self.check()
 
     def check(self) -> None:
-        state, sampling = self.batch.state, self.batch.sampling_rows(MAX_ROWS)
+        state, sampling = self.batch.state, self.batch.state.sampling.rows(MAX_ROWS)
         assert len(self.rows) == len(self.naive)
         for i, row in enumerate(self.naive):
             device_row = [int(column[i]) for column in (state.token_ids, state.positions, state.seq_lens)]

@@ -19,8 +19,7 @@ from common.kv.pool import KVPool
 from common.kv.transport import make_transport
 from common.memory.client.shared_pool import SharedPool
 from common.models.decoder import Decoder
-from common.ops.base import ForwardBatch
-from common.ops.caches import GroupCache
+from common.ops.base import ForwardBatch, GroupCache
 from common.ops.cuda_ops import CudaOps
 from common.ops.sampler import AdjustedRows, Sampler
 from common.settings.config import KernelsSection

@@ -31,7 +31,7 @@ class NotingRunner(DecodeRunner):
         engine = SimpleNamespace(
             device=torch.device("cpu"), graph_safe=True, step_ops=SimpleNamespace(shares_prefixes=ops_can)
         )
-        batch = SimpleNamespace(launched=lambda: None)
+        batch = SimpleNamespace(words=SimpleNamespace(launched=lambda: None))
         super().__init__(
             cast(Engine, engine),
             cast(DecodeBatch, batch),

@@ -7,6 +7,7 @@ from decode_worker.sequences.rows import Clear, Fill, Grow
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sequence import DecodeSequence
 from tests.decode_worker.bench import reserved
+from tests.support.allocator import check_owned
 from tests.support.layouts import allocator_of, one_table
 from tests.support.sequences import blocks_of_rows, decode_sequence
 
@@ -87,7 +88,7 @@ def test_nothing_is_scheduled_past_max_tokens() -> None:
     assert scheduler.active, "its last token is in flight"
     collect(scheduler, second)
     assert not scheduler.active
-    scheduler.allocator.check([])
+    check_owned(scheduler.allocator, [])
 
 
 def test_blocks_linger_while_a_step_in_flight_touches_them() -> None:
@@ -98,7 +99,7 @@ def test_blocks_linger_while_a_step_in_flight_touches_them() -> None:
     scheduler.collected(first)
     assert a.tables, "the second step still writes there"
     scheduler.collected(second)
-    scheduler.allocator.check([])
+    check_owned(scheduler.allocator, [])
 
 
 def test_who_gets_no_block_sits_out_and_the_others_go_on() -> None:
@@ -119,7 +120,7 @@ def test_who_gets_no_block_sits_out_and_the_others_go_on() -> None:
     collect(scheduler, [a])
     assert step(scheduler) == [b]
     assert scheduler.rows.take_changes()[0] == Fill(0, b), "its last token is the host's"
-    scheduler.allocator.check([b.tables[0].block_ids])
+    check_owned(scheduler.allocator, [b.tables[0].block_ids])
 
 
 def test_the_youngest_goes_when_no_block_comes_free() -> None:
@@ -129,7 +130,7 @@ def test_the_youngest_goes_when_no_block_comes_free() -> None:
     assert step(scheduler) == [] and scheduler.slots.is_starved(scheduler.lingering)
     assert scheduler.preempt() is b and b.ended
     assert step(scheduler) == [a]
-    scheduler.allocator.check([a.tables[0].block_ids])
+    check_owned(scheduler.allocator, [a.tables[0].block_ids])
 
 
 def test_the_longest_rest_ends_first() -> None:
@@ -193,7 +194,7 @@ def test_the_changes_replayed_on_a_table_gives_the_rows_and_no_block_is_lost(see
         launched = scheduler.launched()
         collect(scheduler, in_flight)
         in_flight = launched
-        scheduler.allocator.check(blocks_of_rows(scheduler))
+        check_owned(scheduler.allocator, blocks_of_rows(scheduler))
     collect(scheduler, in_flight)
 
 

@@ -10,6 +10,7 @@ from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
+from tests.support.allocator import check_owned
 from tests.support.layouts import one_table, tiny
 from tests.support.messages import kv_offer
 from tests.support.sequences import decode_sequence
@@ -74,7 +75,7 @@ def test_those_of_one_step_are_said_at_once() -> None:
     assert unpack_ids(said.generations) == [7, 7, 7] and len(rig.leases.references) == 3
     for sequence in sequences:
         rig.leases.free(sequence.tables[0].block_ids)
-    rig.leases.check([])
+    check_owned(rig.leases, [])
 
 
 def test_where_its_prefill_worker_has_sealed_less_or_nothing_it_seals_nothing() -> None:

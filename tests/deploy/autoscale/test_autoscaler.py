@@ -19,11 +19,10 @@ from deploy.autoscale.autoscaler import Autoscaler, Plan
 from deploy.autoscale.judge import Judge, Pace
 from deploy.autoscale.load import Sample
 from deploy.autoscale.proposal import Machine, Proposal
-from deploy.autoscale.staff import Staff
 from deploy.processes.console import Console
 from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import ProcessSpec
-from deploy.processes.placement import Placement, place_standbys, place_workers
+from deploy.processes.placement import Placement, Staff, place_standbys, place_workers
 from deploy.processes.supervisor import Supervisor
 from tests.support import stand_ins
 from tests.support.stand_ins import DEADLINE_S, eventually, is_alive, kind_of, running

@@ -15,8 +15,7 @@ from common.wire.messages.worker import Role
 from deploy.autoscale.judge import LEAST_RETRY_S, LONGEST_PAUSE_S, NUM_WINDOWS, Judge, Pace
 from deploy.autoscale.load import Sample, Window, measured
 from deploy.autoscale.proposal import SHORT, Machine, Proposal, Seat, capacities, needs, propose, shares
-from deploy.autoscale.staff import Staff
-from deploy.processes.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
+from deploy.processes.placement import Gpu, Placement, Staff, in_either_role, place_standbys, place_workers
 
 ROWS, BLOCKS = 256, 10_000
 CPU, GPUS = Machine(is_cpu=True), Machine(is_cpu=False)

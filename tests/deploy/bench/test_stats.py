@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from common.base.percentiles import percentile
 from deploy.bench.stats import RequestRecord, meets, parse_slo, summarize
-from deploy.planning.simulation.percentiles import percentile
 
 
 def record(sent_s: float, chunk_times_s: list[float], num_output_tokens: int, error: str = "") -> RequestRecord:

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from deploy.operate import readiness
-from deploy.operate.healthcheck import OTHERS_ANSWER
-from deploy.operate.readiness import wait_until_ready
+from deploy.operate import healthcheck
+from deploy.operate.healthcheck import OTHERS_ANSWER, wait_until_ready
 from tests.support.answering import answering
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -29,7 +28,7 @@ def test_ready_is_that_requests_are_answered(monkeypatch: pytest.MonkeyPatch) ->
         assert wait_until_ready(url, 100.0) == ""
     with answering(answer("degraded", "no prefill worker serves")) as url:
         assert wait_until_ready(url, 0.0) == "", "at the deadline it is enough"
-    monkeypatch.setattr(readiness, "SETTLING_S", 0.0)
+    monkeypatch.setattr(healthcheck, "SETTLING_S", 0.0)
     with answering(answer("degraded", "no prefill worker serves")) as url:
         assert wait_until_ready(url, 100.0) == ""
 
@@ -45,6 +44,6 @@ def test_a_router_that_comes_later_is_waited_for(monkeypatch: pytest.MonkeyPatch
             raise found
         return found
 
-    monkeypatch.setattr(readiness, "fetch", fetch)
-    monkeypatch.setattr(readiness, "ASK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(healthcheck, "fetch", fetch)
+    monkeypatch.setattr(healthcheck, "ASK_INTERVAL_S", 0.0)
     assert wait_until_ready("http://x", 100.0) == "" and len(asked) == 3

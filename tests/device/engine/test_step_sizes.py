@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from benchmarks.presets import PRESETS
-from common.device.engine.pool_budget import pool_blocks
+from common.device.engine.pool_budget import pool_blocks, sized
 from common.device.engine.step_rules import FEWEST_TOKENS
-from common.device.engine.step_sizes import sized
 from common.models.reading import read_config
 from common.settings.config import Config, DecodeSection, ModelSection, PrefillSection
 from common.settings.memory_sections import KVSection

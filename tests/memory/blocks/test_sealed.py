@@ -16,6 +16,7 @@ from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from tests.memory.parties import references_of
+from tests.support.allocator import check_owned
 from tests.support.layouts import one_group, window
 
 LAYOUT = one_group("model", 1, 1, 1, 1, "float16")
@@ -182,7 +183,7 @@ def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> Non
     assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
     assert unpack_ids(sealed.block_ids) == text[:2] and leases.in_use == text[2:]
     assert leases.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
-    leases.check([text, text[:2]])
+    check_owned(leases, [text, text[:2]])
     assert leases.num_unused == (5,)
     with pytest.raises(KVError):
         leases.seal(text[:1], [bytes(32)])

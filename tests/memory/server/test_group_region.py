@@ -13,6 +13,7 @@ from common.memory.client.shared_pool import PromptMessage
 from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.values.kv_layout import KVLayout
 from tests.memory.server.test_server import CPU, SIZE, Backed, eventually
+from tests.support.allocator import check_owned
 from tests.support.layouts import full, state, window
 
 
@@ -53,7 +54,7 @@ def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backe
     [offer] = offers
     assert isinstance(offer, KVOffer)
     taker.accept(offer)
-    taker.leases.check([block_ids])
+    check_owned(taker.leases, [block_ids])
     assert [len(of_group) for of_group in taker.by_group(offer)] == [2, 1, 1]
     assert all(seen.read_block(block_id) == data for block_id, data in written.items())
     backed.clients[1].close()

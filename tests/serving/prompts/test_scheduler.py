@@ -10,6 +10,7 @@ from common.serving.prompts.scheduler import PromptScheduler
 from common.settings.config import PrefillSection
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.sequence import PrefillSequence
+from tests.support.allocator import check_owned
 from tests.support.layouts import allocator_of, no_prefixes
 from tests.support.sequences import blocks_of_prompts, ending, prompt_scheduler, prompt_sequence, taken
 
@@ -157,7 +158,7 @@ def test_a_prompt_removed_while_its_step_is_in_flight_gives_its_blocks_to_the_ne
     last = ending(scheduler)[0]
     assert scheduler.remove("b", 0)
     scheduler.collected([last])
-    scheduler.allocator.check([])
+    check_owned(scheduler.allocator, [])
 
 
 def test_removing_frees_blocks_wherever_the_prompt_is() -> None:
@@ -168,7 +169,7 @@ def test_removing_frees_blocks_wherever_the_prompt_is() -> None:
     assert scheduler.remove("a", 0)
     assert scheduler.remove("b", 5)
     assert not scheduler.remove("b", 5)
-    scheduler.allocator.check([])
+    check_owned(scheduler.allocator, [])
 
 
 class Unwalked(dict[Key, PrefillSequence]):
@@ -214,4 +215,4 @@ def test_every_prompt_is_computed_once_in_order_and_every_block_comes_back(
         for name, num_tokens in step:
             computed[name] += num_tokens
     assert list(computed.values()) == lengths
-    scheduler.allocator.check([])
+    check_owned(scheduler.allocator, [])

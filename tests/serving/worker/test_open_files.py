@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import resource
-from common.serving.worker.settle import raise_open_files
+from common.base.process import raise_open_files
 print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from common.base.malloc import MAX_ARENAS
-from common.serving.worker.settle import TIMER_SLACK_NS
+from common.base.process import MAX_ARENAS, TIMER_SLACK_NS
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import gc
 from pathlib import Path
-from common.serving.worker.settle import settle_memory
+from common.base.process import freeze_and_trim
 
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
@@ -25,14 +24,14 @@ freed = [bytes(2000) for _ in range(100_000)]  # small pieces, which the allocat
 last = bytes(2000)  # lies behind them, so that the heap cannot simply shrink
 del freed
 before = resident_mb()
-settle_memory()
+freeze_and_trim()
 print(before - resident_mb(), gc.get_freeze_count())
 """
 
 
 ARENAS = """
 import ctypes, threading
-from common.base.malloc import tame_allocator
+from common.base.process import tame_allocator
 
 def allocate():
     libc.malloc(1000)
@@ -71,7 +70,7 @@ def test_freed_memory_goes_back_to_the_system_and_what_is_left_is_frozen() -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no timer slack")
 def test_sleeps_of_the_thread_end_in_time() -> None:
     script = (
-        "from common.serving.worker.settle import sharpen_sleeps\n"
+        "from common.base.process import sharpen_sleeps\n"
         "sharpen_sleeps(); print(open('/proc/self/timerslack_ns').read())"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
