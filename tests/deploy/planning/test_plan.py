@@ -133,9 +133,8 @@ def test_a_plan_says_formula_candidates_and_command(
     prefill, decode, gpus, attained = chosen
     assert float(attained) >= 99
     serve = f"baton serve MODEL --prefill {prefill} --decode {decode} --gpus {','.join(map(str, range(int(gpus))))}\n"
-    assert (
-        serve in out and f"BATON_PREFILL_REPLICAS={prefill} BATON_DECODE_REPLICAS={decode} docker compose up -d" in out
-    )
+    replicas = f"BATON_PREFILL_REPLICAS={prefill} BATON_DECODE_REPLICAS={decode}"
+    assert serve in out and f"{replicas} docker compose -f deploy/compose.yaml -f deploy/compose.gpu.yaml up -d" in out
 
 
 @pytest.mark.medium
