@@ -1,9 +1,10 @@
 """Gated delta rule in plain torch: the law of its kernels, and the CPU backend.
 
-A layer's state of a sequence is rows of `key_dim * value_dim` fp32 elements: a matrix `[value_dim, key_dim]` for each
-value head, then the last inputs of the convolution `[conv_width, channels]`. In layer 0 the last row begins with the
-number of tokens that the state has seen, equal for all layers. When a grammar's mask was late, a token is run again
-that the state has seen. The token's output then follows from the state, and the state stays as it is.
+A layer's state of a sequence is rows of `key_dim * value_dim` fp32 elements. First comes a matrix
+`[value_dim, key_dim]` for each value head, then the last inputs of the convolution `[conv_width, channels]`. In layer 0
+the last row begins with the number of tokens that the state has seen, equal for all layers. When a grammar's mask was
+late, a token is run again that the state has seen. The token's output then follows from the state, and the state stays
+as it is.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Recurrence of the gated delta rule, token after token, and the gated norm behind it.
 
-Values of a head are independent of each other, so a program takes some values of a head and keeps their rows of the
+Values of a head are independent of each other. So a program takes some values of a head, and keeps their rows of the
 state in registers.
 """
 
