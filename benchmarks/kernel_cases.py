@@ -89,6 +89,7 @@ def attention_weights(max_positions: int) -> AttentionWeights:
         num_q_heads=NUM_Q,
         num_kv_heads=NUM_KV,
         head_dim=HEAD_DIM,
+        scale=HEAD_DIM**-0.5,
     )
 
 

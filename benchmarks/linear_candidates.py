@@ -10,8 +10,8 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.presets import settings
 from common.kernels.base.gpu import Gpu, gpu_of
-from common.models.mixers import Attention
 from common.models.reading import decoder_config
+from common.models.sizes.attention import Attention
 from common.ops.base import Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
@@ -40,7 +40,7 @@ def shapes_of(preset: str) -> list[Shape]:
     for layer in dict.fromkeys(config.layers):
         mixer, inner = layer.mixer, layer.mlp.inner
         if isinstance(mixer, Attention):
-            shapes += [Shape(Fusion.NORM, mixer.q_width + 2 * mixer.kv_width, hidden)]
+            shapes += [Shape(Fusion.NORM, mixer.qkv_width, hidden)]
             shapes += [Shape(Fusion.NORM, mixer.q_width, hidden)] if mixer.has_gate else []
             shapes += [Shape(Fusion.ADD, hidden, mixer.q_width)]
         else:

@@ -27,7 +27,8 @@ ROOMS_OF = {
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",
     ),
     "common": (
-        "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models", "ops", "kv",
+        "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models",
+        "models.layers", "models.sizes", "ops.reference", "ops", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
         "kernels.attention", "kernels.delta", "kernels.products", "kernels.sampling", "kernels.elementwise",

@@ -1,18 +1,16 @@
 """Protocols of a model, all that engine, memory budget, warm-up and runners know of an architecture."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from common.models.mixers import Heads
-from common.models.stacks import Stacks
+from common.models.layers.tasks import Task as Task
+from common.models.sizes.attention import Heads
+from common.models.sizes.rope import Rope
+from common.models.sizes.stacks import Stacks
 from common.ops.base import ForwardBatch, Ops, Residual
 from common.wire.values.kv_layout import KVGroup
-
-Task = Callable[[], object]
-"""Work on zeros whose result is thrown away."""
 
 
 class ModelConfig(Protocol):
@@ -96,14 +94,23 @@ class Model(Protocol):
         ...
 
 
-def rope_table(
-    inverse_frequencies: tuple[float, ...], head_dim: int, max_positions: int, device: torch.device
-) -> Tensor:
+def rope_table(rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> Tensor:
     """Return cosines, then sines, of every position's half angles: `[max_positions, head_dim]` fp32.
 
     Dimensions without a frequency do not turn.
     """
+    num_turned = len(rope.inverse_frequencies)
     frequencies = torch.zeros(head_dim // 2)
-    frequencies[: len(inverse_frequencies)] = torch.tensor(inverse_frequencies, dtype=torch.float32)
+    frequencies[:num_turned] = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+    table = torch.stack((angles.cos(), angles.sin()), dim=1)
+    table[..., :num_turned] *= rope.factor
+    return table.flatten(1).to(device)
+
+
+def query_factors(rope: Rope, max_positions: int, device: torch.device) -> Tensor | None:
+    """Return the factor of queries at every position: `[max_positions]` fp32; None where it is 1."""
+    if rope.growth is None:
+        return None
+    turns = torch.arange(max_positions, device=device).div(rope.growth.period, rounding_mode="floor").float()
+    return 1.0 + rope.growth.rate * torch.log1p(turns)

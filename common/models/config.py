@@ -3,30 +3,14 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from common.models.mixers import Attention, Heads, Mixer
-from common.models.stacks import Source, Stacks, stacked
+from common.models.sizes.attention import Attention, Heads
+from common.models.sizes.delta_rule import DeltaRule
+from common.models.sizes.mlp import GatedMLP
+from common.models.sizes.stacks import Source, Stacks
 from common.wire.values.kv_layout import KVGroup
 
-
-@dataclass(frozen=True, slots=True)
-class GatedMLP:
-    """`down(silu(gate(x)) * up(x))` behind a norm."""
-
-    inner: int
-
-    @property
-    def num_rows(self) -> int:
-        """Return the rows of all matrices, each as wide as the residual stream."""
-        return 3 * self.inner
-
-    def stacks(self, source: Source, prefix: str) -> Stacks:
-        name, hidden = f"{prefix}.mlp", source.hidden_size
-        rows = [(f"{name}.gate_proj.weight", self.inner), (f"{name}.up_proj.weight", self.inner)]
-        return {
-            "mlp_norm": source.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
-            "gate_up": stacked(rows, hidden),
-            "down": source.matrix(f"{name}.down_proj.weight", hidden, self.inner),
-        }
+Mixer = Attention | DeltaRule
+MLP = GatedMLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +18,7 @@ class Layer:
     """A layer; equal layers have weights of equal shapes and run equal kernels."""
 
     mixer: Mixer
-    mlp: GatedMLP
+    mlp: MLP
 
     @property
     def num_rows(self) -> int:
@@ -53,6 +37,8 @@ class DecoderConfig:
     dtype: str  # of the checkpoint
     layers: tuple[Layer, ...]
     source: Source
+    embed_scale: float = 1.0  # of the input's rows
+    logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they stay
 
     @property
     def hidden_size(self) -> int:
@@ -64,26 +50,27 @@ class DecoderConfig:
         return self.hidden_size * (sum(layer.num_rows for layer in self.layers) + self.vocab_size)
 
     @property
-    def groups(self) -> tuple[object, ...]:
-        """Return what is equal among the layers of each group of KV blocks; groups of attention come first."""
-        keys = dict.fromkeys(group_key(layer.mixer) for layer in self.layers)
-        return tuple(sorted(keys, key=lambda key: not isinstance(key, Heads)))
+    def groups(self) -> tuple[Mixer, ...]:
+        """Return a mixer of each group of KV blocks, in the order of layers; groups of states come last."""
+        mixers: dict[object, Mixer] = {}
+        for layer in self.layers:
+            mixers.setdefault(layer.mixer.group, layer.mixer)
+        return tuple(sorted(mixers.values(), key=lambda mixer: isinstance(mixer, DeltaRule)))
 
     @property
     def heads(self) -> tuple[Heads, ...]:
         """Return the heads of each group of KV blocks that attention reads."""
-        return tuple(key for key in self.groups if isinstance(key, Heads))
+        return tuple(mixer.heads for mixer in self.groups if isinstance(mixer, Attention))
 
     @property
     def q_heads(self) -> tuple[int, ...]:
         """Return the query heads of each group of KV blocks; 0 for a group of states."""
-        return tuple(key.num_q_heads if isinstance(key, Heads) else 0 for key in self.groups)
+        return tuple(mixer.num_q_heads for mixer in self.groups)
 
     def cache_groups(self, block_size: int, dtype: str) -> tuple[KVGroup, ...]:
         """Return the groups of KV blocks, in the order of `groups`."""
-        count = Counter(group_key(layer.mixer) for layer in self.layers)
-        mixers = {group_key(layer.mixer): layer.mixer for layer in self.layers}
-        return tuple(mixers[key].cache(count[key], block_size, dtype) for key in self.groups)
+        count = Counter(layer.mixer.group for layer in self.layers)
+        return tuple(mixer.cache(count[mixer.group], block_size, dtype) for mixer in self.groups)
 
     def stacks(self) -> Stacks:
         """Return all weights."""
@@ -94,9 +81,10 @@ class DecoderConfig:
         if not self.tied_embeddings:
             stacks["lm_head"] = self.source.matrix("lm_head.weight", self.vocab_size)
         for number, layer in enumerate(self.layers):
-            for part in (layer.mixer, layer.mlp):
-                of_part = part.stacks(self.source, f"model.layers.{number}")
-                stacks |= {f"layers.{number}.{name}": stack for name, stack in of_part.items()}
+            prefix = f"model.layers.{number}"
+            of_layer = self.source.norms.stacks(self.source, prefix)
+            of_layer |= layer.mixer.stacks(self.source, prefix) | layer.mlp.stacks(self.source, prefix)
+            stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
         return stacks
 
     @property
@@ -115,10 +103,5 @@ class DecoderConfig:
     def table_bytes(self, max_len: int) -> int:
         """Return the bytes of the rotary tables for sequences of `max_len` tokens."""
         mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
-        tables = {mixer.inverse_frequencies: mixer.heads.head_dim for mixer in mixers}
-        return sum(max_len * head_dim * 4 for head_dim in tables.values())
-
-
-def group_key(mixer: Mixer) -> object:
-    """Return what is equal among the layers of a group: heads, or the sizes of a state."""
-    return mixer.heads if isinstance(mixer, Attention) else mixer
+        tables = {(mixer.rope, mixer.heads.head_dim) for mixer in mixers}
+        return sum(max_len * (head_dim + (rope.growth is not None)) * 4 for rope, head_dim in tables)

@@ -1,14 +1,21 @@
-"""A decoder: layers of a mixer of tokens and a gated MLP, pre-norm, whose differences are data."""
+"""A decoder: layers of a mixer of tokens and an MLP, whose differences are data."""
 
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from common.models.base import Task, rope_table
-from common.models.config import DecoderConfig, group_key
-from common.models.layers import AttentionPart, DeltaPart, MixerPart, MLPPart, stream
-from common.models.mixers import Attention
-from common.ops.base import AttentionWeights, DeltaWeights, ForwardBatch, Norm, Ops, Residual, Weight
+from common.models.base import Task, query_factors, rope_table
+from common.models.config import DecoderConfig
+from common.models.layers.attention import AttentionPart, attention_part
+from common.models.layers.delta_rule import DeltaPart, delta_part
+from common.models.layers.mlp import MLPPart, mlp_part
+from common.models.layers.tasks import stream
+from common.models.layers.tensors import LayerTensors
+from common.models.sizes.attention import Attention
+from common.models.sizes.rope import Rope
+from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
+
+MixerPart = AttentionPart | DeltaPart
 
 
 class Decoder:
@@ -24,11 +31,9 @@ class Decoder:
         self.embed = Weight(tensors["embed"])
         self.norm = Norm(tensors["norm"], config.norm_eps)
         self.lm_head = self.embed if config.tied_embeddings else Weight(tensors["lm_head"])
-        self._ropes: dict[tuple[tuple[float, ...], int], Tensor] = {}
+        self._ropes: dict[tuple[Rope, int], tuple[Tensor, Tensor | None]] = {}
         self._max_positions = max_positions
-        self.layers = [
-            (self._mixer(tensors, number), self._mlp(tensors, number)) for number in range(len(config.layers))
-        ]
+        self.layers = [self._layer(tensors, number) for number in range(len(config.layers))]
         first = {layer: number for number, layer in reversed(list(enumerate(config.layers)))}
         self._distinct = [self.layers[number] for number in first.values()]
 
@@ -36,7 +41,7 @@ class Decoder:
         return self.logits(self.hidden(batch, ops), ops)
 
     def logits(self, x: Residual, ops: Ops) -> Tensor:
-        return ops.logits(x, self.norm, self.lm_head)
+        return ops.logits(x, self.norm, self.lm_head, self.config.logit_cap)
 
     def hidden(self, batch: ForwardBatch, ops: Ops) -> Residual:
         batch = ops.begin(batch)
@@ -47,7 +52,7 @@ class Decoder:
         return x
 
     def embedded(self, token_ids: Tensor, ops: Ops) -> Residual:
-        return ops.embed(token_ids, self.embed)
+        return ops.embed(token_ids, self.embed, self.config.embed_scale)
 
     def zeros(self, num_tokens: int) -> Residual:
         return stream(self.lm_head, num_tokens)
@@ -59,66 +64,31 @@ class Decoder:
         return [task(mixer) for mixer, _ in self._distinct]
 
     def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
-        return [
-            task
-            for mixer, mlp in self._distinct
-            for task in (*mixer.product_tasks(ops, num_tokens, mlp), *mlp.product_tasks(ops, num_tokens, mixer))
-        ]
+        def behind(part: MixerPart | MLPPart, then: MixerPart | MLPPart) -> Task:
+            return lambda: then.first_product(ops, part.out.zeros(ops, num_tokens))
 
-    def _mixer(self, tensors: Mapping[str, Tensor], number: int) -> MixerPart:
-        """Build what mixes tokens in a layer, with the layer's place in the cache of its group."""
-        mixer = self.config.layers[number].mixer
-        key = group_key(mixer)
-        layer_id = [group_key(each.mixer) for each in self.config.layers[:number]].count(key)
-        group, prefix = self.config.groups.index(key), f"layers.{number}"
-        norm = Norm(tensors[f"{prefix}.attention_norm"], self.config.norm_eps)
+        tasks = []
+        for mixer, mlp in self._distinct:
+            tasks += [*mixer.product_tasks(ops, num_tokens), *mlp.product_tasks(ops, num_tokens)]
+            tasks += [behind(mixer, mlp), behind(mlp, mixer)]
+        return tasks
+
+    def _layer(self, tensors: Mapping[str, Tensor], number: int) -> tuple[MixerPart, MLPPart]:
+        """Build a layer; its mixer knows the layer's place in the cache of its group."""
+        layer, of_layer = self.config.layers[number], LayerTensors(tensors, number, self.config.norm_eps)
+        mixer, before = layer.mixer, self.config.layers[:number]
+        layer_id = [each.mixer.group for each in before].count(mixer.group)
+        group = [each.group for each in self.config.groups].index(mixer.group)
+        mlp = mlp_part(layer.mlp, of_layer)
         if isinstance(mixer, Attention):
-            weights = self._attention(mixer, tensors, prefix, group)
-            gate = Weight(tensors[f"{prefix}.gate"]) if mixer.has_gate else None
-            return AttentionPart(
-                norm, Weight(tensors[f"{prefix}.qkv"]), weights, Weight(tensors[f"{prefix}.o"]), layer_id, gate
-            )
-        delta = DeltaWeights(
-            conv=tensors[f"{prefix}.conv"],
-            decay=tensors[f"{prefix}.decay"],
-            dt_bias=tensors[f"{prefix}.dt_bias"],
-            norm=tensors[f"{prefix}.delta_norm"],
-            norm_eps=self.config.norm_eps,
-            num_key_heads=mixer.num_key_heads,
-            num_value_heads=mixer.num_value_heads,
-            key_dim=mixer.key_dim,
-            value_dim=mixer.value_dim,
-            group=group,
-        )
-        inputs, out = Weight(tensors[f"{prefix}.delta_in"]), Weight(tensors[f"{prefix}.delta_out"])
-        return DeltaPart(norm, inputs, delta, out, layer_id)
+            return attention_part(mixer, of_layer, group, layer_id, *self._rope(mixer)), mlp
+        return delta_part(mixer, of_layer, group, layer_id), mlp
 
-    def _attention(
-        self, attention: Attention, tensors: Mapping[str, Tensor], prefix: str, group: int
-    ) -> AttentionWeights:
-        return AttentionWeights(
-            q_norm=tensors.get(f"{prefix}.q_norm"),
-            k_norm=tensors.get(f"{prefix}.k_norm"),
-            norm_eps=self.config.norm_eps,
-            rope=self._rope(attention),
-            num_q_heads=attention.heads.num_q_heads,
-            num_kv_heads=attention.heads.num_kv_heads,
-            head_dim=attention.heads.head_dim,
-            bias=tensors.get(f"{prefix}.qkv_bias"),
-            group=group,
-        )
-
-    def _mlp(self, tensors: Mapping[str, Tensor], number: int) -> MLPPart:
-        prefix = f"layers.{number}"
-        return MLPPart(
-            norm=Norm(tensors[f"{prefix}.mlp_norm"], self.config.norm_eps),
-            gate_up=Weight(tensors[f"{prefix}.gate_up"]),
-            down=Weight(tensors[f"{prefix}.down"]),
-        )
-
-    def _rope(self, attention: Attention) -> Tensor:
-        """Return the rotary table; layers with equal frequencies share it."""
-        key = (attention.inverse_frequencies, attention.heads.head_dim)
+    def _rope(self, attention: Attention) -> tuple[Tensor, Tensor | None]:
+        """Return the rotary table and the factors of queries; layers with equal rotations share them."""
+        key = (attention.rope, attention.heads.head_dim)
         if key not in self._ropes:
-            self._ropes[key] = rope_table(*key, self._max_positions, self.embed.data.device)
+            device = self.embed.data.device
+            table = rope_table(*key, self._max_positions, device)
+            self._ropes[key] = table, query_factors(attention.rope, self._max_positions, device)
         return self._ropes[key]

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.config import DecoderConfig, GatedMLP, Layer
-from common.models.mixers import Attention, Heads
+from common.models.config import DecoderConfig, Layer
 from common.models.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from common.models.stacks import Source
+from common.models.sizes.attention import Attention, Heads
+from common.models.sizes.mlp import GatedMLP
+from common.models.sizes.rope import Rope
+from common.models.sizes.stacks import Source
 from common.settings.config import MAX_TOKENS
 
 Scale = Callable[[list[float], JsonObject], list[float]]
@@ -32,8 +34,9 @@ def dense_config(
     settings.refuse_other_layers()
     hidden_size, heads = settings.count("hidden_size", MAX_WIDTH), read_heads(settings)
     base, scaling = settings.rope()
+    rope = Rope(tuple(scale(inverse_frequencies(base, heads.head_dim), scaling)))
     layer = Layer(
-        Attention(heads, tuple(scale(inverse_frequencies(base, heads.head_dim), scaling)), qk_norm, qkv_bias),
+        Attention(heads, rope, qk_norm=qk_norm, has_bias=qkv_bias),
         GatedMLP(settings.count("intermediate_size", MAX_WIDTH)),
     )
     return DecoderConfig(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.base.dtypes import DTYPES
 from common.base.errors import ModelError
-from common.models.stacks import Piece, Stack, Stacks
+from common.models.sizes.stacks import Piece, Stack, Stacks
 from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although their values follow from the config.

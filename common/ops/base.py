@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from common.base.activation import Activation as Activation
 from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
 from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
 from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
@@ -88,6 +89,7 @@ class Weight:
     """A matrix that activations are multiplied by."""
 
     data: Tensor  # [out, in], contiguous
+    bias: Tensor | None = None  # [out], added to the product
 
     @property
     def num_out(self) -> int:
@@ -118,8 +120,8 @@ class Ops(Protocol):
         """Return the batch with work common to `attention` of all layers done; the first call of a step."""
         ...
 
-    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
-        """Return rows of `table [vocab, hidden]`: `[num_tokens, hidden]`."""
+    def embed(self, token_ids: Tensor, table: Weight, scale: float = 1.0) -> Residual:
+        """Return rows of `table [vocab, hidden]`, times `scale` in the table's dtype: `[num_tokens, hidden]`."""
         ...
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
@@ -153,10 +155,16 @@ class Ops(Protocol):
         """Return `residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
 
-    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
-        """Return `silu(g) * u` with `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
+    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+        """Return `residual + rms_norm(x @ weight.T)`; may reuse memory as `linear_add` does."""
         ...
 
-    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
-        """Return `rms_norm(x) @ weight.T` as fp32: `[num_tokens, vocab]`."""
+    def norm_gate_up(
+        self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
+    ) -> Tensor:
+        """Return `activation(g) * u`: `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
+        ...
+
+    def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
+        """Return `rms_norm(x) @ weight.T` as fp32: `[num_tokens, vocab]`; with a cap, `cap * tanh(logits / cap)`."""
         ...

@@ -83,7 +83,7 @@ class CudaAttention:
 
     def _prompt_attention(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        table, scale = batch.block_tables[weights.group], weights.head_dim**-0.5
+        table, scale = batch.block_tables[weights.group], weights.scale
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, table, batch, scale)
         if has_few_queries(q, k_cache.shape[2]):
@@ -136,7 +136,7 @@ class CudaAttention:
 
     def _decode_attention(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        table, scale = batch.block_tables[weights.group], weights.head_dim**-0.5
+        table, scale = batch.block_tables[weights.group], weights.scale
         if self.kernels.decode_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, table, batch, scale)
         return decode_attention(

@@ -14,9 +14,20 @@ from common.kernels.delta.convolution import convolve
 from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
+from common.kernels.elementwise.rms_norm import rms_norm
 from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
-from common.ops.base import DecodeWork, DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
+from common.ops.base import (
+    Activation,
+    DecodeWork,
+    DeltaWeights,
+    ForwardBatch,
+    GroupCache,
+    Norm,
+    Residual,
+    StateWork,
+    Weight,
+)
 from common.ops.cuda_attention import CudaAttention
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
@@ -79,10 +90,9 @@ class CudaOps:
         divides = batch.one_token_each and self.kernels.decode_attention != "torch"
         return group.divide(batch) if divides else None
 
-    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
-        if self.pdl:
-            return Residual(embedding(token_ids, table.data, pdl=True))
-        return Residual(functional.embedding(token_ids, table.data))
+    def embed(self, token_ids: Tensor, table: Weight, scale: float = 1.0) -> Residual:
+        rows = embedding(token_ids, table.data, pdl=True) if self.pdl else functional.embedding(token_ids, table.data)
+        return Residual(rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype))
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         plan = self._plan(Fusion.NORM, weight.num_out, x.rows)
@@ -114,13 +124,20 @@ class CudaOps:
         plan = self._plan(Fusion.ADD, weight.num_out, x)
         return self._linear.linear_add(plan, x, weight, residual)
 
-    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
+    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+        product = functional.linear(x, weight.data, weight.bias)
+        return Residual(residual.rows + rms_norm(product, norm.weight, norm.eps))
+
+    def norm_gate_up(
+        self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
+    ) -> Tensor:
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
         return self._linear.norm_gate_up(plan, x, norm, gate_up)
 
-    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+    def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
-        return self._linear.norm_linear(plan, x, norm, weight, torch.float32)
+        logits = self._linear.norm_linear(plan, x, norm, weight, torch.float32)
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _plan(self, fusion: Fusion, n: int, x: Tensor) -> Plan:
         return self.plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
+from common.ops.base import Activation, DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
 from common.ops.delta_rule import begin_states, delta_rule
 
 
@@ -39,19 +40,20 @@ class TorchOps:
         ]
         return replace(batch, slots=tuple(slots))
 
-    def embed(self, token_ids: Tensor, table: Weight) -> Residual:
-        return Residual(functional.embedding(token_ids, table.data))
+    def embed(self, token_ids: Tensor, table: Weight, scale: float = 1.0) -> Residual:
+        rows = functional.embedding(token_ids, table.data)
+        return Residual(rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype))
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
-        return functional.linear(reference.rms_norm(x.rows, norm.weight, norm.eps), weight.data)
+        return functional.linear(reference.rms_norm(x.rows, norm.weight, norm.eps), weight.data, weight.bias)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         assert batch.slots, "a step begins with `begin`"
         k_cache, v_cache = self.caches[weights.group][:, layer_id].unbind(1)
         slots, table = batch.slots[weights.group], batch.block_tables[weights.group]
         q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache)
-        scale = weights.head_dim**-0.5
-        return reference.paged_attention(q, k_cache, v_cache, table, batch, scale).flatten(1)
+        seen = (weights.scale, weights.window, weights.sinks)
+        return reference.paged_attention(q, k_cache, v_cache, table, batch, *seen).flatten(1)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
@@ -65,10 +67,17 @@ class TorchOps:
         return x * gate.float().sigmoid().to(x.dtype)
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
-        return Residual(residual.rows + functional.linear(x, weight.data))
+        return Residual(residual.rows + functional.linear(x, weight.data, weight.bias))
 
-    def norm_gate_up(self, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
-        return reference.silu_mul(self.norm_linear(x, norm, gate_up))
+    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+        product = functional.linear(x, weight.data, weight.bias)
+        return Residual(residual.rows + reference.rms_norm(product, norm.weight, norm.eps))
 
-    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
-        return self.norm_linear(x, norm, weight).float()
+    def norm_gate_up(
+        self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
+    ) -> Tensor:
+        return reference.gate_mul(self.norm_linear(x, norm, gate_up), activation)
+
+    def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
+        logits = self.norm_linear(x, norm, weight).float()
+        return cap * torch.tanh(logits / cap) if cap else logits

@@ -40,7 +40,7 @@ from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
-from common.models.mixers import Heads
+from common.models.sizes.attention import Heads
 from common.ops.base import ForwardBatch, GroupCache, Norm, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
@@ -172,6 +172,7 @@ def run_large_heads(gpu: Gpu) -> None:
         k_norm=None,
         norm_eps=1e-6,
         rope=empty(4096, heads.head_dim, dtype=torch.float32),
+        scale=heads.head_dim**-0.5,
         **heads._asdict(),
     )
     width = (heads.num_q_heads + 2 * heads.num_kv_heads) * heads.head_dim

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from common.base.errors import ModelError
 from common.models.families.llama import FACTORS
-from common.models.mixers import Attention
 from common.models.reading import decoder_config, read_config
 from common.models.settings import Settings
+from common.models.sizes.attention import Attention
 from common.models.upload import Progress
 from common.models.weights import load_weights, weights_layout
 from tests.support.checkpoints import write_checkpoint
@@ -216,7 +216,7 @@ def test_whatever_a_config_says_it_is_computed_or_refused(
         assert max(len(config.layers), heads.num_q_heads, heads.head_dim) <= 4096
         mixer = config.layers[0].mixer
         assert isinstance(mixer, Attention)
-        assert all(0.0 < frequency < math.inf for frequency in mixer.inverse_frequencies)
+        assert all(0.0 < frequency < math.inf for frequency in mixer.rope.inverse_frequencies)
 
 
 @pytest.mark.parametrize(

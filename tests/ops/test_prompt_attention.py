@@ -89,7 +89,14 @@ def test_a_layer_and_the_last_layer_have_their_kernels(
     batch = one_prompt(num_tokens, 600)
     rope = torch.cat((torch.ones(600, HEAD_DIM // 2), torch.zeros(600, HEAD_DIM // 2)), dim=1)
     weights = AttentionWeights(
-        q_norm=None, k_norm=None, norm_eps=1e-6, rope=rope, num_q_heads=NUM_Q, num_kv_heads=NUM_KV, head_dim=HEAD_DIM
+        q_norm=None,
+        k_norm=None,
+        norm_eps=1e-6,
+        rope=rope,
+        num_q_heads=NUM_Q,
+        num_kv_heads=NUM_KV,
+        head_dim=HEAD_DIM,
+        scale=HEAD_DIM**-0.5,
     )
     pool = torch.randn(38, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
     qkv = torch.randn(num_tokens, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)

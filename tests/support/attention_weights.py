@@ -28,5 +28,6 @@ def attention_weights(
         num_q_heads=num_q,
         num_kv_heads=num_kv,
         head_dim=head_dim,
+        scale=head_dim**-0.5,
         bias=torch.randn((num_q + 2 * num_kv) * head_dim).to(device, dtype) if has_bias else None,
     )

@@ -349,7 +349,7 @@ def fused_decode_attention(
         pieces_ptr=seq_lens if shared is None else shared.pieces,
         places_ptr=seq_lens if shared is None else shared.places,
         eps=weights.norm_eps,
-        scale_log2=head_dim**-0.5 * LOG2_E,
+        scale_log2=weights.scale * LOG2_E,
         table_stride=block_tables.stride(0),
         block_rows=num_layers * 2 * block_size,
         layer_row=layer_id * 2 * block_size,

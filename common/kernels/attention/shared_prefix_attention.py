@@ -156,7 +156,7 @@ def shared_prefix_attention(
         maxima_ptr=parts.maxima,
         sums_ptr=parts.sums,
         eps=weights.norm_eps,
-        scale_log2=head_dim**-0.5 * LOG2_E,
+        scale_log2=weights.scale * LOG2_E,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),

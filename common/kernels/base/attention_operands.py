@@ -19,8 +19,14 @@ class AttentionWeights:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float  # of scores
     group: int = 0  # of KV blocks, with the layer's cache
+    window: int = 0  # tokens seen by a token, itself included; 0: all
     bias: Tensor | None = None  # [(q_heads + 2 * kv_heads) * head_dim], added to Q, K and V before norms
+    norms_values: bool = False  # V heads are normed like Q and K, without weights
+    shares_kv: bool = False  # V is K before norm and rotation: the input has no rows for V
+    query_factors: Tensor | None = None  # [max_positions] fp32: of Q, by position, behind the rotation
+    sinks: Tensor | None = None  # [q_heads] fp32: a score of no token, in the sum of weights only
 
 
 @dataclass(frozen=True, slots=True)

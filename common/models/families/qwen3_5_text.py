@@ -1,11 +1,14 @@
 """Qwen3.5 and Qwen3.6, dense: three layers of the gated delta rule, then a layer of gated attention, in turn."""
 
 from common.base.errors import ModelError
-from common.models.config import DecoderConfig, GatedMLP, Layer
+from common.models.config import DecoderConfig, Layer, Mixer
 from common.models.dense import inverse_frequencies, read_heads
-from common.models.mixers import Attention, DeltaRule, Mixer
 from common.models.settings import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from common.models.stacks import Source
+from common.models.sizes.attention import Attention
+from common.models.sizes.delta_rule import DeltaRule
+from common.models.sizes.mlp import GatedMLP
+from common.models.sizes.rope import Rope
+from common.models.sizes.stacks import Source
 from common.settings.config import MAX_TOKENS
 
 KINDS = {"linear_attention", "full_attention"}
@@ -50,7 +53,7 @@ def _attention(settings: Settings) -> Attention:
     heads = read_heads(settings)
     base, share = settings.partial_rope()
     turned = int(heads.head_dim * share)
-    return Attention(heads, tuple(inverse_frequencies(base, turned)), qk_norm=True, has_gate=True)
+    return Attention(heads, Rope(tuple(inverse_frequencies(base, turned))), qk_norm=True, has_gate=True)
 
 
 def _delta_rule(settings: Settings) -> DeltaRule:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
-from common.models.mixers import Attention
 from common.models.reading import decoder_config
 from common.models.settings import Settings
+from common.models.sizes.attention import Attention
 
 DTYPE = "bfloat16"
 BYTES = 2

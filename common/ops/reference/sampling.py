@@ -1,15 +1,8 @@
-"""Definition of every operation in plain torch: the standard for kernels, and the CPU backend.
-
-Written to be read, not to be fast. Norms, rotations, softmax and sampling are computed in fp32 and rounded once to the
-input's dtype.
-"""
+"""Law of sampling: logits are adjusted, filtered and drawn from in fp32."""
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from common.kernels.base.attention_operands import AttentionWeights
-from common.kernels.base.row_operands import HEAD_WORDS, RowState, RowUpdates
 from common.kernels.base.sampling_operands import (
     IN_PROMPT,
     LOGPROB_WORDS,
@@ -19,143 +12,10 @@ from common.kernels.base.sampling_operands import (
     GrammarMasks,
     LogprobRing,
     SamplingTensors,
-    TokenRing,
 )
-from common.ops.base import ForwardBatch
 
 PHILOX_ROUNDS = 10
 _U32 = 0xFFFFFFFF
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Apply the root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
-    y = x.float()
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
-    return (y * weight.float()).to(x.dtype)
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """Return `silu(gate) * up` of `[num_tokens, 2 * inner]`, gate first."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (functional.silu(gate) * up).to(gate_up.dtype)
-
-
-def rotate(x: Tensor, rope: Tensor, positions: Tensor) -> Tensor:
-    """Apply rotary embedding (Su et al., 2021), halves convention, to fp32 `[num_tokens, heads, head_dim]`."""
-    cos, sin = rope[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # each [num_tokens, 1, head_dim / 2]
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
-def qk_norm_rope_kv(
-    qkv: Tensor,  # [num_tokens, (q_heads + 2 * kv_heads) * head_dim]
-    weights: AttentionWeights,
-    positions: Tensor,  # [num_tokens] int32
-    slot_mapping: Tensor,  # [num_tokens] int64
-    k_cache: Tensor,  # [num_blocks, block_size, kv_heads, head_dim], strided
-    v_cache: Tensor,
-) -> Tensor:
-    """Write K and V of each token to its slot (none for slot -1); return q, normed and rotated."""
-    num_q, num_kv = weights.num_q_heads, weights.num_kv_heads
-    biased = qkv.float() if weights.bias is None else qkv.float() + weights.bias.float()
-    heads = biased.view(qkv.shape[0], -1, weights.head_dim)
-    q, k, v = heads[:, :num_q], heads[:, num_q : num_q + num_kv], heads[:, num_q + num_kv :]
-    if weights.q_norm is not None and weights.k_norm is not None:
-        q = rms_norm(q, weights.q_norm, weights.norm_eps)
-        k = rms_norm(k, weights.k_norm, weights.norm_eps)
-    q, k = rotate(q, weights.rope, positions), rotate(k, weights.rope, positions)
-    kept = slot_mapping >= 0
-    slots = slot_mapping[kept]
-    block_size = k_cache.shape[1]
-    k_cache[slots // block_size, slots % block_size] = k[kept].to(k_cache.dtype)
-    v_cache[slots // block_size, slots % block_size] = v[kept].to(v_cache.dtype)
-    return q.to(qkv.dtype)
-
-
-def paged_attention(
-    q: Tensor,  # [num_tokens, q_heads, head_dim]
-    k_cache: Tensor,  # [num_blocks, block_size, kv_heads, head_dim], strided
-    v_cache: Tensor,
-    block_table: Tensor,  # [num_seqs, max_blocks]
-    batch: ForwardBatch,
-    scale: float,
-) -> Tensor:
-    """Attend causally from each sequence's last tokens over its blocks: `[num_tokens, q_heads, head_dim]`."""
-    out = torch.zeros_like(q)
-    bounds = batch.cu_seqlens.tolist()
-    for i, seq_len in enumerate(batch.seq_lens.tolist()):
-        begin, end = bounds[i], bounds[i + 1]
-        if seq_len == 0 or begin == end:
-            continue
-        blocks = block_table[i, : -(-seq_len // k_cache.shape[1])].long()
-        k = k_cache[blocks].flatten(0, 1)[:seq_len].float()  # [seq_len, kv_heads, head_dim]
-        v = v_cache[blocks].flatten(0, 1)[:seq_len].float()
-        out[begin:end] = _attend(q[begin:end].float(), k, v, scale).to(q.dtype)
-    return out
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Return causal softmax attention in fp32; the last query sees all of k: `[queries, q_heads, head_dim]`."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    offset = k.shape[0] - q.shape[0]
-    hidden = torch.ones(q.shape[0], k.shape[0], dtype=torch.bool, device=q.device).triu(offset + 1)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights, v)
-
-
-def gather_blocks(source: Tensor, source_ids: Tensor, target: Tensor, target_ids: Tensor) -> None:
-    """Copy whole blocks between pools `[num_blocks, block_bytes]` uint8."""
-    target[target_ids.long()] = source[source_ids.long()]
-
-
-def row_slots(positions: Tensor, seq_lens: Tensor, block_tables: Tensor, block_size: int) -> Tensor:
-    """Return slots of rows' positions, by `block_tables [num_rows, max_blocks]`: `[num_rows]` int64, -1 for padding."""
-    positions = positions.long()
-    blocks = block_tables.gather(1, (positions // block_size).unsqueeze(1)).squeeze(1).long()
-    return torch.where(seq_lens > 0, blocks * block_size + positions % block_size, -1)
-
-
-def advance(batch: ForwardBatch, tokens: Tensor) -> None:
-    """Make `tokens [num_rows]` int32 the last tokens of a decode batch's rows; padding stays padding.
-
-    A row with NO_CHOICE stays as it is. A row of length `max_seq_len` keeps this length, because the block table names
-    no further block.
-    """
-    has_choice = tokens >= 0
-    grows = (has_choice & (batch.seq_lens > 0) & (batch.seq_lens < batch.max_seq_len)).int()
-    batch.token_ids.copy_(torch.where(has_choice, tokens, batch.token_ids))
-    batch.positions.add_(grows)
-    batch.seq_lens.add_(grows)
-
-
-def land(tokens: Tensor, ring: TokenRing) -> None:
-    """Leave `tokens [num_rows]` int32 where the host finds them; waits for the device."""
-    turns = ring.turns[: tokens.shape[0]]
-    ring.tokens_cpu[torch.arange(tokens.shape[0]), turns.cpu().long()] = tokens.cpu()
-    turns.copy_((turns + 1) % ring.tokens_cpu.shape[1])
-
-
-def update_rows(state: RowState, updates: RowUpdates) -> None:
-    """Write the updates into the state; rows may change places."""
-    num_rows, num_entries = updates.num_rows, updates.num_entries
-    heads, places, words, _ = updates.words.split(
-        (
-            HEAD_WORDS * num_rows,
-            num_entries,
-            num_entries,
-            updates.words.numel() - HEAD_WORDS * num_rows - 2 * num_entries,
-        )
-    )
-    rows, sources, tokens, seq_lens = heads.view(num_rows, HEAD_WORDS).long().unbind(1)
-    moved = state.token_ids[sources.clamp(min=0)]  # a copy, so rows may change places
-    moved_lens = state.seq_lens[sources.clamp(min=0)]
-    seq_lens = torch.where(sources >= 0, moved_lens, seq_lens.int())
-    state.token_ids[rows] = torch.where(sources >= 0, moved, tokens.int())
-    state.seq_lens[rows] = seq_lens
-    state.positions[rows] = (seq_lens - 1).clamp(min=0)
-    state.words[places.long()] = words
 
 
 def adjust_logits(

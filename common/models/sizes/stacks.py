@@ -34,6 +34,29 @@ Stacks = dict[str, Stack]
 """Tensors of a model by name."""
 
 
+class NormNames(NamedTuple):
+    """Names of the norms around the parts of a layer, in a checkpoint; "" where there is none."""
+
+    before_mixer: str = "input_layernorm"
+    before_mlp: str = "post_attention_layernorm"
+    after_mixer: str = ""
+    after_mlp: str = ""
+
+    def stacks(self, source: "Source", prefix: str) -> Stacks:
+        """Return the norms of a layer, by the fields' names."""
+        named = {field: name for field, name in self._asdict().items() if name}
+        return {field: source.norm(f"{prefix}.{name}.weight", source.hidden_size) for field, name in named.items()}
+
+
+PRE_NORMS = NormNames()
+SANDWICH_NORMS = NormNames(
+    before_mixer="input_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mixer="post_attention_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Habits of a family's checkpoints."""
@@ -41,6 +64,7 @@ class Source:
     hidden_size: int
     norm_offset: float = 0.0  # 1 where norms are stored as an offset from 1
     ignored: tuple[str, ...] = ()  # beginnings of names of tensors that are not needed
+    norms: NormNames = PRE_NORMS
 
     def norm(self, name: str, width: int) -> Stack:
         """Return a norm's weight; 1 + w needs fp32, because bfloat16 near 1 keeps too few bits of w."""

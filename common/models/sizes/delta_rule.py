@@ -1,0 +1,70 @@
+"""Sizes of the gated delta rule. Needs no torch."""
+
+from dataclasses import dataclass
+
+from common.models.sizes.stacks import Source, Stacks, stacked
+from common.wire.values.kv_layout import CacheKind, KVGroup
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Gated delta rule: a state of each value head instead of keys and values, behind a norm and a convolution."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int  # tokens seen by the convolution
+
+    @property
+    def group(self) -> "DeltaRule":
+        """Return what is equal among the layers of a group of states."""
+        return self
+
+    @property
+    def num_q_heads(self) -> int:
+        return 0
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.num_key_heads * self.key_dim + self.value_width
+
+    @property
+    def value_width(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def in_rows(self) -> int:
+        """Return the rows of the product into the layer: convolved, gate, beta and decay."""
+        return self.conv_channels + self.value_width + 2 * self.num_value_heads
+
+    @property
+    def num_rows(self) -> int:
+        """Return the rows of all matrices, each as wide as the residual stream."""
+        return self.in_rows + self.value_width
+
+    @property
+    def state_rows(self) -> int:
+        """Return the rows of a state, each of `key_dim * value_dim` elements.
+
+        A row for each value head, then the convolution's last inputs, then the positions.
+        """
+        row = self.key_dim * self.value_dim
+        return self.num_value_heads + -(-self.conv_channels * self.conv_width // row) + 1
+
+    def cache(self, num_layers: int, block_size: int, dtype: str) -> KVGroup:
+        """Return the states of `num_layers` equal layers: fp32, whatever the model's dtype."""
+        return KVGroup(CacheKind.STATE, num_layers, self.state_rows, self.key_dim * self.value_dim, 1, 0, "float32")
+
+    def stacks(self, source: Source, prefix: str) -> Stacks:
+        name, heads = f"{prefix}.linear_attn", self.num_value_heads
+        conv, hidden = (self.conv_channels, 1, self.conv_width), source.hidden_size
+        rows = [("qkv", self.conv_channels), ("z", self.value_width), ("b", heads), ("a", heads)]
+        return {
+            "delta_in": stacked([(f"{name}.in_proj_{each}.weight", count) for each, count in rows], hidden),
+            "conv": stacked([(f"{name}.conv1d.weight", conv[0])], *conv[1:])._replace(dtype="float32"),
+            "decay": stacked([(f"{name}.A_log", heads)])._replace(dtype="float32"),
+            "dt_bias": stacked([(f"{name}.dt_bias", heads)])._replace(dtype="float32"),
+            "delta_norm": stacked([(f"{name}.norm.weight", self.value_dim)])._replace(dtype="float32"),
+            "delta_out": source.matrix(f"{name}.out_proj.weight", hidden, self.value_width),
+        }
