@@ -28,8 +28,15 @@ class ModelConfig(Protocol):
         ...
 
     @property
-    def step_weights(self) -> int:
-        """Return the elements of all matrices read by a decode step of any batch."""
+    def num_weights(self) -> int:
+        """Return the elements of all matrices, without the input's table."""
+        ...
+
+    def step_weights(self, num_tokens: int) -> int:
+        """Return the elements of matrices read by a decode step of `num_tokens` sequences.
+
+        Experts that no sequence has chosen are not read; their number is a mean over choices without preference.
+        """
         ...
 
     @property

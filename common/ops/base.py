@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from common.base.activation import Activation as Activation
+from common.base.routing import Route
 from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
 from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
 from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
+from common.kernels.base.expert_operands import Routing as Routing
 
 
 class GroupCache(NamedTuple):
@@ -62,6 +64,10 @@ class ForwardBatch:
     prefixes: SharedPrefixes | None = None  # of a decode batch, where shared blocks are to be read once for all rows
     work: tuple[DecodeWork | StateWork | None, ...] = ()  # of each group, made by `Ops.begin`
 
+    def present(self) -> Tensor:
+        """Return a positive number for each token, and 0 for padding: `[num_tokens]` int32."""
+        return self.seq_lens if self.one_token_each else (self.slots[0] >= 0).int()
+
     @property
     def one_token_each(self) -> bool:
         return self.max_query_len == 1 and self.token_ids.shape[0] == self.seq_lens.shape[0]
@@ -106,6 +112,51 @@ class Norm:
 
     weight: Tensor  # [width]
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A matrix that scores experts, and the rules of the choice.
+
+    Behind the experts chosen, each token has `num_shared` experts, the last of all: with the weight 1, or the sigmoid
+    of the matrix's last row if the matrix has a row more than experts to choose from.
+    """
+
+    weight: Tensor  # [num_experts, hidden], or with a gate of the shared experts [num_experts + 1, hidden]
+    route: Route
+    num_experts: int  # to choose from
+    num_shared: int = 0
+    bias: Tensor | None = None  # [num_experts] fp32, added to the logits
+    selection_bias: Tensor | None = None  # [num_experts] fp32, added to the scores for the choice, not for the weights
+    expert_scale: Tensor | None = None  # [num_experts] fp32, factors of the weights
+
+    @property
+    def has_shared_gate(self) -> bool:
+        return self.weight.shape[0] > self.num_experts
+
+    @property
+    def num_slots(self) -> int:
+        """Return the experts of a token, shared experts included."""
+        return self.route.per_token + self.num_shared
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """Matrices of all experts; the shared experts are the last."""
+
+    gate_up: Tensor  # [num, 2 * inner, hidden], gate first
+    down: Tensor  # [num, hidden, inner]
+    activation: Activation
+    gate_up_bias: Tensor | None = None  # [num, 2 * inner]
+    down_bias: Tensor | None = None  # [num, hidden]
+
+    @property
+    def num(self) -> int:
+        return self.gate_up.shape[0]
+
+    @property
+    def inner(self) -> int:
+        return self.down.shape[2]
 
 
 class Ops(Protocol):
@@ -163,6 +214,25 @@ class Ops(Protocol):
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         """Return `activation(g) * u`: `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
+        ...
+
+    def norm(self, x: Residual, norm: Norm) -> Tensor:
+        """Return `rms_norm(x)`: `[num_tokens, hidden]`."""
+        ...
+
+    def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing]:
+        """Return `rms_norm(x)`, and the experts that `router` chooses by it.
+
+        Padding, where `present [num_tokens]` int32 is 0, has none.
+        """
+        ...
+
+    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+        """Return the weighted sum of each token's experts of `x`: `[num_tokens, hidden]`, 0 for padding."""
+        ...
+
+    def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
+        """Return `residual + experts(x)`; may reuse memory as `linear_add` does."""
         ...
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:

@@ -32,6 +32,18 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+HYBRID = {
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": (
         "qwen3",
@@ -44,26 +56,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 64}),
     "qwen3.5": (
         "qwen3_5_text",
-        {
-            "tie_word_embeddings": False,
-            "num_hidden_layers": 4,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 6,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "linear_conv_kernel_dim": 4,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-        },
+        HYBRID,
     ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1], "tie_word_embeddings": False},
+    ),
+    "qwen3-moe-unnormed": ("qwen3_moe", EXPERTS | {"decoder_sparse_step": 2}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "qwen3-next": ("qwen3_next", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 32}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
 }
 
 
-WRAPPED = ("qwen3_5", "mistral3")
+WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3")
 """Values of `model_type` whose text model stands inside another."""
 
 
+OFFSET_NORMS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Values of `model_type` whose norms are stored as an offset from 1."""
+
 OTHERS = {
+    "qwen3_5_moe": ("model.visual.blocks.0.weight", "mtp.layers.0.mlp.experts.0.up_proj.weight"),
     "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
     "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
 }
@@ -97,7 +111,7 @@ def write_checkpoint(
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _draw(name, parameter, norms_are_offsets=model_type.startswith("qwen3_5"))
+            _draw(name, parameter, norms_are_offsets=model_type in OFFSET_NORMS)
     model.save_pretrained(directory, max_shard_size=shard_bytes)
     write_tokenizer(directory)
     return model
