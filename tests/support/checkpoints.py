@@ -32,6 +32,15 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": (
         "qwen3",
@@ -57,6 +66,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "factor": 4.0}}),
+    "ministral3": (
+        "ministral3",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
 }
 
 

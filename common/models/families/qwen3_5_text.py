@@ -2,12 +2,12 @@
 
 from common.base.errors import ModelError
 from common.models.config import DecoderConfig, Layer, Mixer
-from common.models.dense import inverse_frequencies, read_heads
+from common.models.dense import read_heads
 from common.models.settings import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.mlp import GatedMLP
-from common.models.sizes.rope import Rope
+from common.models.sizes.rope import Rope, inverse_frequencies
 from common.models.sizes.stacks import Source
 from common.settings.config import MAX_TOKENS
 

@@ -1,5 +1,7 @@
 """MXFP4 in registers against its law, and the law against transformers."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -9,8 +11,8 @@ from common.ops.reference.mxfp4 import GROUP
 from common.ops.reference.mxfp4 import from_mxfp4 as law
 
 
-@triton.jit
-def _unpack(packed, scales, out, rows: tl.constexpr, columns: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _unpack(packed: Any, scales: Any, out: Any, rows: tl.constexpr, columns: tl.constexpr) -> None:
     row = tl.arange(0, rows)[:, None]
     codes = tl.load(packed + row * columns + tl.arange(0, columns))
     factors = tl.load(scales + row * (columns // 16) + tl.arange(0, columns // 16))
