@@ -72,7 +72,7 @@ def test_mistral_small() -> None:
         (MISTRAL_SMALL | {"text_config": {"model_type": "ministral3"}}, "model_type = 'ministral3' is not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),
         ({"model_type": "qwen3_moe"}, "model_type = 'qwen3_moe'; supported: "),
-        ({"model_type": "gemma3"}, "model_type = 'gemma3'; supported: "),
+        ({"model_type": "gemma2"}, "model_type = 'gemma2'; supported: "),
         (
             QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8"}},
             r"quantization_config = .'quant_method': 'fp8'. is not supported",
