@@ -17,7 +17,13 @@ Scale = Callable[[list[float], JsonObject], list[float]]
 
 
 def dense_config(
-    settings: Settings, *, default_eps: float, scale: Scale, qk_norm: bool = False, qkv_bias: bool = False
+    settings: Settings,
+    *,
+    default_eps: float,
+    scale: Scale,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    window: int = 0,
 ) -> DecoderConfig:
     """Return the config of a dense decoder whose layers are equal.
 
@@ -26,6 +32,7 @@ def dense_config(
         scale: the family's change to the rotary frequencies, given the scaling table of config.json.
         qk_norm: query and key heads are normed before the rotation.
         qkv_bias: Q, K and V have biases, whether config.json says so or not.
+        window: tokens seen by a token, in every layer; 0: all.
     """
     settings.refuse("hidden_act", "silu")
     settings.refuse("attention_bias", qkv_bias)
@@ -36,7 +43,7 @@ def dense_config(
     base, scaling = settings.rope()
     rope = Rope(tuple(scale(inverse_frequencies(base, heads.head_dim), scaling)))
     layer = Layer(
-        Attention(heads, rope, qk_norm=qk_norm, has_bias=qkv_bias),
+        Attention(heads, rope, window=window, qk_norm=qk_norm, has_bias=qkv_bias),
         GatedMLP(settings.count("intermediate_size", MAX_WIDTH)),
     )
     return DecoderConfig(
