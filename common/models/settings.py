@@ -33,6 +33,11 @@ class Settings:
             raise ModelError(f"{path}: {values!r:.80} is not a JSON object; fetch the model again")
         return Settings(values, str(path))
 
+    def completed(self, left_out: JsonObject) -> "Settings":
+        """Return settings with the values of `left_out` for keys that are absent or null."""
+        named = {key: value for key, value in self.values.items() if value is not None}
+        return Settings(left_out | named, self.where)
+
     def count(self, key: str, most: int, default: int | None = None) -> int:
         """Return a whole number of 1 to `most`; raises ModelError beyond, because no model is as large."""
         value = self.values.get(key)
