@@ -52,6 +52,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-odd-group": ("qwen2", {"num_attention_heads": 14, "hidden_size": 96}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 64}),
     "mistral-window": ("mistral", {"sliding_window": 24, "num_hidden_layers": 2}),
+    "ministral": (
+        "ministral",
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "qwen3.5": (
         "qwen3_5_text",
         {
