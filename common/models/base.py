@@ -32,6 +32,11 @@ class ModelConfig(Protocol):
         """Return the elements of all matrices, without the input's table."""
         ...
 
+    @property
+    def exceeds_float16(self) -> bool:
+        """Tell whether activations are beyond 65504, so that float16 gives no text."""
+        ...
+
     def step_weights(self, num_tokens: int) -> int:
         """Return the elements of matrices read by a decode step of `num_tokens` sequences.
 

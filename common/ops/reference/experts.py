@@ -45,7 +45,7 @@ def _scores(logits: Tensor, score: Score) -> Tensor:
         case Score.SIGMOID:
             return logits.sigmoid()
         case Score.SQRT_SOFTPLUS:
-            return functional.softplus(logits).sqrt()
+            return torch.sqrt(functional.softplus(logits))
 
 
 def _within_groups(wanted: Tensor, rule: Route) -> Tensor:
@@ -56,7 +56,7 @@ def _within_groups(wanted: Tensor, rule: Route) -> Tensor:
     worth = by_group.topk(rule.group_best, dim=-1).values.sum(-1)
     order = torch.sort(worth, dim=-1, descending=True, stable=True).indices
     is_kept = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, order[:, : rule.kept_groups], value=True)
-    return by_group.masked_fill(~is_kept[..., None], float("-inf")).flatten(1)
+    return torch.where(is_kept[..., None], by_group, float("-inf")).flatten(1)
 
 
 def experts(x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:

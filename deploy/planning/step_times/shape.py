@@ -30,7 +30,8 @@ class ModelShape:
 
     def read_bytes(self, num_tokens: float) -> float:
         """Return the weights read by a step, where tokens choose experts without preference."""
-        return self.step_bytes + self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** num_tokens)
+        unread_share: float = (1.0 - self.expert_share) ** num_tokens
+        return self.step_bytes + self.expert_bytes * (1.0 - unread_share)
 
     def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return an upper bound of the bytes held at once by a step."""

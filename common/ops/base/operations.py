@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from common.base.activation import Activation as Activation
-from common.base.routing import Route
 from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
 from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
 from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
-from common.kernels.base.expert_operands import Routing as Routing
+from common.ops.base.experts import ExpertWeights, Router, Routing
 
 
 class GroupCache(NamedTuple):
@@ -112,51 +111,6 @@ class Norm:
 
     weight: Tensor  # [width]
     eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Router:
-    """A matrix that scores experts, and the rules of the choice.
-
-    Behind the experts chosen, each token has `num_shared` experts, the last of all: with the weight 1, or the sigmoid
-    of the matrix's last row if the matrix has a row more than experts to choose from.
-    """
-
-    weight: Tensor  # [num_experts, hidden], or with a gate of the shared experts [num_experts + 1, hidden]
-    route: Route
-    num_experts: int  # to choose from
-    num_shared: int = 0
-    bias: Tensor | None = None  # [num_experts] fp32, added to the logits
-    selection_bias: Tensor | None = None  # [num_experts] fp32, added to the scores for the choice, not for the weights
-    expert_scale: Tensor | None = None  # [num_experts] fp32, factors of the weights
-
-    @property
-    def has_shared_gate(self) -> bool:
-        return self.weight.shape[0] > self.num_experts
-
-    @property
-    def num_slots(self) -> int:
-        """Return the experts of a token, shared experts included."""
-        return self.route.per_token + self.num_shared
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertWeights:
-    """Matrices of all experts; the shared experts are the last."""
-
-    gate_up: Tensor  # [num, 2 * inner, hidden], gate first
-    down: Tensor  # [num, hidden, inner]
-    activation: Activation
-    gate_up_bias: Tensor | None = None  # [num, 2 * inner]
-    down_bias: Tensor | None = None  # [num, hidden]
-
-    @property
-    def num(self) -> int:
-        return self.gate_up.shape[0]
-
-    @property
-    def inner(self) -> int:
-        return self.down.shape[2]
 
 
 class Ops(Protocol):
