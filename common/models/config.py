@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.mlp import GatedMLP
-from common.models.sizes.stacks import Source, Stacks
+from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import KVGroup
 
 Mixer = Attention | DeltaRule
@@ -19,11 +19,20 @@ class Layer:
 
     mixer: Mixer
     mlp: MLP
+    is_scaled: bool = False  # the residual stream is multiplied by a weight at the end
 
     @property
     def num_rows(self) -> int:
         """Return the rows of all matrices, each as wide as the residual stream."""
         return self.mixer.num_rows + self.mlp.num_rows
+
+    def stacks(self, source: Source, prefix: str) -> Stacks:
+        """Return the layer's weights, of which `prefix` begins the names in a checkpoint."""
+        stacks = source.norms.stacks(source, prefix)
+        stacks |= self.mixer.stacks(source, prefix) | self.mlp.stacks(source, prefix)
+        if self.is_scaled:
+            stacks["scale"] = stacked([(f"{prefix}.layer_scalar", 1)])._replace(dtype="float32")
+        return stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +91,7 @@ class DecoderConfig:
         if not self.tied_embeddings:
             stacks["lm_head"] = self.source.matrix("lm_head.weight", self.vocab_size)
         for number, layer in enumerate(self.layers):
-            prefix = f"model.layers.{number}"
-            of_layer = self.source.norms.stacks(self.source, prefix)
-            of_layer |= layer.mixer.stacks(self.source, prefix) | layer.mlp.stacks(self.source, prefix)
+            of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
         return stacks
 

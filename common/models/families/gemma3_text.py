@@ -51,6 +51,6 @@ def _attention(settings: Settings, kind: str) -> Attention:
         heads,
         rope_of(settings, kind, heads.head_dim),
         scale=settings.positive_float("query_pre_attn_scalar") ** -0.5,
-        window=settings.count("sliding_window", MAX_TOKENS) if kind == SLIDING else 0,
+        window=settings.window() if kind == SLIDING else 0,
         qk_norm=True,
     )
