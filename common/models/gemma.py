@@ -2,9 +2,8 @@
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.dense import inverse_frequencies
 from common.models.settings import MAX_LAYERS, Settings
-from common.models.sizes.rope import Rope
+from common.models.sizes.rope import Rope, inverse_frequencies
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -25,16 +24,11 @@ def refuse_others(settings: Settings) -> None:
 
 def layer_kinds(settings: Settings) -> list[str]:
     """Return the kind of each layer: as listed, or every sixth of full attention."""
-    count, kinds = settings.count("num_hidden_layers", MAX_LAYERS), settings.values.get("layer_types")
-    if kinds is None:
-        old = settings.count("sliding_window_pattern", MAX_LAYERS, PERIOD)
-        period = settings.count("_sliding_window_pattern", MAX_LAYERS, old)
-        return [SLIDING if (number + 1) % period else FULL for number in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or not set(map(str, kinds)) <= set(BASES):
-        raise ModelError(
-            f"{settings.where}: layer_types = {kinds!r:.200}, {count} of {', '.join(sorted(BASES))} are needed"
-        )
-    return kinds
+    old = settings.count("sliding_window_pattern", MAX_LAYERS, PERIOD)
+    period = settings.count("_sliding_window_pattern", MAX_LAYERS, old)
+    count = settings.count("num_hidden_layers", MAX_LAYERS)
+    every = [SLIDING if (number + 1) % period else FULL for number in range(count)]
+    return settings.layer_kinds(*BASES) or every
 
 
 def rope_of(settings: Settings, kind: str, head_dim: int) -> Rope:

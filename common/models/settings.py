@@ -77,6 +77,17 @@ class Settings:
         """Return the tokens seen by a token, itself included; 0 where a token sees all."""
         return 0 if self.values.get("sliding_window") is None else self.count("sliding_window", MAX_TOKENS)
 
+    def layer_kinds(self, *known: str) -> list[str] | None:
+        """Return the kind of each layer as listed; None without a list. Raises ModelError for kinds not `known`."""
+        kinds, count = self.values.get("layer_types"), self.count("num_hidden_layers", MAX_LAYERS)
+        if kinds is None:
+            return None
+        if not isinstance(kinds, list) or len(kinds) != count or not set(map(str, kinds)) <= set(known):
+            raise ModelError(
+                f"{self.where}: layer_types = {kinds!r:.200}, {count} of {', '.join(sorted(known))} are needed"
+            )
+        return kinds
+
     def refuse_other_layers(self) -> None:
         """Raise ModelError if config.json names layers that do not attend to the whole context."""
         kinds = self.values.get("layer_types")

@@ -32,6 +32,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+<<<<<<< HEAD
 GEMMA4: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
@@ -45,6 +46,15 @@ GEMMA4: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
+=======
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+>>>>>>> main
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,6 +68,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-odd-group": ("qwen2", {"num_attention_heads": 14, "hidden_size": 96}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 64}),
     "mistral-window": ("mistral", {"sliding_window": 24, "num_hidden_layers": 2}),
+    "ministral": (
+        "ministral",
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "qwen3.5": (
         "qwen3_5_text",
         {
@@ -87,6 +101,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4_text", GEMMA4 | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB}),
     "gemma4-unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "factor": 4.0}}),
+    "ministral3": (
+        "ministral3",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
 }
 
 
