@@ -32,7 +32,6 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-<<<<<<< HEAD
 GEMMA4: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
@@ -46,7 +45,8 @@ GEMMA4: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
-=======
+}
+
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -54,7 +54,6 @@ YARN = {
     "beta_fast": 4.0,
     "beta_slow": 1.0,
     "original_max_position_embeddings": 32,
->>>>>>> main
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
