@@ -87,6 +87,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
         {
+            "tie_word_embeddings": False,
             "num_hidden_layers": 4,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 16,
@@ -97,7 +98,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "gemma4": ("gemma4_text", GEMMA4 | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB}),
+    "gemma4": (
+        "gemma4_text",
+        GEMMA4 | {"tie_word_embeddings": False, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB},
+    ),
     "gemma4-unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
