@@ -11,13 +11,6 @@ from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.stacks import SANDWICH_NORMS, Source
 from common.settings.config import MAX_TOKENS
 
-IGNORED = (
-    "model.vision_tower.",
-    "model.audio_tower.",
-    "model.vision_embedder.",
-    "model.embed_vision.",
-    "model.embed_audio.",
-)
 LEFT_OUT = {
     "global_head_dim": 512,
     "tie_word_embeddings": True,
@@ -50,7 +43,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(Layer(_attention(settings, *each), mlp, is_scaled=True) for each in enumerate(kinds)),
-        source=Source(hidden_size, ignored=IGNORED, norms=SANDWICH_NORMS),
+        source=Source(hidden_size, norms=SANDWICH_NORMS),
         embed_scale=hidden_size**0.5,
         logit_cap=settings.positive_float("final_logit_softcapping") if has_cap else 0.0,
         exceeds_float16=True,
