@@ -7,7 +7,7 @@ from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
 from common.models.sizes.mlp import GatedMLP
-from common.models.sizes.stacks import Source, Stacks
+from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import KVGroup
 
 Mixer = Attention | DeltaRule
@@ -20,6 +20,7 @@ class Layer:
 
     mixer: Mixer
     mlp: MLP
+    is_scaled: bool = False  # the residual stream is multiplied by a weight at the end
 
     @property
     def num_rows(self) -> int:
@@ -29,6 +30,14 @@ class Layer:
     def step_rows(self, num_tokens: int) -> float:
         """Return the rows read by a decode step of `num_tokens` sequences; fewer than all where experts are chosen."""
         return self.mixer.num_rows + self.mlp.step_rows(num_tokens)
+
+    def stacks(self, source: Source, prefix: str) -> Stacks:
+        """Return the layer's weights, of which `prefix` begins the names in a checkpoint."""
+        stacks = source.norms.stacks(source, prefix)
+        stacks |= self.mixer.stacks(source, prefix) | self.mlp.stacks(source, prefix)
+        if self.is_scaled:
+            stacks["scale"] = stacked([(f"{prefix}.layer_scalar", 1)])._replace(dtype="float32")
+        return stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +101,7 @@ class DecoderConfig:
         if not self.tied_embeddings:
             stacks["lm_head"] = self.source.matrix("lm_head.weight", self.vocab_size)
         for number, layer in enumerate(self.layers):
-            prefix = f"model.layers.{number}"
-            of_layer = self.source.norms.stacks(self.source, prefix)
-            of_layer |= layer.mixer.stacks(self.source, prefix) | layer.mlp.stacks(self.source, prefix)
+            of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
         return stacks
 

@@ -32,6 +32,21 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 16,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -79,6 +94,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
         {
+            "tie_word_embeddings": False,
             "num_hidden_layers": 4,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 16,
@@ -89,6 +105,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "gemma4_text",
+        GEMMA4 | {"tie_word_embeddings": False, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB},
+    ),
+    "gemma4-unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3-yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "factor": 4.0}}),
@@ -105,7 +126,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 NORMS_ARE_OFFSETS = ("qwen3_5", "qwen3_next", "gemma3")
 """Beginnings of values of `model_type` whose norms are stored as offsets from 1."""
 
-WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3")
+WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3", "gemma4", "gemma4_unified")
 """Values of `model_type` whose text model stands inside another."""
 
 
@@ -114,6 +135,8 @@ OTHERS = {
     "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
     "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
     "gemma3": ("vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
+    "gemma4": ("model.vision_tower.patch_embedder.input_proj.weight", "model.embed_vision.embedding_projection.weight"),
+    "gemma4_unified": ("model.vision_embedder.patch_dense.weight", "model.embed_audio.embedding_projection.weight"),
 }
 
 
@@ -144,7 +167,8 @@ def write_checkpoint(
     config = AutoConfig.for_model(model_type, **{**SHAPE, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        scalars = [each for each in model.named_buffers() if each[0].endswith("layer_scalar")]
+        for name, parameter in [*model.named_parameters(), *scalars]:
             _draw(name, parameter, norms_are_offsets=model_type.startswith(NORMS_ARE_OFFSETS))
     model.save_pretrained(directory, max_shard_size=shard_bytes)
     write_tokenizer(directory)
@@ -157,6 +181,8 @@ def _draw(name: str, parameter: torch.Tensor, *, norms_are_offsets: bool) -> Non
         parameter.uniform_(0.01, 16.0).log_()
     elif name.endswith("dt_bias"):
         parameter.normal_(1.0, 0.5)
+    elif name.endswith("layer_scalar"):
+        parameter.normal_(1.0, 0.2)
     elif "norm" not in name or (norms_are_offsets and not name.endswith("linear_attn.norm.weight")):
         parameter.normal_(0.0, 0.15)
     else:

@@ -160,8 +160,13 @@ class Ops(Protocol):
         """Return `residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
-        """Return `residual + rms_norm(x @ weight.T)`; may reuse memory as `linear_add` does."""
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
+        """Return `(residual + rms_norm(x @ weight.T)) * scale`; may reuse memory as `linear_add` does.
+
+        `scale`: `[1]` fp32, or None for 1.
+        """
         ...
 
     def norm_gate_up(
