@@ -16,7 +16,13 @@ Rotation = Callable[[Settings, int], Rope]
 
 
 def dense_config(
-    settings: Settings, *, default_eps: float, rotation: Rotation, qk_norm: bool = False, qkv_bias: bool = False
+    settings: Settings,
+    *,
+    default_eps: float,
+    rotation: Rotation,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    window: int = 0,
 ) -> DecoderConfig:
     """Return the config of a dense decoder whose layers are equal.
 
@@ -25,6 +31,7 @@ def dense_config(
         rotation: the family's reader of the rotation, whose scalings differ.
         qk_norm: query and key heads are normed before the rotation.
         qkv_bias: Q, K and V have biases, whether config.json says so or not.
+        window: tokens seen by a token, in every layer; 0: all.
     """
     settings.refuse("hidden_act", "silu")
     settings.refuse("attention_bias", qkv_bias)
@@ -33,7 +40,7 @@ def dense_config(
     settings.refuse_other_layers()
     hidden_size, heads = settings.count("hidden_size", MAX_WIDTH), read_heads(settings)
     layer = Layer(
-        Attention(heads, rotation(settings, heads.head_dim), qk_norm=qk_norm, has_bias=qkv_bias),
+        Attention(heads, rotation(settings, heads.head_dim), window=window, qk_norm=qk_norm, has_bias=qkv_bias),
         GatedMLP(settings.count("intermediate_size", MAX_WIDTH)),
     )
     return DecoderConfig(

@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject, text_fields
+from common.settings.config import MAX_TOKENS
 
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
@@ -66,6 +67,10 @@ class Settings:
             raise ModelError(
                 f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
             )
+
+    def window(self) -> int:
+        """Return the tokens seen by a token, itself included; 0 where a token sees all."""
+        return 0 if self.values.get("sliding_window") is None else self.count("sliding_window", MAX_TOKENS)
 
     def refuse_other_layers(self) -> None:
         """Raise ModelError if config.json names layers that do not attend to the whole context."""

@@ -9,6 +9,7 @@ from common.memory.server.pools import MAX_BLOCK_BYTES
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
+from common.wire.values.kv_layout import CacheKind
 
 QWEN3_5_27B: dict[str, Any] = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -83,6 +84,12 @@ def test_mistral_small() -> None:
     assert config.layers[0].mixer.num_rows * 5120 == 2 * (4096 + 1024) * 5120
 
 
+def test_mistral_v01() -> None:
+    [group] = decoder_config(Settings(MISTRAL_V01, "config.json")).cache_groups(16, "bfloat16")
+    assert (group.kind, group.window) == (CacheKind.WINDOW, 4096)
+    assert group.most_blocks(32768, 2048) == (4096 + 2048) // 16 + 1, "blocks out of sight are used again"
+
+
 @pytest.mark.parametrize(
     ("hidden_size", "inner", "num_layers", "num_bytes"),
     [
@@ -108,7 +115,6 @@ def test_ministral_3(hidden_size: int, inner: int, num_layers: int, num_bytes: i
     ("published", "message"),
     [
         (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),
-        (MISTRAL_V01, "sliding_window = 4096 is not supported"),
         (MISTRAL_SMALL | {"text_config": {"model_type": "ministral"}}, "model_type = 'ministral' is not supported"),
         (MINISTRAL_3 | {"quantization_config": FP8}, r"quantization_config = .*'fp8'.* is not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),

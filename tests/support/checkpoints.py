@@ -51,6 +51,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-odd-group": ("qwen2", {"num_attention_heads": 14, "hidden_size": 96}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 64}),
+    "mistral-window": ("mistral", {"sliding_window": 24, "num_hidden_layers": 2}),
     "qwen3.5": (
         "qwen3_5_text",
         {
