@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
+from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.stacks import Source, Stacks
 from common.wire.values.kv_layout import KVGroup
 
-Mixer = Attention | DeltaRule
+Mixer = Attention | Latent | DeltaRule
 MLP = GatedMLP
 
 
@@ -20,10 +21,9 @@ class Layer:
     mixer: Mixer
     mlp: MLP
 
-    @property
-    def num_rows(self) -> int:
-        """Return the rows of all matrices, each as wide as the residual stream."""
-        return self.mixer.num_rows + self.mlp.num_rows
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the elements of all matrices."""
+        return self.mixer.num_weights(hidden_size) + self.mlp.num_rows * hidden_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DecoderConfig:
     @property
     def step_weights(self) -> int:
         """Return the elements of all matrices read by a decode step of any batch."""
-        return self.hidden_size * (sum(layer.num_rows for layer in self.layers) + self.vocab_size)
+        return sum(layer.num_weights(self.hidden_size) for layer in self.layers) + self.hidden_size * self.vocab_size
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -97,11 +97,12 @@ class DecoderConfig:
 
         Each logit row counts four times, for copies of the logits, token counts and the sampler's intermediate results.
         """
-        width = max(layer.num_rows for layer in self.layers) + 4 * self.hidden_size
+        hidden = self.hidden_size
+        width = max(each.mixer.activation_elements(hidden) + each.mlp.num_rows for each in self.layers) + 4 * hidden
         return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4)
 
     def table_bytes(self, max_len: int) -> int:
         """Return the bytes of the rotary tables for sequences of `max_len` tokens."""
-        mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
-        tables = {(mixer.rope, mixer.heads.head_dim) for mixer in mixers}
-        return sum(max_len * (head_dim + (rope.growth is not None)) * 4 for rope, head_dim in tables)
+        mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention | Latent)]
+        tables = {(mixer.rope, mixer.rope_dim) for mixer in mixers}
+        return sum(max_len * (rope_dim + (rope.growth is not None)) * 4 for rope, rope_dim in tables)

@@ -42,6 +42,13 @@ class Settings:
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, a whole number of 1 to {most} is needed")
         return value
 
+    def even(self, key: str, most: int) -> int:
+        """Return an even number of 2 to `most`."""
+        value = self.count(key, most)
+        if value % 2:
+            raise ModelError(f"{self.where}: {key} = {value}, an even number is needed: RoPE rotates pairs")
+        return value
+
     def positive_float(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key)
         if value is None and default is not None:

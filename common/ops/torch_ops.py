@@ -9,7 +9,17 @@ from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import Activation, DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
+from common.ops.base import (
+    Activation,
+    DeltaWeights,
+    ForwardBatch,
+    GroupCache,
+    LatentWeights,
+    Norm,
+    Residual,
+    StateWork,
+    Weight,
+)
 from common.ops.delta_rule import begin_states, delta_rule
 
 
@@ -57,6 +67,21 @@ class TorchOps:
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
+
+    def latent_attention(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        assert batch.slots, "a step begins with `begin`"
+        cache, table = self.caches[weights.group][:, layer_id, 0, :, 0], batch.block_tables[weights.group]
+        reference.write_latents(kv, weights, batch.positions, batch.slots[weights.group], cache)
+        q = reference.rotated_queries(q, weights, batch.positions)
+        absorbed = batch.one_token_each
+        return reference.latent_attention(q, cache, table, batch, weights, is_absorbed=absorbed).flatten(1)
+
+    def latent_attention_of_last(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self.latent_attention(q, kv, weights, layer_id, batch)[batch.last_tokens]
 
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         states, work = self.caches[weights.group][:, layer_id, 0, 0], batch.work[weights.group]

@@ -41,6 +41,18 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 
+LATENT = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 3,
+    "tie_word_embeddings": False,
+    "rope_parameters": YARN | {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": (
         "qwen3",
@@ -66,6 +78,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "deepseek-v2-lite": ("deepseek_v2", LATENT | {"q_lora_rank": None}),
+    "deepseek-v2": ("deepseek_v2", LATENT | {"q_lora_rank": 48}),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3-yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "factor": 4.0}}),
     "ministral3": (
