@@ -119,7 +119,7 @@ def test_ministral_3(hidden_size: int, inner: int, num_layers: int, num_bytes: i
         (MINISTRAL_3 | {"quantization_config": FP8}, r"quantization_config = .*'fp8'.* is not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),
         ({"model_type": "qwen3_moe"}, "model_type = 'qwen3_moe'; supported: "),
-        ({"model_type": "gemma3"}, "model_type = 'gemma3'; supported: "),
+        ({"model_type": "gemma2"}, "model_type = 'gemma2'; supported: "),
         (
             QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8"}},
             r"quantization_config = .'quant_method': 'fp8'. is not supported",
