@@ -64,6 +64,11 @@ class DecoderConfig:
         return tuple(mixer.heads for mixer in self.groups if isinstance(mixer, Attention))
 
     @property
+    def latents(self) -> tuple[Latent, ...]:
+        """Return the latent attention of each group of KV blocks that holds latents."""
+        return tuple(mixer for mixer in self.groups if isinstance(mixer, Latent))
+
+    @property
     def q_heads(self) -> tuple[int, ...]:
         """Return the query heads of each group of KV blocks; 0 for a group of states."""
         return tuple(mixer.num_q_heads for mixer in self.groups)

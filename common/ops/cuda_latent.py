@@ -1,4 +1,4 @@
-"""Latent attention on a GPU over the cache of a group of layers: absorbed for decode steps and few tokens, else expanded.
+"""Latent attention on a GPU over the cache of a group: absorbed for decode steps and few tokens, else expanded.
 
 Absorbed attention reads latents alone. It costs more products for each pair of a query and a key than expanded
 attention does, which first computes keys and values of all heads (`latent.prompt_attention`).
@@ -13,9 +13,14 @@ from torch.nn import functional
 from common.kernels.attention.decode_division import divide, limits_for
 from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
 from common.kernels.base.attention_operands import Division
-from common.kernels.base.gpu import gpu_of
+from common.kernels.base.gpu import Gpu, gpu_of
 from common.kernels.elementwise.row_slots import row_slots
-from common.kernels.latent.decode_attention import PROGRAMS_PER_SM, latent_decode_attention, num_groups
+from common.kernels.latent.decode_attention import (
+    PROGRAMS_PER_SM,
+    latent_decode_attention,
+    latent_parts_bytes,
+    num_groups,
+)
 from common.kernels.latent.gather_latents import gather_latents
 from common.kernels.latent.inputs import absorb_new_queries, absorb_queries, rotate_latent_queries
 from common.kernels.latent.prompt_attention import latent_prompt_attention
@@ -32,6 +37,15 @@ MAX_KEYS = 131_072
 """Keys of a step, at most, because gathering takes memory; more are attended as latents."""
 EXPANDED_BYTES = 256 << 20
 """Keys and values expanded at once, at most; of as many heads as fit."""
+
+
+def room_bytes(num_heads: int, rank: int, entry_dim: int, max_num_seqs: int, gpu: Gpu) -> int:
+    """Return an upper bound of the bytes of workspaces, gathered latents, and keys and values expanded at once."""
+    return (
+        latent_parts_bytes(max(max_num_seqs, ROWS_AT_ONCE), num_heads, rank, gpu)
+        + EXPANDED_BYTES
+        + MAX_KEYS * entry_dim * 4
+    )
 
 
 class CudaLatent:
@@ -93,9 +107,7 @@ class CudaLatent:
     def _layer(self, layer_id: int) -> Tensor:
         return self.cache[:, layer_id, 0, :, 0]
 
-    def _rotated(
-        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
-    ) -> Tensor:
+    def _rotated(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Write latents; return rotated queries `[num_tokens, num_heads, query_dim]`, in the memory of `q` or not."""
         operands = (q, kv, weights, batch.positions, batch.slots[weights.group], self._layer(layer_id))
         if self.kernels.rope == "torch":
@@ -103,9 +115,7 @@ class CudaLatent:
             return reference.rotated_queries(q, weights, batch.positions)
         return rotate_latent_queries(*operands)
 
-    def _absorbed(
-        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
-    ) -> Tensor:
+    def _absorbed(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Write latents; return absorbed queries."""
         if self.kernels.rope == "torch":
             return absorb_queries(self._rotated(q, kv, weights, layer_id, batch).flatten(1), weights)

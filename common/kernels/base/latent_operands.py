@@ -4,6 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+MIN_DIM = 16
+"""Elements that tensor cores multiply at once."""
+
+
+def are_computed(*dims: int) -> bool:
+    """Tell whether kernels compute these dimensions of latent attention: powers of two, MIN_DIM or more."""
+    return all(dim >= MIN_DIM and dim & (dim - 1) == 0 for dim in dims)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentWeights:

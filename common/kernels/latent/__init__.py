@@ -1,1 +1,1 @@
-"""Latent attention: a vector a token in the cache, read whole by decode steps and expanded to keys and values by prompts."""
+"""Latent attention: a vector for each token, read whole by decode steps, expanded to keys and values for prompts."""

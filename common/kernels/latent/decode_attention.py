@@ -190,7 +190,7 @@ def _attend_item(
         num_items, _ = load_join(item_ptr)
         if is_last(arrivals_ptr + join * GROUPS + head_group, num_items):
             whole_acc, whole_max, whole_sum = no_acc, lowest, no_sum
-            for part in range(0, tl.cdiv(num_tiles_of(seq_len, TILE), part_tiles)):
+            for part in range(tl.cdiv(num_tiles_of(seq_len, TILE), part_tiles)):
                 indices = first_unit + part * NUM_HEADS + heads
                 acc = tl.load(partial_ptr + indices[:, None] * RANK + columns, mask=present[:, None], other=0.0)
                 row_max = tl.load(maxima_ptr + indices, mask=present, other=NO_KEYS)

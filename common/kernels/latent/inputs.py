@@ -11,13 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.checks import check_column
-from common.kernels.base.latent_operands import LatentWeights
+from common.kernels.base.latent_operands import MIN_DIM, LatentWeights, are_computed
 from common.kernels.base.pdl import wait_for_predecessor
 
 TOKENS = 16  # of a program: rows of a matrix product on tensor cores
 RANK_TILE = 64  # columns of a program that absorbs
-MIN_DIM = 16
-"""Dimensions of each kind, at least; all are powers of two."""
 
 
 @triton.jit
@@ -233,7 +231,7 @@ def rotate_latent_queries(
             TOKENS=TOKENS,
             num_warps=4,
         )
-    return q.unflatten(-1, (num_heads, weights.query_dim))
+    return q.view(num_tokens, num_heads, weights.query_dim)
 
 
 def absorb_new_queries(
@@ -310,25 +308,18 @@ def _absorb(
     return out
 
 
-def is_power(dim: int) -> bool:
-    """Tell whether kernels compute this number of dimensions: a power of two, MIN_DIM or more."""
-    return dim >= MIN_DIM and dim & (dim - 1) == 0
-
-
 def _check_queries(q: Tensor, weights: LatentWeights) -> None:
     width = weights.num_heads * weights.query_dim
     assert q.ndim == 2 and q.shape[1] == width and q.stride(1) == 1, (
         f"q {tuple(q.shape)} with strides {q.stride()}: contiguous columns, {width} needed"
     )
     dims = (weights.rank, weights.nope_dim, weights.rope_dim, weights.value_dim)
-    assert all(map(is_power, dims)), f"dimensions {dims}: powers of two needed, at least {MIN_DIM}"
+    assert are_computed(*dims), f"dimensions {dims}: powers of two needed, at least {MIN_DIM}"
     expand = weights.expand
     assert expand.is_contiguous() and expand.dtype == q.dtype, f"expand: contiguous, of {q.dtype} needed"
 
 
-def _check(
-    q: Tensor, kv: Tensor, weights: LatentWeights, positions: Tensor, slots: Tensor, cache: Tensor
-) -> None:
+def _check(q: Tensor, kv: Tensor, weights: LatentWeights, positions: Tensor, slots: Tensor, cache: Tensor) -> None:
     num_tokens, width = q.shape[0], weights.rank + weights.rope_dim
     _check_queries(q, weights)
     assert kv.shape == (num_tokens, width) and kv.stride(1) == 1, (

@@ -1,4 +1,4 @@
-"""Causal attention of prompts over expanded keys and values (FlashAttention-2, Dao 2023), gathered sequence by sequence.
+"""Causal attention of prompts over expanded keys and values (FlashAttention-2, Dao 2023), gathered by sequence.
 
 A head's key is its own expanded dimensions, then the rotated key that all heads share. Each pair of a query and a key
 takes 640 FLOP a head at 192 and 128 dimensions, where latents alone would take 2,176. So expansion pays from about 170

@@ -1,5 +1,6 @@
-"""DeepSeek-V2-Lite, V2 and V2.5: latent attention, and experts chosen by a softmax."""
+"""DeepSeek-V2, as far as it has no experts: latent attention."""
 
+from common.base.errors import ModelError
 from common.models.config import MLP, DecoderConfig
 from common.models.latent import latent_config, mlps_behind_dense, read_latent
 from common.models.settings import Settings
@@ -11,4 +12,4 @@ def decoder_config(settings: Settings) -> DecoderConfig:
 
 
 def _experts(settings: Settings) -> MLP:
-    raise NotImplementedError
+    raise ModelError(f"{settings.where}: experts are not supported, only first_k_dense_replace = num_hidden_layers")

@@ -47,6 +47,10 @@ class Latent:
         return self.num_heads * self.query_dim
 
     @property
+    def value_width(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
     def in_rows(self) -> int:
         """Return the rows of the product into the layer: queries or the vector before them, then latent and key."""
         return (self.q_rank or self.q_width) + self.entry_dim
@@ -58,7 +62,7 @@ class Latent:
 
     def num_weights(self, hidden_size: int) -> int:
         """Return the elements of all matrices."""
-        outer = (self.in_rows + self.num_heads * self.value_dim) * hidden_size
+        outer = (self.in_rows + self.value_width) * hidden_size
         return outer + self.q_width * self.q_rank + self.expanded_rows * self.rank
 
     def activation_elements(self, hidden_size: int) -> int:
@@ -74,7 +78,7 @@ class Latent:
         stacks = {
             "latent_norm": source.norm(f"{name}.kv_a_layernorm.weight", self.rank),
             "latent_expand": source.matrix(f"{name}.kv_b_proj.weight", self.expanded_rows, self.rank),
-            "o": source.matrix(f"{name}.o_proj.weight", hidden, self.num_heads * self.value_dim),
+            "o": source.matrix(f"{name}.o_proj.weight", hidden, self.value_width),
         }
         if self.q_rank:
             into = [Piece(f"{name}.q_a_proj.weight", (self.q_rank, hidden))]

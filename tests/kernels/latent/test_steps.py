@@ -48,7 +48,9 @@ def make_batch(chunks: list[tuple[int, int]], tables: torch.Tensor, *, counts_ke
     )
 
 
-@pytest.mark.parametrize("changed", [{}, {"rope": "torch"}, {"prefill_attention": "torch", "decode_attention": "torch"}])
+@pytest.mark.parametrize(
+    "changed", [{}, {"rope": "torch"}, {"prefill_attention": "torch", "decode_attention": "torch"}]
+)
 @pytest.mark.parametrize("counts_keys", [True, False])  # without, no keys are expanded
 @pytest.mark.parametrize("of_last", [False, True])
 def test_equals_the_law(
