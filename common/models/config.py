@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
+from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.stacks import Source, Stacks
 from common.wire.values.kv_layout import KVGroup
 
 Mixer = Attention | Latent | DeltaRule
-MLP = GatedMLP
+MLP = GatedMLP | Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class Layer:
     def num_weights(self, hidden_size: int) -> int:
         """Return the elements of all matrices."""
         return self.mixer.num_weights(hidden_size) + self.mlp.num_rows * hidden_size
+
+    def step_weights(self, hidden_size: int, num_tokens: int) -> float:
+        """Return the elements read by a decode step of `num_tokens` sequences; of experts those chosen, on average."""
+        return self.mixer.num_weights(hidden_size) + self.mlp.step_rows(num_tokens) * hidden_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,14 @@ class DecoderConfig:
         return self.source.hidden_size
 
     @property
-    def step_weights(self) -> int:
-        """Return the elements of all matrices read by a decode step of any batch."""
-        return sum(layer.num_weights(self.hidden_size) for layer in self.layers) + self.hidden_size * self.vocab_size
+    def num_weights(self) -> int:
+        """Return the elements of all matrices, without the input's table."""
+        return self.hidden_size * self.vocab_size + sum(layer.num_weights(self.hidden_size) for layer in self.layers)
+
+    def step_weights(self, num_tokens: int) -> int:
+        """Return the elements of matrices read by a decode step of `num_tokens` sequences, on average."""
+        of_layers = sum(layer.step_weights(self.hidden_size, num_tokens) for layer in self.layers)
+        return round(self.hidden_size * self.vocab_size + of_layers)
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -104,7 +114,8 @@ class DecoderConfig:
         Each logit row counts four times, for copies of the logits, token counts and the sampler's intermediate results.
         """
         hidden = self.hidden_size
-        width = max(each.mixer.activation_elements(hidden) + each.mlp.num_rows for each in self.layers) + 4 * hidden
+        widths = [each.mixer.activation_elements + each.mlp.activation_elements(hidden) for each in self.layers]
+        width = max(widths) + 4 * hidden
         return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4)
 
     def table_bytes(self, max_len: int) -> int:

@@ -10,6 +10,7 @@ from common.settings.config import MAX_TOKENS
 
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
+MAX_EXPERTS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_WIDTH = 1 << 24
 """Elements of a layer's width, or tokens of the vocabulary."""
@@ -62,11 +63,11 @@ class Settings:
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, a positive number is needed")
         return float(value)
 
-    def flag(self, key: str) -> bool:
+    def flag(self, key: str, *, default: bool = False) -> bool:
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, true or false is needed")
-        return bool(value)
+        return default if value is None else value
 
     def refuse(self, key: str, wanted: object, table: JsonObject | None = None) -> None:
         """Raise ModelError unless `key` is absent, null or `wanted`: another value would change the computation.

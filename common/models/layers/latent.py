@@ -47,6 +47,10 @@ class LatentPart:
         inputs = zeros(self.inputs, batch.token_ids.shape[0], self.inputs.num_out)
         self._attended(ops, inputs, batch, of_last=of_last)
 
+    def zeros(self, ops: Ops, num_tokens: int) -> Residual:
+        """Return a residual stream of zeros with the part's result added."""
+        return self.out.zeros(ops, num_tokens)
+
     def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
         """Return the products on zeros."""
         tasks: list[Task] = [lambda: self.first_product(ops, stream(self.inputs, num_tokens))]

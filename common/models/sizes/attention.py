@@ -59,11 +59,17 @@ class Attention:
         """Return the rows of the product into attention."""
         return self.q_width + (1 if self.shares_kv else 2) * self.kv_width
 
+    @property
+    def pair_products(self) -> int:
+        """Return half the products of a query and a key, and of a weight and a value, for a pair of tokens."""
+        return self.q_width
+
     def num_weights(self, hidden_size: int) -> int:
         """Return the elements of all matrices."""
         return self.num_rows * hidden_size
 
-    def activation_elements(self, hidden_size: int) -> int:
+    @property
+    def activation_elements(self) -> int:
         """Return the elements held at once for each token, beside the residual stream."""
         return self.num_rows
 

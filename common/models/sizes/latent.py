@@ -60,12 +60,18 @@ class Latent:
         """Return the rows of keys and values of all heads, each as wide as a latent."""
         return self.num_heads * (self.nope_dim + self.value_dim)
 
+    @property
+    def pair_products(self) -> int:
+        """Return half the products of a query and a key, and of a weight and a value, where a prompt expands them."""
+        return (self.q_width + self.value_width) // 2
+
     def num_weights(self, hidden_size: int) -> int:
         """Return the elements of all matrices."""
         outer = (self.in_rows + self.value_width) * hidden_size
         return outer + self.q_width * self.q_rank + self.expanded_rows * self.rank
 
-    def activation_elements(self, hidden_size: int) -> int:
+    @property
+    def activation_elements(self) -> int:
         """Return the elements held at once for each token: both forms of queries, keys, values, and results."""
         return self.in_rows + 2 * self.q_width + 2 * self.num_heads * self.entry_dim + self.expanded_rows
 

@@ -3,6 +3,8 @@
 Written to be read, not to be fast.
 """
 
+from common.ops.reference.experts import experts as experts
+from common.ops.reference.experts import route as route
 from common.ops.reference.latent import absorbed_queries as absorbed_queries
 from common.ops.reference.latent import expanded as expanded
 from common.ops.reference.latent import latent_attention as latent_attention
