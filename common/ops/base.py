@@ -17,10 +17,11 @@ from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
 
 
 class GroupCache(NamedTuple):
-    """Cache of a group of layers, and the query heads of each layer."""
+    """Cache of a group of layers, and what its layers have in common."""
 
     blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; of states [.., 1, 1, rows, row]
     num_q_heads: int  # 0 for states
+    window: int = 0  # tokens seen by a token, itself included; 0: all
 
     @property
     def has_states(self) -> bool:
@@ -132,7 +133,7 @@ class Ops(Protocol):
         """Apply query/key norm and RoPE, write K and V into the pool, and attend causally over the pool.
 
         `layer_id` is the layer's place in the cache of its group, `weights.group`.
-        `qkv [num_tokens, (q_heads + 2 * kv_heads) * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
+        `qkv [num_tokens, weights.num_heads * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
         """
         ...
 

@@ -9,11 +9,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 def rows_of_tile(
     table_ptr,  # of the sequence
     tile,
+    first_block,  # places of the sequence before it are out of sight; 0 without a window
     num_blocks,  # of the sequence
     block_rows,
     layer_row,
     BLOCK_SIZE: gl.constexpr,
     TILE: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):
     """Return the pool's rows at which keys of each block of a tile begin; rows of missing blocks lie before the pool.
 
@@ -22,7 +24,10 @@ def rows_of_tile(
     rows = ()
     for i in gl.static_range(TILE // BLOCK_SIZE):
         index = tile * (TILE // BLOCK_SIZE) + i
-        block = gl.load(table_ptr + index, mask=index < num_blocks, other=-1)
+        exists = index < num_blocks
+        if WINDOW > 0:
+            exists = exists & (index >= first_block)
+        block = gl.load(table_ptr + index, mask=exists, other=-1)
         rows = rows + (block * block_rows + layer_row,)  # type: ignore[assignment]
     return rows
 
@@ -44,6 +49,19 @@ def copy_tile(
         v_slice = v_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
         tma.async_copy_global_to_shared(pool_desc, [rows[i], column], arrived, k_slice)
         tma.async_copy_global_to_shared(pool_desc, [rows[i] + BLOCK_SIZE, column], arrived, v_slice)
+
+
+@gluon.jit
+def clear_begin(v_tile, first_key, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Zero the values before a window in its first block; see `clear_end`."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
+    rows = gl.arange(0, BLOCK_SIZE, gl.SliceLayout(1, layout))
+    for i in gl.static_range(TILE // BLOCK_SIZE):
+        gone = first_key - i * BLOCK_SIZE
+        if (gone > 0) & (gone < BLOCK_SIZE):
+            v_slice = v_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
+            values = v_slice.load(layout)
+            v_slice.store(gl.where((rows < gone)[:, None], gl.zeros_like(values), values))
 
 
 @gluon.jit
