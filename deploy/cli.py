@@ -235,7 +235,7 @@ def _workers(args: argparse.Namespace) -> int:
         health = fetch(url)
         shown, is_ok = fleet_table(health), health["status"] in SERVING
     except (OSError, ValueError, *NOT_OURS) as error:
-        why = OTHERS_ANSWER if isinstance(error, NOT_OURS) else error
+        why = OTHERS_ANSWER if isinstance(error, NOT_OURS) else getattr(error, "reason", error)
         print(f"baton: no router answers at {url}: {why}; name its --port or --url", file=sys.stderr)
         return 1
     print(json.dumps(health, indent=2) if args.json else shown)

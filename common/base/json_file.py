@@ -11,6 +11,10 @@ Json: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, Json]
 
 
+LEFT_OUT: dict[str, JsonObject] = {"gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
+"""Fields of text models that published files leave out, by `model_type`."""
+
+
 def read_json(path: Path) -> JsonObject:
     """Return the object in a file; raises ConfigError with the file's name and the problem."""
     try:
@@ -30,4 +34,6 @@ def read_text_config(model_dir: Path) -> JsonObject:
 def text_fields(config: JsonObject) -> JsonObject:
     """Return a model's config with the fields of its text model first, where the text model is one of several."""
     inner = config.get("text_config")
-    return config | inner if isinstance(inner, dict) else config
+    if not isinstance(inner, dict):
+        return config
+    return LEFT_OUT.get(str(inner.get("model_type")), {}) | config | inner

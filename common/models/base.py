@@ -28,6 +28,11 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def exceeds_float16(self) -> bool:
+        """Tell whether activations are beyond 65504, so that float16 gives no text."""
+        ...
+
+    @property
     def step_weights(self) -> int:
         """Return the elements of all matrices read by a decode step of any batch."""
         ...

@@ -39,6 +39,7 @@ class DecoderConfig:
     source: Source
     embed_scale: float = 1.0  # of the input's rows
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they stay
+    exceeds_float16: bool = False  # activations are beyond 65504, the largest number of float16
 
     @property
     def hidden_size(self) -> int:

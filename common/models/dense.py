@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from common.base.errors import ModelError
-from common.base.json_file import JsonObject
 from common.models.config import DecoderConfig, Layer
 from common.models.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention, Heads
@@ -12,20 +11,27 @@ from common.models.sizes.rope import Rope
 from common.models.sizes.stacks import Source
 from common.settings.config import MAX_TOKENS
 
-Scale = Callable[[list[float], JsonObject], list[float]]
-"""Maps plain rotary frequencies and the scaling table of config.json to the frequencies used."""
+Rotation = Callable[[Settings, int], Rope]
+"""Reads the rotation of heads of some dimensions from config.json; raises ModelError for an unsupported scaling."""
 
 
 def dense_config(
-    settings: Settings, *, default_eps: float, scale: Scale, qk_norm: bool = False, qkv_bias: bool = False
+    settings: Settings,
+    *,
+    default_eps: float,
+    rotation: Rotation,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    window: int = 0,
 ) -> DecoderConfig:
     """Return the config of a dense decoder whose layers are equal.
 
     Args:
         default_eps: epsilon of the norms if config.json names none.
-        scale: the family's change to the rotary frequencies, given the scaling table of config.json.
+        rotation: the family's reader of the rotation, whose scalings differ.
         qk_norm: query and key heads are normed before the rotation.
         qkv_bias: Q, K and V have biases, whether config.json says so or not.
+        window: tokens seen by a token, in every layer; 0: all.
     """
     settings.refuse("hidden_act", "silu")
     settings.refuse("attention_bias", qkv_bias)
@@ -33,10 +39,8 @@ def dense_config(
     settings.refuse("quantization_config", None)
     settings.refuse_other_layers()
     hidden_size, heads = settings.count("hidden_size", MAX_WIDTH), read_heads(settings)
-    base, scaling = settings.rope()
-    rope = Rope(tuple(scale(inverse_frequencies(base, heads.head_dim), scaling)))
     layer = Layer(
-        Attention(heads, rope, qk_norm=qk_norm, has_bias=qkv_bias),
+        Attention(heads, rotation(settings, heads.head_dim), window=window, qk_norm=qk_norm, has_bias=qkv_bias),
         GatedMLP(settings.count("intermediate_size", MAX_WIDTH)),
     )
     return DecoderConfig(
@@ -50,21 +54,6 @@ def dense_config(
     )
 
 
-def unscaled(settings: Settings) -> Scale:
-    """Return a change to rotary frequencies that refuses any scaling with a ModelError."""
-
-    def scale(frequencies: list[float], scaling: JsonObject) -> list[float]:
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind != "default":
-            model_type = settings.values.get("model_type")
-            raise ModelError(
-                f"{settings.where}: RoPE scaling {kind!r:.80} is not supported for {model_type}, remove it"
-            )
-        return frequencies
-
-    return scale
-
-
 def read_heads(settings: Settings) -> Heads:
     """Return the geometry of attention; raises ModelError if query heads cannot share KV heads evenly."""
     num_q_heads = settings.count("num_attention_heads", MAX_HEADS)
@@ -75,8 +64,3 @@ def read_heads(settings: Settings) -> Heads:
             "a multiple of them is needed; do config.json and the weights belong together?"
         )
     return Heads(num_q_heads, num_kv_heads, settings.head_dim(settings.count("hidden_size", MAX_WIDTH), num_q_heads))
-
-
-def inverse_frequencies(base: float, head_dim: int) -> list[float]:
-    """Return rotary frequencies of plain RoPE, in radians a position: `[head_dim / 2]`."""
-    return [float(base ** (-2.0 * i / head_dim)) for i in range(head_dim // 2)]

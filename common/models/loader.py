@@ -16,12 +16,20 @@ from common.settings.config import ModelSection
 
 
 def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str:
-    """Resolve `auto` to the checkpoint's half precision on a GPU (else bfloat16), and to float32 on a CPU."""
+    """Resolve `auto` to the checkpoint's half precision on a GPU (else bfloat16), and to float32 on a CPU.
+
+    Raises ConfigError for float16 where a model's activations exceed it.
+    """
+    if choice == "float16" and config.exceeds_float16:
+        raise ConfigError(
+            "model.dtype = 'float16': this model's activations exceed 65504, float16's largest number; "
+            "set bfloat16, float32 or auto"
+        )
     if choice != "auto":
         return choice
     if device.type == "cpu":
         return "float32"
-    return config.dtype if config.dtype in ("bfloat16", "float16") else "bfloat16"
+    return "float16" if config.dtype == "float16" and not config.exceeds_float16 else "bfloat16"
 
 
 def resolve_max_len(section: ModelSection, config: ModelConfig) -> int:

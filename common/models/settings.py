@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject, text_fields
+from common.settings.config import MAX_TOKENS
 
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
@@ -31,6 +32,11 @@ class Settings:
         if not isinstance(values, dict):
             raise ModelError(f"{path}: {values!r:.80} is not a JSON object; fetch the model again")
         return Settings(values, str(path))
+
+    def completed(self, left_out: JsonObject) -> "Settings":
+        """Return settings with the values of `left_out` for keys that are absent or null."""
+        named = {key: value for key, value in self.values.items() if value is not None}
+        return Settings(left_out | named, self.where)
 
     def count(self, key: str, most: int, default: int | None = None) -> int:
         """Return a whole number of 1 to `most`; raises ModelError beyond, because no model is as large."""
@@ -66,6 +72,21 @@ class Settings:
             raise ModelError(
                 f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
             )
+
+    def window(self) -> int:
+        """Return the tokens seen by a token, itself included; 0 where a token sees all."""
+        return 0 if self.values.get("sliding_window") is None else self.count("sliding_window", MAX_TOKENS)
+
+    def layer_kinds(self, *known: str) -> list[str] | None:
+        """Return the kind of each layer as listed; None without a list. Raises ModelError for kinds not `known`."""
+        kinds, count = self.values.get("layer_types"), self.count("num_hidden_layers", MAX_LAYERS)
+        if kinds is None:
+            return None
+        if not isinstance(kinds, list) or len(kinds) != count or not set(map(str, kinds)) <= set(known):
+            raise ModelError(
+                f"{self.where}: layer_types = {kinds!r:.200}, {count} of {', '.join(sorted(known))} are needed"
+            )
+        return kinds
 
     def refuse_other_layers(self) -> None:
         """Raise ModelError if config.json names layers that do not attend to the whole context."""

@@ -55,9 +55,13 @@ def _worker(role: str, worker: Mapping[str, Json]) -> tuple[str, ...]:
 def _memory_server(server: Mapping[str, Json]) -> tuple[str, ...]:
     told = (BLANK,) * 4
     if (blocks := server["blocks"]) is not None:
-        sizes = f"{server['weights_bytes'] / 1e9:.2f} GB", f"{server['free_bytes'] / 1e9:.1f} GB"
+        sizes = _size(server["weights_bytes"]), _size(server["free_bytes"])
         told = *sizes, f"{blocks - server['free_blocks']:,} of {blocks:,}", f"{server['cached_blocks']:,}"
     return server["id"], _device(server)[0], *told, _span(server["since_s"])
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _gpus(members: Iterable[Mapping[str, Json]]) -> list[str]:

@@ -30,8 +30,10 @@ CHUNKS = ("--prefill-max-batch-tokens", "32")
         ("qwen3-tied", CHUNKS, True),
         ("qwen3.5", CHUNKS, False),
         ("qwen3.5", CHUNKS, True),
+        ("mistral-window", CHUNKS, False),
+        ("mistral-window", CHUNKS, True),
     ],
-    ids=["whole", "chunks", "chunks-pulled", "states", "states-pulled"],
+    ids=["whole", "chunks", "chunks-pulled", "states", "states-pulled", "window", "window-pulled"],
 )
 async def test_a_decode_worker_dies_mid_stream(
     variant: str, flags: tuple[str, ...], apart: bool, checkpoint: Checkpoint

@@ -48,8 +48,8 @@ async def test_who_comes_later_and_is_short_or_urgent_is_done_before_those_that_
 
 @pytest.mark.parametrize(
     ("variant", "apart"),
-    [("qwen3-tied", False), ("qwen3-tied", True), ("qwen3.5", False)],
-    ids=["one pool", "two pools", "states"],
+    [("qwen3-tied", False), ("qwen3-tied", True), ("qwen3.5", False), ("mistral-window", False)],
+    ids=["one pool", "two pools", "states", "window"],
 )
 async def test_streams_give_their_rows_to_better_priority_and_go_on_with_the_same_text(
     variant: str, apart: bool, checkpoint: Checkpoint

@@ -179,7 +179,7 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5"])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5", "gemma3"])
 @torch.inference_mode()
 def test_logits_of_last_tokens_alone_are_theirs_among_all(
     variant: str, backend: Backend, checkpoint: Checkpoint
@@ -207,7 +207,12 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoin
 
 @pytest.mark.parametrize(
     ("model_type", "variant", "prefix"),
-    [("qwen3_5", "qwen3.5", "model.language_model."), ("mistral3", "mistral", "language_model.model.")],
+    [
+        ("qwen3_5", "qwen3.5", "model.language_model."),
+        ("mistral3", "mistral", "language_model.model."),
+        ("gemma3", "gemma3", "model.language_model."),
+        ("gemma3", "gemma3", "language_model.model."),
+    ],
 )
 @torch.inference_mode()
 def test_a_text_model_inside_another_loads_like_it_alone(

@@ -8,6 +8,8 @@ from common.base.errors import ModelError
 from common.memory.server.pools import MAX_BLOCK_BYTES
 from common.models.reading import decoder_config
 from common.models.settings import Settings
+from common.models.sizes.attention import Attention
+from common.wire.values.kv_layout import CacheKind
 
 QWEN3_5_27B: dict[str, Any] = {
     "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -46,6 +48,24 @@ MISTRAL_SMALL: dict[str, Any] = {
     "vision_config": {"model_type": "pixtral"},
 }  # fmt: skip
 MISTRAL_V01 = MISTRAL_SMALL["text_config"] | {"sliding_window": 4096, "vocab_size": 32000, "rope_theta": 10000.0}
+MINISTRAL_3: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "model_type": "mistral3",
+    "text_config": {
+        "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 14336, "max_position_embeddings": 262144, "model_type": "ministral3",
+        "num_attention_heads": 32, "num_hidden_layers": 34, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+            "rope_type": "yarn", "type": "yarn",
+        },
+        "sliding_window": None, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 131072,
+    },
+    "vision_config": {"model_type": "pixtral"},
+}  # fmt: skip
+FP8 = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None}
 
 
 def test_qwen3_5_27b() -> None:
@@ -64,15 +84,42 @@ def test_mistral_small() -> None:
     assert config.layers[0].mixer.num_rows * 5120 == 2 * (4096 + 1024) * 5120
 
 
+def test_mistral_v01() -> None:
+    [group] = decoder_config(Settings(MISTRAL_V01, "config.json")).cache_groups(16, "bfloat16")
+    assert (group.kind, group.window) == (CacheKind.WINDOW, 4096)
+    assert group.most_blocks(32768, 2048) == (4096 + 2048) // 16 + 1, "blocks out of sight are used again"
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "inner", "num_layers", "num_bytes"),
+    [
+        pytest.param(4096, 14336, 34, 139_264, id="8B"),
+        pytest.param(5120, 16384, 40, 163_840, id="14B"),
+        pytest.param(3072, 9216, 26, 106_496, id="3B"),
+    ],
+)
+def test_ministral_3(hidden_size: int, inner: int, num_layers: int, num_bytes: int) -> None:
+    sizes = {"hidden_size": hidden_size, "intermediate_size": inner, "num_hidden_layers": num_layers}
+    published = MINISTRAL_3 | {"text_config": MINISTRAL_3["text_config"] | sizes}
+    config = decoder_config(Settings(published, "config.json"))
+    [group] = config.cache_groups(16, "bfloat16")
+    assert group.token_bytes == num_bytes
+    mixer = config.layers[0].mixer
+    assert isinstance(mixer, Attention)
+    assert mixer.rope.growth == (0.1, 16384)
+    assert mixer.rope.factor == 1.0, "mscale and mscale_all_dim are equal"
+    assert mixer.rope.inverse_frequencies[-1] == pytest.approx(1e6 ** (-126 / 128) / 16)
+
+
 @pytest.mark.parametrize(
     ("published", "message"),
     [
         (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),
-        (MISTRAL_V01, "sliding_window = 4096 is not supported"),
-        (MISTRAL_SMALL | {"text_config": {"model_type": "ministral3"}}, "model_type = 'ministral3' is not supported"),
+        (MISTRAL_SMALL | {"text_config": {"model_type": "ministral"}}, "model_type = 'ministral' is not supported"),
+        (MINISTRAL_3 | {"quantization_config": FP8}, r"quantization_config = .*'fp8'.* is not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),
         ({"model_type": "qwen3_moe"}, "model_type = 'qwen3_moe'; supported: "),
-        ({"model_type": "gemma3"}, "model_type = 'gemma3'; supported: "),
+        ({"model_type": "gemma2"}, "model_type = 'gemma2'; supported: "),
         (
             QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8"}},
             r"quantization_config = .'quant_method': 'fp8'. is not supported",

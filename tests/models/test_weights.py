@@ -127,7 +127,7 @@ def test_no_weights_at_all(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: llama, mistral"),
+        ({"model_type": "mamba"}, r"model_type = 'mamba'; supported: .*llama, .*mistral"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu' is not supported, only 'silu'"),
         ({"num_hidden_layers": -1}, r"num_hidden_layers = -1, a whole number of 1 to 4096 is needed"),
         ({"num_hidden_layers": 10**9}, r"num_hidden_layers = 1000000000, a whole number of 1 to 4096 is needed"),
@@ -138,7 +138,12 @@ def test_no_weights_at_all(directory: Path) -> None:
         ({"rope_parameters": {"rope_theta": 10**400}}, r"rope_theta = 10+, a positive number is needed"),
         ({"use_sliding_window": True}, r"use_sliding_window = True is not supported"),
         ({"num_key_value_heads": 3}, r"4 query heads over 3 KV heads"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, r"RoPE scaling 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "linear"}}, r"RoPE scaling 'linear' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, r"RoPE scaling: factor = None, a positive number is needed"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1}},
+            r"rope_theta = 1\.0, more than 1 is needed",
+        ),
         ({"rope_parameters": {"rope_theta": "big"}}, r"rope_theta = 'big'"),
         ({"rope_parameters": {"rope_theta": float("inf")}}, r"rope_theta = inf, a positive number is needed"),
         ({"rope_parameters": [1]}, r"rope_parameters = \[1\], an object is needed"),
@@ -197,7 +202,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(ROPE_KEYS), inner, max_size=5),
     max_leaves=8,
 )
+YARN_KEYS = ("factor", "rope_theta", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale")
 SCALINGS = st.fixed_dictionaries({"rope_type": st.just("llama3"), **dict.fromkeys(FACTORS, NUMBERS)})
+SCALINGS |= st.fixed_dictionaries({"rope_type": st.just("yarn"), **dict.fromkeys(YARN_KEYS, NUMBERS)})
 
 
 @pytest.mark.medium

@@ -32,6 +32,15 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": (
         "qwen3",
@@ -42,6 +51,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-odd-group": ("qwen2", {"num_attention_heads": 14, "hidden_size": 96}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 64}),
+    "mistral-window": ("mistral", {"sliding_window": 24, "num_hidden_layers": 2}),
+    "ministral": (
+        "ministral",
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
     "qwen3.5": (
         "qwen3_5_text",
         {
@@ -55,17 +69,43 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
         },
     ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    ),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "factor": 4.0}}),
+    "ministral3": (
+        "ministral3",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
 }
 
 
-WRAPPED = ("qwen3_5", "mistral3")
+NORMS_ARE_OFFSETS = ("qwen3_5", "gemma3")
+"""Beginnings of values of `model_type` whose norms are stored as offsets from 1."""
+
+WRAPPED = ("qwen3_5", "mistral3", "gemma3")
 """Values of `model_type` whose text model stands inside another."""
 
 
 OTHERS = {
     "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
     "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
+    "gemma3": ("vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
 }
 
 
@@ -97,7 +137,7 @@ def write_checkpoint(
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _draw(name, parameter, norms_are_offsets=model_type.startswith("qwen3_5"))
+            _draw(name, parameter, norms_are_offsets=model_type.startswith(NORMS_ARE_OFFSETS))
     model.save_pretrained(directory, max_shard_size=shard_bytes)
     write_tokenizer(directory)
     return model

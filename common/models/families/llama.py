@@ -7,19 +7,20 @@ from common.base.json_file import JsonObject
 from common.models.config import DecoderConfig
 from common.models.dense import dense_config
 from common.models.settings import Settings, is_positive
+from common.models.sizes.rope import Rope, inverse_frequencies
 
 FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the config of the forward pass; raises ModelError for an unsupported setting."""
-
     settings.refuse("sliding_window", None)
+    return dense_config(settings, default_eps=1e-5, rotation=_rope)
 
-    def scaled(frequencies: list[float], scaling: JsonObject) -> list[float]:
-        return _scaled(frequencies, scaling, settings.where)
 
-    return dense_config(settings, default_eps=1e-5, scale=scaled)
+def _rope(settings: Settings, dim: int) -> Rope:
+    base, scaling = settings.rope()
+    return Rope(tuple(_scaled(inverse_frequencies(base, dim), scaling, settings.where)))
 
 
 def _scaled(frequencies: list[float], scaling: JsonObject, where: str) -> list[float]:

@@ -2,16 +2,14 @@
 
 from common.base.errors import ModelError
 from common.models.config import DecoderConfig, Layer, Mixer
-from common.models.dense import inverse_frequencies, read_heads
+from common.models.dense import read_heads
 from common.models.settings import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.mlp import GatedMLP
-from common.models.sizes.rope import Rope
+from common.models.sizes.rope import Rope, inverse_frequencies
 from common.models.sizes.stacks import Source
 from common.settings.config import MAX_TOKENS
-
-KINDS = {"linear_attention", "full_attention"}
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
@@ -38,15 +36,12 @@ def decoder_config(settings: Settings) -> DecoderConfig:
 
 def _layer_kinds(settings: Settings) -> list[str]:
     """Return the kind of each layer: as listed, or every fourth of full attention."""
-    count, kinds = settings.count("num_hidden_layers", MAX_LAYERS), settings.values.get("layer_types")
-    if kinds is None:
-        interval = settings.count("full_attention_interval", MAX_LAYERS, 4)
-        return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or not set(map(str, kinds)) <= KINDS:
-        raise ModelError(
-            f"{settings.where}: layer_types = {kinds!r:.200}, {count} of {', '.join(sorted(KINDS))} are needed"
-        )
-    return kinds
+    count, interval = (
+        settings.count("num_hidden_layers", MAX_LAYERS),
+        settings.count("full_attention_interval", MAX_LAYERS, 4),
+    )
+    every = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
+    return settings.layer_kinds("linear_attention", "full_attention") or every
 
 
 def _attention(settings: Settings) -> Attention:

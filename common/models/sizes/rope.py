@@ -19,3 +19,8 @@ class Rope:
     is_leading: bool = True  # where some dimensions do not turn, pairs are halves of the leading ones, not of the head
     factor: float = 1.0  # of cosines and sines
     growth: QueryGrowth | None = None
+
+
+def inverse_frequencies(base: float, dim: int) -> list[float]:
+    """Return rotary frequencies of plain RoPE, in radians a position: `[dim / 2]`."""
+    return [float(base ** (-2.0 * i / dim)) for i in range(dim // 2)]

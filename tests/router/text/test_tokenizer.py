@@ -59,3 +59,12 @@ def test_a_text_model_inside_another_has_its_sizes_and_ends(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "vocab_size": 9, "text_config": inner}))
     info = Tokenizer(ModelSection(path=str(tmp_path))).info
     assert (info.vocab_size, info.max_model_len, info.eos_token_ids) == (VOCAB, 512, (1,))
+
+
+def test_sizes_that_a_published_file_leaves_out_are_known(tmp_path: Path) -> None:
+    write_checkpoint("gemma3", tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+    )
+    info = Tokenizer(ModelSection(path=str(tmp_path))).info
+    assert (info.vocab_size, info.max_model_len) == (262_208, 131_072)

@@ -1,0 +1,13 @@
+"""The protocol of operations, and the values that they take."""
+
+from common.ops.base.operations import Activation as Activation
+from common.ops.base.operations import AttentionWeights as AttentionWeights
+from common.ops.base.operations import DecodeWork as DecodeWork
+from common.ops.base.operations import DeltaWeights as DeltaWeights
+from common.ops.base.operations import ForwardBatch as ForwardBatch
+from common.ops.base.operations import GroupCache as GroupCache
+from common.ops.base.operations import Norm as Norm
+from common.ops.base.operations import Ops as Ops
+from common.ops.base.operations import Residual as Residual
+from common.ops.base.operations import StateWork as StateWork
+from common.ops.base.operations import Weight as Weight
