@@ -5,7 +5,7 @@ from torch import Tensor
 from common.kernels.attention.decode_attention import decode_attention
 from common.kernels.attention.decode_division import divide, programs_per_sm
 from common.kernels.attention.few_query_attention import few_query_attention
-from common.kernels.attention.fused_decode_attention import fused_decode_attention, is_supported
+from common.kernels.attention.fused_decode_attention import MAX_SHARING_DIM, fused_decode_attention, is_supported
 from common.kernels.attention.long_attention import long_attention
 from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
@@ -59,8 +59,8 @@ class CudaAttention:
             shared = self._share(batch.prefixes, batch.seq_lens)
         num_layers, num_kv = self.cache.shape[1], self.cache.shape[4]
         num_slots = self._programs_per_sm(batch) * self._gpu.num_sms
-        how = {"window": self.window, "shared": shared, "pdl": self.pdl}
-        return DecodeWork(divide(batch.seq_lens, num_kv, num_slots, num_layers, **how), shared)
+        sizes = (batch.seq_lens, num_kv, num_slots, num_layers)
+        return DecodeWork(divide(*sizes, window=self.window, shared=shared, pdl=self.pdl), shared)
 
     def attend(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `Ops.attention`."""
@@ -174,6 +174,8 @@ class CudaAttention:
         return share(prefixes, seq_lens, tokens, num_kv, num_slots, pdl=self.pdl)
 
     def _programs_per_sm(self, batch: ForwardBatch) -> int:
+        if self.is_fused and self.cache.shape[5] > MAX_SHARING_DIM:
+            return 1
         return programs_per_sm(batch.seq_lens.shape[0], self.cache.shape[4], self._gpu.num_sms)
 
 

@@ -14,8 +14,8 @@ from common.kernels.delta.convolution import convolve
 from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
+from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.elementwise.rms_norm import rms_norm
-from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -59,7 +59,7 @@ class CudaOps:
         self.plans: Plans = LinearPlans(gpu_of(caches[0].blocks.device))
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
-            activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
+            gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
 
@@ -138,7 +138,7 @@ class CudaOps:
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
-        return self._linear.norm_gate_up(plan, x, norm, gate_up)
+        return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)

@@ -1,9 +1,11 @@
 """Parts of a context in decode attention, and the joining of parts (Flash-Decoding, Dao et al., 2023).
 
-The begins of parts follow from the length of the context and the window alone. Each part has a softmax of its own. RUN_PARTS
-neighbours are joined first, from first to last; then these runs are joined, in order too. So the result does not depend
-on the number of programs that compute the parts of a sequence. The number of programs follows from all sequences of the
-batch (`decode_division`).
+The begins of parts follow from the length of the context and the window alone. Each part has a softmax of its own.
+RUN_PARTS neighbours are joined first, from first to last; then these runs are joined, in order too. So the result does
+not depend on the number of programs that compute the parts of a sequence. The number of programs follows from all
+sequences of the batch (`decode_division`).
+
+A sink is a score of no token: a part without values, with which the whole context begins. So sinks count once.
 
 A program with all parts of a context joins parts on the way. Other programs store units: single parts, or whole runs if
 a program has several parts. The last program to end joins the stored units.

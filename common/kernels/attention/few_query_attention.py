@@ -150,7 +150,7 @@ def _few_query_attention_kernel(
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     row_max = tl.full((BLOCK_M,), NO_KEYS, tl.float32)  # finite, because a query may see no key of a part
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    if sinks_ptr is not None:
+    if sinks_ptr is not None:  # noqa: SIM102 - known to the compiler, unlike the part
         if part == 0:  # begins with the sinks, which are a part without values
             row_max = tl.load(sinks_ptr + kv_head * GROUP + heads, mask=present, other=0.0) * SINK_UNITS
             row_sum += 1.0

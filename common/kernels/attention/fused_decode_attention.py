@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from common.kernels.attention.decode_division import ITEM_WORDS, load_item, load_join, load_own_begin, next_item
+from common.kernels.attention.decode_division import ITEM_WORDS, load_item, load_join, load_own_begin
 from common.kernels.attention.decode_parts import (
     LOG2_E,
     MAX_PARTS,
@@ -40,59 +40,24 @@ from common.kernels.attention.decode_parts import (
 )
 from common.kernels.attention.group_outputs import begin_whole, join_units, store_unit, store_whole, units_before
 from common.kernels.attention.new_token import begin_part, begin_token
-from common.kernels.attention.paged_tiles import copy_tile, rows_of_tile
+from common.kernels.attention.paged_tiles import fetch
 from common.kernels.attention.tile_attention import attend_tile
 from common.kernels.base.attention_operands import AttentionWeights, Division, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
-from common.kernels.base.items import advance, announce, announced
+from common.kernels.base.items import advance, announced
 from common.kernels.base.last_program import is_last
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
 NUM_WARPS = 4
-STAGES_OF = {3: 2, 2: 3}  # tiles on the way at once, by the number of programs that share a multiprocessor
-MAX_REGS = 80  # of a thread, on average: three programs share a multiprocessor, or two and the next kernel's
+STAGES_OF = {3: 2, 2: 3, 1: 3}  # tiles on the way at once, by the number of programs that share a multiprocessor
+MAX_REGS_OF = {
+    3: 80,
+    2: 80,
+    1: 200,
+}  # of a thread, on average; by the same. Two programs leave room for the next kernel
+MAX_SHARING_DIM = 128  # of a head: larger tiles leave a multiprocessor room for one program
 FETCH_REGS = 24  # of a thread of the fetching warp
-
-
-@gluon.jit
-def _fetch(
-    shared, division, pool,
-    NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexpr, ITEM_WORDS: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
-    """Fetch tiles of keys and values of every item, as slots become free, and draw items: the task of a warp."""
-    k_ring, v_ring, _, _, item_smem, item_full, item_empty, full, empty = shared
-    items_ptr, counts_ptr, draws_ptr = division
-    pool_desc, _, block_tables_ptr, table_stride, block_rows, layer_row = pool
-    STAGES: gl.constexpr = k_ring.shape[0]
-    TILE: gl.constexpr = k_ring.shape[1]
-    HEAD_DIM: gl.constexpr = k_ring.shape[2]
-    item = gl.program_id(0)
-    seq, seq_len, begin, end, _, _ = load_item(items_ptr + item // NUM_KV * ITEM_WORDS)  # perhaps of no item
-    num_items = gl.load(counts_ptr) * NUM_KV
-    slot = 0
-    phase = 1  # the first wait for an empty slot returns at once
-    item_phase = 1
-    while item < num_items:
-        num_blocks = (gl.maximum(seq_len - 1, 0) + BLOCK_SIZE - 1) // BLOCK_SIZE  # with keys of earlier steps
-        first_block = 0
-        if WINDOW > 0:
-            first_block = gl.maximum(seq_len - WINDOW, 0) // BLOCK_SIZE
-        table_ptr = block_tables_ptr + seq.to(gl.int64) * table_stride
-        column = item % NUM_KV * HEAD_DIM
-        for tile in range(begin, end):
-            rows = rows_of_tile(
-                table_ptr, tile, first_block, num_blocks, block_rows, layer_row, BLOCK_SIZE, TILE, WINDOW
-            )
-            mbarrier.wait(empty.index(slot), phase)
-            copy_tile(pool_desc, rows, column, k_ring.index(slot), v_ring.index(slot), full.index(slot), BLOCK_SIZE)
-            slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(item_empty, item_phase)  # so that no item is drawn long before its computation
-        item = next_item(draws_ptr, num_items)
-        announce(item, item_smem, item_empty, item_phase)
-        mbarrier.arrive(item_full, count=1)
-        item_phase ^= 1
-        seq, seq_len, begin, end, _, _ = load_item(items_ptr + gl.minimum(item, num_items - 1) // NUM_KV * ITEM_WORDS)
 
 
 @gluon.jit
@@ -179,9 +144,7 @@ def _attend(
             first_key = 0
             if WINDOW > 0:
                 first_key = seq_len - WINDOW - tile * TILE
-            part = attend_tile(
-                shared, part, slot, phase, first_key, past - tile * TILE, scale_log2, BLOCK_SIZE, WINDOW
-            )
+            part = attend_tile(shared, part, slot, phase, first_key, past - tile * TILE, scale_log2, BLOCK_SIZE, WINDOW)
             slot, phase = advance(slot, phase, STAGES)
             tiles_left -= 1
             if (tiles_left == 0) | (tile + 1 == end):  # the part ends
@@ -305,7 +268,7 @@ def _fused_decode_attention_kernel(
                     MAX_QUERIES, HAS_NORM, HAS_BIAS, NORMS_VALUES, SHARES_KV, WINDOW, PDL,
                 ),
             ),
-            (_fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS, WINDOW)),
+            (fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS, WINDOW)),
         ],
         worker_num_warps=[1],
         worker_num_regs=[FETCH_REGS],
@@ -315,7 +278,7 @@ def _fused_decode_attention_kernel(
 def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
     """Tell whether the kernel supports a pool and the number of query heads; the caller checks the GPU."""
     block_size, num_kv, head_dim = kv_cache.shape[3:]
-    fits = head_dim in (64, 128) and block_size >= 16 and TILE % block_size == 0
+    fits = head_dim in (64, 128, 256) and block_size >= 16 and TILE % block_size == 0
     return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() == 2
 
 
@@ -337,7 +300,7 @@ def fused_decode_attention(
     """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
 
     The token's position is `seq_len - 1`, and the slot follows from the block table. Padding gives zeros and writes
-    nothing. With fewer `programs_per_sm`, each program has more tiles on the way.
+    nothing. With fewer `programs_per_sm`, each program has more tiles on the way. Heads above MAX_SHARING_DIM need 1.
 
     With `pdl`, some inputs must be older than the kernel before: block tables, seq_lens, the division, and all K and V
     but the new. If the division leaves out keys of a `shared` division, `before` is their result by
@@ -403,7 +366,7 @@ def fused_decode_attention(
         WINDOW=weights.window,
         PDL=pdl,
         num_warps=NUM_WARPS,  # attending warps; the fetching warp comes on top
-        maxnreg=MAX_REGS,
+        maxnreg=MAX_REGS_OF[programs_per_sm],
         launch_pdl=pdl,
     )
     return out.flatten(1)

@@ -28,7 +28,8 @@ def join_units(
 ):
     """Write the output of a context whose units have all been stored."""
     partial_ptr, maxima_ptr, sums_ptr, _ = parts
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HEAD_DIM, HEAD_DIM // 4], [4, 1], [1, 0])
+    MIN_DIM: gl.constexpr = min(HEAD_DIM, 128)  # a warp has a row, at most
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // MIN_DIM, MIN_DIM // 4], [4, 1], [1, 0])
     layout_heads: gl.constexpr = gl.SliceLayout(1, layout)
     group = gl.arange(0, HEADS, layout_heads)
     elements = group[:, None] * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))[None, :]

@@ -29,8 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from common.kernels.attention.gather_kv import TILE, gather_kv
 from common.kernels.attention.decode_parts import LOG2_E, SINK_UNITS
+from common.kernels.attention.gather_kv import TILE, gather_kv
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announce, announced, draw

@@ -20,7 +20,7 @@ from common.kernels.attention.paged_tiles import clear_begin, clear_end
 def attend_tile(
     shared, part, slot, phase, first_key, num_keys, scale_log2, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr
 ):
-    """Fold a tile's keys `first_key` to `num_keys` into a part, and free the tile's slot; 0 to `num_keys` if no WINDOW."""
+    """Fold a tile's keys `first_key` to `num_keys` into a part; free its slot. Without WINDOW, from 0."""
     k_ring, v_ring, q_smem, p_smem, _, _, _, full, empty = shared
     acc, row_max, sums = part
     TILE: gl.constexpr = k_ring.shape[1]

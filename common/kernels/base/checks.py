@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.base.attention_operands import HEAD_DIMS, AttentionWeights
+from common.kernels.base.gate import ACTIVATIONS
 
 
 def check_column(what: str, column: Tensor, length: int, dtype: torch.dtype = torch.int32) -> None:
@@ -99,6 +100,14 @@ def check_product(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | Non
     assert out.shape == shape and out.is_contiguous(), f"{_laid_out('out', out)}: contiguous {shape} needed"
     assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
     assert splits == 1 or (residual is None and not gated), f"{splits} splits: parts are sums of the product alone"
+
+
+def check_ending(n: int, bias: Tensor | None, activation: str | None) -> None:
+    """Require a known activation, or none, and a bias `[n]` only without an activation."""
+    assert activation is None or activation in ACTIVATIONS, f"activation {activation}: one of {ACTIVATIONS} needed"
+    assert bias is None or (bias.shape == (n,) and bias.is_contiguous() and activation is None), (
+        f"{_laid_out('bias', bias)}, activation {activation}: [{n}] and no activation needed"
+    )
 
 
 def _laid_out(what: str, tensor: Tensor) -> str:

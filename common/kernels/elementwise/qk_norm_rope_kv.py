@@ -69,15 +69,17 @@ def _qk_norm_rope_kv_kernel(
     in_cache = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + heads * stride_head + columns
 
     if first >= NUM_Q + NUM_KV:
+        v_low = low
+        v_high = high
         if NORMS_VALUES:
-            low = low.to(tl.float32)
-            high = high.to(tl.float32)
-            scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)[:, None]
-            low = low * scale
-            high = high * scale
+            v_low = low.to(tl.float32)
+            v_high = high.to(tl.float32)
+            v_scale = tl.rsqrt((tl.sum(v_low * v_low, axis=1) + tl.sum(v_high * v_high, axis=1)) / HEAD_DIM + eps)
+            v_low = v_low * v_scale[:, None]
+            v_high = v_high * v_scale[:, None]
         v_ptr = v_cache_ptr + (first - NUM_Q - NUM_KV) * stride_head + in_cache
-        tl.store(v_ptr, low.to(v_cache_ptr.dtype.element_ty), mask=kept)
-        tl.store(v_ptr + HALF, high.to(v_cache_ptr.dtype.element_ty), mask=kept)
+        tl.store(v_ptr, v_low.to(v_cache_ptr.dtype.element_ty), mask=kept)
+        tl.store(v_ptr + HALF, v_high.to(v_cache_ptr.dtype.element_ty), mask=kept)
     else:
         a = low.to(tl.float32)
         b = high.to(tl.float32)
