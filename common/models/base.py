@@ -28,13 +28,20 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def num_weights(self) -> int:
+        """Return the elements of all matrices, without the input's table."""
+        ...
+
+    @property
     def exceeds_float16(self) -> bool:
         """Tell whether activations are beyond 65504, so that float16 gives no text."""
         ...
 
-    @property
-    def step_weights(self) -> int:
-        """Return the elements of all matrices read by a decode step of any batch."""
+    def step_weights(self, num_tokens: int) -> int:
+        """Return the elements of matrices read by a decode step of `num_tokens` sequences.
+
+        Experts that no sequence has chosen are not read; their number is a mean over choices without preference.
+        """
         ...
 
     @property

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
+from common.models.sizes.experts import Experts
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.stacks import Source, Stacks
 from common.wire.values.kv_layout import KVGroup
 
 Mixer = Attention | DeltaRule
-MLP = GatedMLP
+MLP = GatedMLP | Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class Layer:
     def num_rows(self) -> int:
         """Return the rows of all matrices, each as wide as the residual stream."""
         return self.mixer.num_rows + self.mlp.num_rows
+
+    def step_rows(self, num_tokens: int) -> float:
+        """Return the rows read by a decode step of `num_tokens` sequences; fewer than all where experts are chosen."""
+        return self.mixer.num_rows + self.mlp.step_rows(num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,14 @@ class DecoderConfig:
         return self.source.hidden_size
 
     @property
-    def step_weights(self) -> int:
-        """Return the elements of all matrices read by a decode step of any batch."""
+    def num_weights(self) -> int:
+        """Return the elements of all matrices, without the input's table."""
         return self.hidden_size * (sum(layer.num_rows for layer in self.layers) + self.vocab_size)
+
+    def step_weights(self, num_tokens: int) -> int:
+        """Return the elements of matrices read by a decode step of `num_tokens` sequences, on average."""
+        rows = sum(layer.step_rows(num_tokens) for layer in self.layers)
+        return round(self.hidden_size * (rows + self.vocab_size))
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -98,7 +108,8 @@ class DecoderConfig:
 
         Each logit row counts four times, for copies of the logits, token counts and the sampler's intermediate results.
         """
-        width = max(layer.num_rows for layer in self.layers) + 4 * self.hidden_size
+        hidden = self.hidden_size
+        width = max(each.mixer.num_rows + each.mlp.activation_elements(hidden) for each in self.layers) + 4 * hidden
         return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4)
 
     def table_bytes(self, max_len: int) -> int:

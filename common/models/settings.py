@@ -55,11 +55,11 @@ class Settings:
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, a positive number is needed")
         return float(value)
 
-    def flag(self, key: str) -> bool:
+    def flag(self, key: str, *, default: bool = False) -> bool:
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, true or false is needed")
-        return bool(value)
+        return default if value is None else value
 
     def refuse(self, key: str, wanted: object, table: JsonObject | None = None) -> None:
         """Raise ModelError unless `key` is absent, null or `wanted`: another value would change the computation.

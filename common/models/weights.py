@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,19 +109,37 @@ def load_weights(
         ignored: beginnings of names of checkpoint tensors that are not needed.
     """
     stored = _stored_tensors(model_dir)
-    wanted = {piece.checkpoint_name: piece for stack in layout.stacks.values() for piece in stack.pieces}
-    _check_names(model_dir, wanted, stored, ignored)
+    chosen = {name: stack.pieces_of(stored) for name, stack in layout.stacks.items()}
+    wanted = {piece.checkpoint_name: piece for pieces in chosen.values() for piece in pieces}
+    _check_names(model_dir, wanted, stored, ignored, _instead(layout.stacks.values(), stored))
     dtypes = _check_shapes(model_dir, wanted, stored)
     offsets = {path: _offsets(path) for path in {each.path for each in stored.values()}}
     tensors, parts = layout.tensors(region), []
-    for name, stack in layout.stacks.items():
-        for piece in stack.pieces:
+    for name, pieces in chosen.items():
+        for piece in pieces:
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
             first_row, _ = piece.rows or (0, 0)
             offset = offsets[source.path][source.name] + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
-            target = tensors[name][piece.begin : piece.begin + piece.num_rows].view(-1)
-            parts.append(Part(source.path, offset, dtype, target, stack.add))
+            target = _in_file_order(tensors[name], piece)
+            parts.append(Part(source.path, offset, dtype, target, layout.stacks[name].add))
     return Upload(parts, region.device, progress)
+
+
+def _in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
+    """Return a view of the piece's place in a stack, with the elements in the order of the file."""
+    rows = tensor[piece.begin : piece.begin + piece.num_rows]
+    return rows.view(-1) if piece.order is None else rows.view(piece.order.view).permute(piece.order.file)
+
+
+def _instead(stacks: Iterable[Stack], held: Collection[str]) -> list[str]:
+    """Return names of tensors that would stand for missing ones, in the forms that a checkpoint does not have."""
+    names: list[str] = []
+    for stack in (stack for stack in stacks if stack.others):
+        had = stack.pieces_of(held)
+        if any(piece.checkpoint_name not in held for piece in had):
+            others = (form for form in (stack.pieces, *stack.others) if form is not had)
+            names += [piece.checkpoint_name for form in others for piece in form if piece.checkpoint_name not in held]
+    return names
 
 
 def _stored_tensors(model_dir: Path) -> dict[str, Stored]:
@@ -168,7 +186,11 @@ def _opened(path: Path) -> Any:
 
 
 def _check_names(
-    model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored], ignored: tuple[str, ...]
+    model_dir: Path,
+    wanted: Mapping[str, Piece],
+    stored: Mapping[str, Stored],
+    ignored: tuple[str, ...],
+    instead: list[str],
 ) -> None:
     missing = sorted(set(wanted) - set(stored))
     others = (name for name in set(stored) - set(wanted) if not name.startswith(ignored))
@@ -176,6 +198,8 @@ def _check_names(
     problems = []
     if missing:
         problems.append(f"{len(missing)} missing tensors: {_listed(missing)}")
+    if missing and instead:
+        problems[-1] += f"; or, in another form, {_listed(instead)}"
     if extra:
         problems.append(f"{len(extra)} unexpected tensors: {_listed(extra)}")
     if problems:

@@ -21,10 +21,13 @@ from common.ops.base import (
     Activation,
     DecodeWork,
     DeltaWeights,
+    ExpertWeights,
     ForwardBatch,
     GroupCache,
     Norm,
     Residual,
+    Router,
+    Routing,
     StateWork,
     Weight,
 )
@@ -139,6 +142,19 @@ class CudaOps:
     ) -> Tensor:
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
         return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
+
+    def norm(self, x: Residual, norm: Norm) -> Tensor:
+        return self._linear.normed(x, norm)
+
+    def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing]:
+        normed = self.norm(x, norm)
+        return normed, reference.route(normed, router, present)
+
+    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+        return reference.experts(x, routing, weights).to(x.dtype)
+
+    def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
+        return Residual((residual.rows + reference.experts(x, routing, weights)).to(residual.rows.dtype))
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)

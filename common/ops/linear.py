@@ -39,7 +39,7 @@ class FusedLinear:
         """Return `rms_norm(x) @ weight.T`, of a weight without bias: `[num_tokens, n]`."""
         matrix = _without_bias(weight)
         if plan.kind is Kind.CUBLAS:
-            y = self._normed(x, norm)
+            y = self.normed(x, norm)
             if out_dtype == y.dtype:
                 return functional.linear(y, matrix)
             return torch.mm(y, matrix.t(), out_dtype=out_dtype)
@@ -47,7 +47,7 @@ class FusedLinear:
         if plan.kind is Kind.GEMV:
             rows = self.whole(x)
             return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, pdl=self.pdl, **plan.gemv_tiles)
-        return self._product(plan, self._normed(x, norm), weight, out)
+        return self._product(plan, self.normed(x, norm), weight, out)
 
     def linear_add(self, plan: Plan, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         """Return `residual + x @ weight.T`, in the memory of `residual`; if K is split, the next norm adds up parts."""
@@ -68,20 +68,21 @@ class FusedLinear:
         """Return `activation(g) * u` of `rms_norm(x) @ gate_up.T`, of a weight without bias: `[num_tokens, inner]`."""
         matrix = _without_bias(gate_up)
         if plan.kind is Kind.CUBLAS:
-            return self.gate(functional.linear(self._normed(x, norm), matrix), activation)
+            return self.gate(functional.linear(self.normed(x, norm), matrix), activation)
         if plan.kind is Kind.GATED:
-            return gated_gemm(self._normed(x, norm), matrix, activation.value)
+            return gated_gemm(self.normed(x, norm), matrix, activation.value)
         out = torch.empty((x.rows.shape[0], gate_up.num_out // 2), dtype=matrix.dtype, device=matrix.device)
         if plan.kind is Kind.GEMV:
             rows, tiles, gate = self.whole(x), plan.gemv_tiles, activation.value
             return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, activation=gate, pdl=self.pdl, **tiles)
-        return self._product(plan, self._normed(x, norm), gate_up, out, activation=activation.value)
+        return self._product(plan, self.normed(x, norm), gate_up, out, activation=activation.value)
 
     def whole(self, x: Residual) -> Tensor:
         """Return the rows, with the parts added in place."""
         return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=self.pdl)
 
-    def _normed(self, x: Residual, norm: Norm) -> Tensor:
+    def normed(self, x: Residual, norm: Norm) -> Tensor:
+        """Return the normed rows, after the parts are added in place."""
         if self.norm is None:
             return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
         return self.norm(self.whole(x), norm.weight, norm.eps)

@@ -9,7 +9,19 @@ from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import Activation, DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
+from common.ops.base import (
+    Activation,
+    DeltaWeights,
+    ExpertWeights,
+    ForwardBatch,
+    GroupCache,
+    Norm,
+    Residual,
+    Router,
+    Routing,
+    StateWork,
+    Weight,
+)
 from common.ops.delta_rule import begin_states, delta_rule
 
 
@@ -77,6 +89,19 @@ class TorchOps:
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         return reference.gate_mul(self.norm_linear(x, norm, gate_up), activation)
+
+    def norm(self, x: Residual, norm: Norm) -> Tensor:
+        return reference.rms_norm(x.rows, norm.weight, norm.eps)
+
+    def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing]:
+        normed = self.norm(x, norm)
+        return normed, reference.route(normed, router, present)
+
+    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+        return reference.experts(x, routing, weights).to(x.dtype)
+
+    def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
+        return Residual((residual.rows + reference.experts(x, routing, weights)).to(residual.rows.dtype))
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         logits = self.norm_linear(x, norm, weight).float()

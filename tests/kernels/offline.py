@@ -209,7 +209,8 @@ def run_other_products(gpu: Gpu) -> None:
     out = Weight(empty(hidden, 4096, dtype=BF16), empty(hidden, dtype=BF16))
     for num_tokens in (1, 64, 1200):
         x = Residual(empty(num_tokens, hidden, dtype=BF16))
-        ops.norm_gate_up(x, norm, gate_up, Activation.GELU_TANH)
+        for activation in (Activation.GELU_TANH, Activation.CLAMPED_SWIGLU):
+            ops.norm_gate_up(x, norm, gate_up, activation)
         ops.linear_add(empty(num_tokens, 4096, dtype=BF16), out, x)
 
 

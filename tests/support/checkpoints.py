@@ -41,6 +41,18 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 
+HYBRID = {
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": (
         "qwen3",
@@ -56,19 +68,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "ministral",
         {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
-    "qwen3.5": (
-        "qwen3_5_text",
-        {
-            "tie_word_embeddings": False,
-            "num_hidden_layers": 4,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 6,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "linear_conv_kernel_dim": 4,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-        },
+    "qwen3.5": ("qwen3_5_text", HYBRID),
+    "qwen3-moe": (
+        "qwen3_moe",
+        EXPERTS | {"norm_topk_prob": True, "mlp_only_layers": [1], "tie_word_embeddings": False},
     ),
+    "qwen3-moe-unnormed": ("qwen3_moe", EXPERTS | {"decoder_sparse_step": 2}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "qwen3-next": ("qwen3_next", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 32}),
     "gemma3": (
         "gemma3_text",
         {
@@ -95,14 +102,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-NORMS_ARE_OFFSETS = ("qwen3_5", "gemma3")
+NORMS_ARE_OFFSETS = ("qwen3_5", "qwen3_next", "gemma3")
 """Beginnings of values of `model_type` whose norms are stored as offsets from 1."""
 
-WRAPPED = ("qwen3_5", "mistral3", "gemma3")
+WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3")
 """Values of `model_type` whose text model stands inside another."""
 
 
 OTHERS = {
+    "qwen3_5_moe": ("model.visual.blocks.0.weight", "mtp.layers.0.mlp.experts.0.up_proj.weight"),
     "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
     "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
     "gemma3": ("vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),

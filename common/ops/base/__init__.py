@@ -1,5 +1,8 @@
 """The protocol of operations, and the values that they take."""
 
+from common.ops.base.experts import ExpertWeights as ExpertWeights
+from common.ops.base.experts import Router as Router
+from common.ops.base.experts import Routing as Routing
 from common.ops.base.operations import Activation as Activation
 from common.ops.base.operations import AttentionWeights as AttentionWeights
 from common.ops.base.operations import DecodeWork as DecodeWork

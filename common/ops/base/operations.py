@@ -14,6 +14,7 @@ from common.base.activation import Activation as Activation
 from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
 from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
 from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
+from common.ops.base.experts import ExpertWeights, Router, Routing
 
 
 class GroupCache(NamedTuple):
@@ -62,6 +63,10 @@ class ForwardBatch:
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
     prefixes: SharedPrefixes | None = None  # of a decode batch, where shared blocks are to be read once for all rows
     work: tuple[DecodeWork | StateWork | None, ...] = ()  # of each group, made by `Ops.begin`
+
+    def present(self) -> Tensor:
+        """Return a positive number for each token, and 0 for padding: `[num_tokens]` int32."""
+        return self.seq_lens if self.one_token_each else (self.slots[0] >= 0).int()
 
     @property
     def one_token_each(self) -> bool:
@@ -164,6 +169,25 @@ class Ops(Protocol):
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         """Return `activation(g) * u`: `g, u = rms_norm(x) @ gate_up.T`, halves of `gate_up [2 * inner, hidden]`."""
+        ...
+
+    def norm(self, x: Residual, norm: Norm) -> Tensor:
+        """Return `rms_norm(x)`: `[num_tokens, hidden]`."""
+        ...
+
+    def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing]:
+        """Return `rms_norm(x)`, and the experts that `router` chooses by it.
+
+        Padding, where `present [num_tokens]` int32 is 0, has none.
+        """
+        ...
+
+    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+        """Return the weighted sum of each token's experts of `x`: `[num_tokens, hidden]`, 0 for padding."""
+        ...
+
+    def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
+        """Return `residual + experts(x)`; may reuse memory as `linear_add` does."""
         ...
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:

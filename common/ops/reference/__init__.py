@@ -3,6 +3,8 @@
 Written to be read, not to be fast.
 """
 
+from common.ops.reference.experts import experts as experts
+from common.ops.reference.experts import route as route
 from common.ops.reference.layers import gate_mul as gate_mul
 from common.ops.reference.layers import paged_attention as paged_attention
 from common.ops.reference.layers import qk_norm_rope_kv as qk_norm_rope_kv

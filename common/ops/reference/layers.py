@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.base.activation import Activation
+from common.base.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops.base import ForwardBatch
 
@@ -20,8 +20,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def gate_mul(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Return `activation(gate) * up` of `[num_tokens, 2 * inner]`, gate first."""
+    """Return `activation(gate) * up` of `[num_tokens, 2 * inner]`, gate first; a clamped SwiGLU as defined there."""
     gate, up = gate_up.float().chunk(2, dim=-1)
+    if activation is Activation.CLAMPED_SWIGLU:
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return ((up + 1.0) * gate * (SWIGLU_ALPHA * gate).sigmoid()).to(gate_up.dtype)
     opened = functional.silu(gate) if activation is Activation.SILU else functional.gelu(gate, approximate="tanh")
     return (opened * up).to(gate_up.dtype)
 

@@ -35,9 +35,9 @@ def test_gated_gemm(
 
 
 @pytest.mark.gpu
-def test_another_activation(hopper: torch.device, assert_close: AssertClose) -> None:
+@pytest.mark.parametrize("activation", Activation)
+def test_every_activation(activation: Activation, hopper: torch.device, assert_close: AssertClose) -> None:
     x, weight = operands(1000, 1000, 200, hopper, torch.bfloat16)
-    activation = Activation.GELU_TANH
     assert_close(gated_gemm(x, weight, activation.value), expected(x, weight, activation))
 
 

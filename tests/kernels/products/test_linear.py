@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  #
 
 EPS = 1e-6
 SHAPES = [(6, 256), (33, 320), (130, 96), (64, 1000)]
-SILU, GELU = Activation.SILU.value, Activation.GELU_TANH.value
+SILU, GELU, CLAMPED = (each.value for each in Activation)
 FUSIONS: list[tuple[bool, bool, bool, str | None]] = [
     (False, False, False, None),
     (True, False, False, None),
@@ -27,10 +27,12 @@ FUSIONS: list[tuple[bool, bool, bool, str | None]] = [
     (False, True, True, None),
     (True, False, False, SILU),
     (True, False, False, GELU),
+    (True, False, False, CLAMPED),
 ]  # norm, residual, bias, activation of the gate
 ENDINGS: list[tuple[int, bool, bool, str | None]] = [
     (1, False, False, SILU),
     (1, False, False, GELU),
+    (1, False, False, CLAMPED),
     (1, True, False, None),
     (1, True, True, None),
 ]  # splits, residual, bias, activation of the gate
