@@ -14,7 +14,7 @@ from common.kernels.delta.convolution import convolve
 from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
-from common.kernels.elementwise.silu_mul import silu_mul
+from common.kernels.elementwise.gate_mul import gate_mul
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -61,7 +61,7 @@ class CudaOps:
         self.plans: Plans = LinearPlans(gpu_of(caches[0].blocks.device))
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
-            activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
+            gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
 
@@ -82,12 +82,18 @@ class CudaOps:
     @property
     def shares_prefixes(self) -> bool:
         """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
-        return all(group is not None and group.is_fused for group in self.groups)
+        return all(group is not None for group in self.groups) and any(
+            group.shares_prefixes for group in self.groups if group
+        )
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
         groups = list(zip(self.groups, self.caches, batch.block_tables, strict=True))
-        if batch.one_token_each and not batch.slots and not self.shares_prefixes:
-            slots = (group.row_slots(batch, table) if group else batch.positions for group, _, table in groups)
+        written_apart = [group is not None and not group.is_fused for group in self.groups]
+        if batch.one_token_each and not batch.slots and any(written_apart):
+            slots = [
+                group.row_slots(batch, table) if group and is_apart else batch.positions
+                for (group, _, table), is_apart in zip(groups, written_apart, strict=True)
+            ]
             batch = replace(batch, slots=tuple(slots))
         return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
 
@@ -158,7 +164,7 @@ class CudaOps:
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
-        return self._linear.norm_gate_up(plan, x, norm, gate_up)
+        return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
 
     def norm(self, x: Residual, norm: Norm) -> Tensor:
         return self._linear.normed(x, norm)

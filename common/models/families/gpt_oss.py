@@ -6,11 +6,11 @@ from common.base.routing import Route
 from common.models.config import DecoderConfig, Layer
 from common.models.dense import read_heads
 from common.models.rope_scaling import yarn_rope
-from common.models.settings import MAX_LAYERS, MAX_WIDTH, Settings
+from common.models.settings import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.experts import MXFP4_GROUP, ExpertNames, Experts
 from common.models.sizes.stacks import Source
-from common.models.sparse import MAX_EXPERTS
+
 from common.settings.config import MAX_TOKENS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
