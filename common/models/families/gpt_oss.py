@@ -10,7 +10,6 @@ from common.models.settings import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.experts import MXFP4_GROUP, ExpertNames, Experts
 from common.models.sizes.stacks import Source
-
 from common.settings.config import MAX_TOKENS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
