@@ -8,7 +8,8 @@ from router.answers.completion_bodies import ChunkWriter, ending_of, prompt_body
 from router.base.shapes import ToolCall
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
-from router.text.chat_answer import AnswerParser, CallPiece, Part
+from router.text.chat_answer import AnswerParser
+from router.text.formats.parts import CallPiece, Part
 from router.text.logprobs import LogprobLog
 
 ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
@@ -65,6 +66,7 @@ def parser_of(options: ResponseOptions) -> AnswerParser:
     """Make the parser of an answer."""
     return AnswerParser(
         thoughts=options.thoughts,
+        tags=options.tags,
         tells_thoughts=options.tells_thoughts,
         tool_format=options.tool_format,
         forced=options.forced,

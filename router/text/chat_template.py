@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 from common.base.errors import ConfigError, RequestError
 from common.base.json_file import Json, JsonObject, read_json
-from router.text.chat_answer import THINK_END
-from router.text.tool_calls import CALL, FUNCTION, ToolFormat
+from router.text.formats.registry import tags_of, tool_format_of
+from router.text.formats.shapes import ThoughtTags, ToolFormat
 
 if TYPE_CHECKING:
     from router.text.template_renderer import TemplateRenderer
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
-LLAMA_CALL = '"parameters": dictionary of argument name'
-"""Found in Llama 3's templates, in the request for calls."""
 MAX_MESSAGE_CHARS = 300
 NOTHING: Mapping[str, Json] = MappingProxyType({})
 
@@ -32,17 +30,15 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = special_tokens
 
-    @property
-    def has_thoughts(self) -> bool:
-        """True if answers begin with thoughts between tags."""
-        return THINK_END in self.source
+    @cached_property
+    def tags(self) -> ThoughtTags | None:
+        """Tags around thoughts at the beginning of answers; None if answers have no thoughts."""
+        return tags_of(self.source)
 
-    @property
+    @cached_property
     def tool_format(self) -> ToolFormat:
         """Format in which the template asks the model to call tools."""
-        if CALL in self.source:
-            return ToolFormat.XML if FUNCTION in self.source else ToolFormat.HERMES
-        return ToolFormat.LLAMA if LLAMA_CALL in self.source else ToolFormat.NONE
+        return tool_format_of(self.source)
 
     def render(
         self,

@@ -5,7 +5,7 @@ All data comes from the model directory, without torch or transformers.
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -185,6 +185,8 @@ class Tokenizer:
         self.decode_all: Decode = partial(self._tokenizer.decode, skip_special_tokens=False)
         self.chat_template = load_chat_template(path)
         special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._special = special
+        self._hidden: dict[frozenset[str], frozenset[int]] = {}  # by kept texts, of which formats have few
         self.control_tokens = ControlTokens(special.values())
         self._encoder = TextEncoder(self._tokenizer, frozenset(special), text_cache_bytes)
         self.info = ModelInfo(
@@ -227,6 +229,17 @@ class Tokenizer:
         """Return `decode_all` of many ids, without holding the interpreter lock."""
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return str(text)
+
+    def decode_with(self, kept: Collection[str]) -> Decode:
+        """Return a function like `decode`, but for special tokens with a text in `kept`."""
+        hidden = self._hidden.get(known := frozenset(kept))
+        if hidden is None:
+            hidden = frozenset(i for i, text in self._special.items() if text not in known)
+            self._hidden[known] = hidden
+        if len(hidden) == len(self._special):
+            return self.decode
+        decode = self.decode_all
+        return lambda ids: decode([token_id for token_id in ids if token_id not in hidden])
 
     def strings(self, ids: Sequence[int]) -> list[str | None]:
         """Return each token as written in the vocabulary; None for ids of the model beyond the vocabulary."""
