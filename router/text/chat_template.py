@@ -40,6 +40,12 @@ class ChatTemplate:
         """Format in which the template asks the model to call tools."""
         return tool_format_of(self.source)
 
+    @cached_property
+    def writes_begin(self) -> bool:
+        """True if the template writes the token that begins a text (BOS)."""
+        begin = self.special_tokens.get("bos_token", "")
+        return bool(begin) and ("bos_token" in self.source or begin in self.source)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Json]],
@@ -62,7 +68,7 @@ class ChatTemplate:
 
 def load_chat_template(path: Path) -> ChatTemplate | None:
     """Load the chat template of a model directory, None without one; raises ConfigError for unreadable files."""
-    config = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
+    config = load_tokenizer_config(path)
     source: Json = config.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
@@ -72,7 +78,13 @@ def load_chat_template(path: Path) -> ChatTemplate | None:
         source = file.read_text(encoding="utf-8") if file.exists() else source
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}; fetch the model's own again") from None
-    return ChatTemplate(source, _special_tokens(config)) if isinstance(source, str) else None
+    return ChatTemplate(source, special_tokens_of(config)) if isinstance(source, str) else None
+
+
+def load_tokenizer_config(path: Path) -> JsonObject:
+    """Load tokenizer_config.json of a model directory, empty without one."""
+    file = path / CONFIG_FILE
+    return read_json(file) if file.exists() else {}
 
 
 def template_error(reason: str) -> RequestError:
@@ -81,7 +93,7 @@ def template_error(reason: str) -> RequestError:
     return RequestError(message, param="messages", code="chat_template_error")
 
 
-def _special_tokens(config: JsonObject) -> dict[str, str]:
+def special_tokens_of(config: JsonObject) -> dict[str, str]:
     """Return `bos_token` and all other special tokens, each stored as a text or as an object with a text."""
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
