@@ -76,18 +76,21 @@ class HarmonyAnswer:
         elif may_wait:
             self.held.text = "" if is_last else self.held.text
             return False
-        else:
+        else:  # too long for a header
             self._begin(Kind.CONTENT)
+            self._add(text, part)
+            self.held.text = self.held.text[len(text) :]
         return True
 
     def _begin_message(self, header: str, part: Part) -> None:
         channel, recipient = CHANNEL_NAME.search(header), RECIPIENT.search(header)
         name = recipient[1] if recipient else ""
+        called = name.removeprefix(FUNCTIONS)
         is_thought = channel is not None and channel[1] == "analysis"
-        is_call = name.startswith(FUNCTIONS) or (name not in NOT_CALLED and not is_thought)
+        is_call = called not in NOT_CALLED and (called != name or not is_thought)
         if is_call and not self._calls.is_full:
             self._is_header = False
-            self._calls.begin(part, name.removeprefix(FUNCTIONS))
+            self._calls.begin(part, called)
             self._arguments = ArgumentsReader(HARMONY_CALL)
         else:
             self._begin(Kind.THOUGHT if is_thought else Kind.CONTENT)

@@ -15,8 +15,18 @@ from router.text.formats.json_calls import head_of, whole_calls
 from router.text.formats.parts import ID_CHARS, SHORT_ID_CHARS, CallWriter, HeldText, Part, Step, is_short_id
 from router.text.formats.shapes import ARGS, CALL_ID, CALLS
 
-MARK = re.compile(rf"{re.escape(CALLS)}|{re.escape(CALL_ID)}|{re.escape(ARGS)}|\{{")
-NAME = re.compile(r"[^\s\[\]{}\"](?:[^\n\[\]{}\"]{0,254}[^\s\[\]{}\"])?")
+
+def _begun(tag: str) -> str:
+    """Return an expression for the beginnings of a tag, the empty one included."""
+    return "(?:" + "".join(f"(?:{re.escape(char)}" for char in tag[:-1]) + ")?" * len(tag[:-1]) + ")"
+
+
+NAME = r"\s*(?P<name>[^\s\[\]{}\"](?:[^\n\[\]{}\"]{0,254}[^\s\[\]{}\"])?)[ \t]*"
+ID = rf"{re.escape(CALL_ID)}(?P<id>[^\[\]{{}}\"\n]{{0,64}})"
+HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{re.escape(ARGS)})?\s*(?=\{{)")
+"""Beginning of a named call, up to its arguments."""
+BEGUN = re.compile(rf"[^\[\]{{}}\"]*(?:{_begun(CALL_ID)}|(?:{ID})?(?:{_begun(ARGS)}|{re.escape(ARGS)}\s*))")
+"""Text that may become such a beginning, and some more."""
 MAX_HEAD_CHARS = 512
 """Most characters from the trigger to the arguments of a named call."""
 MAX_LISTED_HEAD_CHARS = 2048
@@ -48,57 +58,31 @@ class NamedCall:
 
     def __init__(self, calls: CallWriter) -> None:
         self._calls = calls
-        self._has_begun = False
         self._arguments: ArgumentsReader | None = None
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        if self._arguments is not None:
-            arguments, rest = self._arguments.feed(held.text, is_last=is_last)
-            self._calls.add_arguments(part, arguments)
-            held.text = rest or ""
-            return Step.WAIT if rest is None else Step.OVER
-        return self._begin_arguments(held, is_last) if self._has_begun else self._begin(held, part, is_last)
+        if self._arguments is None:
+            return self._begin(held, part, is_last)
+        arguments, rest = self._arguments.feed(held.text, is_last=is_last)
+        self._calls.add_arguments(part, arguments)
+        held.text = rest or ""
+        return Step.WAIT if rest is None else Step.OVER
 
     def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        head = self._head(held.text)
+        """Begin the call if its head is complete, or content if the text cannot become a call."""
+        text = held.text[:MAX_HEAD_CHARS]
+        head = None if self._calls.is_full else HEAD.match(text)
         if head is not None:
-            name, call_id, end = head
-            self._calls.begin(part, name, call_id=call_id if is_short_id(call_id) else "")
-            self._has_begun = True
-            held.text = held.text[end:]
+            call_id = (head["id"] or "").strip()
+            self._calls.begin(part, head["name"], call_id=call_id if is_short_id(call_id) else "")
+            held.text = held.text[head.end() :]
+            self._arguments = ArgumentsReader(CALLS)
             return Step.AGAIN
-        if not is_last and len(held.text) < MAX_HEAD_CHARS and not self._is_refused(held.text):
+        may_come = not is_last and not self._calls.is_full and len(text) < MAX_HEAD_CHARS
+        if may_come and BEGUN.fullmatch(text):
             return Step.WAIT
         part.content += CALLS
         return Step.OVER
-
-    def _head(self, text: str) -> tuple[str, str, int] | None:
-        """Return name, id and the end of both, None if the text is no complete head."""
-        mark = MARK.search(text, 0, MAX_HEAD_CHARS)
-        if mark is None or self._is_refused(text):
-            return None
-        name, call_id = text[: mark.start()].strip(), ""
-        if mark[0] == CALL_ID:
-            next_mark = MARK.search(text, mark.end(), MAX_HEAD_CHARS)
-            if next_mark is None:
-                return None
-            call_id, mark = text[mark.end() : next_mark.start()].strip(), next_mark
-        return name, call_id, mark.end() if mark[0] == ARGS else mark.start()
-
-    def _is_refused(self, text: str) -> bool:
-        """Tell whether a text with a complete name cannot be a call."""
-        mark = MARK.search(text, 0, MAX_HEAD_CHARS)
-        is_named = mark is None or (mark[0] != CALLS and NAME.fullmatch(text[: mark.start()].strip()))
-        return self._calls.is_full or not is_named
-
-    def _begin_arguments(self, held: HeldText, is_last: bool) -> Step:
-        held.text = text = held.text.lstrip()
-        if not text and not is_last:
-            return Step.WAIT
-        if not text.startswith("{"):
-            return Step.OVER
-        self._arguments = ArgumentsReader(CALLS)
-        return Step.AGAIN
 
 
 class CallList:
@@ -114,8 +98,8 @@ class CallList:
             step = self._call.step(held, part, is_last)
             if step is not Step.OVER:
                 return step
-            self._call = None
-            return Step.AGAIN
+            is_call, self._call = self._call.is_call, None
+            return Step.AGAIN if is_call else Step.OVER
         return self._find(held, part, is_last)
 
     def _find(self, held: HeldText, part: Part, is_last: bool) -> Step:
@@ -142,10 +126,14 @@ class ListedCall:
 
     Args:
         before: text before the call, which is content if the first call of the list is none.
+
+    Attributes:
+        is_call: false if the text turned out to be content.
     """
 
     def __init__(self, calls: CallWriter, before: str) -> None:
         self._calls, self._before = calls, before
+        self.is_call = True
         self._head = ""
         self._pieces: list[str] = []  # of a call without the usual beginning
         self._reader = ArgumentsReader("")  # of that call, of the arguments, then of the text behind the arguments
@@ -191,6 +179,7 @@ class ListedCall:
             self._calls.begin(part, name, arguments)
         if not calls:
             part.content += self._before + text
+            self.is_call = False
 
 
 def with_short_ids(messages: Sequence[JsonObject]) -> list[JsonObject]:
