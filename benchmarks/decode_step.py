@@ -148,9 +148,9 @@ class StepBench:
         return float(statistics.median(times))
 
     def floor_ms(self, num_rows: int, num_tokens: int, bytes_per_s: float) -> float:
-        """Return the time to read the weights once, `num_tokens` keys and values, and the states of all rows."""
+        """Return the time to read needed weights, `num_tokens` keys and values, and the states of all rows, once."""
         layout = self.engine.pool.layout
-        weight_bytes = self.engine.model.config.step_weights * DTYPE_BYTES[layout.groups[0].dtype]
+        weight_bytes = self.engine.model.config.step_weights(num_rows) * DTYPE_BYTES[layout.groups[0].dtype]
         states = sum(2 * group.block_bytes for group in layout.groups if not group.grows)  # read and written
         return (weight_bytes + num_tokens * layout.token_bytes + num_rows * states) / bytes_per_s * 1e3
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from common.models.layers.tasks import Task as Task
 from common.models.sizes.attention import Heads
+from common.models.sizes.latent import Latent
 from common.models.sizes.rope import Rope
 from common.models.sizes.stacks import Stacks
 from common.ops.base import ForwardBatch, Ops, Residual
@@ -28,18 +29,30 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def num_weights(self) -> int:
+        """Return the elements of all matrices, without the input's table."""
+        ...
+
+    @property
     def exceeds_float16(self) -> bool:
         """Tell whether activations are beyond 65504, so that float16 gives no text."""
         ...
 
-    @property
-    def step_weights(self) -> int:
-        """Return the elements of all matrices read by a decode step of any batch."""
+    def step_weights(self, num_tokens: int) -> int:
+        """Return the elements of matrices read by a decode step of `num_tokens` sequences.
+
+        Experts that no sequence has chosen are not read; their number is a mean over choices without preference.
+        """
         ...
 
     @property
     def heads(self) -> tuple[Heads, ...]:
         """Return the heads of each group of KV blocks that attention reads."""
+        ...
+
+    @property
+    def latents(self) -> tuple[Latent, ...]:
+        """Return the latent attention of each group of KV blocks that holds latents."""
         ...
 
     @property

@@ -8,14 +8,20 @@ from common.models.base import Task, query_factors, rope_table
 from common.models.config import DecoderConfig
 from common.models.layers.attention import AttentionPart, attention_part
 from common.models.layers.delta_rule import DeltaPart, delta_part
+from common.models.layers.experts import ExpertsPart, experts_part
+from common.models.layers.latent import LatentPart, latent_part
 from common.models.layers.mlp import MLPPart, mlp_part
 from common.models.layers.tasks import stream
 from common.models.layers.tensors import LayerTensors
 from common.models.sizes.attention import Attention
+from common.models.sizes.experts import Experts
+from common.models.sizes.latent import Latent
 from common.models.sizes.rope import Rope
 from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
 
-MixerPart = AttentionPart | DeltaPart
+MixerPart = AttentionPart | LatentPart | DeltaPart
+FeedForward = MLPPart | ExpertsPart
+Part = MixerPart | FeedForward
 
 
 class Decoder:
@@ -34,6 +40,7 @@ class Decoder:
         self._ropes: dict[tuple[Rope, int], tuple[Tensor, Tensor | None]] = {}
         self._max_positions = max_positions
         self.layers = [self._layer(tensors, number) for number in range(len(config.layers))]
+        self._chooses = any(isinstance(layer.mlp, Experts) for layer in config.layers)
         first = {layer: number for number, layer in reversed(list(enumerate(config.layers)))}
         self._distinct = [self.layers[number] for number in first.values()]
 
@@ -46,9 +53,10 @@ class Decoder:
     def hidden(self, batch: ForwardBatch, ops: Ops) -> Residual:
         batch = ops.begin(batch)
         x, last = self.embedded(batch.token_ids, ops), self.layers[-1][0]
+        present = batch.present() if self._chooses else batch.seq_lens
         for mixer, mlp in self.layers:
             of_last = mixer is last and batch.last_tokens is not None  # of other tokens only the cache is needed
-            x = mlp.forward(mixer.forward(x, batch, ops, of_last=of_last), ops)
+            x = mlp.forward(mixer.forward(x, batch, ops, of_last=of_last), ops, batch.seq_lens if of_last else present)
         return x
 
     def embedded(self, token_ids: Tensor, ops: Ops) -> Residual:
@@ -64,8 +72,8 @@ class Decoder:
         return [task(mixer) for mixer, _ in self._distinct]
 
     def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
-        def behind(part: MixerPart | MLPPart, then: MixerPart | MLPPart) -> Task:
-            return lambda: then.first_product(ops, part.out.zeros(ops, num_tokens))
+        def behind(part: Part, then: Part) -> Task:
+            return lambda: then.first_product(ops, part.zeros(ops, num_tokens))
 
         tasks = []
         for mixer, mlp in self._distinct:
@@ -73,20 +81,22 @@ class Decoder:
             tasks += [behind(mixer, mlp), behind(mlp, mixer)]
         return tasks
 
-    def _layer(self, tensors: Mapping[str, Tensor], number: int) -> tuple[MixerPart, MLPPart]:
+    def _layer(self, tensors: Mapping[str, Tensor], number: int) -> tuple[MixerPart, FeedForward]:
         """Build a layer; its mixer knows the layer's place in the cache of its group."""
         layer, of_layer = self.config.layers[number], LayerTensors(tensors, number, self.config.norm_eps)
         mixer, before = layer.mixer, self.config.layers[:number]
         layer_id = [each.mixer.group for each in before].count(mixer.group)
         group = [each.group for each in self.config.groups].index(mixer.group)
-        mlp = mlp_part(layer.mlp, of_layer)
+        mlp = experts_part(layer.mlp, of_layer) if isinstance(layer.mlp, Experts) else mlp_part(layer.mlp, of_layer)
         if isinstance(mixer, Attention):
             return attention_part(mixer, of_layer, group, layer_id, *self._rope(mixer)), mlp
+        if isinstance(mixer, Latent):
+            return latent_part(mixer, of_layer, group, layer_id, *self._rope(mixer)), mlp
         return delta_part(mixer, of_layer, group, layer_id), mlp
 
-    def _rope(self, attention: Attention) -> tuple[Tensor, Tensor | None]:
+    def _rope(self, attention: Attention | Latent) -> tuple[Tensor, Tensor | None]:
         """Return the rotary table and the factors of queries; layers with equal rotations share them."""
-        key = (attention.rope, attention.heads.head_dim)
+        key = (attention.rope, attention.rope_dim)
         if key not in self._ropes:
             device = self.embed.data.device
             table = rope_table(*key, self._max_positions, device)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -36,7 +36,7 @@ class Part:
     path: Path
     offset: int
     dtype: torch.dtype  # in the file
-    target: Tensor  # [num_elements]
+    target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
 
     @property
@@ -44,11 +44,17 @@ class Part:
         return self.target.numel() * self.dtype.itemsize
 
     def split(self, max_bytes: int) -> Iterator["Part"]:
-        """Yield the part in pieces of at most `max_bytes`."""
-        step = max_bytes // self.dtype.itemsize
-        for begin in range(0, self.target.numel(), step):
-            offset = self.offset + begin * self.dtype.itemsize
-            yield Part(self.path, offset, self.dtype, self.target[begin : begin + step], self.add)
+        """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer."""
+        target = self.target.view(-1) if self.target.is_contiguous() else self.target
+        row_bytes = target[:1].numel() * self.dtype.itemsize
+        step = max(1, max_bytes // max(1, row_bytes))
+        for begin in range(0, target.shape[0], step):
+            rows = target[begin : begin + step]
+            part = Part(self.path, self.offset + begin * row_bytes, self.dtype, rows, self.add)
+            if row_bytes <= max_bytes:
+                yield part
+            else:
+                yield from replace(part, target=rows[0]).split(max_bytes)
 
 
 class Upload:
@@ -152,9 +158,9 @@ class _Slot:
     def copy_to(self, part: Part) -> None:
         """Start copying the part just read to its target."""
         target, dtype = part.target, part.dtype
-        source = self.bytes[: target.numel() * dtype.itemsize].view(dtype)
-        if dtype != target.dtype:
-            source = source.to(self.device, non_blocking=True)  # converted on the device
+        source = self.bytes[: target.numel() * dtype.itemsize].view(dtype).view(target.shape)
+        if dtype != target.dtype or not target.is_contiguous():
+            source = source.to(self.device, non_blocking=True)  # converted, or put in order, on the device
         target.copy_(source, non_blocking=True)
         if part.add:
             target.add_(part.add)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,9 @@ from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+_DTYPES = DTYPES | {"uint8": torch.uint8}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_BYTE_TYPES = {"U8": torch.uint8}
 WRAPPERS = ("model.language_model.", "language_model.")
 """Beginnings of names in checkpoints that hold a text model among others."""
 _SHOWN = 5
@@ -47,6 +49,10 @@ class WeightsLayout:
         described = [(name, stack.shape, stack.dtype, self.offsets[name]) for name, stack in self.stacks.items()]
         return hashlib.sha256(repr([str(self.dtype), described]).encode()).hexdigest()[:16]
 
+    def is_packed(self, name: str) -> bool:
+        """Tell whether a tensor holds bytes, which are loaded as they are."""
+        return _dtype_of(self.stacks[name], self.dtype) == torch.uint8
+
     def tensors(self, region: Tensor) -> dict[str, Tensor]:
         """Return views of a region `[num_bytes]` uint8, by tensor name."""
         return {name: self._view(region, name, stack) for name, stack in self.stacks.items()}
@@ -66,7 +72,7 @@ def weights_layout(stacks: Stacks, dtype: torch.dtype) -> WeightsLayout:
 
 
 def _dtype_of(stack: Stack, served: torch.dtype) -> torch.dtype:
-    return served if stack.dtype is None else DTYPES[stack.dtype]
+    return served if stack.dtype is None else _DTYPES[stack.dtype]
 
 
 class Loading(Protocol):
@@ -109,19 +115,38 @@ def load_weights(
         ignored: beginnings of names of checkpoint tensors that are not needed.
     """
     stored = _stored_tensors(model_dir)
-    wanted = {piece.checkpoint_name: piece for stack in layout.stacks.values() for piece in stack.pieces}
-    _check_names(model_dir, wanted, stored, ignored)
-    dtypes = _check_shapes(model_dir, wanted, stored)
+    chosen = {name: stack.pieces_of(stored) for name, stack in layout.stacks.items()}
+    wanted = {piece.checkpoint_name: piece for pieces in chosen.values() for piece in pieces}
+    _check_names(model_dir, wanted, stored, ignored, _instead(layout.stacks.values(), stored))
+    packed = {piece.checkpoint_name for name, pieces in chosen.items() if layout.is_packed(name) for piece in pieces}
+    dtypes = _check_shapes(model_dir, wanted, stored, packed)
     offsets = {path: _offsets(path) for path in {each.path for each in stored.values()}}
     tensors, parts = layout.tensors(region), []
-    for name, stack in layout.stacks.items():
-        for piece in stack.pieces:
+    for name, pieces in chosen.items():
+        for piece in pieces:
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
             first_row, _ = piece.rows or (0, 0)
             offset = offsets[source.path][source.name] + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
-            target = tensors[name][piece.begin : piece.begin + piece.num_rows].view(-1)
-            parts.append(Part(source.path, offset, dtype, target, stack.add))
+            target = _in_file_order(tensors[name], piece)
+            parts.append(Part(source.path, offset, dtype, target, layout.stacks[name].add))
     return Upload(parts, region.device, progress)
+
+
+def _in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
+    """Return a view of the piece's place in a stack, with the elements in the order of the file."""
+    rows = tensor[piece.begin : piece.begin + piece.num_rows]
+    return rows.view(-1) if piece.order is None else rows.view(piece.order.view).permute(piece.order.file)
+
+
+def _instead(stacks: Iterable[Stack], held: Collection[str]) -> list[str]:
+    """Return names of tensors that would stand for missing ones, in the forms that a checkpoint does not have."""
+    names: list[str] = []
+    for stack in (stack for stack in stacks if stack.others):
+        had = stack.pieces_of(held)
+        if any(piece.checkpoint_name not in held for piece in had):
+            others = (form for form in (stack.pieces, *stack.others) if form is not had)
+            names += [piece.checkpoint_name for form in others for piece in form if piece.checkpoint_name not in held]
+    return names
 
 
 def _stored_tensors(model_dir: Path) -> dict[str, Stored]:
@@ -168,7 +193,11 @@ def _opened(path: Path) -> Any:
 
 
 def _check_names(
-    model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored], ignored: tuple[str, ...]
+    model_dir: Path,
+    wanted: Mapping[str, Piece],
+    stored: Mapping[str, Stored],
+    ignored: tuple[str, ...],
+    instead: list[str],
 ) -> None:
     missing = sorted(set(wanted) - set(stored))
     others = (name for name in set(stored) - set(wanted) if not name.startswith(ignored))
@@ -176,14 +205,22 @@ def _check_names(
     problems = []
     if missing:
         problems.append(f"{len(missing)} missing tensors: {_listed(missing)}")
+    if missing and instead:
+        problems[-1] += f"; or, in another form, {_listed(instead)}"
     if extra:
         problems.append(f"{len(extra)} unexpected tensors: {_listed(extra)}")
     if problems:
         raise ModelError(f"{model_dir}: {'; '.join(problems)}; do config.json and the weights belong together?")
 
 
-def _check_shapes(model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored]) -> dict[str, torch.dtype]:
-    """Return the dtypes of the wanted tensors in their files; raises ModelError naming each tensor at fault."""
+def _check_shapes(
+    model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored], packed: set[str]
+) -> dict[str, torch.dtype]:
+    """Return the dtypes of the wanted tensors in their files; raises ModelError naming each tensor at fault.
+
+    Args:
+        packed: names of tensors that hold bytes.
+    """
     problems, dtypes = [], {}
     with ExitStack() as opened:
         handles = {
@@ -199,10 +236,12 @@ def _check_shapes(model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[
             shape, dtype = tuple(found.get_shape()), found.get_dtype()
             if shape != piece.shape:
                 problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
-            elif dtype not in _FLOAT_TYPES:
-                problems.append(f"{name} is {dtype}, supported are {', '.join(_FLOAT_TYPES)}")
+                continue
+            types = _BYTE_TYPES if name in packed else _FLOAT_TYPES
+            if dtype not in types:
+                problems.append(f"{name} is {dtype}, supported are {', '.join(types)}")
             else:
-                dtypes[name] = _FLOAT_TYPES[dtype]
+                dtypes[name] = types[dtype]
     if problems:
         raise ModelError(f"{model_dir}: {_listed(problems)}; fetch the model again")
     return dtypes

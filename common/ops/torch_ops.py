@@ -9,7 +9,20 @@ from torch.nn import functional
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops import reference
-from common.ops.base import Activation, DeltaWeights, ForwardBatch, GroupCache, Norm, Residual, StateWork, Weight
+from common.ops.base import (
+    Activation,
+    DeltaWeights,
+    ExpertWeights,
+    ForwardBatch,
+    GroupCache,
+    LatentWeights,
+    Norm,
+    Residual,
+    Router,
+    Routing,
+    StateWork,
+    Weight,
+)
 from common.ops.delta_rule import begin_states, delta_rule
 
 
@@ -58,6 +71,21 @@ class TorchOps:
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
 
+    def latent_attention(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        assert batch.slots, "a step begins with `begin`"
+        cache, table = self.caches[weights.group][:, layer_id, 0, :, 0], batch.block_tables[weights.group]
+        reference.write_latents(kv, weights, batch.positions, batch.slots[weights.group], cache)
+        q = reference.rotated_queries(q, weights, batch.positions)
+        absorbed = batch.one_token_each
+        return reference.latent_attention(q, cache, table, batch, weights, is_absorbed=absorbed).flatten(1)
+
+    def latent_attention_of_last(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self.latent_attention(q, kv, weights, layer_id, batch)[batch.last_tokens]
+
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         states, work = self.caches[weights.group][:, layer_id, 0, 0], batch.work[weights.group]
         assert isinstance(work, StateWork), "a step begins with `begin`"
@@ -69,14 +97,29 @@ class TorchOps:
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         return Residual(residual.rows + functional.linear(x, weight.data, weight.bias))
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
         product = functional.linear(x, weight.data, weight.bias)
-        return Residual(residual.rows + reference.rms_norm(product, norm.weight, norm.eps))
+        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         return reference.gate_mul(self.norm_linear(x, norm, gate_up), activation)
+
+    def norm(self, x: Residual, norm: Norm) -> Tensor:
+        return reference.rms_norm(x.rows, norm.weight, norm.eps)
+
+    def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing]:
+        normed = self.norm(x, norm)
+        return normed, reference.route(normed, router, present)
+
+    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+        return reference.experts(x, routing, weights).to(x.dtype)
+
+    def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
+        return Residual((residual.rows + reference.experts(x, routing, weights)).to(residual.rows.dtype))
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         logits = self.norm_linear(x, norm, weight).float()

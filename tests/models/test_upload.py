@@ -82,3 +82,18 @@ def test_what_fails_meanwhile_ends_the_reading(tmp_path: Path) -> None:
         raise WrongSetting
     assert 0 < reading.loaded_bytes < reading.total_bytes
     assert not any(thread.name.startswith("upload") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 100, 3), (40, 2, 2), (2, 3, 90)])
+def test_a_target_in_another_order_than_the_file_is_filled(
+    device: str, shape: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """Rows are shorter and longer than a slot, which bounds the memory taken."""
+    source, path = torch.randn(shape), tmp_path / "a"
+    [offset] = write(path, source)
+    target = torch.zeros(shape[2], shape[0], shape[1], device=device)
+    part = Part(path, offset, torch.float32, target.permute(1, 2, 0), add=1.0)
+    assert all(piece.num_bytes <= SLOT_BYTES for piece in part.split(SLOT_BYTES))
+    Upload([part], torch.device(device), lambda done, total: None).wait()
+    assert torch.equal(target.cpu(), source.permute(2, 0, 1) + 1.0)

@@ -1,7 +1,10 @@
 """Qwen3.5 and Qwen3.6, dense: three layers of the gated delta rule, then a layer of gated attention, in turn."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from common.base.errors import ModelError
-from common.models.config import DecoderConfig, Layer, Mixer
+from common.models.config import MLP, DecoderConfig, Layer, Mixer
 from common.models.dense import read_heads
 from common.models.settings import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention
@@ -14,6 +17,16 @@ from common.settings.config import MAX_TOKENS
 
 def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the config of the forward pass; raises ModelError for an unsupported setting."""
+    mlp = GatedMLP(settings.count("intermediate_size", MAX_WIDTH))
+    return hybrid_config(settings, [mlp] * settings.count("num_hidden_layers", MAX_LAYERS))
+
+
+def hybrid_config(settings: Settings, mlps: Sequence[MLP], *, by_key_head: bool = False) -> DecoderConfig:
+    """Return the config of a decoder with an MLP or experts in each layer; raises ModelError as `decoder_config` does.
+
+    Args:
+        by_key_head: the layout of the delta rule's inputs in the checkpoint (see `DeltaRule`).
+    """
     settings.refuse("hidden_act", "silu")
     settings.refuse("attention_bias", False)
     settings.refuse("quantization_config", None)
@@ -21,15 +34,15 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     settings.refuse("mamba_ssm_dtype", "float32")
     if settings.values.get("output_gate_type") != "swish":
         settings.refuse("output_gate_type", "silu")
-    mlp = GatedMLP(settings.count("intermediate_size", MAX_WIDTH))
-    mixers: dict[str, Mixer] = {"full_attention": _attention(settings), "linear_attention": _delta_rule(settings)}
+    delta_rule = replace(_delta_rule(settings), by_key_head=by_key_head)
+    mixers: dict[str, Mixer] = {"full_attention": _attention(settings), "linear_attention": delta_rule}
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
         max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
-        layers=tuple(Layer(mixers[kind], mlp) for kind in _layer_kinds(settings)),
+        layers=tuple(Layer(mixers[kind], mlp) for kind, mlp in zip(_layer_kinds(settings), mlps, strict=True)),
         source=Source(settings.count("hidden_size", MAX_WIDTH), norm_offset=1.0, ignored=("mtp.", "model.visual.")),
     )
 

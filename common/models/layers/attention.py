@@ -45,6 +45,10 @@ class AttentionPart:
         qkv = zeros(self.qkv, batch.token_ids.shape[0], self.qkv.num_out)
         attention(qkv, self.attention, self.layer_id, batch)
 
+    def zeros(self, ops: Ops, num_tokens: int) -> Residual:
+        """Return a residual stream of zeros with the part's result added."""
+        return self.out.zeros(ops, num_tokens)
+
     def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
         """Return the products on zeros."""
         tasks: list[Task] = [lambda: self.first_product(ops, stream(self.qkv, num_tokens))]

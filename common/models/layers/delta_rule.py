@@ -38,6 +38,10 @@ class DeltaPart:
         inputs = zeros(self.inputs, batch.token_ids.shape[0], self.inputs.num_out)
         ops.delta_rule(inputs, self.delta, self.layer_id, batch)
 
+    def zeros(self, ops: Ops, num_tokens: int) -> Residual:
+        """Return a residual stream of zeros with the part's result added."""
+        return self.out.zeros(ops, num_tokens)
+
     def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
         """Return the products on zeros."""
         return [lambda: self.first_product(ops, stream(self.inputs, num_tokens))]

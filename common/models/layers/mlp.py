@@ -20,8 +20,13 @@ class MLPPart:
     out: Output  # [hidden, inner]
     activation: Activation
 
-    def forward(self, x: Residual, ops: Ops) -> Residual:
+    def forward(self, x: Residual, ops: Ops, present: Tensor) -> Residual:
+        """Return the stream with the result added, for padding as well."""
         return self.out.add(ops, self.first_product(ops, x), Residual(x.rows))  # the norm has added the parts
+
+    def zeros(self, ops: Ops, num_tokens: int) -> Residual:
+        """Return a residual stream of zeros with the part's result added."""
+        return self.out.zeros(ops, num_tokens)
 
     def product_tasks(self, ops: Ops, num_tokens: int) -> list[Task]:
         """Return the products on zeros."""
@@ -37,6 +42,6 @@ def mlp_part(mlp: GatedMLP, tensors: LayerTensors) -> MLPPart:
     return MLPPart(
         norm=tensors.norm("before_mlp"),
         gate_up=tensors.weight("gate_up"),
-        out=tensors.output("down", "after_mlp"),
+        out=tensors.output("down", "after_mlp", "scale"),
         activation=mlp.activation,
     )

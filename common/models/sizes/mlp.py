@@ -18,6 +18,14 @@ class GatedMLP:
         """Return the rows of all matrices, each as wide as the residual stream."""
         return 3 * self.inner
 
+    def step_rows(self, num_tokens: int) -> float:
+        """Return the rows read by a decode step: all."""
+        return self.num_rows
+
+    def activation_elements(self, hidden_size: int) -> int:
+        """Return the fp32 elements held at once for each token, beside the residual stream."""
+        return self.num_rows
+
     def stacks(self, source: Source, prefix: str) -> Stacks:
         name, hidden = f"{prefix}.mlp", source.hidden_size
         rows = [(f"{name}.gate_proj.weight", self.inner), (f"{name}.up_proj.weight", self.inner)]

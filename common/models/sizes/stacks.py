@@ -1,7 +1,16 @@
 """Tensors of a model as stacks of checkpoint tensors. Needs no torch."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+class Order(NamedTuple):
+    """Order in which a checkpoint has the elements of a piece, where it is not the order of the stack."""
+
+    shape: tuple[int, ...]  # of the piece's rows in the stack
+    view: tuple[int, ...]  # dimensions that these rows are divided into
+    file: tuple[int, ...]  # dimensions of `view`, from the outermost to the innermost in the file
 
 
 class Piece(NamedTuple):
@@ -11,11 +20,19 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]  # of the checkpoint tensor
     begin: int = 0
     rows: tuple[int, int] | None = None  # first row taken, and the end; None for all
+    order: Order | None = None  # of a whole tensor; None: rows as they are
+
+    @property
+    def stack_shape(self) -> tuple[int, ...]:
+        """Return the shape of the piece's rows in the stack."""
+        if self.order is not None:
+            return self.order.shape
+        begin, end = self.rows or (0, self.shape[0])
+        return (end - begin, *self.shape[1:])
 
     @property
     def num_rows(self) -> int:
-        begin, end = self.rows or (0, self.shape[0])
-        return end - begin
+        return self.stack_shape[0]
 
 
 class Stack(NamedTuple):
@@ -24,10 +41,17 @@ class Stack(NamedTuple):
     pieces: list[Piece]
     dtype: str | None = None  # None for the dtype that the model is served in
     add: float = 0.0  # to each element, when it is loaded
+    others: tuple[list[Piece], ...] = ()  # further forms in which a checkpoint may hold the same rows
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(piece.num_rows for piece in self.pieces), *self.pieces[0].shape[1:])
+        return (sum(piece.num_rows for piece in self.pieces), *self.pieces[0].stack_shape[1:])
+
+    def pieces_of(self, held: Collection[str]) -> list[Piece]:
+        """Return the form of which a checkpoint with the tensors `held` has most; the first if it has none."""
+        if not self.others:
+            return self.pieces
+        return max((self.pieces, *self.others), key=lambda form: sum(each.checkpoint_name in held for each in form))
 
 
 Stacks = dict[str, Stack]

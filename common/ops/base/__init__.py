@@ -1,11 +1,15 @@
 """The protocol of operations, and the values that they take."""
 
+from common.ops.base.experts import ExpertWeights as ExpertWeights
+from common.ops.base.experts import Router as Router
+from common.ops.base.experts import Routing as Routing
 from common.ops.base.operations import Activation as Activation
 from common.ops.base.operations import AttentionWeights as AttentionWeights
 from common.ops.base.operations import DecodeWork as DecodeWork
 from common.ops.base.operations import DeltaWeights as DeltaWeights
 from common.ops.base.operations import ForwardBatch as ForwardBatch
 from common.ops.base.operations import GroupCache as GroupCache
+from common.ops.base.operations import LatentWeights as LatentWeights
 from common.ops.base.operations import Norm as Norm
 from common.ops.base.operations import Ops as Ops
 from common.ops.base.operations import Residual as Residual

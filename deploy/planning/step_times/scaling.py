@@ -1,8 +1,9 @@
 """Estimated rates of another model on a GPU with measured rates of one model.
 
 Matrix products of prompts scale with the weights of all layers. Attention of prompts scales with heads, head size and
-layers. Reading in a decode step scales with the bytes read, at the rate of the known model's shortest time. The rest of
-a decode step scales with layers: launches, tails of kernels, partly filled tiles.
+layers. A prompt takes no less time than reading the experts that its tokens choose. Reading in a decode step scales
+with the bytes read, at the rate of the known model's shortest time. The rest of a decode step scales with layers:
+launches, tails of kernels, partly filled tiles.
 
 The kernel for shared prefixes scales with layers, and the work inside scales as attention of prompts. Copies scale with
 the KV bytes of a token. Overhead of requests and handoffs stays.
@@ -46,7 +47,16 @@ def _prompts(rates: Rates, shape: ModelShape) -> Points:
             if percent == share:
                 attention_ms = min(ms, pair_ms * tokens**2 / 2)
                 points.append((tokens, percent, (ms - attention_ms) * weights + attention_ms * pairs))
+    if shape.expert_bytes:
+        points = [(tokens, share, max(ms, _reading_ms(rates, shape, tokens))) for tokens, share, ms in points]
     return tuple(sorted(points))
+
+
+def _reading_ms(rates: Rates, shape: ModelShape, tokens: float) -> float:
+    """Return the time of reading the weights for some tokens, as fast as the known model's decode steps read."""
+    known = rates.shape
+    bytes_per_ms = max((known.step_bytes + rows * held * known.kv_bytes) / ms for rows, held, _, ms in rates.steps)
+    return shape.read_bytes(tokens) / bytes_per_ms
 
 
 def _steps(rates: Rates, shape: ModelShape) -> Points:
@@ -55,7 +65,7 @@ def _steps(rates: Rates, shape: ModelShape) -> Points:
     points = []
     for rows, context, ms, least_ms in rates.steps:
         tokens = rows * context
-        read_bytes = known.step_bytes + tokens * known.kv_bytes
-        scaled_ms = least_ms * (shape.step_bytes + tokens * shape.kv_bytes) / read_bytes
+        read_bytes = known.read_bytes(rows) + tokens * known.kv_bytes
+        scaled_ms = least_ms * (shape.read_bytes(rows) + tokens * shape.kv_bytes) / read_bytes
         points.append((rows, context, scaled_ms + (ms - least_ms) * layers, scaled_ms))
     return tuple(points)

@@ -7,6 +7,7 @@ from common.base.errors import ConfigError, ModelError
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
+from common.models.sizes.latent import Latent
 
 DTYPE = "bfloat16"
 BYTES = 2
@@ -19,12 +20,19 @@ class ModelShape:
 
     num_layers: int
     layer_weights: int  # of all layers, applied to each prompt token
-    step_bytes: int  # weights read by a decode step of any batch
+    step_bytes: int  # weights read by a decode step of any batch, experts to choose from left out
     weight_bytes: int  # all weights, except norms and biases
     kv_bytes: int  # of a token in all layers
     pair_products: int  # of a pair of tokens in attention, up to a factor common to all models
     token_bytes: int  # held by a step for each token
     logit_bytes: int  # held by a step for each row of logits
+    expert_bytes: int = 0  # weights of all experts to choose from
+    expert_share: float = 0.0  # of these experts that a token chooses
+
+    def read_bytes(self, num_tokens: float) -> float:
+        """Return the weights read by a step, where tokens choose experts without preference."""
+        unread_share: float = (1.0 - self.expert_share) ** num_tokens
+        return self.step_bytes + self.expert_bytes * (1.0 - unread_share)
 
     def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return an upper bound of the bytes held at once by a step."""
@@ -42,17 +50,20 @@ def read_shape(directory: Path) -> ModelShape:
 def shape_of(settings: Settings) -> ModelShape:
     """Return the shape of a model with this config.json; raises ModelError for a model that plan does not know."""
     config = decoder_config(settings)
-    mixers = [layer.mixer for layer in config.layers if isinstance(layer.mixer, Attention)]
+    mixers = [layer.mixer for layer in config.layers if isinstance(layer.mixer, Attention | Latent)]
     if len(mixers) < len(config.layers):
         raise ModelError(f"{settings.where}: plan knows models of which all layers have attention")
-    head = config.hidden_size * config.vocab_size
+    head, any_step = config.hidden_size * config.vocab_size, config.step_weights(0)
+    experts = config.num_weights - any_step
     return ModelShape(
         num_layers=len(config.layers),
-        layer_weights=config.step_weights - head,
-        step_bytes=BYTES * config.step_weights,
-        weight_bytes=BYTES * (config.step_weights + head * (not config.tied_embeddings)),
+        layer_weights=config.step_weights(1) - head,
+        step_bytes=BYTES * any_step,
+        weight_bytes=BYTES * (config.num_weights + head * (not config.tied_embeddings)),
         kv_bytes=sum(group.token_bytes for group in config.cache_groups(1, DTYPE)),
-        pair_products=sum(mixer.q_width for mixer in mixers),
+        pair_products=sum(mixer.pair_products for mixer in mixers),
         token_bytes=config.activation_bytes(1, 0),
         logit_bytes=config.activation_bytes(0, 1),
+        expert_bytes=BYTES * experts,
+        expert_share=(config.step_weights(1) - any_step) / experts if experts else 0.0,
     )

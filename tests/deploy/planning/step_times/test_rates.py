@@ -131,4 +131,4 @@ def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
     config, shape = read_config(ROOT / "deploy/demo_model"), read_shape(ROOT / "deploy/demo_model")
     for size in ((0, 256), (512, 0), (8192, 64)):
         assert shape.activation_bytes(*size) == config.activation_bytes(*size)
-    assert shape.step_bytes == 2 * config.step_weights
+    assert shape.step_bytes == 2 * config.step_weights(1)

@@ -1,0 +1,59 @@
+"""Router and matrices of a layer of experts."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from common.base.activation import Activation
+from common.base.routing import Route
+from common.kernels.base.expert_operands import Routing as Routing
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A matrix that scores experts, and the rules of the choice.
+
+    Beside the experts chosen, each token has the last `num_shared` experts of all, with the weight 1. If the matrix has
+    a row more than experts to choose from, the weight is the sigmoid of that row's logit.
+    """
+
+    weight: Tensor  # [num_experts, hidden], or with a gate of the shared experts [num_experts + 1, hidden]
+    route: Route
+    num_experts: int  # to choose from
+    num_shared: int = 0
+    bias: Tensor | None = None  # [num_experts] fp32, added to the logits
+    selection_bias: Tensor | None = None  # [num_experts] fp32, added to the scores for the choice, not for the weights
+    expert_scale: Tensor | None = None  # [num_experts] fp32, factors of the weights
+
+    @property
+    def has_shared_gate(self) -> bool:
+        return self.weight.shape[0] > self.num_experts
+
+    @property
+    def num_slots(self) -> int:
+        """Return the experts of a token, shared experts included."""
+        return self.route.per_token + self.num_shared
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """Matrices of all experts; the shared experts are the last.
+
+    With scales, matrices are in MXFP4: uint8 of half the width, and a scale for each 32 values along a row.
+    """
+
+    gate_up: Tensor  # [num, 2 * inner, hidden], gate first
+    down: Tensor  # [num, hidden, inner]
+    activation: Activation
+    gate_up_bias: Tensor | None = None  # [num, 2 * inner]
+    down_bias: Tensor | None = None  # [num, hidden]
+    gate_up_scales: Tensor | None = None  # [num, 2 * inner, hidden / 32] uint8
+    down_scales: Tensor | None = None  # [num, hidden, inner / 32] uint8
+
+    @property
+    def num(self) -> int:
+        return self.gate_up.shape[0]
+
+    @property
+    def inner(self) -> int:
+        return self.gate_up.shape[1] // 2

@@ -1,0 +1,88 @@
+"""Law of layers of experts: the choice of experts by a router, and the weighted sum of their outputs.
+
+Logits, scores and weights are fp32. A token's outputs are added up in the order of its experts, so the sum does not
+depend on other tokens.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.base.routing import Route, Score
+from common.ops.base import ExpertWeights, Router, Routing
+from common.ops.reference.layers import gate_mul
+from common.ops.reference.mxfp4 import from_mxfp4
+
+
+def route(x: Tensor, router: Router, present: Tensor) -> Routing:
+    """Choose the experts of each token of `x [num_tokens, hidden]`; none where `present [num_tokens]` is 0."""
+    rule, num_experts = router.route, router.num_experts
+    product = x.float() @ router.weight.float().t()
+    logits = product[:, :num_experts] * rule.logit_scale
+    if router.bias is not None:
+        logits = logits + router.bias
+    scores = _scores(logits, rule.score)
+    wanted = scores if router.selection_bias is None else scores + router.selection_bias
+    order = torch.sort(_within_groups(wanted, rule), dim=-1, descending=True, stable=True).indices
+    chosen = order[:, : rule.per_token]
+    weights = scores.gather(1, chosen)
+    if rule.renormalizes:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = weights * rule.scale
+    if router.expert_scale is not None:
+        weights = weights * router.expert_scale[chosen]
+    shared = torch.arange(num_experts, num_experts + router.num_shared, device=x.device).expand(x.shape[0], -1)
+    opened = product[:, num_experts:].sigmoid() if router.has_shared_gate else torch.ones_like(product[:, :1])
+    experts = torch.cat((chosen, shared), dim=1)
+    weights = torch.cat((weights, opened.expand(-1, router.num_shared)), dim=1)
+    is_padding = (present <= 0)[:, None]
+    return Routing(experts.masked_fill(is_padding, -1).int(), weights.masked_fill(is_padding, 0.0))
+
+
+def _scores(logits: Tensor, score: Score) -> Tensor:
+    match score:
+        case Score.SOFTMAX:
+            return logits.softmax(-1)
+        case Score.SIGMOID:
+            return logits.sigmoid()
+        case Score.SQRT_SOFTPLUS:
+            return torch.sqrt(functional.softplus(logits))
+
+
+def _within_groups(wanted: Tensor, rule: Route) -> Tensor:
+    """Return the scores with -inf outside the groups that a token chooses."""
+    if rule.groups == rule.kept_groups:
+        return wanted
+    by_group = wanted.unflatten(1, (rule.groups, -1))
+    worth = by_group.topk(rule.group_best, dim=-1).values.sum(-1)
+    order = torch.sort(worth, dim=-1, descending=True, stable=True).indices
+    is_kept = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, order[:, : rule.kept_groups], value=True)
+    return torch.where(is_kept[..., None], by_group, float("-inf")).flatten(1)
+
+
+def experts(x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+    """Return the weighted sum of the outputs of each token's experts: fp32 `[num_tokens, hidden]`, 0 for padding."""
+    num_tokens, num_slots = routing.experts.shape
+    outputs = torch.zeros((num_tokens, num_slots, weights.down.shape[1]), device=x.device)
+    for expert in routing.experts.unique().tolist():
+        if expert < 0:
+            continue
+        tokens, slots = torch.where(routing.experts == expert)
+        gate_up_bias, down_bias = (
+            None if bias is None else bias[expert] for bias in (weights.gate_up_bias, weights.down_bias)
+        )
+        matrix = _matrix(weights.gate_up, weights.gate_up_scales, expert, x.dtype)
+        gate_up = functional.linear(x[tokens], matrix, gate_up_bias)
+        inner = gate_mul(gate_up, weights.activation)
+        matrix = _matrix(weights.down, weights.down_scales, expert, x.dtype)
+        output = functional.linear(inner, matrix, down_bias).float()
+        outputs[tokens, slots] = output * routing.weights[tokens, slots, None]
+    total: Tensor = outputs[:, 0]
+    for slot in range(1, num_slots):
+        total = total + outputs[:, slot]
+    return total
+
+
+def _matrix(data: Tensor, scales: Tensor | None, expert: int, dtype: torch.dtype) -> Tensor:
+    """Return an expert's matrix in the dtype of the activations."""
+    return data[expert] if scales is None else from_mxfp4(data[expert], scales[expert]).to(dtype)
