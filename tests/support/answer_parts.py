@@ -23,7 +23,7 @@ MAX_PAIRED_CHARS = 40
 
 
 class Answer(NamedTuple):
-    """What a client gets: thoughts, content, and name and arguments of each call."""
+    """Everything a client gets: thoughts, content, and name and arguments of each call."""
 
     thought: str = ""
     content: str = ""
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How answers are read; see `AnswerParser`."""
+    """Arguments of an `AnswerParser`, with the tags of the format."""
 
     tool_format: ToolFormat
     thoughts: Thoughts = "may come"

@@ -1,6 +1,7 @@
 """Calls of Mistral's models in three spellings, the same wherever the text is cut."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_a_call_keeps_the_models_id_if_templates_take_it() -> None:
 def test_history_has_ids_that_templates_take_and_results_keep_their_calls() -> None:
     call = {"id": "call_0123456789", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     other = {"type": "function", "function": {"name": "g", "arguments": "{}"}}
-    said = [
+    said: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": None, "tool_calls": [call, call | {"id": "abcdefghi"}, other]},
         {"role": "tool", "tool_call_id": "call_0123456789", "content": "b"},
