@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +23,13 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from common.base.dtypes import DTYPES
+from common.base.routing import Route, Score
 from common.device.steps.adjustments import Adjustments, num_mask_words
 from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
 from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.attention_operands import AttentionWeights, SharedPrefixes
+from common.kernels.base.expert_operands import Choice
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.row_operands import RowUpdates
 from common.kernels.base.sampling_operands import GrammarMasks, TokenRing
@@ -35,18 +37,28 @@ from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kernels.elementwise.row_slots import row_slots
 from common.kernels.elementwise.update_rows import RowUpdater
+from common.kernels.experts.routing import route
 from common.kernels.products.join_parts import join_parts
 from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
 from common.models.sizes.attention import Heads
-from common.ops.base import ForwardBatch, GroupCache, Norm, Residual, Weight
+from common.ops.base import (
+    Activation,
+    ExpertWeights,
+    ForwardBatch,
+    GroupCache,
+    Norm,
+    Residual,
+    Router,
+    Weight,
+)
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
-from tests.support.decoders import qwen3_4b, qwen3_5_4b
+from tests.support.decoders import qwen3_4b, qwen3_5_4b, qwen3_30b_a3b
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -164,6 +176,44 @@ def run_hybrid(gpu: Gpu) -> None:
         model.forward(replace(batch, block_tables=tables, slots=slots), ops)
 
 
+def run_experts(gpu: Gpu) -> None:
+    """Experts of a lone token, of few and of many tokens."""
+    config = qwen3_30b_a3b()
+    tensors = {name: empty(*stack.shape, dtype=BF16) for name, stack in config.stacks().items()}
+    model = Decoder(config, tensors, config.max_positions)
+    [heads] = config.heads
+    for num_rows, num_seqs in ((1, 1), (8, 8), (64, 64), (300, 2), (1200, 2)):
+        ops = make_ops(heads, 64, pdl=gpu.has_dependent_launch and num_rows == num_seqs)
+        model.forward(make_batch(num_rows, num_seqs), ops)
+
+
+def run_other_experts(gpu: Gpu) -> None:
+    """Choices and matrices of other families: biases, groups, shared experts, MXFP4."""
+    hidden, inner, num = 2880, 2880, 32
+    columns = {name: empty(num, dtype=torch.float32) for name in ("bias", "selection_bias", "expert_scale")}
+    rule = Route(4, Score.SIGMOID, groups=8, kept_groups=4, group_best=2)
+    router = Router(empty(num + 1, hidden, dtype=BF16), rule, num, 1, **columns)
+    byte = torch.uint8
+    weights = ExpertWeights(
+        gate_up=empty(num + 1, 2 * inner, hidden // 2, dtype=byte),
+        down=empty(num + 1, hidden, inner // 2, dtype=byte),
+        activation=Activation.CLAMPED_SWIGLU,
+        gate_up_bias=empty(num + 1, 2 * inner, dtype=BF16),
+        down_bias=empty(num + 1, hidden, dtype=BF16),
+        gate_up_scales=empty(num + 1, 2 * inner, hidden // 32, dtype=byte),
+        down_scales=empty(num + 1, hidden, inner // 32, dtype=byte),
+    )
+    for num_tokens in (1, 8, 300, 1200):
+        ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 64)
+        rows, norm = Residual(empty(num_tokens, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6)
+        x, routing = ops.norm_route(rows, norm, router, empty(num_tokens))
+        ops.experts_add(x, routing, weights, rows)
+    x = empty(8, 256, dtype=BF16)
+    for score in (Score.SOFTMAX, Score.SQRT_SOFTPLUS):
+        choice = Choice(**asdict(Route(6, score, renormalizes=False)))
+        route(x, empty(60, 256, dtype=BF16), choice, empty(8), num_experts=60)
+
+
 def run_large_heads(gpu: Gpu) -> None:
     """Attention with the largest heads, whose tiles are the largest."""
     heads = Heads(16, 4, 256)
@@ -232,6 +282,8 @@ def main(capabilities: list[str]) -> None:
         run_model(gpu)
         run_large_heads(gpu)
         run_hybrid(gpu)
+        run_experts(gpu)
+        run_other_experts(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)
         run_rest(gpu)

@@ -40,8 +40,8 @@ class ExpertsPart:
         return ops.norm_route(x, self.norm, self.router, present)
 
     def _zeros(self, num_tokens: int) -> Tensor:
-        down = self.weights.down
-        return torch.zeros((num_tokens, down.shape[1]), dtype=down.dtype, device=down.device)
+        weight = self.router.weight
+        return torch.zeros((num_tokens, weight.shape[1]), dtype=weight.dtype, device=weight.device)
 
 
 def experts_part(experts: Experts, tensors: LayerTensors) -> ExpertsPart:

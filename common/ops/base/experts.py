@@ -6,6 +6,7 @@ from torch import Tensor
 
 from common.base.activation import Activation
 from common.base.routing import Route
+from common.kernels.base.expert_operands import ExpertMatrix
 from common.kernels.base.expert_operands import Routing as Routing
 
 
@@ -37,13 +38,18 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Matrices of all experts; the shared experts are the last."""
+    """Matrices of all experts; the shared experts are the last.
+
+    With scales, matrices are in MXFP4: uint8 of half the width, and a scale for each 32 values along a row.
+    """
 
     gate_up: Tensor  # [num, 2 * inner, hidden], gate first
     down: Tensor  # [num, hidden, inner]
     activation: Activation
     gate_up_bias: Tensor | None = None  # [num, 2 * inner]
     down_bias: Tensor | None = None  # [num, hidden]
+    gate_up_scales: Tensor | None = None  # [num, 2 * inner, hidden / 32] uint8
+    down_scales: Tensor | None = None  # [num, hidden, inner / 32] uint8
 
     @property
     def num(self) -> int:
@@ -51,4 +57,12 @@ class ExpertWeights:
 
     @property
     def inner(self) -> int:
-        return self.down.shape[2]
+        return self.gate_up.shape[1] // 2
+
+    @property
+    def gate_up_matrix(self) -> ExpertMatrix:
+        return ExpertMatrix(self.gate_up, self.gate_up_scales, self.gate_up_bias)
+
+    @property
+    def down_matrix(self) -> ExpertMatrix:
+        return ExpertMatrix(self.down, self.down_scales, self.down_bias)
