@@ -1,8 +1,8 @@
 """Products of tokens and the matrices of their experts: gate and up with the activation, and down with the weights.
 
 A program has a tile of pairs of the same expert. So a part of the expert's matrix is read once for all pairs. A product
-has tall tiles of weights; pairs are the narrow side. Results of a pair lie in rows of the pair alone, so no program adds
-to the result of another. The reader of these rows adds in a fixed order.
+has tall tiles of weights; pairs are the narrow side. Results of a pair lie in rows of the pair alone, so no program
+adds to the result of another. The reader of these rows adds in a fixed order.
 """
 
 import torch
