@@ -14,8 +14,7 @@ from common.kernels.delta.convolution import convolve
 from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
-from common.kernels.elementwise.rms_norm import rms_norm
-from common.kernels.elementwise.silu_mul import silu_mul
+from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import (
@@ -25,6 +24,7 @@ from common.ops.base import (
     ExpertWeights,
     ForwardBatch,
     GroupCache,
+    LatentWeights,
     Norm,
     Residual,
     Router,
@@ -34,6 +34,7 @@ from common.ops.base import (
 )
 from common.ops.cuda_attention import CudaAttention
 from common.ops.cuda_experts import CudaExperts
+from common.ops.cuda_latent import CudaLatent
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 from common.settings.config import KernelsSection
@@ -55,9 +56,7 @@ class CudaOps:
         self.kernels = kernels
         self.pdl = pdl
         self.caches = tuple(caches)
-        self.groups = [
-            None if cache.has_states else CudaAttention(cache, kernels, max_num_seqs, pdl=pdl) for cache in caches
-        ]
+        self.groups = [self._group(cache, max_num_seqs) for cache in caches]
         # Planned kernels fuse norm and activation, and exist for two bytes an element only.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and caches[0].blocks.element_size() == 2
@@ -65,10 +64,17 @@ class CudaOps:
         self.plans: Plans = LinearPlans(gpu)
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
-            activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
+            gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
         self._experts = CudaExperts(gpu, is_reference=kernels.experts == "torch", pdl=pdl)
+
+    def _group(self, cache: GroupCache, max_num_seqs: int) -> CudaAttention | CudaLatent | None:
+        """Return the attention over a group of KV blocks; None for states."""
+        if cache.has_states:
+            return None
+        attention = CudaLatent if cache.has_latents else CudaAttention
+        return attention(cache, self.kernels, max_num_seqs, pdl=self.pdl)
 
     @property
     def graph_safe(self) -> bool:
@@ -80,17 +86,23 @@ class CudaOps:
     @property
     def shares_prefixes(self) -> bool:
         """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
-        return all(group is not None and group.is_fused for group in self.groups)
+        return all(group is not None for group in self.groups) and any(
+            group.shares_prefixes for group in self.groups if group
+        )
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
         groups = list(zip(self.groups, self.caches, batch.block_tables, strict=True))
-        if batch.one_token_each and not batch.slots and not self.shares_prefixes:
-            slots = (group.row_slots(batch, table) if group else batch.positions for group, _, table in groups)
+        written_apart = [group is not None and not group.is_fused for group in self.groups]
+        if batch.one_token_each and not batch.slots and any(written_apart):
+            slots = [
+                group.row_slots(batch, table) if group and is_apart else batch.positions
+                for (group, _, table), is_apart in zip(groups, written_apart, strict=True)
+            ]
             batch = replace(batch, slots=tuple(slots))
         return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
 
     def _work(
-        self, group: CudaAttention | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
+        self, group: CudaAttention | CudaLatent | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
     ) -> DecodeWork | StateWork | None:
         if group is None:
             return StateWork(begin_states(cache.blocks, table, batch.cu_seqlens, batch.seq_lens, pdl=self.pdl))
@@ -111,6 +123,16 @@ class CudaOps:
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self._attention(weights).attend_last(qkv, weights, layer_id, batch)
 
+    def latent_attention(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self._latent(weights).attend(q, kv, weights, layer_id, batch)
+
+    def latent_attention_of_last(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self._latent(weights).attend_last(q, kv, weights, layer_id, batch)
+
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         states, work = self.caches[weights.group].blocks[:, layer_id, 0, 0], batch.work[weights.group]
         assert isinstance(work, StateWork), "a step begins with `begin`"
@@ -124,22 +146,29 @@ class CudaOps:
 
     def _attention(self, weights: AttentionWeights) -> CudaAttention:
         group = self.groups[weights.group]
-        assert group is not None, f"group {weights.group} has states, and no keys"
+        assert isinstance(group, CudaAttention), f"group {weights.group} has no keys and values"
+        return group
+
+    def _latent(self, weights: LatentWeights) -> CudaLatent:
+        group = self.groups[weights.group]
+        assert isinstance(group, CudaLatent), f"group {weights.group} has no latents"
         return group
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         plan = self._plan(Fusion.ADD, weight.num_out, x)
         return self._linear.linear_add(plan, x, weight, residual)
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
         product = functional.linear(x, weight.data, weight.bias)
-        return Residual(residual.rows + rms_norm(product, norm.weight, norm.eps))
+        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
-        return self._linear.norm_gate_up(plan, x, norm, gate_up)
+        return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
 
     def norm(self, x: Residual, norm: Norm) -> Tensor:
         return self._linear.normed(x, norm)

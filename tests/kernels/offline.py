@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,6 @@ from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
 from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.attention_operands import AttentionWeights, SharedPrefixes
-from common.kernels.base.expert_operands import Choice
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.row_operands import RowUpdates
 from common.kernels.base.sampling_operands import GrammarMasks, TokenRing
@@ -37,7 +36,6 @@ from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kernels.elementwise.row_slots import row_slots
 from common.kernels.elementwise.update_rows import RowUpdater
-from common.kernels.experts.routing import route
 from common.kernels.products.join_parts import join_parts
 from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
@@ -49,6 +47,7 @@ from common.ops.base import (
     ExpertWeights,
     ForwardBatch,
     GroupCache,
+    LatentWeights,
     Norm,
     Residual,
     Router,
@@ -58,6 +57,7 @@ from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
+from tests.support.attention_shapes import GEMMA_3_4B, GPT_OSS, GPT_OSS_FULL
 from tests.support.decoders import qwen3_4b, qwen3_5_4b, qwen3_30b_a3b
 
 META = torch.device("meta")
@@ -134,9 +134,9 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
     )
 
 
-def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool) -> CudaOps:
+def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool, window: int = 0) -> CudaOps:
     pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, dtype=BF16)
-    return CudaOps([GroupCache(pool, heads.num_q_heads)], KernelsSection(), max_num_seqs, pdl=pdl)
+    return CudaOps([GroupCache(pool, heads.num_q_heads, window)], KernelsSection(), max_num_seqs, pdl=pdl)
 
 
 def run_model(gpu: Gpu) -> None:
@@ -191,8 +191,6 @@ def run_other_experts(gpu: Gpu) -> None:
     """Choices and matrices of other families: biases, groups, shared experts, MXFP4."""
     hidden, inner, num = 2880, 2880, 32
     columns = {name: empty(num, dtype=torch.float32) for name in ("bias", "selection_bias", "expert_scale")}
-    rule = Route(4, Score.SIGMOID, groups=8, kept_groups=4, group_best=2)
-    router = Router(empty(num + 1, hidden, dtype=BF16), rule, num, 1, **columns)
     byte = torch.uint8
     weights = ExpertWeights(
         gate_up=empty(num + 1, 2 * inner, hidden // 2, dtype=byte),
@@ -203,20 +201,18 @@ def run_other_experts(gpu: Gpu) -> None:
         gate_up_scales=empty(num + 1, 2 * inner, hidden // 32, dtype=byte),
         down_scales=empty(num + 1, hidden, inner // 32, dtype=byte),
     )
-    for num_tokens in (1, 8, 300, 1200):
+    sizes = ((1, Score.SIGMOID), (8, Score.SOFTMAX), (300, Score.SQRT_SOFTPLUS), (1200, Score.SIGMOID))
+    for num_tokens, score in sizes:
+        rule = Route(4, score, groups=8, kept_groups=4 if num_tokens == 1 else 8, group_best=2)
+        router = Router(empty(num + 1, hidden, dtype=BF16), rule, num, 1, **columns)
         ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 64)
         rows, norm = Residual(empty(num_tokens, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6)
         x, routing = ops.norm_route(rows, norm, router, empty(num_tokens))
         ops.experts_add(x, routing, weights, rows)
-    x = empty(8, 256, dtype=BF16)
-    for score in (Score.SOFTMAX, Score.SQRT_SOFTPLUS):
-        choice = Choice(**asdict(Route(6, score, renormalizes=False)))
-        route(x, empty(60, 256, dtype=BF16), choice, empty(8), num_experts=60)
 
 
-def run_large_heads(gpu: Gpu) -> None:
-    """Attention with the largest heads, whose tiles are the largest."""
-    heads = Heads(16, 4, 256)
+def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **given: Any) -> None:
+    """Attention that differs from that of `run_model`: decode steps, and prompts for each kernel of theirs."""
     weights = AttentionWeights(
         q_norm=None,
         k_norm=None,
@@ -224,12 +220,67 @@ def run_large_heads(gpu: Gpu) -> None:
         rope=empty(4096, heads.head_dim, dtype=torch.float32),
         scale=heads.head_dim**-0.5,
         **heads._asdict(),
+        **given,
     )
-    width = (heads.num_q_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    prefixes = SharedPrefixes(numbers=empty(64), num_tokens=empty(64)) if shares_prefixes else None
     for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1)):
-        pdl = gpu.has_dependent_launch and num_tokens == num_seqs
-        ops = make_ops(heads, num_seqs, pdl=pdl)
-        ops.attention(empty(num_tokens, width, dtype=BF16), weights, 0, ops.begin(make_batch(num_tokens, num_seqs)))
+        is_decode = num_tokens == num_seqs
+        ops = make_ops(heads, num_seqs, pdl=gpu.has_dependent_launch and is_decode, window=weights.window)
+        batch = make_batch(num_tokens, num_seqs)
+        batch = replace(batch, num_keys=0 if is_decode else 5000, prefixes=prefixes if is_decode else None)
+        qkv = empty(num_tokens, weights.num_heads * heads.head_dim, dtype=BF16)
+        ops.attention(qkv, weights, 0, ops.begin(batch))
+
+
+def run_large_heads(gpu: Gpu) -> None:
+    """Heads whose tiles are the largest."""
+    run_attention(gpu, Heads(16, 4, 256))
+
+
+def run_other_attention(gpu: Gpu) -> None:
+    """Windows, sinks, factors of queries, and values that are normed, or keys."""
+    for seeing in (GPT_OSS, GPT_OSS_FULL, GEMMA_3_4B):
+        heads = Heads(*seeing[:3])
+        sinks = empty(heads.num_q_heads, dtype=torch.float32) if seeing.has_sinks else None
+        run_attention(gpu, heads, window=seeing.window, sinks=sinks, shares_prefixes=not seeing.window)
+    factors = empty(4096, dtype=torch.float32)
+    run_attention(gpu, Heads(32, 8, 128), query_factors=factors, shares_prefixes=True)
+    run_attention(gpu, Heads(8, 2, 128), norms_values=True, shares_kv=True)
+
+
+def run_other_products(gpu: Gpu) -> None:
+    """Gates other than SiLU, and biases behind attention."""
+    ops, (inner, hidden) = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), (9728, 2560)
+    norm, gate_up = Norm(empty(hidden, dtype=BF16), 1e-6), Weight(empty(2 * inner, hidden, dtype=BF16))
+    out = Weight(empty(hidden, 4096, dtype=BF16), empty(hidden, dtype=BF16))
+    for num_tokens in (1, 64, 1200):
+        x = Residual(empty(num_tokens, hidden, dtype=BF16))
+        for activation in (Activation.GELU_TANH, Activation.CLAMPED_SWIGLU):
+            ops.norm_gate_up(x, norm, gate_up, activation)
+        ops.linear_add(empty(num_tokens, 4096, dtype=BF16), out, x)
+
+
+def run_latent(gpu: Gpu) -> None:
+    """Latent attention with the heads of DeepSeek-V2-Lite and of DeepSeek-V3; few tokens of a prompt, and many."""
+    for num_heads in (16, 128):
+        weights = LatentWeights(
+            norm=empty(512, dtype=BF16),
+            norm_eps=1e-6,
+            expand=empty(num_heads, 256, 512, dtype=BF16),
+            rope=empty(4096, 64, dtype=torch.float32),
+            nope_dim=128,
+            scale=0.1,
+            query_factors=None if num_heads == 16 else empty(4096, dtype=torch.float32),
+        )
+        pool = empty(NUM_BLOCKS, 2, 1, BLOCK_SIZE, 1, 576, dtype=BF16)
+        for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1))[: 4 if num_heads == 16 else 1]:
+            pdl = gpu.has_dependent_launch and num_tokens == num_seqs
+            ops = CudaOps([GroupCache(pool, num_heads)], KernelsSection(), 64, pdl=pdl)
+            batch = ops.begin(make_batch(num_tokens, num_seqs))
+            q, kv = empty(num_tokens, num_heads * 192, dtype=BF16), empty(num_tokens, 576, dtype=BF16)
+            ops.latent_attention(q, kv, weights, 0, batch)
+            if batch.last_tokens is not None:
+                ops.latent_attention_of_last(q, kv, weights, 0, batch)
 
 
 def run_odd_shape(gpu: Gpu) -> None:
@@ -281,9 +332,12 @@ def main(capabilities: list[str]) -> None:
         torch.cuda.get_device_properties = partial(properties_of, gpu)
         run_model(gpu)
         run_large_heads(gpu)
+        run_other_attention(gpu)
+        run_other_products(gpu)
         run_hybrid(gpu)
         run_experts(gpu)
         run_other_experts(gpu)
+        run_latent(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)
         run_rest(gpu)
