@@ -53,7 +53,8 @@ class CudaExperts:
         if self._is_reference:
             return reference.experts(x, routing, weights)[None]
         num_tokens, num_slots = routing.experts.shape
-        tiles = expert_tiles(num_tokens, num_slots, weights.num, x.element_size(), self._gpu)
+        is_packed = weights.gate_up_scales is not None
+        tiles = expert_tiles(num_tokens, num_slots, weights.num, x.element_size(), self._gpu, is_packed=is_packed)
         groups = None if num_tokens == 1 else group_pairs(routing.experts, weights.num, tiles.pairs, pdl=self._pdl)
         inner = experts_gate_up(
             x, weights.gate_up_matrix, routing, groups, weights.activation.value, tiles, pdl=self._pdl

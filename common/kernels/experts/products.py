@@ -40,27 +40,28 @@ def _pairs_at(order_ptr, places, inside, LONE: tl.constexpr):
 @triton.jit
 def _weights_at(
     data_ptr,
-    scales_ptr,
     rows,  # [BLOCK_N, 1] int64
     inside_n,  # [BLOCK_N, 1]
     start,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PACKED: tl.constexpr,
-    dtype: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Load a tile of weights `[BLOCK_N, BLOCK_K]`."""
-    if PACKED:
-        pairs = start // 2 + tl.arange(0, BLOCK_K // 2)[None, :]
-        groups = start // 32 + tl.arange(0, BLOCK_K // 32)[None, :]
-        packed = tl.load(data_ptr + rows * (K // 2) + pairs, mask=inside_n & (pairs < K // 2), other=0)
-        scales = tl.load(scales_ptr + rows * (K // 32) + groups, mask=inside_n & (groups < K // 32), other=0)
-        weights = from_mxfp4(packed, scales, dtype)
+    """Load a tile of rows `[BLOCK_N, BLOCK]` from element `start` on: weights, or bytes."""
+    columns = start + tl.arange(0, BLOCK)[None, :]
+    inside = inside_n if WIDTH % BLOCK == 0 else inside_n & (columns < WIDTH)
+    return tl.load(data_ptr + rows * WIDTH + columns, mask=inside, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _multiply(weights, scales, x, acc, PACKED: tl.constexpr):
+    """Add the product of a tile of weights and a tile of pairs to `acc`."""
+    if not PACKED:
+        acc = tl.dot(weights, x, acc, input_precision="ieee")
+    elif x.dtype == tl.bfloat16:  # unpacked to bfloat16 by the compiler, in fewer instructions than here
+        acc = tl.dot_scaled(weights, scales, "e2m1", x, None, "bf16", acc, fast_math=True)
     else:
-        columns = start + tl.arange(0, BLOCK_K)[None, :]
-        inside = inside_n if K % BLOCK_K == 0 else inside_n & (columns < K)
-        weights = tl.load(data_ptr + rows * K + columns, mask=inside, other=0.0, eviction_policy="evict_first")
-    return weights
+        acc = tl.dot(from_mxfp4(weights, scales, x.dtype), x, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
@@ -115,15 +116,24 @@ def _experts_gate_up_kernel(
     up_rows = gate_rows + n
     gate = tl.zeros((BLOCK_N, PAIRS), tl.float32)
     up = tl.zeros((BLOCK_N, PAIRS), tl.float32)
+    BYTES: tl.constexpr = 2 if PACKED else 1  # elements of K in an element of data
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    gate_scales, up_scales = 0, 0
+    if PACKED:  # loaded a tile ahead, because their rows are too narrow for the asynchronous copies of the rest
+        gate_scales = _weights_at(scales_ptr, gate_rows, inside_n, 0, K // 32, GROUPS)
+        up_scales = _weights_at(scales_ptr, up_rows, inside_n, 0, K // 32, GROUPS)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         inside_k = (start + columns < K)[:, None]
         x = tl.load(
             x_ptr + tokens[None, :] * K + (start + columns)[:, None], mask=inside[None, :] & inside_k, other=0.0
         )
-        gates = _weights_at(data_ptr, scales_ptr, gate_rows, inside_n, start, K, BLOCK_K, PACKED, x.dtype)
-        gate = tl.dot(gates, x, gate, input_precision="ieee")
-        ups = _weights_at(data_ptr, scales_ptr, up_rows, inside_n, start, K, BLOCK_K, PACKED, x.dtype)
-        up = tl.dot(ups, x, up, input_precision="ieee")
+        gates = _weights_at(data_ptr, gate_rows, inside_n, start // BYTES, K // BYTES, BLOCK_K // BYTES)
+        gate = _multiply(gates, gate_scales, x, gate, PACKED)
+        ups = _weights_at(data_ptr, up_rows, inside_n, start // BYTES, K // BYTES, BLOCK_K // BYTES)
+        up = _multiply(ups, up_scales, x, up, PACKED)
+        if PACKED:
+            gate_scales = _weights_at(scales_ptr, gate_rows, inside_n, start // 32 + GROUPS, K // 32, GROUPS)
+            up_scales = _weights_at(scales_ptr, up_rows, inside_n, start // 32 + GROUPS, K // 32, GROUPS)
     if HAS_BIAS:
         gate += tl.load(bias_ptr + gate_rows, mask=inside_n, other=0.0).to(tl.float32)
         up += tl.load(bias_ptr + up_rows, mask=inside_n, other=0.0).to(tl.float32)
@@ -169,14 +179,22 @@ def _experts_down_kernel(
     pairs = _pairs_at(order_ptr, places, inside, LONE)
     weight_rows = expert * n + rows[:, None]
     acc = tl.zeros((BLOCK_N, PAIRS), tl.float32)
+    BYTES: tl.constexpr = 2 if PACKED else 1
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    is_expert = inside_n & (expert >= 0)
+    scales = 0
+    if PACKED:
+        scales = _weights_at(scales_ptr, weight_rows, is_expert, 0, K // 32, GROUPS)
     for start in tl.range(0, tl.where(expert < 0, 0, K), BLOCK_K, num_stages=STAGES):
         inside_k = (start + columns < K)[:, None]
         x_elements = places[None, :].to(tl.int64) * K + (start + columns)[:, None]
         x = tl.load(x_ptr + x_elements, mask=inside[None, :] & inside_k, other=0.0)
-        weights = _weights_at(data_ptr, scales_ptr, weight_rows, inside_n, start, K, BLOCK_K, PACKED, x.dtype)
-        acc = tl.dot(weights, x, acc, input_precision="ieee")
+        weights = _weights_at(data_ptr, weight_rows, inside_n, start // BYTES, K // BYTES, BLOCK_K // BYTES)
+        acc = _multiply(weights, scales, x, acc, PACKED)
+        if PACKED:
+            scales = _weights_at(scales_ptr, weight_rows, is_expert, start // 32 + GROUPS, K // 32, GROUPS)
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + weight_rows, mask=inside_n & (expert >= 0), other=0.0).to(tl.float32)
+        acc += tl.load(bias_ptr + weight_rows, mask=is_expert, other=0.0).to(tl.float32)
     acc *= tl.load(weights_ptr + pairs, mask=inside, other=0.0)[None, :]
     planes = (pairs % SLOTS).to(tl.int64) * m + pairs // SLOTS
     tl.store(
@@ -203,8 +221,7 @@ def experts_gate_up(
     inner, num_pairs = matrix.num_out // 2, routing.experts.numel()
     num_tiles = _check(x, matrix, routing, groups, x.shape[0])
     out = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
-    block_n = tiles.block_n // 2
-    _experts_gate_up_kernel[(triton.cdiv(inner, block_n), num_tiles)](
+    _experts_gate_up_kernel[(triton.cdiv(inner, tiles.gate_rows), num_tiles)](
         x_ptr=x,
         data_ptr=matrix.data,
         scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
@@ -218,7 +235,7 @@ def experts_gate_up(
         K=matrix.num_in,
         SLOTS=routing.experts.shape[1],
         PAIRS=tiles.pairs,
-        BLOCK_N=block_n,
+        BLOCK_N=tiles.gate_rows,
         BLOCK_K=tiles.block_k,
         STAGES=tiles.stages,
         ACTIVATION=activation,
@@ -246,7 +263,7 @@ def experts_down(
     (m, num_slots), n = routing.experts.shape, matrix.num_out
     num_tiles = _check(x, matrix, routing, groups, m * num_slots)
     out = torch.empty((num_slots, m, n), dtype=out_dtype, device=x.device)
-    _experts_down_kernel[(triton.cdiv(n, tiles.block_n), num_tiles)](
+    _experts_down_kernel[(triton.cdiv(n, tiles.down_rows), num_tiles)](
         x_ptr=x,
         data_ptr=matrix.data,
         scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
@@ -262,7 +279,7 @@ def experts_down(
         K=matrix.num_in,
         SLOTS=num_slots,
         PAIRS=tiles.pairs,
-        BLOCK_N=tiles.block_n,
+        BLOCK_N=tiles.down_rows,
         BLOCK_K=tiles.block_k,
         STAGES=tiles.stages,
         HAS_BIAS=matrix.bias is not None,

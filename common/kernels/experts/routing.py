@@ -1,7 +1,7 @@
 """Choice of experts on the device: the law is `common.ops.reference.experts.route`.
 
 Two launches. The first multiplies tokens by the router's matrix, spread over outputs so that few tokens read the matrix
-fast. In the second a program chooses for a token: as many times as experts are wanted, the best that is left.
+fast. In the second a program chooses for a token: as many times as experts are wanted, the best of those left.
 """
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.products.gemv import gemv
 
-BLOCK_K = 128
-FEW_TOKENS = 64  # up to here, tiles of tokens are small
+FEW_TOKENS = 64  # up to here, tiles have few tokens and long rows
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -191,23 +191,7 @@ def route(
     weights = torch.empty((m, slots), dtype=torch.float32, device=x.device)
     if m == 0:
         return Routing(experts, weights)
-    logits = torch.empty((m, n), dtype=torch.float32, device=x.device)
-    block_m, block_n = (16, 16) if m <= FEW_TOKENS else (64, 64)
-    _router_logits_kernel[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
-        x_ptr=x,
-        weight_ptr=weight,
-        out_ptr=logits,
-        m=m,
-        n=n,
-        K=k,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=BLOCK_K // (x.element_size() // 2),
-        STAGES=3,
-        PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
-    )
+    logits = _logits(x, weight, pdl=pdl)
     _choose_experts_kernel[(m,)](
         logits_ptr=logits,
         present_ptr=present,
@@ -238,3 +222,28 @@ def route(
         launch_pdl=pdl,
     )
     return Routing(experts, weights)
+
+
+def _logits(x: Tensor, weight: Tensor, *, pdl: bool) -> Tensor:
+    """Return `x @ weight.T`: fp32 `[m, n]`."""
+    (m, k), n = x.shape, weight.shape[0]
+    logits = torch.empty((m, n), dtype=torch.float32, device=x.device)
+    if m == 1:
+        return gemv(x, weight, logits, rows=1, warps=1, stages=8, pdl=pdl)
+    block_m, block_n, block_k = (16, 16, 512) if m <= FEW_TOKENS else (64, 64, 128)
+    _router_logits_kernel[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
+        x_ptr=x,
+        weight_ptr=weight,
+        out_ptr=logits,
+        m=m,
+        n=n,
+        K=k,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k * 2 // x.element_size(),
+        STAGES=3,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return logits

@@ -14,29 +14,32 @@ class ExpertTiles(NamedTuple):
     """Sizes of a program's tiles: pairs of a token and an expert, outputs, and elements of K at a time."""
 
     pairs: int
-    block_n: int
+    gate_rows: int  # outputs of gate, and as many of up
+    down_rows: int
     block_k: int
     stages: int
     warps: int
 
 
-def expert_tiles(num_tokens: int, num_slots: int, num_experts: int, element_size: int, gpu: Gpu) -> ExpertTiles:
+def expert_tiles(
+    num_tokens: int, num_slots: int, num_experts: int, element_size: int, gpu: Gpu, *, is_packed: bool = False
+) -> ExpertTiles:
     """Return tiles that an expert's pairs fill, as far as their mean tells.
 
-    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. `block_n` is for a single
-    matrix; a tile of gate and up has half of each.
+    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. In MXFP4 they have fewer
+    rows: from 64 on, the matrix unit takes operands by another way, where copies of packed bytes are narrow.
     """
     if num_tokens <= MANY_TOKENS:
-        return _fitting(16, 64, 128, 4, 4, element_size, gpu)
+        rows, block_k = (32, 256) if is_packed else (64, 128)
+        return _fitting(ExpertTiles(16, 32, rows, block_k, 4, 4), element_size, gpu, is_packed=is_packed)
     typical = 4 * MOST_TOKENS if num_tokens > MOST_TOKENS else MOST_TOKENS // 2
     pairs = min(128, max(16, triton.next_power_of_2(typical * num_slots // num_experts)))
-    return _fitting(pairs, 128, 64, 4, 8 if pairs == 128 else 4, element_size, gpu)
+    tiles = ExpertTiles(pairs, 64, 128, 64, 4, 8 if pairs == 128 else 4)
+    return _fitting(tiles, element_size, gpu, is_packed=is_packed)
 
 
-def _fitting(
-    pairs: int, block_n: int, block_k: int, stages: int, warps: int, element_size: int, gpu: Gpu
-) -> ExpertTiles:
+def _fitting(tiles: ExpertTiles, element_size: int, gpu: Gpu, *, is_packed: bool) -> ExpertTiles:
     """Return the tiles with as many stages as fit into shared memory."""
-    block_k = block_k * 2 // element_size
-    stage_bytes = (pairs + block_n) * block_k * element_size
-    return ExpertTiles(pairs, block_n, block_k, min(stages, max(2, gpu.shared_bytes // stage_bytes - 1)), warps)
+    block_k, rows = tiles.block_k * 2 // element_size, max(2 * tiles.gate_rows, tiles.down_rows)
+    stage_bytes = tiles.pairs * block_k * element_size + rows * (block_k // 2 if is_packed else block_k * element_size)
+    return tiles._replace(block_k=block_k, stages=min(tiles.stages, max(2, gpu.shared_bytes // stage_bytes - 1)))

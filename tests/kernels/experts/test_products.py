@@ -13,9 +13,14 @@ from common.ops import reference
 from common.ops.base import ExpertWeights
 from tests.kernels.conftest import AssertClose, gpu_at
 
-CASES = [(1, 6, 2), (5, 8, 3), (16, 40, 4), (70, 5, 2)]
-"""Tokens, experts, experts of a token."""
-TILES = ExpertTiles(16, 32, 64, 2, 4)
+CASES = [
+    (5, 8, 3, Activation.SILU, False),
+    (1, 6, 2, Activation.CLAMPED_SWIGLU, True),
+    (16, 40, 4, Activation.GELU_TANH, False),
+    (70, 5, 2, Activation.SILU, True),
+]
+"""Tokens, experts, experts of a token, activation, biases."""
+TILES = ExpertTiles(16, 16, 32, 64, 2, 4)
 
 
 def make_routing(num_tokens: int, num_experts: int, per_token: int, device: torch.device) -> Routing:
@@ -43,9 +48,7 @@ def matrix(num: int, n: int, k: int, device: torch.device, dtype: torch.dtype, *
     return ExpertMatrix((torch.randn(num, n, k) * 0.2).to(device, dtype), None, bias)
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "per_token"), CASES)
-@pytest.mark.parametrize("activation", Activation)
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "per_token", "activation", "has_bias"), CASES)
 def test_equals_the_law(
     num_tokens: int, num_experts: int, per_token: int, activation: Activation, has_bias: bool,
     device: torch.device, dtype: torch.dtype, assert_close: AssertClose,

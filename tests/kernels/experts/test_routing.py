@@ -15,14 +15,16 @@ from common.ops import reference
 from common.ops.base import Router
 
 HIDDEN = 200
-SIZES = [(1, 8), (5, 33), (70, 130)]
-RULES = [
-    Route(3),
-    Route(4, renormalizes=False, scale=2.5),
-    Route(2, Score.SIGMOID, logit_scale=0.5),
-    Route(3, Score.SQRT_SOFTPLUS, renormalizes=False),
-    Route(1),
+CASES = [
+    (5, 33, Route(3)),
+    (1, 8, Route(3)),
+    (70, 130, Route(3)),
+    (5, 33, Route(4, renormalizes=False, scale=2.5)),
+    (5, 33, Route(2, Score.SIGMOID, logit_scale=0.5)),
+    (5, 33, Route(3, Score.SQRT_SOFTPLUS, renormalizes=False)),
+    (5, 33, Route(1)),
 ]
+"""Tokens, experts, rules."""
 
 
 def choice(rule: Route) -> Choice:
@@ -44,8 +46,7 @@ def operands(m: int, n: int, device: torch.device, dtype: torch.dtype) -> tuple[
     return torch.randn(m, HIDDEN).to(device, dtype), torch.randn(n, HIDDEN).to(device, dtype) * 0.2, present
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("num_tokens", "num_experts"), SIZES)
+@pytest.mark.parametrize(("num_tokens", "num_experts", "rule"), CASES)
 def test_equals_the_law(
     num_tokens: int, num_experts: int, rule: Route, device: torch.device, dtype: torch.dtype
 ) -> None:
