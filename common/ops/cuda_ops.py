@@ -13,8 +13,8 @@ from common.kernels.base.gpu import gpu_of
 from common.kernels.delta.convolution import convolve
 from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
+from common.kernels.elementwise.cap_logits import cap_logits
 from common.kernels.elementwise.embedding import embedding
-from common.kernels.elementwise.silu_mul import silu_mul
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -60,8 +60,8 @@ class CudaOps:
         self._is_planned = planned and caches[0].blocks.element_size() == 2
         self.plans: Plans = LinearPlans(gpu_of(caches[0].blocks.device))
         self._linear = FusedLinear(
-            norm=None if kernels.norm == "triton" else reference.rms_norm,
-            activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
+            reference_norm=kernels.norm == "torch",
+            reference_gate=kernels.activation == "torch",
             pdl=pdl,
         )
 
@@ -93,8 +93,11 @@ class CudaOps:
         return group.divide(batch) if divides else None
 
     def embed(self, token_ids: Tensor, table: Weight, scale: float = 1.0) -> Residual:
-        rows = embedding(token_ids, table.data, pdl=True) if self.pdl else functional.embedding(token_ids, table.data)
-        return Residual(rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype))
+        rounded = torch.tensor(scale, dtype=table.data.dtype).item()
+        if self.pdl:
+            return Residual(embedding(token_ids, table.data, rounded, pdl=True))
+        rows = functional.embedding(token_ids, table.data)
+        return Residual(rows if scale == 1.0 else rows.mul_(rounded))
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         plan = self._plan(Fusion.NORM, weight.num_out, x.rows)
@@ -129,14 +132,14 @@ class CudaOps:
     def linear_norm_add(
         self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
     ) -> Residual:
-        product = functional.linear(x, weight.data, weight.bias)
-        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
+        plan = self._plan(Fusion.ADD, weight.num_out, x)
+        return self._linear.linear_norm_add(plan, x, weight, norm, residual, scale)
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
-        return self._linear.norm_gate_up(plan, x, norm, gate_up)
+        return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
 
     def norm(self, x: Residual, norm: Norm) -> Tensor:
         return self._linear.normed(x, norm)
@@ -154,7 +157,7 @@ class CudaOps:
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
         logits = self._linear.norm_linear(plan, x, norm, weight, torch.float32)
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+        return cap_logits(logits, cap, pdl=self.pdl) if cap else logits
 
     def _plan(self, fusion: Fusion, n: int, x: Tensor) -> Plan:
         return self.plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)

@@ -1,37 +1,45 @@
 """Products with weight matrices on a GPU, fused with norm, residual and gate; a plan chooses the kernels."""
 
-from collections.abc import Callable
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common.kernels.elementwise.gate_mul import gate_mul
+from common.kernels.elementwise.norm_add import norm_add
 from common.kernels.elementwise.rms_norm import rms_norm
-from common.kernels.elementwise.silu_mul import silu_mul
 from common.kernels.products.gated_gemm import gated_gemm
 from common.kernels.products.gemv import gemv
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.ring_gemm import ring_gemm
 from common.kernels.products.skinny_gemm import skinny_gemm
-from common.ops.base import Norm, Residual, Weight
+from common.ops import reference
+from common.ops.base import Activation, Norm, Residual, Weight
 from common.ops.linear_plan import Kind, Plan
 
-RMSNorm = Callable[[Tensor, Tensor, float], Tensor]
-SiluMul = Callable[[Tensor], Tensor]
+
+class Neighbours(TypedDict):
+    """What a product of a few tokens is fused with."""
+
+    splits: int
+    residual: Tensor | None
+    activation: Activation | None
+    pdl: bool
 
 
 class FusedLinear:
     """Runs plans for products.
 
     Args:
-        norm: replaces the norm kernel where the norm is not fused into a product; None for the kernel.
-        activation: computes SiLU(gate) * up where the gate is not fused into a product.
+        reference_norm: compute norms by the reference where they are not fused into a product.
+        reference_gate: compute activations by the reference where they are not fused into a product.
         pdl: launch kernels before their predecessors have finished.
     """
 
-    def __init__(self, *, norm: RMSNorm | None = None, activation: SiluMul = silu_mul, pdl: bool = False) -> None:
-        self.norm = norm
-        self.activation = activation
+    def __init__(self, *, reference_norm: bool = False, reference_gate: bool = False, pdl: bool = False) -> None:
+        self._reference_norm = reference_norm
+        self._reference_gate = reference_gate
         self.pdl = pdl
 
     def norm_linear(self, plan: Plan, x: Residual, norm: Norm, weight: Weight, out_dtype: torch.dtype) -> Tensor:
@@ -61,18 +69,31 @@ class FusedLinear:
         parts = torch.empty((plan.splits, *rows.shape), dtype=torch.float32, device=x.device)
         return Residual(rows, self._product(plan, x, weight, parts))
 
-    def norm_gate_up(self, plan: Plan, x: Residual, norm: Norm, gate_up: Weight) -> Tensor:
-        """Return `silu(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
+    def linear_norm_add(
+        self, plan: Plan, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None
+    ) -> Residual:
+        """Return `(residual + rms_norm(x @ weight.T)) * scale`, in the memory of `residual`."""
+        rows, parts = residual.rows, self._parts(plan, x, weight)
+        if self._reference_norm:
+            product = parts.float().sum(0).to(rows.dtype)
+            return Residual(reference.norm_add(product, norm.weight, norm.eps, rows, scale))
+        return Residual(norm_add(parts, norm.weight, norm.eps, rows, scale=scale, pdl=self.pdl))
+
+    def norm_gate_up(
+        self, plan: Plan, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
+    ) -> Tensor:
+        """Return `activation(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
         matrix = gate_up.data
         if plan.kind is Kind.CUBLAS:
-            return self.activation(functional.linear(self.normed(x, norm), matrix))
+            product = functional.linear(self.normed(x, norm), matrix)
+            return (reference.gate_mul if self._reference_gate else gate_mul)(product, activation)
         if plan.kind is Kind.GATED:
-            return gated_gemm(self.normed(x, norm), matrix)
+            return gated_gemm(self.normed(x, norm), matrix, activation)
         out = torch.empty((x.rows.shape[0], gate_up.num_out // 2), dtype=matrix.dtype, device=matrix.device)
         if plan.kind is Kind.GEMV:
             rows, tiles = self.whole(x), plan.gemv_tiles
-            return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, gated=True, pdl=self.pdl, **tiles)
-        return self._product(plan, self.normed(x, norm), gate_up, out, gated=True)
+            return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, activation=activation, pdl=self.pdl, **tiles)
+        return self._product(plan, self.normed(x, norm), gate_up, out, activation=activation)
 
     def whole(self, x: Residual) -> Tensor:
         """Return the rows, with the parts added in place."""
@@ -80,15 +101,38 @@ class FusedLinear:
 
     def normed(self, x: Residual, norm: Norm) -> Tensor:
         """Return the normed rows, after the parts are added in place."""
-        if self.norm is None:
-            return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
-        return self.norm(self.whole(x), norm.weight, norm.eps)
+        if self._reference_norm:
+            return reference.rms_norm(self.whole(x), norm.weight, norm.eps)
+        return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
+
+    def _parts(self, plan: Plan, x: Tensor, weight: Weight) -> Tensor:
+        """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
+        if plan.kind is Kind.CUBLAS:
+            return functional.linear(x, weight.data)[None]
+        parts = torch.empty((plan.splits or 1, x.shape[0], weight.num_out), dtype=torch.float32, device=x.device)
+        if plan.kind is Kind.GEMV:
+            gemv(x, weight.data, parts[0], pdl=self.pdl, **plan.gemv_tiles)
+        else:
+            self._product(plan, x, weight, parts if len(parts) > 1 else parts[0])
+        return parts
 
     def _product(
-        self, plan: Plan, x: Tensor, weight: Weight, out: Tensor, *, residual: Tensor | None = None, gated: bool = False
+        self,
+        plan: Plan,
+        x: Tensor,
+        weight: Weight,
+        out: Tensor,
+        *,
+        residual: Tensor | None = None,
+        activation: Activation | None = None,
     ) -> Tensor:
         """Multiply a few tokens; `out` has a plane for each of `plan.splits`, if there are several."""
-        matrix, splits, pdl = weight.data, out.shape[0] if out.dim() == 3 else 1, self.pdl
+        fused: Neighbours = {
+            "splits": out.shape[0] if out.dim() == 3 else 1,
+            "residual": residual,
+            "activation": activation,
+            "pdl": self.pdl,
+        }
         if plan.kind is Kind.RING:
-            return ring_gemm(x, matrix, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.ring_tiles)
-        return skinny_gemm(x, matrix, out, splits=splits, residual=residual, gated=gated, pdl=pdl, **plan.skinny_tiles)
+            return ring_gemm(x, weight.data, out, **fused, **plan.ring_tiles)
+        return skinny_gemm(x, weight.data, out, **fused, **plan.skinny_tiles)

@@ -41,7 +41,7 @@ from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
 from common.models.sizes.attention import Heads
-from common.ops.base import ForwardBatch, GroupCache, Norm, Residual, Weight
+from common.ops.base import Activation, ForwardBatch, GroupCache, Norm, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
@@ -182,11 +182,26 @@ def run_large_heads(gpu: Gpu) -> None:
         ops.attention(empty(num_tokens, width, dtype=BF16), weights, 0, ops.begin(make_batch(num_tokens, num_seqs)))
 
 
+def run_gemma(gpu: Gpu) -> None:
+    """What Gemma computes beside attention, at the sizes of Gemma 4 12B: decode steps, and prompts."""
+    hidden, inner, vocab = 3840, 15360, 262_144
+    table, norm = Weight(empty(vocab, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6)
+    gate_up, down = Weight(empty(2 * inner, hidden, dtype=BF16)), Weight(empty(hidden, inner, dtype=BF16))
+    out, scale = Weight(empty(hidden, 4096, dtype=BF16)), empty(1, dtype=torch.float32)
+    for num_tokens in (1, 64, 300, 1200):
+        ops = make_ops(HEADS, num_tokens, pdl=gpu.has_dependent_launch and num_tokens <= 64)
+        x = ops.embed(empty(num_tokens), table, 62.0)
+        x = ops.linear_norm_add(empty(num_tokens, 4096, dtype=BF16), out, norm, x)
+        x = ops.linear_norm_add(ops.norm_gate_up(x, norm, gate_up, Activation.GELU_TANH), down, norm, x, scale)
+        ops.logits(x, norm, table, 30.0)
+
+
 def run_odd_shape(gpu: Gpu) -> None:
     """A product that `ring_gemm` is not made for: what Hopper does as others do."""
     ops, hidden = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), 2560 + 64
     rows, norm, weight = empty(64, hidden, dtype=BF16), empty(hidden, dtype=BF16), empty(9728, hidden, dtype=BF16)
-    ops.norm_gate_up(Residual(rows), Norm(norm, 1e-6), Weight(weight))
+    for activation in (Activation.SILU, Activation.GELU_TANH):
+        ops.norm_gate_up(Residual(rows), Norm(norm, 1e-6), Weight(weight), activation)
 
 
 def run_sampler(rows: int, *, pdl: bool) -> None:
@@ -232,6 +247,7 @@ def main(capabilities: list[str]) -> None:
         run_model(gpu)
         run_large_heads(gpu)
         run_hybrid(gpu)
+        run_gemma(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)
         run_rest(gpu)

@@ -1,7 +1,7 @@
 """Product of a token and a weight matrix, at the speed of reading the matrix, with neighbours fused in.
 
 Before the product: RMSNorm of the input. The norm's scale is a common factor, applied to the finished sums, so the row
-is read once. After the product: the residual is added, or gate and up are joined by SiLU.
+is read once. After the product: the residual is added, or gate and up are joined by an activation.
 
 The first tiles of weights are loaded before the wait for the predecessor. So at the start of a kernel the memory is
 busy with weights, not idle until the input is ready. From then on, each tile used makes room for another tile on the
@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.base.activation import Activation
+from common.kernels.base.gates import activated
 from common.kernels.base.pdl import wait_for_predecessor
 
 
@@ -60,7 +62,7 @@ def _load_pieces(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT
 @triton.jit
 def _gemv_kernel(
     x_ptr,  # [k]
-    weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
+    weight_ptr,  # [n, k], contiguous; [2 * n, k] with ACTIVATION: gate, then up
     norm_ptr,  # [k], if HAS_NORM
     residual_ptr,  # [n], if HAS_RESIDUAL; may be out_ptr
     out_ptr,  # [n]
@@ -73,7 +75,7 @@ def _gemv_kernel(
     EVEN_N: tl.constexpr,  # ROWS divides n
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # of gate and up; "" without a gate
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, ROWS),). A program computes ROWS outputs, over the whole of K."""
@@ -84,7 +86,7 @@ def _gemv_kernel(
     up_ptr = tile_ptr + n.to(tl.int64) * K
     inside_n = (rows < n)[:, None]
     weights = _load_tiles(tile_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
-    if GATED:
+    if ACTIVATION != "":
         up_weights = _load_tiles(up_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
     if HAS_NORM:
         norms = _load_pieces(norm_ptr, columns, K, BLOCK_K, STAGES)
@@ -97,7 +99,7 @@ def _gemv_kernel(
     for i in tl.static_range(TILES):
         if i + STAGES < TILES:
             weights = weights + (_load_tile(tile_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
-            if GATED:
+            if ACTIVATION != "":
                 up_weights = up_weights + (_load_tile(up_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
             inputs = inputs + (_load_piece(x_ptr, columns, i + STAGES, K, BLOCK_K),)
             if HAS_NORM:
@@ -107,7 +109,7 @@ def _gemv_kernel(
             squares += x * x
             x *= norms[i].to(tl.float32)
         acc += weights[i].to(tl.float32) * x[None, :]
-        if GATED:
+        if ACTIVATION != "":
             up_acc += up_weights[i].to(tl.float32) * x[None, :]
 
     y = tl.sum(acc, axis=1)
@@ -115,8 +117,8 @@ def _gemv_kernel(
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= scale
-    if GATED:
-        y = y / (1.0 + tl.exp(-y)) * (tl.sum(up_acc, axis=1) * scale)
+    if ACTIVATION != "":
+        y = activated(y, tl.sum(up_acc, axis=1) * scale, ACTIVATION)
     if HAS_RESIDUAL:
         y += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=rows < n)
@@ -124,7 +126,7 @@ def _gemv_kernel(
 
 def gemv(
     x: Tensor,  # [1, k], contiguous
-    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    weight: Tensor,  # [n, k], or [2 * n, k] with an activation
     out: Tensor,  # [1, n]; overwritten
     *,
     rows: int,
@@ -134,15 +136,15 @@ def gemv(
     norm: Tensor | None = None,  # [k]
     eps: float = 0.0,
     residual: Tensor | None = None,  # [1, n]; may be `out`
-    gated: bool = False,
+    activation: Activation | None = None,  # of gate and up
     pdl: bool = False,
 ) -> Tensor:
-    """Write `norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`, to `out`; return `out`.
+    """Write `norm(x) @ weight.T`, then `+ residual` or `activation(gate, up)`, to `out`; return `out`.
 
     A program has `rows` outputs and `warps` warps. A tile has, for each thread, `unroll` times 8 columns of each row.
     `stages` tiles are on the way at once, the first during the wait for the predecessor.
     """
-    n, k = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    n, k = weight.shape[0] // (1 if activation is None else 2), weight.shape[1]
     assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"
     assert out.shape == (1, n) and out.is_contiguous(), f"out {tuple(out.shape)}: [1, {n}] needed"
     assert weight.is_contiguous() and weight.dtype == x.dtype, f"weight {weight.dtype}, x {x.dtype}: contiguous, alike"
@@ -163,7 +165,7 @@ def gemv(
         EVEN_N=n % rows == 0,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
-        GATED=gated,
+        ACTIVATION="" if activation is None else activation.value,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

@@ -22,7 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.base.activation import Activation
 from common.kernels.base.checks import check_product
+from common.kernels.base.gates import activated
 from common.kernels.base.pdl import wait_for_predecessor
 
 ROWS = 64  # of a tile of weights: multiplied at once by the four warps of a program
@@ -43,7 +45,7 @@ def _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES: gl
 @gluon.jit(do_not_specialize=["m"])
 def _ring_gemm_kernel(
     x_desc,  # [m, k], tiles of BLOCK_M x BLOCK_K
-    weight_desc,  # [n, k], tiles of ROWS x BLOCK_K; [2 * n, k] if GATED: gate, then up
+    weight_desc,  # [n, k], tiles of ROWS x BLOCK_K; [2 * n, k] with ACTIVATION: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
@@ -55,12 +57,12 @@ def _ring_gemm_kernel(
     BLOCK_K: gl.constexpr,
     SPLITS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
-    GATED: gl.constexpr,
+    ACTIVATION: gl.constexpr,  # of gate and up; "" without a gate
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """Grid: (cdiv(n, ROWS), SPLITS). A program computes ROWS outputs of all tokens, over a part of K."""
-    SIDES: gl.constexpr = 2 if GATED else 1
+    SIDES: gl.constexpr = 1 if ACTIVATION == "" else 2
     TILE_BYTES: gl.constexpr = (ROWS * SIDES + BLOCK_M) * BLOCK_K * 2
     dtype: gl.constexpr = weight_desc.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -89,7 +91,7 @@ def _ring_gemm_kernel(
         mbarrier.wait(arrived.index(slot), phase)
         x = token_ring.index(slot).permute((1, 0))
         acc = warpgroup_mma(ring.index(slot * SIDES), x, acc, is_async=True)
-        if GATED:
+        if ACTIVATION != "":
             up_acc = warpgroup_mma(ring.index(slot * SIDES + 1), x, up_acc, is_async=True)
             acc, up_acc = warpgroup_mma_wait(0, deps=[acc, up_acc])
         else:
@@ -110,8 +112,8 @@ def _ring_gemm_kernel(
     if SPLITS > 1:
         gl.store(out_ptr + gl.program_id(1) * m * n + elements, acc, mask=inside)
     else:
-        if GATED:
-            acc = acc / (1.0 + gl.exp(-acc)) * up_acc
+        if ACTIVATION != "":
+            acc = activated(acc, up_acc, ACTIVATION)
         if HAS_RESIDUAL:
             acc += gl.load(residual_ptr + elements, mask=inside, other=0.0).to(gl.float32)
         gl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
@@ -119,21 +121,22 @@ def _ring_gemm_kernel(
 
 def ring_gemm(
     x: Tensor,  # [m, k], contiguous, m up to MAX_TOKENS
-    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    weight: Tensor,  # [n, k], or [2 * n, k] with an activation
     out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
     *,
     block_k: int,
     stages: int,
     splits: int = 1,
     residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
-    gated: bool = False,
+    activation: Activation | None = None,  # of gate and up
     pdl: bool = False,
 ) -> Tensor:
-    """Write `x @ weight.T`, then `+ residual` or `silu(gate) * up`, or parts if `splits`, to `out`; return `out`.
+    """Write `x @ weight.T`, then `+ residual` or `activation(gate, up)`, or parts if `splits`, to `out`; return `out`.
 
     `k` is a multiple of `splits * block_k`.
     """
     m, k = x.shape
+    gated = activation is not None
     n = weight.shape[0] // (2 if gated else 1)
     assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
     assert x.element_size() == 2 and weight.dtype == x.dtype, f"x {x.dtype}, weight {weight.dtype}: 16 bits, alike"
@@ -155,7 +158,7 @@ def ring_gemm(
         BLOCK_K=block_k,
         SPLITS=splits,
         HAS_RESIDUAL=residual is not None,
-        GATED=gated,
+        ACTIVATION="" if activation is None else activation.value,
         PDL=pdl,
         num_warps=WARPS,
         launch_pdl=pdl,

@@ -9,14 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.base.activation import Activation
 from common.kernels.base.checks import check_product
+from common.kernels.base.gates import activated
 from common.kernels.base.pdl import wait_for_predecessor
 
 
 @triton.jit(do_not_specialize=["m"])
 def _skinny_gemm_kernel(
     x_ptr,  # [m, k], contiguous
-    weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
+    weight_ptr,  # [n, k], contiguous; [2 * n, k] with ACTIVATION: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
@@ -28,7 +30,7 @@ def _skinny_gemm_kernel(
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,  # of gate and up; "" without a gate
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, BLOCK_N), SPLITS). A program computes BLOCK_N outputs of all tokens, over a part of K."""
@@ -50,7 +52,7 @@ def _skinny_gemm_kernel(
         mask = inside_n & inside_k[None, :]
         weight = tl.load(weight_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
         acc = tl.dot(weight, x, acc, input_precision="ieee")
-        if GATED:
+        if ACTIVATION != "":
             up = tl.load(up_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             up_acc = tl.dot(up, x, up_acc, input_precision="ieee")
 
@@ -59,8 +61,8 @@ def _skinny_gemm_kernel(
     if SPLITS > 1:
         tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, acc, mask=inside)
     else:
-        if GATED:
-            acc = acc / (1.0 + tl.exp(-acc)) * up_acc
+        if ACTIVATION != "":
+            acc = activated(acc, up_acc, ACTIVATION)
         if HAS_RESIDUAL:
             acc += tl.load(residual_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
@@ -68,7 +70,7 @@ def _skinny_gemm_kernel(
 
 def skinny_gemm(
     x: Tensor,  # [m, k], contiguous, m up to 64
-    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    weight: Tensor,  # [n, k], or [2 * n, k] with an activation
     out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
     *,
     block_n: int,
@@ -77,11 +79,12 @@ def skinny_gemm(
     warps: int,
     splits: int = 1,
     residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
-    gated: bool = False,
+    activation: Activation | None = None,  # of gate and up
     pdl: bool = False,
 ) -> Tensor:
-    """Write `x @ weight.T`, then `+ residual` or `silu(gate) * up`, or parts if `splits`, to `out`; return `out`."""
+    """Write `x @ weight.T`, then `+ residual` or `activation(gate, up)`, or parts if `splits`, to `out`; return it."""
     m, k = x.shape
+    gated = activation is not None
     n = weight.shape[0] // (2 if gated else 1)
     assert 1 <= m <= 64, f"{m} tokens: 1 to 64 here"
     check_product(x, weight, out, residual, splits=splits, gated=gated)
@@ -99,7 +102,7 @@ def skinny_gemm(
         SPLITS=splits,
         STAGES=stages,
         HAS_RESIDUAL=residual is not None,
-        GATED=gated,
+        ACTIVATION="" if activation is None else activation.value,
         PDL=pdl,
         num_warps=warps,
         num_stages=stages,
