@@ -14,7 +14,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),
     "gemma4_unified": ("gemma4_unified_text",),
-    "mistral3": ("mistral", "ministral3"),
+    "mistral3": ("mistral", "ministral3", "mistral4"),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
 }
@@ -31,6 +31,12 @@ SENSES = (
     "model.embed_audio.",
 )
 """Beginnings of names of tensors that text does not need."""
+LACKING = {
+    "deepseek_v32": "keys chosen by an indexer",
+    "deepseek_v4": "compressed keys chosen by an indexer, experts chosen by token, and a residual stream of four rows",
+    "kimi_k25": "experts in INT4",
+}
+"""What known values of `model_type` need beyond what there is."""
 
 
 def architectures() -> list[str]:
@@ -47,6 +53,8 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the decoder's config from settings already read; raises ModelError for an unsupported model."""
     model_type = settings.values.get("model_type")
     known = architectures()
+    if lacking := LACKING.get(str(model_type)):
+        raise ModelError(f"{settings.where}: model_type = {model_type!r} is not supported, because it needs {lacking}")
     if model_type not in known:
         raise ModelError(f"{settings.where}: model_type = {model_type!r:.80}; supported: {', '.join(known)}")
     if model_type in WRAPPERS:

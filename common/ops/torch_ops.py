@@ -15,6 +15,7 @@ from common.ops.base import (
     ExpertWeights,
     ForwardBatch,
     GroupCache,
+    LatentWeights,
     Norm,
     Residual,
     Router,
@@ -69,6 +70,21 @@ class TorchOps:
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
+
+    def latent_attention(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        assert batch.slots, "a step begins with `begin`"
+        cache, table = self.caches[weights.group][:, layer_id, 0, :, 0], batch.block_tables[weights.group]
+        reference.write_latents(kv, weights, batch.positions, batch.slots[weights.group], cache)
+        q = reference.rotated_queries(q, weights, batch.positions)
+        absorbed = batch.one_token_each
+        return reference.latent_attention(q, cache, table, batch, weights, is_absorbed=absorbed).flatten(1)
+
+    def latent_attention_of_last(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self.latent_attention(q, kv, weights, layer_id, batch)[batch.last_tokens]
 
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         states, work = self.caches[weights.group][:, layer_id, 0, 0], batch.work[weights.group]
