@@ -22,7 +22,7 @@ from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import logprobs
 from common.ops import reference
-from common.ops.base import Activation, ForwardBatch
+from common.ops.base import ForwardBatch
 from common.wire.values.sampling_params import SamplingParams
 
 HIDDEN, INNER, VOCAB, NUM_Q, NUM_KV, HEAD_DIM, BLOCK_SIZE = 2560, 9728, 151_936, 32, 8, 128, 16
@@ -72,11 +72,9 @@ def gate_case(num_tokens: int) -> Case:
     gates = random(variants_for(num_bytes), num_tokens, 2 * INNER)
 
     def expected() -> Tensor:
-        return reference.gate_mul(gates[0], Activation.SILU)
+        return reference.silu_mul(gates[0])
 
-    return Case(
-        f"silu_mul {num_tokens}", lambda i: gate_mul(gates[i], Activation.SILU), expected, len(gates), num_bytes
-    )
+    return Case(f"silu_mul {num_tokens}", lambda i: gate_mul(gates[i]), expected, len(gates), num_bytes)
 
 
 def attention_weights(max_positions: int) -> AttentionWeights:
@@ -102,14 +100,12 @@ def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:
     flops = 4 * num_tokens * INNER * HIDDEN
 
     def separate(i: int) -> Tensor:
-        return gate_mul(x @ weights[i].t(), Activation.SILU)
+        return gate_mul(x @ weights[i].t())
 
     def expected() -> Tensor:
-        return reference.gate_mul(x.float() @ weights[0].float().t(), Activation.SILU).to(x.dtype)
+        return reference.silu_mul(x.float() @ weights[0].float().t()).to(x.dtype)
 
-    yield Case(
-        f"gated_gemm {num_tokens}", lambda i: gated_gemm(x, weights[i], Activation.SILU), expected, 4, num_bytes, flops
-    )
+    yield Case(f"gated_gemm {num_tokens}", lambda i: gated_gemm(x, weights[i]), expected, 4, num_bytes, flops)
     yield Case(f"cuBLAS and silu_mul {num_tokens}", separate, expected, 4, num_bytes, flops)
 
 

@@ -15,6 +15,7 @@ from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.cap_logits import cap_logits
 from common.kernels.elementwise.embedding import embedding
+from common.kernels.elementwise.gate_mul import gate_mul
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -60,8 +61,8 @@ class CudaOps:
         self._is_planned = planned and caches[0].blocks.element_size() == 2
         self.plans: Plans = LinearPlans(gpu_of(caches[0].blocks.device))
         self._linear = FusedLinear(
-            reference_norm=kernels.norm == "torch",
-            reference_gate=kernels.activation == "torch",
+            norm=None if kernels.norm == "triton" else reference.rms_norm,
+            gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
 
@@ -82,12 +83,18 @@ class CudaOps:
     @property
     def shares_prefixes(self) -> bool:
         """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
-        return all(group is not None and group.is_fused for group in self.groups)
+        return all(group is not None for group in self.groups) and any(
+            group.shares_prefixes for group in self.groups if group
+        )
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
         groups = list(zip(self.groups, self.caches, batch.block_tables, strict=True))
-        if batch.one_token_each and not batch.slots and not self.shares_prefixes:
-            slots = (group.row_slots(batch, table) if group else batch.positions for group, _, table in groups)
+        written_apart = [group is not None and not group.is_fused for group in self.groups]
+        if batch.one_token_each and not batch.slots and any(written_apart):
+            slots = [
+                group.row_slots(batch, table) if group and is_apart else batch.positions
+                for (group, _, table), is_apart in zip(groups, written_apart, strict=True)
+            ]
             batch = replace(batch, slots=tuple(slots))
         return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
 

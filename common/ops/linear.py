@@ -1,6 +1,7 @@
 """Products with weight matrices on a GPU, fused with norm, residual and gate; a plan chooses the kernels."""
 
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,37 +15,30 @@ from common.kernels.products.gemv import gemv
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.ring_gemm import ring_gemm
 from common.kernels.products.skinny_gemm import skinny_gemm
-from common.ops import reference
 from common.ops.base import Activation, Norm, Residual, Weight
 from common.ops.linear_plan import Kind, Plan
 
-
-class Neighbours(TypedDict):
-    """What a product of a few tokens is fused with."""
-
-    splits: int
-    residual: Tensor | None
-    activation: Activation | None
-    pdl: bool
+RMSNorm = Callable[[Tensor, Tensor, float], Tensor]
+GateMul = Callable[[Tensor, Activation], Tensor]
 
 
 class FusedLinear:
     """Runs plans for products.
 
     Args:
-        reference_norm: compute norms by the reference where they are not fused into a product.
-        reference_gate: compute activations by the reference where they are not fused into a product.
+        norm: replaces the norm kernel where the norm is not fused into a product; None for the kernel.
+        gate: computes `activation(gate) * up` where the gate is not fused into a product.
         pdl: launch kernels before their predecessors have finished.
     """
 
-    def __init__(self, *, reference_norm: bool = False, reference_gate: bool = False, pdl: bool = False) -> None:
-        self._reference_norm = reference_norm
-        self._reference_gate = reference_gate
+    def __init__(self, *, norm: RMSNorm | None = None, gate: GateMul = gate_mul, pdl: bool = False) -> None:
+        self.norm = norm
+        self.gate = gate
         self.pdl = pdl
 
     def norm_linear(self, plan: Plan, x: Residual, norm: Norm, weight: Weight, out_dtype: torch.dtype) -> Tensor:
-        """Return `rms_norm(x) @ weight.T`: `[num_tokens, n]`."""
-        matrix = weight.data
+        """Return `rms_norm(x) @ weight.T`, of a weight without bias: `[num_tokens, n]`."""
+        matrix = _without_bias(weight)
         if plan.kind is Kind.CUBLAS:
             y = self.normed(x, norm)
             if out_dtype == y.dtype:
@@ -58,11 +52,13 @@ class FusedLinear:
 
     def linear_add(self, plan: Plan, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         """Return `residual + x @ weight.T`, in the memory of `residual`; if K is split, the next norm adds up parts."""
-        rows, matrix = residual.rows, weight.data
+        rows, matrix, bias = residual.rows, weight.data, weight.bias
         if plan.kind is Kind.CUBLAS:
+            if bias is not None:
+                return Residual(rows.add_(functional.linear(x, matrix, bias)))
             return Residual(torch.addmm(rows, x, matrix.t(), out=rows))
         if plan.kind is Kind.GEMV:
-            return Residual(gemv(x, matrix, rows, residual=rows, pdl=self.pdl, **plan.gemv_tiles))
+            return Residual(gemv(x, matrix, rows, residual=rows, bias=bias, pdl=self.pdl, **plan.gemv_tiles))
         if plan.splits == 1:
             return Residual(self._product(plan, x, weight, rows, residual=rows))
         # In a captured graph, memory of the graph's own pool.
@@ -72,28 +68,25 @@ class FusedLinear:
     def linear_norm_add(
         self, plan: Plan, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None
     ) -> Residual:
-        """Return `(residual + rms_norm(x @ weight.T)) * scale`, in the memory of `residual`."""
+        """Return `(residual + rms_norm(x @ weight.T)) * scale`, in the memory of `residual` if the kernel adds."""
         rows, parts = residual.rows, self._parts(plan, x, weight)
-        if self._reference_norm:
-            product = parts.float().sum(0).to(rows.dtype)
-            return Residual(reference.norm_add(product, norm.weight, norm.eps, rows, scale))
-        return Residual(norm_add(parts, norm.weight, norm.eps, rows, scale=scale, pdl=self.pdl))
+        if self.norm is None:
+            return Residual(norm_add(parts, norm.weight, norm.eps, rows, scale=scale, pdl=self.pdl))
+        added = rows + self.norm(parts.sum(0, dtype=torch.float32), norm.weight, norm.eps)
+        return Residual((added if scale is None else added * scale).to(rows.dtype))
 
-    def norm_gate_up(
-        self, plan: Plan, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
-    ) -> Tensor:
-        """Return `activation(g) * u` of `rms_norm(x) @ gate_up.T`: `[num_tokens, inner]`."""
-        matrix = gate_up.data
+    def norm_gate_up(self, plan: Plan, x: Residual, norm: Norm, gate_up: Weight, activation: Activation) -> Tensor:
+        """Return `activation(g) * u` of `rms_norm(x) @ gate_up.T`, of a weight without bias: `[num_tokens, inner]`."""
+        matrix = _without_bias(gate_up)
         if plan.kind is Kind.CUBLAS:
-            product = functional.linear(self.normed(x, norm), matrix)
-            return (reference.gate_mul if self._reference_gate else gate_mul)(product, activation)
+            return self.gate(functional.linear(self.normed(x, norm), matrix), activation)
         if plan.kind is Kind.GATED:
-            return gated_gemm(self.normed(x, norm), matrix, activation)
+            return gated_gemm(self.normed(x, norm), matrix, activation.value)
         out = torch.empty((x.rows.shape[0], gate_up.num_out // 2), dtype=matrix.dtype, device=matrix.device)
         if plan.kind is Kind.GEMV:
-            rows, tiles = self.whole(x), plan.gemv_tiles
-            return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, activation=activation, pdl=self.pdl, **tiles)
-        return self._product(plan, self.normed(x, norm), gate_up, out, activation=activation)
+            rows, tiles, gate = self.whole(x), plan.gemv_tiles, activation.value
+            return gemv(rows, matrix, out, norm=norm.weight, eps=norm.eps, activation=gate, pdl=self.pdl, **tiles)
+        return self._product(plan, self.normed(x, norm), gate_up, out, activation=activation.value)
 
     def whole(self, x: Residual) -> Tensor:
         """Return the rows, with the parts added in place."""
@@ -101,17 +94,17 @@ class FusedLinear:
 
     def normed(self, x: Residual, norm: Norm) -> Tensor:
         """Return the normed rows, after the parts are added in place."""
-        if self._reference_norm:
-            return reference.rms_norm(self.whole(x), norm.weight, norm.eps)
-        return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
+        if self.norm is None:
+            return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
+        return self.norm(self.whole(x), norm.weight, norm.eps)
 
     def _parts(self, plan: Plan, x: Tensor, weight: Weight) -> Tensor:
         """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
         if plan.kind is Kind.CUBLAS:
-            return functional.linear(x, weight.data)[None]
+            return functional.linear(x, weight.data, weight.bias)[None]
         parts = torch.empty((plan.splits or 1, x.shape[0], weight.num_out), dtype=torch.float32, device=x.device)
         if plan.kind is Kind.GEMV:
-            gemv(x, weight.data, parts[0], pdl=self.pdl, **plan.gemv_tiles)
+            gemv(x, weight.data, parts[0], bias=weight.bias, pdl=self.pdl, **plan.gemv_tiles)
         else:
             self._product(plan, x, weight, parts if len(parts) > 1 else parts[0])
         return parts
@@ -124,15 +117,16 @@ class FusedLinear:
         out: Tensor,
         *,
         residual: Tensor | None = None,
-        activation: Activation | None = None,
+        activation: str | None = None,
     ) -> Tensor:
         """Multiply a few tokens; `out` has a plane for each of `plan.splits`, if there are several."""
-        fused: Neighbours = {
-            "splits": out.shape[0] if out.dim() == 3 else 1,
-            "residual": residual,
-            "activation": activation,
-            "pdl": self.pdl,
-        }
+        splits = out.shape[0] if out.dim() == 3 else 1
+        ending: Any = {"residual": residual, "bias": weight.bias, "activation": activation}
         if plan.kind is Kind.RING:
-            return ring_gemm(x, weight.data, out, **fused, **plan.ring_tiles)
-        return skinny_gemm(x, weight.data, out, **fused, **plan.skinny_tiles)
+            return ring_gemm(x, weight.data, out, splits=splits, **ending, pdl=self.pdl, **plan.ring_tiles)
+        return skinny_gemm(x, weight.data, out, splits=splits, **ending, pdl=self.pdl, **plan.skinny_tiles)
+
+
+def _without_bias(weight: Weight) -> Tensor:
+    assert weight.bias is None, "products behind a norm have no bias"
+    return weight.data

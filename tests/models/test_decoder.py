@@ -86,7 +86,8 @@ class Cache:
             for group in self.groups
         ]
         self.allocators = [allocator_of(num_blocks - 1) for _ in self.groups]
-        self.ops = backend.ops([GroupCache(*each) for each in zip(self.caches, model.config.q_heads, strict=True)])
+        groups = zip(self.caches, model.config.q_heads, self.groups, strict=True)
+        self.ops = backend.ops([GroupCache(cache, num_q_heads, group.window) for cache, num_q_heads, group in groups])
 
     def blocks(self, num_tokens: int) -> list[list[int]]:
         """Blocks by group."""

@@ -26,8 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from common.base.activation import Activation
-from common.kernels.base.gates import activated
+from common.kernels.base.gate import ACTIVATIONS, SILU, gated
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announce, announced, draw
 
@@ -113,7 +112,7 @@ def _multiply(shared, work, out_desc, GROUP: gl.constexpr, BAND: gl.constexpr, A
         mbarrier.arrive(empty.index((slot + STAGES - 1) % STAGES), count=1)
         gate, up = gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
         tma.store_wait(0)  # of the item before
-        out.store(activated(gate, up, ACTIVATION).to(out_desc.dtype))
+        out.store(gated(gate, up, ACTIVATION).to(out_desc.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out_desc, [(2 * tile_m + GROUP) * ROWS, tile_n * BLOCK_N], out)
         item_phase ^= 1
@@ -169,7 +168,7 @@ def _gated_gemm_kernel(
 def gated_gemm(
     x: Tensor,  # [m, k], contiguous, 16 bits
     weight: Tensor,  # [2 * n, k], contiguous: gate, then up
-    activation: Activation,
+    activation: str = SILU,
 ) -> Tensor:
     """Return `activation(x @ gate.T) * (x @ up.T)`: `[m, n]`. `n` and `k` must be multiples of 8."""
     (m, k), n = x.shape, weight.shape[0] // 2
@@ -177,6 +176,7 @@ def gated_gemm(
     assert weight.shape == (2 * n, k) and x.is_contiguous() and weight.is_contiguous(), (
         f"x {tuple(x.shape)}, weight {tuple(weight.shape)}: contiguous, [m, k] and [2 * n, k] needed"
     )
+    assert activation in ACTIVATIONS, f"activation {activation}: one of {ACTIVATIONS} needed"
     assert m > 0 and n % 8 == k % 8 == 0, f"m {m}, n {n}, k {k}: at least one, and multiples of 8"
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tiles_m, tiles_n = -(-m // (2 * ROWS)), -(-n // BLOCK_N)
@@ -195,7 +195,7 @@ def gated_gemm(
         BLOCK_K=BLOCK_K,
         STAGES=STAGES,
         BAND=BAND,
-        ACTIVATION=activation.value,
+        ACTIVATION=activation,
         num_warps=4,  # warps of a group; other warps come on top
     )
     return out

@@ -1,7 +1,8 @@
 """Product of a token and a weight matrix, at the speed of reading the matrix, with neighbours fused in.
 
 Before the product: RMSNorm of the input. The norm's scale is a common factor, applied to the finished sums, so the row
-is read once. After the product: the residual is added, or gate and up are joined by an activation.
+is read once. After the product: the residual is added, with a bias if there is one, or gate and up are joined by
+the activation.
 
 The first tiles of weights are loaded before the wait for the predecessor. So at the start of a kernel the memory is
 busy with weights, not idle until the input is ready. From then on, each tile used makes room for another tile on the
@@ -13,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.base.activation import Activation
-from common.kernels.base.gates import activated
+from common.kernels.base.checks import check_ending
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
 
 
@@ -62,9 +63,10 @@ def _load_pieces(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT
 @triton.jit
 def _gemv_kernel(
     x_ptr,  # [k]
-    weight_ptr,  # [n, k], contiguous; [2 * n, k] with ACTIVATION: gate, then up
+    weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
     norm_ptr,  # [k], if HAS_NORM
     residual_ptr,  # [n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
     out_ptr,  # [n]
     eps,
     n,
@@ -75,7 +77,8 @@ def _gemv_kernel(
     EVEN_N: tl.constexpr,  # ROWS divides n
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,  # of gate and up; "" without a gate
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, ROWS),). A program computes ROWS outputs, over the whole of K."""
@@ -86,7 +89,7 @@ def _gemv_kernel(
     up_ptr = tile_ptr + n.to(tl.int64) * K
     inside_n = (rows < n)[:, None]
     weights = _load_tiles(tile_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
-    if ACTIVATION != "":
+    if GATED:
         up_weights = _load_tiles(up_ptr, inside_n, columns, K, BLOCK_K, STAGES, EVEN_N)
     if HAS_NORM:
         norms = _load_pieces(norm_ptr, columns, K, BLOCK_K, STAGES)
@@ -99,7 +102,7 @@ def _gemv_kernel(
     for i in tl.static_range(TILES):
         if i + STAGES < TILES:
             weights = weights + (_load_tile(tile_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
-            if ACTIVATION != "":
+            if GATED:
                 up_weights = up_weights + (_load_tile(up_ptr, inside_n, columns, i + STAGES, K, BLOCK_K, EVEN_N),)
             inputs = inputs + (_load_piece(x_ptr, columns, i + STAGES, K, BLOCK_K),)
             if HAS_NORM:
@@ -109,7 +112,7 @@ def _gemv_kernel(
             squares += x * x
             x *= norms[i].to(tl.float32)
         acc += weights[i].to(tl.float32) * x[None, :]
-        if ACTIVATION != "":
+        if GATED:
             up_acc += up_weights[i].to(tl.float32) * x[None, :]
 
     y = tl.sum(acc, axis=1)
@@ -117,8 +120,10 @@ def _gemv_kernel(
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= scale
-    if ACTIVATION != "":
-        y = activated(y, tl.sum(up_acc, axis=1) * scale, ACTIVATION)
+    if GATED:
+        y = gated(y, tl.sum(up_acc, axis=1) * scale, ACTIVATION)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         y += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=rows < n)
@@ -136,10 +141,11 @@ def gemv(
     norm: Tensor | None = None,  # [k]
     eps: float = 0.0,
     residual: Tensor | None = None,  # [1, n]; may be `out`
-    activation: Activation | None = None,  # of gate and up
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
     pdl: bool = False,
 ) -> Tensor:
-    """Write `norm(x) @ weight.T`, then `+ residual` or `activation(gate, up)`, to `out`; return `out`.
+    """Write `norm(x) @ weight.T`, then `+ bias + residual` or `activation(gate) * up`, to `out`; return `out`.
 
     A program has `rows` outputs and `warps` warps. A tile has, for each thread, `unroll` times 8 columns of each row.
     `stages` tiles are on the way at once, the first during the wait for the predecessor.
@@ -150,11 +156,13 @@ def gemv(
     assert weight.is_contiguous() and weight.dtype == x.dtype, f"weight {weight.dtype}, x {x.dtype}: contiguous, alike"
     assert norm is None or norm.shape == (k,), f"norm weight: [{k}] needed"
     assert residual is None or residual.shape == (1, n), f"residual: [1, {n}] needed"
+    check_ending(n, bias, activation)
     _gemv_kernel[(triton.cdiv(n, rows),)](
         x_ptr=x,
         weight_ptr=weight,
         norm_ptr=x if norm is None else norm,
         residual_ptr=x if residual is None else residual,
+        bias_ptr=bias,
         out_ptr=out,
         eps=eps,
         n=n,
@@ -165,7 +173,8 @@ def gemv(
         EVEN_N=n % rows == 0,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
-        ACTIVATION="" if activation is None else activation.value,
+        GATED=activation is not None,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

@@ -22,9 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from common.base.activation import Activation
-from common.kernels.base.checks import check_product
-from common.kernels.base.gates import activated
+from common.kernels.base.checks import check_ending, check_product
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
 
 ROWS = 64  # of a tile of weights: multiplied at once by the four warps of a program
@@ -45,8 +44,9 @@ def _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES: gl
 @gluon.jit(do_not_specialize=["m"])
 def _ring_gemm_kernel(
     x_desc,  # [m, k], tiles of BLOCK_M x BLOCK_K
-    weight_desc,  # [n, k], tiles of ROWS x BLOCK_K; [2 * n, k] with ACTIVATION: gate, then up
+    weight_desc,  # [n, k], tiles of ROWS x BLOCK_K; [2 * n, k] if GATED: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
     n,
@@ -57,12 +57,13 @@ def _ring_gemm_kernel(
     BLOCK_K: gl.constexpr,
     SPLITS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
-    ACTIVATION: gl.constexpr,  # of gate and up; "" without a gate
+    GATED: gl.constexpr,
+    ACTIVATION: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """Grid: (cdiv(n, ROWS), SPLITS). A program computes ROWS outputs of all tokens, over a part of K."""
-    SIDES: gl.constexpr = 1 if ACTIVATION == "" else 2
+    SIDES: gl.constexpr = 2 if GATED else 1
     TILE_BYTES: gl.constexpr = (ROWS * SIDES + BLOCK_M) * BLOCK_K * 2
     dtype: gl.constexpr = weight_desc.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -91,7 +92,7 @@ def _ring_gemm_kernel(
         mbarrier.wait(arrived.index(slot), phase)
         x = token_ring.index(slot).permute((1, 0))
         acc = warpgroup_mma(ring.index(slot * SIDES), x, acc, is_async=True)
-        if ACTIVATION != "":
+        if GATED:
             up_acc = warpgroup_mma(ring.index(slot * SIDES + 1), x, up_acc, is_async=True)
             acc, up_acc = warpgroup_mma_wait(0, deps=[acc, up_acc])
         else:
@@ -107,13 +108,16 @@ def _ring_gemm_kernel(
 
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    if bias_ptr is not None:
+        bias = gl.load(bias_ptr + rows, mask=(rows < n) & (gl.program_id(1) == 0), other=0.0)  # counted once
+        acc += bias.to(gl.float32)[:, None]
     elements = tokens[None, :] * n + rows[:, None]
     inside = (rows < n)[:, None] & (tokens < m)[None, :]
     if SPLITS > 1:
         gl.store(out_ptr + gl.program_id(1) * m * n + elements, acc, mask=inside)
     else:
-        if ACTIVATION != "":
-            acc = activated(acc, up_acc, ACTIVATION)
+        if GATED:
+            acc = gated(acc, up_acc, ACTIVATION)
         if HAS_RESIDUAL:
             acc += gl.load(residual_ptr + elements, mask=inside, other=0.0).to(gl.float32)
         gl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
@@ -128,26 +132,30 @@ def ring_gemm(
     stages: int,
     splits: int = 1,
     residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
-    activation: Activation | None = None,  # of gate and up
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
     pdl: bool = False,
 ) -> Tensor:
-    """Write `x @ weight.T`, then `+ residual` or `activation(gate, up)`, or parts if `splits`, to `out`; return `out`.
+    """Write `x @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
+
+    With `splits`, write parts, the first with the bias.
 
     `k` is a multiple of `splits * block_k`.
     """
     m, k = x.shape
-    gated = activation is not None
-    n = weight.shape[0] // (2 if gated else 1)
+    n = weight.shape[0] // (1 if activation is None else 2)
     assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
     assert x.element_size() == 2 and weight.dtype == x.dtype, f"x {x.dtype}, weight {weight.dtype}: 16 bits, alike"
     assert k % (splits * block_k) == 0, f"{k} columns: a multiple of {splits} x {block_k} needed"
-    check_product(x, weight, out, residual, splits=splits, gated=gated)
+    check_product(x, weight, out, residual, splits=splits, gated=activation is not None)
+    check_ending(n, bias, activation)
     block_m = max(8, 1 << (m - 1).bit_length())
     tiles = k // (splits * block_k)
     _ring_gemm_kernel[(-(-n // ROWS), splits)](
         _descriptor(x, [block_m, block_k]),
         _descriptor(weight, [ROWS, block_k]),
         out if residual is None else residual,
+        bias,
         out,
         m,
         n,
@@ -158,7 +166,8 @@ def ring_gemm(
         BLOCK_K=block_k,
         SPLITS=splits,
         HAS_RESIDUAL=residual is not None,
-        ACTIVATION="" if activation is None else activation.value,
+        GATED=activation is not None,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=WARPS,
         launch_pdl=pdl,

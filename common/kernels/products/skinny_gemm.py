@@ -9,17 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.base.activation import Activation
-from common.kernels.base.checks import check_product
-from common.kernels.base.gates import activated
+from common.kernels.base.checks import check_ending, check_product
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
 
 
 @triton.jit(do_not_specialize=["m"])
 def _skinny_gemm_kernel(
     x_ptr,  # [m, k], contiguous
-    weight_ptr,  # [n, k], contiguous; [2 * n, k] with ACTIVATION: gate, then up
+    weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
     n,
@@ -30,7 +30,8 @@ def _skinny_gemm_kernel(
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,  # of gate and up; "" without a gate
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, BLOCK_N), SPLITS). A program computes BLOCK_N outputs of all tokens, over a part of K."""
@@ -52,17 +53,20 @@ def _skinny_gemm_kernel(
         mask = inside_n & inside_k[None, :]
         weight = tl.load(weight_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
         acc = tl.dot(weight, x, acc, input_precision="ieee")
-        if ACTIVATION != "":
+        if GATED:
             up = tl.load(up_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             up_acc = tl.dot(up, x, up_acc, input_precision="ieee")
 
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + rows, mask=(rows < n) & (tl.program_id(1) == 0), other=0.0)  # counted once
+        acc += bias.to(tl.float32)[:, None]
     elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
     inside = inside_n & inside_m
     if SPLITS > 1:
         tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, acc, mask=inside)
     else:
-        if ACTIVATION != "":
-            acc = activated(acc, up_acc, ACTIVATION)
+        if GATED:
+            acc = gated(acc, up_acc, ACTIVATION)
         if HAS_RESIDUAL:
             acc += tl.load(residual_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
@@ -79,19 +83,24 @@ def skinny_gemm(
     warps: int,
     splits: int = 1,
     residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
-    activation: Activation | None = None,  # of gate and up
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
     pdl: bool = False,
 ) -> Tensor:
-    """Write `x @ weight.T`, then `+ residual` or `activation(gate, up)`, or parts if `splits`, to `out`; return it."""
+    """Write `x @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
+
+    With `splits`, write parts, the first with the bias.
+    """
     m, k = x.shape
-    gated = activation is not None
-    n = weight.shape[0] // (2 if gated else 1)
+    n = weight.shape[0] // (1 if activation is None else 2)
     assert 1 <= m <= 64, f"{m} tokens: 1 to 64 here"
-    check_product(x, weight, out, residual, splits=splits, gated=gated)
+    check_product(x, weight, out, residual, splits=splits, gated=activation is not None)
+    check_ending(n, bias, activation)
     _skinny_gemm_kernel[(triton.cdiv(n, block_n), splits)](
         x_ptr=x,
         weight_ptr=weight,
         residual_ptr=out if residual is None else residual,
+        bias_ptr=bias,
         out_ptr=out,
         m=m,
         n=n,
@@ -102,7 +111,8 @@ def skinny_gemm(
         SPLITS=splits,
         STAGES=stages,
         HAS_RESIDUAL=residual is not None,
-        ACTIVATION="" if activation is None else activation.value,
+        GATED=activation is not None,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=warps,
         num_stages=stages,

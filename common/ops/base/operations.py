@@ -19,11 +19,12 @@ from common.ops.base.experts import ExpertWeights, Router, Routing
 
 
 class GroupCache(NamedTuple):
-    """Cache of a group of layers, and the query heads of each layer."""
+    """Cache of a group of layers, and what its layers have in common."""
 
     blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     # of latents [num_blocks, num_layers, 1, block_size, 1, rank + rope_dim], of states [.., 1, 1, rows, row]
     num_q_heads: int  # 0 for states
+    window: int = 0  # tokens seen by a token, itself included; 0: all
 
     @property
     def has_states(self) -> bool:
@@ -143,7 +144,7 @@ class Ops(Protocol):
         """Apply query/key norm and RoPE, write K and V into the pool, and attend causally over the pool.
 
         `layer_id` is the layer's place in the cache of its group, `weights.group`.
-        `qkv [num_tokens, (q_heads + 2 * kv_heads) * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
+        `qkv [num_tokens, weights.num_heads * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
         """
         ...
 
