@@ -177,8 +177,11 @@ class CudaOps:
     def linear_norm_add(
         self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
     ) -> Residual:
-        plan = self._plan(Fusion.ADD, weight.num_out, x)
-        return self._linear.linear_norm_add(plan, x, weight, norm, residual, scale)
+        parts = self._linear.parts(self._plan(Fusion.ADD, weight.num_out, x), x, weight)
+        return self._linear.norm_add(parts, norm, residual, scale)
+
+    def norm_add(self, x: Tensor, norm: Norm, residual: Residual, scale: Tensor | None = None) -> Residual:
+        return self._linear.norm_add(x[None], norm, residual, scale)
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU

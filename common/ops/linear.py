@@ -65,11 +65,9 @@ class FusedLinear:
         parts = torch.empty((plan.splits, *rows.shape), dtype=torch.float32, device=x.device)
         return Residual(rows, self._product(plan, x, weight, parts))
 
-    def linear_norm_add(
-        self, plan: Plan, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None
-    ) -> Residual:
-        """Return `(residual + rms_norm(x @ weight.T)) * scale`, in the memory of `residual` if the kernel adds."""
-        rows, parts = residual.rows, self._parts(plan, x, weight)
+    def norm_add(self, parts: Tensor, norm: Norm, residual: Residual, scale: Tensor | None) -> Residual:
+        """Return `(residual + rms_norm(sum of parts)) * scale`, in the memory of `residual` if the kernel adds."""
+        rows = residual.rows
         if self.norm is None:
             return Residual(norm_add(parts, norm.weight, norm.eps, rows, scale=scale, pdl=self.pdl))
         added = rows + self.norm(parts.sum(0, dtype=torch.float32), norm.weight, norm.eps)
@@ -98,7 +96,7 @@ class FusedLinear:
             return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
         return self.norm(self.whole(x), norm.weight, norm.eps)
 
-    def _parts(self, plan: Plan, x: Tensor, weight: Weight) -> Tensor:
+    def parts(self, plan: Plan, x: Tensor, weight: Weight) -> Tensor:
         """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
         if plan.kind is Kind.CUBLAS:
             return functional.linear(x, weight.data, weight.bias)[None]
