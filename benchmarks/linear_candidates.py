@@ -12,6 +12,7 @@ from benchmarks.presets import settings
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.models.reading import decoder_config
 from common.models.sizes.attention import Attention
+from common.models.sizes.latent import Latent
 from common.ops.base import Activation, Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
@@ -45,6 +46,8 @@ def shapes_of(preset: str) -> list[Shape]:
             shapes += [Shape(Fusion.ADD, hidden, mixer.q_width)]
         else:
             shapes += [Shape(Fusion.NORM, mixer.in_rows, hidden), Shape(Fusion.ADD, hidden, mixer.value_width)]
+        if isinstance(mixer, Latent) and mixer.q_rank:
+            shapes += [Shape(Fusion.NORM, mixer.q_width, mixer.q_rank)]
         shapes += [Shape(Fusion.GATE, inner, hidden), Shape(Fusion.ADD, hidden, inner)]
     return list(dict.fromkeys([*shapes, Shape(Fusion.LOGITS, config.vocab_size, hidden)]))
 

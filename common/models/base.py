@@ -7,6 +7,7 @@ from torch import Tensor
 
 from common.models.layers.tasks import Task as Task
 from common.models.sizes.attention import Heads
+from common.models.sizes.latent import Latent
 from common.models.sizes.rope import Rope
 from common.models.sizes.stacks import Stacks
 from common.ops.base import ForwardBatch, Ops, Residual
@@ -47,6 +48,11 @@ class ModelConfig(Protocol):
     @property
     def heads(self) -> tuple[Heads, ...]:
         """Return the heads of each group of KV blocks that attention reads."""
+        ...
+
+    @property
+    def latents(self) -> tuple[Latent, ...]:
+        """Return the latent attention of each group of KV blocks that holds latents."""
         ...
 
     @property

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
+from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
-from common.models.sizes.stacks import Source, Stacks
+from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import KVGroup
 
-Mixer = Attention | DeltaRule
+Mixer = Attention | Latent | DeltaRule
 MLP = GatedMLP | Experts
 
 
@@ -20,15 +21,23 @@ class Layer:
 
     mixer: Mixer
     mlp: MLP
+    is_scaled: bool = False  # the residual stream is multiplied by a weight at the end
 
-    @property
-    def num_rows(self) -> int:
-        """Return the rows of all matrices, each as wide as the residual stream."""
-        return self.mixer.num_rows + self.mlp.num_rows
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the elements of all matrices."""
+        return self.mixer.num_weights(hidden_size) + self.mlp.num_rows * hidden_size
 
-    def step_rows(self, num_tokens: int) -> float:
-        """Return the rows read by a decode step of `num_tokens` sequences; fewer than all where experts are chosen."""
-        return self.mixer.num_rows + self.mlp.step_rows(num_tokens)
+    def step_weights(self, hidden_size: int, num_tokens: int) -> float:
+        """Return the elements read by a decode step of `num_tokens` sequences; of experts those chosen, on average."""
+        return self.mixer.num_weights(hidden_size) + self.mlp.step_rows(num_tokens) * hidden_size
+
+    def stacks(self, source: Source, prefix: str) -> Stacks:
+        """Return the layer's weights, of which `prefix` begins the names in a checkpoint."""
+        stacks = source.norms.stacks(source, prefix)
+        stacks |= self.mixer.stacks(source, prefix) | self.mlp.stacks(source, prefix)
+        if self.is_scaled:
+            stacks["scale"] = stacked([(f"{prefix}.layer_scalar", 1)])._replace(dtype="float32")
+        return stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +62,12 @@ class DecoderConfig:
     @property
     def num_weights(self) -> int:
         """Return the elements of all matrices, without the input's table."""
-        return self.hidden_size * (sum(layer.num_rows for layer in self.layers) + self.vocab_size)
+        return self.hidden_size * self.vocab_size + sum(layer.num_weights(self.hidden_size) for layer in self.layers)
 
     def step_weights(self, num_tokens: int) -> int:
         """Return the elements of matrices read by a decode step of `num_tokens` sequences, on average."""
-        rows = sum(layer.step_rows(num_tokens) for layer in self.layers)
-        return round(self.hidden_size * (rows + self.vocab_size))
+        of_layers = sum(layer.step_weights(self.hidden_size, num_tokens) for layer in self.layers)
+        return round(self.hidden_size * self.vocab_size + of_layers)
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -72,6 +81,11 @@ class DecoderConfig:
     def heads(self) -> tuple[Heads, ...]:
         """Return the heads of each group of KV blocks that attention reads."""
         return tuple(mixer.heads for mixer in self.groups if isinstance(mixer, Attention))
+
+    @property
+    def latents(self) -> tuple[Latent, ...]:
+        """Return the latent attention of each group of KV blocks that holds latents."""
+        return tuple(mixer for mixer in self.groups if isinstance(mixer, Latent))
 
     @property
     def q_heads(self) -> tuple[int, ...]:
@@ -92,9 +106,7 @@ class DecoderConfig:
         if not self.tied_embeddings:
             stacks["lm_head"] = self.source.matrix("lm_head.weight", self.vocab_size)
         for number, layer in enumerate(self.layers):
-            prefix = f"model.layers.{number}"
-            of_layer = self.source.norms.stacks(self.source, prefix)
-            of_layer |= layer.mixer.stacks(self.source, prefix) | layer.mlp.stacks(self.source, prefix)
+            of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
         return stacks
 
@@ -109,11 +121,12 @@ class DecoderConfig:
         Each logit row counts four times, for copies of the logits, token counts and the sampler's intermediate results.
         """
         hidden = self.hidden_size
-        width = max(each.mixer.num_rows + each.mlp.activation_elements(hidden) for each in self.layers) + 4 * hidden
+        widths = [each.mixer.activation_elements + each.mlp.activation_elements(hidden) for each in self.layers]
+        width = max(widths) + 4 * hidden
         return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4)
 
     def table_bytes(self, max_len: int) -> int:
         """Return the bytes of the rotary tables for sequences of `max_len` tokens."""
-        mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
-        tables = {(mixer.rope, mixer.heads.head_dim) for mixer in mixers}
-        return sum(max_len * (head_dim + (rope.growth is not None)) * 4 for rope, head_dim in tables)
+        mixers = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention | Latent)]
+        tables = {(mixer.rope, mixer.rope_dim) for mixer in mixers}
+        return sum(max_len * (rope_dim + (rope.growth is not None)) * 4 for rope, rope_dim in tables)

@@ -9,15 +9,17 @@ from common.models.config import DecoderConfig
 from common.models.layers.attention import AttentionPart, attention_part
 from common.models.layers.delta_rule import DeltaPart, delta_part
 from common.models.layers.experts import ExpertsPart, experts_part
+from common.models.layers.latent import LatentPart, latent_part
 from common.models.layers.mlp import MLPPart, mlp_part
 from common.models.layers.tasks import stream
 from common.models.layers.tensors import LayerTensors
 from common.models.sizes.attention import Attention
 from common.models.sizes.experts import Experts
+from common.models.sizes.latent import Latent
 from common.models.sizes.rope import Rope
 from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
 
-MixerPart = AttentionPart | DeltaPart
+MixerPart = AttentionPart | LatentPart | DeltaPart
 FeedForward = MLPPart | ExpertsPart
 Part = MixerPart | FeedForward
 
@@ -88,11 +90,13 @@ class Decoder:
         mlp = experts_part(layer.mlp, of_layer) if isinstance(layer.mlp, Experts) else mlp_part(layer.mlp, of_layer)
         if isinstance(mixer, Attention):
             return attention_part(mixer, of_layer, group, layer_id, *self._rope(mixer)), mlp
+        if isinstance(mixer, Latent):
+            return latent_part(mixer, of_layer, group, layer_id, *self._rope(mixer)), mlp
         return delta_part(mixer, of_layer, group, layer_id), mlp
 
-    def _rope(self, attention: Attention) -> tuple[Tensor, Tensor | None]:
+    def _rope(self, attention: Attention | Latent) -> tuple[Tensor, Tensor | None]:
         """Return the rotary table and the factors of queries; layers with equal rotations share them."""
-        key = (attention.rope, attention.heads.head_dim)
+        key = (attention.rope, attention.rope_dim)
         if key not in self._ropes:
             device = self.embed.data.device
             table = rope_table(*key, self._max_positions, device)

@@ -103,10 +103,15 @@ def yarn_rope(settings: Settings, dim: int) -> Rope:
     """Return the rotation of `dim` dimensions, plain or by YaRN; raises ModelError for another scaling."""
     base, scaling = settings.rope()
     kind = _check_kind(settings, scaling, "default", "yarn")
-    return plain_rope(settings, dim) if kind == "default" else scaled_by_yarn(settings, base, dim, scaling)
+    return plain_rope(settings, dim) if kind == "default" else _scaled_by_yarn(settings, base, dim, scaling)
 
 
-def scaled_by_yarn(settings: Settings, base: float, dim: int, scaling: JsonObject) -> Rope:
+def score_factor(settings: Settings, scaling: JsonObject) -> float:
+    """Return the factor of scores that YaRN asks for in families of latent attention; 1 without YaRN."""
+    return read_yarn(settings, scaling).score_factor if _kind(scaling) == "yarn" else 1.0
+
+
+def _scaled_by_yarn(settings: Settings, base: float, dim: int, scaling: JsonObject) -> Rope:
     """Return the rotation of `dim` dimensions by YaRN; raises ModelError for numbers that give no frequencies."""
     yarn = read_yarn(settings, scaling)
     if base <= 1.0:
@@ -116,8 +121,12 @@ def scaled_by_yarn(settings: Settings, base: float, dim: int, scaling: JsonObjec
 
 def _check_kind(settings: Settings, scaling: JsonObject, *supported: str) -> str:
     """Return the kind of scaling, in either spelling in use; raises ModelError for kinds that are not supported."""
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = _kind(scaling)
     if kind not in supported:
         model_type = settings.values.get("model_type")
         raise ModelError(f"{settings.where}: RoPE scaling {kind!r:.80} is not supported for {model_type}, remove it")
     return str(kind)
+
+
+def _kind(scaling: JsonObject) -> object:
+    return scaling.get("rope_type", scaling.get("type", "default"))

@@ -10,6 +10,7 @@ from common.settings.config import MAX_TOKENS
 
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
+MAX_EXPERTS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_WIDTH = 1 << 24
 """Elements of a layer's width, or tokens of the vocabulary."""
@@ -45,6 +46,13 @@ class Settings:
             value = default
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, a whole number of 1 to {most} is needed")
+        return value
+
+    def even(self, key: str, most: int) -> int:
+        """Return an even number of 2 to `most`."""
+        value = self.count(key, most)
+        if value % 2:
+            raise ModelError(f"{self.where}: {key} = {value}, an even number is needed: RoPE rotates pairs")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:

@@ -3,11 +3,10 @@
 from common.base.errors import ModelError
 from common.base.routing import Route
 from common.models.config import MLP
-from common.models.settings import MAX_LAYERS, MAX_WIDTH, Settings
+from common.models.settings import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.experts import ExpertNames, Experts
 from common.models.sizes.mlp import GatedMLP
 
-MAX_EXPERTS = 1 << 12
 GATED_SHARED = ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
 
 

@@ -15,7 +15,6 @@ from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gate_mul import gate_mul
-from common.kernels.elementwise.rms_norm import rms_norm
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -24,6 +23,7 @@ from common.ops.base import (
     ExpertWeights,
     ForwardBatch,
     GroupCache,
+    LatentWeights,
     Norm,
     Residual,
     Router,
@@ -32,6 +32,7 @@ from common.ops.base import (
     Weight,
 )
 from common.ops.cuda_attention import CudaAttention
+from common.ops.cuda_latent import CudaLatent
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
 from common.settings.config import KernelsSection
@@ -53,9 +54,7 @@ class CudaOps:
         self.kernels = kernels
         self.pdl = pdl
         self.caches = tuple(caches)
-        self.groups = [
-            None if cache.has_states else CudaAttention(cache, kernels, max_num_seqs, pdl=pdl) for cache in caches
-        ]
+        self.groups = [self._group(cache, max_num_seqs) for cache in caches]
         # Planned kernels fuse norm and activation, and exist for two bytes an element only.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and caches[0].blocks.element_size() == 2
@@ -65,6 +64,13 @@ class CudaOps:
             gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
+
+    def _group(self, cache: GroupCache, max_num_seqs: int) -> CudaAttention | CudaLatent | None:
+        """Return the attention over a group of KV blocks; None for states."""
+        if cache.has_states:
+            return None
+        attention = CudaLatent if cache.has_latents else CudaAttention
+        return attention(cache, self.kernels, max_num_seqs, pdl=self.pdl)
 
     @property
     def graph_safe(self) -> bool:
@@ -92,7 +98,7 @@ class CudaOps:
         return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
 
     def _work(
-        self, group: CudaAttention | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
+        self, group: CudaAttention | CudaLatent | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
     ) -> DecodeWork | StateWork | None:
         if group is None:
             return StateWork(begin_states(cache.blocks, table, batch.cu_seqlens, batch.seq_lens, pdl=self.pdl))
@@ -113,6 +119,16 @@ class CudaOps:
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self._attention(weights).attend_last(qkv, weights, layer_id, batch)
 
+    def latent_attention(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self._latent(weights).attend(q, kv, weights, layer_id, batch)
+
+    def latent_attention_of_last(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self._latent(weights).attend_last(q, kv, weights, layer_id, batch)
+
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         states, work = self.caches[weights.group].blocks[:, layer_id, 0, 0], batch.work[weights.group]
         assert isinstance(work, StateWork), "a step begins with `begin`"
@@ -126,16 +142,23 @@ class CudaOps:
 
     def _attention(self, weights: AttentionWeights) -> CudaAttention:
         group = self.groups[weights.group]
-        assert group is not None, f"group {weights.group} has states, and no keys"
+        assert isinstance(group, CudaAttention), f"group {weights.group} has no keys and values"
+        return group
+
+    def _latent(self, weights: LatentWeights) -> CudaLatent:
+        group = self.groups[weights.group]
+        assert isinstance(group, CudaLatent), f"group {weights.group} has no latents"
         return group
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         plan = self._plan(Fusion.ADD, weight.num_out, x)
         return self._linear.linear_add(plan, x, weight, residual)
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
         product = functional.linear(x, weight.data, weight.bias)
-        return Residual(residual.rows + rms_norm(product, norm.weight, norm.eps))
+        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU

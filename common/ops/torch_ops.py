@@ -15,6 +15,7 @@ from common.ops.base import (
     ExpertWeights,
     ForwardBatch,
     GroupCache,
+    LatentWeights,
     Norm,
     Residual,
     Router,
@@ -70,6 +71,21 @@ class TorchOps:
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
 
+    def latent_attention(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        assert batch.slots, "a step begins with `begin`"
+        cache, table = self.caches[weights.group][:, layer_id, 0, :, 0], batch.block_tables[weights.group]
+        reference.write_latents(kv, weights, batch.positions, batch.slots[weights.group], cache)
+        q = reference.rotated_queries(q, weights, batch.positions)
+        absorbed = batch.one_token_each
+        return reference.latent_attention(q, cache, table, batch, weights, is_absorbed=absorbed).flatten(1)
+
+    def latent_attention_of_last(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        return self.latent_attention(q, kv, weights, layer_id, batch)[batch.last_tokens]
+
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         states, work = self.caches[weights.group][:, layer_id, 0, 0], batch.work[weights.group]
         assert isinstance(work, StateWork), "a step begins with `begin`"
@@ -81,9 +97,11 @@ class TorchOps:
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         return Residual(residual.rows + functional.linear(x, weight.data, weight.bias))
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
         product = functional.linear(x, weight.data, weight.bias)
-        return Residual(residual.rows + reference.rms_norm(product, norm.weight, norm.eps))
+        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU

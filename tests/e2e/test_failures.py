@@ -32,8 +32,20 @@ CHUNKS = ("--prefill-max-batch-tokens", "32")
         ("qwen3.5", CHUNKS, True),
         ("mistral-window", CHUNKS, False),
         ("mistral-window", CHUNKS, True),
+        ("deepseek-v2-lite", CHUNKS, False),
+        ("deepseek-v2-lite", CHUNKS, True),
     ],
-    ids=["whole", "chunks", "chunks-pulled", "states", "states-pulled", "window", "window-pulled"],
+    ids=[
+        "whole",
+        "chunks",
+        "chunks-pulled",
+        "states",
+        "states-pulled",
+        "window",
+        "window-pulled",
+        "latents",
+        "latents-pulled",
+    ],
 )
 async def test_a_decode_worker_dies_mid_stream(
     variant: str, flags: tuple[str, ...], apart: bool, checkpoint: Checkpoint

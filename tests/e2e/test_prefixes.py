@@ -66,9 +66,17 @@ def metric(system: System, name: str) -> float:
     return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
 
 
-@pytest.mark.parametrize("flags", [(), ("--prefill-max-batch-tokens", "48"), ("--kv-block-size", "64")])
-async def test_a_conversation_is_computed_once(flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
-    directory, model = checkpoint("qwen3-tied")
+@pytest.mark.parametrize(
+    ("variant", "flags"),
+    [
+        ("qwen3-tied", ()),
+        ("qwen3-tied", ("--prefill-max-batch-tokens", "48")),
+        ("qwen3-tied", ("--kv-block-size", "64")),
+        ("deepseek-v2-lite", ("--prefill-max-batch-tokens", "48")),
+    ],
+)
+async def test_a_conversation_is_computed_once(variant: str, flags: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint(variant)
     with System(directory, *ANY_LENGTH, *flags).start() as system:
         await converse(system, Reference(directory, model), 64 if "64" in flags else BLOCK)
 

@@ -41,7 +41,7 @@ from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
 from common.models.sizes.attention import Heads
-from common.ops.base import Activation, ForwardBatch, GroupCache, Norm, Residual, Weight
+from common.ops.base import Activation, ForwardBatch, GroupCache, LatentWeights, Norm, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
@@ -214,6 +214,29 @@ def run_other_products(gpu: Gpu) -> None:
         ops.linear_add(empty(num_tokens, 4096, dtype=BF16), out, x)
 
 
+def run_latent(gpu: Gpu) -> None:
+    """Latent attention with the heads of DeepSeek-V2-Lite and of DeepSeek-V3; few tokens of a prompt, and many."""
+    for num_heads in (16, 128):
+        weights = LatentWeights(
+            norm=empty(512, dtype=BF16),
+            norm_eps=1e-6,
+            expand=empty(num_heads, 256, 512, dtype=BF16),
+            rope=empty(4096, 64, dtype=torch.float32),
+            nope_dim=128,
+            scale=0.1,
+            query_factors=None if num_heads == 16 else empty(4096, dtype=torch.float32),
+        )
+        pool = empty(NUM_BLOCKS, 2, 1, BLOCK_SIZE, 1, 576, dtype=BF16)
+        for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1))[: 4 if num_heads == 16 else 1]:
+            pdl = gpu.has_dependent_launch and num_tokens == num_seqs
+            ops = CudaOps([GroupCache(pool, num_heads)], KernelsSection(), 64, pdl=pdl)
+            batch = ops.begin(make_batch(num_tokens, num_seqs))
+            q, kv = empty(num_tokens, num_heads * 192, dtype=BF16), empty(num_tokens, 576, dtype=BF16)
+            ops.latent_attention(q, kv, weights, 0, batch)
+            if batch.last_tokens is not None:
+                ops.latent_attention_of_last(q, kv, weights, 0, batch)
+
+
 def run_odd_shape(gpu: Gpu) -> None:
     """A product that `ring_gemm` is not made for: what Hopper does as others do."""
     ops, hidden = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), 2560 + 64
@@ -266,6 +289,7 @@ def main(capabilities: list[str]) -> None:
         run_other_attention(gpu)
         run_other_products(gpu)
         run_hybrid(gpu)
+        run_latent(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)
         run_rest(gpu)

@@ -18,7 +18,7 @@ from common.ops.base import ForwardBatch, GroupCache, Ops, Residual
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection
 from tests.support.allocator import BlockAllocator
-from tests.support.checkpoints import VARIANTS, VOCAB, WRAPPED, wrap_checkpoint, write_checkpoint
+from tests.support.checkpoints import LIKE_OTHERS, VARIANTS, VOCAB, WRAPPED, wrap_checkpoint, write_checkpoint
 from tests.support.layouts import allocator_of, take
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -144,7 +144,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 def test_every_architecture_is_covered() -> None:
-    assert {model_type for model_type, _ in VARIANTS.values()} | set(WRAPPED) == set(architectures())
+    assert {model_type for model_type, _ in VARIANTS.values()} | {*WRAPPED, *LIKE_OTHERS} == set(architectures())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -179,7 +179,7 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5", "gemma3"])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5", "gemma3", "gemma4", "deepseek-v2"])
 @torch.inference_mode()
 def test_logits_of_last_tokens_alone_are_theirs_among_all(
     variant: str, backend: Backend, checkpoint: Checkpoint
@@ -213,6 +213,8 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoin
         ("mistral3", "mistral", "language_model.model."),
         ("gemma3", "gemma3", "model.language_model."),
         ("gemma3", "gemma3", "language_model.model."),
+        ("gemma4", "gemma4", "model.language_model."),
+        ("gemma4_unified", "gemma4-unified", "model.language_model."),
     ],
 )
 @torch.inference_mode()

@@ -81,7 +81,7 @@ def test_mistral_small() -> None:
     config = decoder_config(Settings(MISTRAL_SMALL, "config.json"))
     [group] = config.cache_groups(16, "bfloat16")
     assert group.token_bytes == 163_840
-    assert config.layers[0].mixer.num_rows * 5120 == 2 * (4096 + 1024) * 5120
+    assert config.layers[0].mixer.num_weights(5120) == 2 * (4096 + 1024) * 5120
 
 
 def test_mistral_v01() -> None:

@@ -32,6 +32,21 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 16,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -41,6 +56,21 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 
+LATENT = {
+    "head_dim": 16,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "tie_word_embeddings": False,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "rope_parameters": YARN | {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
 HYBRID = {
     "tie_word_embeddings": False,
     "num_hidden_layers": 4,
@@ -79,6 +109,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
         {
+            "tie_word_embeddings": False,
             "num_hidden_layers": 4,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 16,
@@ -89,7 +120,29 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "gemma4_text",
+        GEMMA4 | {"tie_word_embeddings": False, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB},
+    ),
+    "gemma4-unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "deepseek-v2-lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "n_shared_experts": 2}),
+    "deepseek-v2": (
+        "deepseek_v2",
+        LATENT | GROUPS | {"q_lora_rank": 48, "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
+    ),
+    "deepseek-v3": ("deepseek_v3", LATENT | GROUPS | {"q_lora_rank": 48, "routed_scaling_factor": 2.5}),
+    "mistral4": (
+        "mistral4",
+        LATENT
+        | {
+            "head_dim": 48,
+            "q_lora_rank": 48,
+            "first_k_dense_replace": 0,
+            "rope_parameters": YARN
+            | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 1 / 3},
+        },
+    ),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3-yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "factor": 4.0}}),
     "ministral3": (
@@ -105,15 +158,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 NORMS_ARE_OFFSETS = ("qwen3_5", "qwen3_next", "gemma3")
 """Beginnings of values of `model_type` whose norms are stored as offsets from 1."""
 
-WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3")
+WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3", "gemma4", "gemma4_unified")
 """Values of `model_type` whose text model stands inside another."""
 
+LIKE_OTHERS = {"kimi_k2": "deepseek_v3"}
+"""Values of `model_type` that transformers does not know, and those with the same computation."""
+
+CLASSES = {"mistral4": "Mistral4ForCausalLM"}
+"""Names of classes that AutoModelForCausalLM does not find."""
 
 OTHERS = {
     "qwen3_5_moe": ("model.visual.blocks.0.weight", "mtp.layers.0.mlp.experts.0.up_proj.weight"),
     "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
     "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
     "gemma3": ("vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
+    "gemma4": ("model.vision_tower.patch_embedder.input_proj.weight", "model.embed_vision.embedding_projection.weight"),
+    "gemma4_unified": ("model.vision_embedder.patch_dense.weight", "model.embed_audio.embedding_projection.weight"),
 }
 
 
@@ -137,18 +197,28 @@ def write_checkpoint(
     variant: str, directory: Path, *, shard_bytes: str = "5GB", dtype: torch.dtype = torch.float32
 ) -> Any:
     """Write the variant to `directory` with a tokenizer; returns the transformers model, in eval mode."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     model_type, changes = VARIANTS[variant]
     torch.manual_seed(sum(variant.encode()))
-    config = AutoConfig.for_model(model_type, **{**SHAPE, **changes})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes})
+    model = _make_model(model_type, config).to(dtype).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        drawn = ("layer_scalar", "e_score_correction_bias")
+        buffers = [each for each in model.named_buffers() if each[0].endswith(drawn)]
+        for name, parameter in (*model.named_parameters(), *buffers):
             _draw(name, parameter, norms_are_offsets=model_type.startswith(NORMS_ARE_OFFSETS))
     model.save_pretrained(directory, max_shard_size=shard_bytes)
     write_tokenizer(directory)
     return model
+
+
+def _make_model(model_type: str, config: Any) -> Any:
+    import transformers
+
+    if model_type in CLASSES:
+        return getattr(transformers, CLASSES[model_type])._from_config(config, attn_implementation="eager")
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
 def _draw(name: str, parameter: torch.Tensor, *, norms_are_offsets: bool) -> None:
@@ -157,6 +227,8 @@ def _draw(name: str, parameter: torch.Tensor, *, norms_are_offsets: bool) -> Non
         parameter.uniform_(0.01, 16.0).log_()
     elif name.endswith("dt_bias"):
         parameter.normal_(1.0, 0.5)
+    elif name.endswith("layer_scalar"):
+        parameter.normal_(1.0, 0.2)
     elif "norm" not in name or (norms_are_offsets and not name.endswith("linear_attn.norm.weight")):
         parameter.normal_(0.0, 0.15)
     else:

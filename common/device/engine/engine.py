@@ -18,6 +18,7 @@ from common.device.engine.pool_budget import pool_blocks
 from common.device.engine.weights_memory import ServedWeights
 from common.kernels.base.attention_operands import HEAD_DIMS
 from common.kernels.base.gpu import MIN_CAPABILITY, gpu_of
+from common.kernels.base.latent_operands import MIN_DIM, are_computed
 from common.kernels.base.sampling_operands import MAX_VOCAB
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
@@ -37,6 +38,9 @@ from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import shown
 
 logger = logging.getLogger(__name__)
+
+ATTENTION = ("rope", "prefill_attention", "decode_attention")
+"""Families of kernels that compute attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,9 +262,16 @@ def claimed_pool(
 def check_model(kernels: KernelsSection, model: ModelConfig) -> None:
     """Raise ModelError for a model that a chosen kernel does not compute."""
     others = [heads.head_dim for heads in model.heads if heads.head_dim not in HEAD_DIMS]
-    if others and (chosen := _chosen(kernels, "rope", "prefill_attention", "decode_attention")):
+    if others and (chosen := _chosen(kernels, *ATTENTION)):
         sizes = ", ".join(map(str, HEAD_DIMS))
         raise ModelError(f"head_dim = {others[0]}: kernels compute heads of {sizes}; {_remedy(chosen)}")
+    for latent in model.latents:
+        dims = (latent.rank, latent.nope_dim, latent.rope_dim, latent.value_dim)
+        if not are_computed(*dims) and (chosen := _chosen(kernels, *ATTENTION)):
+            raise ModelError(
+                f"latent attention of {', '.join(map(str, dims))} dimensions: kernels compute powers of two from "
+                f"{MIN_DIM} on; {_remedy(chosen)}"
+            )
     vocab_size = model.vocab_size
     if vocab_size > MAX_VOCAB and (chosen := _chosen(kernels, "sampling")):
         raise ModelError(

@@ -16,7 +16,7 @@ from common.base.errors import ConfigError
 from common.device.engine.step_rules import CHUNK_PART, CUDA_CONTEXT_BYTES, STEP_PART, StepSize, fitting_tokens
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
-from common.kernels.base.gpu import gpu_of
+from common.kernels.base.gpu import Gpu, gpu_of
 from common.memory.base.host_ram import ram_bytes
 from common.models.base import ModelConfig
 from common.models.loader import model_bytes, resolve_dtype
@@ -49,7 +49,8 @@ def pool_blocks(
         pool_bytes = room_bytes - _workers_bytes(config, model_config, device, max_len)
     if device.type == "cpu":
         _warn_of_little_ram(pool_bytes + model_bytes(model_config, layout.groups[0].dtype))
-    num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS)
+    step_tokens = min(prompt_step(config, device, max_len).num_tokens, max_len)
+    num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS, step_tokens)
     if min(num_blocks) < 4:
         sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
         raise ConfigError(
@@ -115,7 +116,10 @@ def _workers_bytes(config: Config, model_config: ModelConfig, device: torch.devi
         query_parts_bytes(heads.num_kv_heads, heads.head_dim, gpu) for heads in model_config.heads if heads
     )
     each_bytes = model_config.table_bytes(max_len) + parts_bytes + CUDA_CONTEXT_BYTES
-    of_steps = sum(count * (model_config.activation_bytes(*step) + each_bytes) for count, step in steps)
+    of_steps = sum(
+        count * (model_config.activation_bytes(*step) + _latent_bytes(model_config, step, gpu) + each_bytes)
+        for count, step in steps
+    )
     return of_steps + config.kv.decode_sharers * _shared_bytes(config, model_config, device)
 
 
@@ -130,6 +134,16 @@ def _shared_bytes(config: Config, model_config: ModelConfig, device: torch.devic
         for heads in model_config.heads
         if heads
     )
+
+
+def _latent_bytes(model_config: ModelConfig, step: StepSize, gpu: Gpu) -> int:
+    """Return a worker's bytes for parts of contexts, and for keys and values that are expanded from latents."""
+    if not model_config.latents:
+        return 0
+    from common.ops.cuda_latent import room_bytes  # imports Triton, which may be missing where no GPU is
+
+    rows = step.num_logit_rows
+    return sum(room_bytes(each.num_heads, each.rank, each.entry_dim, rows, gpu) for each in model_config.latents)
 
 
 def log_use() -> None:

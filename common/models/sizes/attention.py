@@ -42,6 +42,11 @@ class Attention:
         return self.heads.num_q_heads
 
     @property
+    def rope_dim(self) -> int:
+        """Return the dimensions of the rotary table."""
+        return self.heads.head_dim
+
+    @property
     def q_width(self) -> int:
         return self.heads.num_q_heads * self.heads.head_dim
 
@@ -53,6 +58,20 @@ class Attention:
     def qkv_width(self) -> int:
         """Return the rows of the product into attention."""
         return self.q_width + (1 if self.shares_kv else 2) * self.kv_width
+
+    @property
+    def pair_products(self) -> int:
+        """Return half the products of a query and a key, and of a weight and a value, for a pair of tokens."""
+        return self.q_width
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the elements of all matrices."""
+        return self.num_rows * hidden_size
+
+    @property
+    def activation_elements(self) -> int:
+        """Return the elements held at once for each token, beside the residual stream."""
+        return self.num_rows
 
     @property
     def num_rows(self) -> int:

@@ -39,6 +39,15 @@ class DeltaRule:
         """Return the rows of the product into the layer: convolved, gate, beta and decay."""
         return self.conv_channels + self.value_width + 2 * self.num_value_heads
 
+    def num_weights(self, hidden_size: int) -> int:
+        """Return the elements of all matrices."""
+        return self.num_rows * hidden_size
+
+    @property
+    def activation_elements(self) -> int:
+        """Return the elements held at once for each token, beside the residual stream."""
+        return self.num_rows
+
     @property
     def num_rows(self) -> int:
         """Return the rows of all matrices, each as wide as the residual stream."""

@@ -9,6 +9,7 @@ from common.ops.base.operations import DecodeWork as DecodeWork
 from common.ops.base.operations import DeltaWeights as DeltaWeights
 from common.ops.base.operations import ForwardBatch as ForwardBatch
 from common.ops.base.operations import GroupCache as GroupCache
+from common.ops.base.operations import LatentWeights as LatentWeights
 from common.ops.base.operations import Norm as Norm
 from common.ops.base.operations import Ops as Ops
 from common.ops.base.operations import Residual as Residual

@@ -14,19 +14,25 @@ from common.base.activation import Activation as Activation
 from common.kernels.base.attention_operands import AttentionWeights as AttentionWeights  # models know no kernels
 from common.kernels.base.attention_operands import Division, SharedDivision, SharedPrefixes
 from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
+from common.kernels.base.latent_operands import LatentWeights as LatentWeights
 from common.ops.base.experts import ExpertWeights, Router, Routing
 
 
 class GroupCache(NamedTuple):
     """Cache of a group of layers, and what its layers have in common."""
 
-    blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]; of states [.., 1, 1, rows, row]
+    blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+    # of latents [num_blocks, num_layers, 1, block_size, 1, rank + rope_dim], of states [.., 1, 1, rows, row]
     num_q_heads: int  # 0 for states
     window: int = 0  # tokens seen by a token, itself included; 0: all
 
     @property
     def has_states(self) -> bool:
         return self.num_q_heads == 0
+
+    @property
+    def has_latents(self) -> bool:
+        return self.blocks.shape[2] == 1 and not self.has_states
 
 
 class DecodeWork(NamedTuple):
@@ -146,6 +152,22 @@ class Ops(Protocol):
         """Do `attention`, but return only `batch.last_tokens`: `[num_seqs, q_heads * head_dim]`."""
         ...
 
+    def latent_attention(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        """Norm latents and rotate, write latents and shared keys into the pool, and attend causally over the pool.
+
+        `q [num_tokens, num_heads * query_dim]` and `kv [num_tokens, rank + rope_dim]` have contiguous columns:
+        `[num_tokens, num_heads * value_dim]`.
+        """
+        ...
+
+    def latent_attention_of_last(
+        self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch
+    ) -> Tensor:
+        """Do `latent_attention`, but return only `batch.last_tokens`: `[num_seqs, num_heads * value_dim]`."""
+        ...
+
     def delta_rule(self, x: Tensor, weights: DeltaWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Convolve, and advance the states of the sequences by the gated delta rule; norm and gate the result.
 
@@ -161,8 +183,13 @@ class Ops(Protocol):
         """Return `residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
-        """Return `residual + rms_norm(x @ weight.T)`; may reuse memory as `linear_add` does."""
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
+        """Return `(residual + rms_norm(x @ weight.T)) * scale`; may reuse memory as `linear_add` does.
+
+        `scale`: `[1]` fp32, or None for 1.
+        """
         ...
 
     def norm_gate_up(

@@ -19,6 +19,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (y * weight.float()).to(x.dtype)
 
 
+def norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Return `(residual + rms_norm(x)) * scale`; `scale` is `[1]` fp32, or None for 1."""
+    added = residual.float() + rms_norm(x.float(), weight, eps)
+    return (added if scale is None else added * scale).to(residual.dtype)
+
+
 def gate_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return `activation(gate) * up` of `[num_tokens, 2 * inner]`, gate first; a clamped SwiGLU as defined there."""
     gate, up = gate_up.float().chunk(2, dim=-1)
@@ -98,12 +104,19 @@ def paged_attention(
         num_keys = seq_len - first_block * block_size
         k = k_cache[blocks].flatten(0, 1)[:num_keys].float()  # [num_keys, kv_heads, head_dim]
         v = v_cache[blocks].flatten(0, 1)[:num_keys].float()
-        out[begin:end] = _attend(q[begin:end].float(), k, v, scale, window, sinks).to(q.dtype)
+        out[begin:end] = attend(q[begin:end].float(), k, v, scale, window, sinks).to(q.dtype)
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, sinks: Tensor | None) -> Tensor:
-    """Return causal softmax attention in fp32; the last query sees the end of k: `[queries, q_heads, head_dim]`.
+def attend(
+    q: Tensor,  # [queries, q_heads, dim] fp32
+    k: Tensor,  # [keys, kv_heads, dim] fp32
+    v: Tensor,  # [keys, kv_heads, value_dim] fp32
+    scale: float,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return causal softmax attention in fp32; the last query sees the end of k: `[queries, q_heads, value_dim]`.
 
     Keys out of sight have no weight, and may hold anything.
     """

@@ -7,6 +7,7 @@ from common.base.errors import ConfigError, ModelError
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
+from common.models.sizes.latent import Latent
 
 DTYPE = "bfloat16"
 BYTES = 2
@@ -49,7 +50,7 @@ def read_shape(directory: Path) -> ModelShape:
 def shape_of(settings: Settings) -> ModelShape:
     """Return the shape of a model with this config.json; raises ModelError for a model that plan does not know."""
     config = decoder_config(settings)
-    mixers = [layer.mixer for layer in config.layers if isinstance(layer.mixer, Attention)]
+    mixers = [layer.mixer for layer in config.layers if isinstance(layer.mixer, Attention | Latent)]
     if len(mixers) < len(config.layers):
         raise ModelError(f"{settings.where}: plan knows models of which all layers have attention")
     head, any_step = config.hidden_size * config.vocab_size, config.step_weights(0)
@@ -60,7 +61,7 @@ def shape_of(settings: Settings) -> ModelShape:
         step_bytes=BYTES * any_step,
         weight_bytes=BYTES * (config.num_weights + head * (not config.tied_embeddings)),
         kv_bytes=sum(group.token_bytes for group in config.cache_groups(1, DTYPE)),
-        pair_products=sum(mixer.q_width for mixer in mixers),
+        pair_products=sum(mixer.pair_products for mixer in mixers),
         token_bytes=config.activation_bytes(1, 0),
         logit_bytes=config.activation_bytes(0, 1),
         expert_bytes=BYTES * experts,

@@ -13,13 +13,16 @@ from common.base.errors import ConfigError
 from common.device.engine import pool_budget
 from common.device.engine.pool_budget import pool_blocks
 from common.device.engine.step_rules import CUDA_CONTEXT_BYTES
+from common.kernels.attention.decode_parts import MAX_PARTS
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import gpu_of
 from common.models.loader import model_bytes
 from common.models.reading import read_config
+from common.ops.cuda_latent import EXPANDED_BYTES
 from common.settings.config import Config, DecodeSection, PrefillSection
 from common.settings.memory_sections import KVSection
+from common.wire.values.kv_layout import KVLayout
 from tests.support.layouts import one_group
 
 GPU = torch.device("cuda", 0)
@@ -127,3 +130,20 @@ def test_on_a_cpu_a_limit_that_weights_and_blocks_will_not_fit_in_is_told_of(
         assert not caplog.records, "there was enough"
         pool_blocks(config, model, LAYOUT, torch.device("cpu"), MAX_LEN)
     assert "raise its container's memory limit, or lower kv.cpu_pool_bytes" in caplog.text
+
+
+def test_expanded_keys_and_parts_of_latent_attention_have_room(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "config.json").write_text(json.dumps(PRESETS["deepseek-v2-lite"]))
+    model, config = read_config(directory), Config(kv=KVSection(prefill_sharers=1, decode_sharers=0))
+    layout = KVLayout("model", model.cache_groups(BLOCK_TOKENS, "bfloat16"))
+
+    def pool_bytes() -> int:
+        [count] = pool_blocks(config, model, layout, GPU, MAX_LEN)
+        return count * layout.groups[0].block_bytes
+
+    least = pool_bytes()
+    monkeypatch.setattr(type(model), "latents", ())
+    parts_bytes = 64 * MAX_PARTS * 16 * 512 * 4
+    assert EXPANDED_BYTES + parts_bytes < pool_bytes() - least < 2 * (EXPANDED_BYTES + parts_bytes)
