@@ -25,7 +25,7 @@ MAX_POSITIONS = 500
 )
 @pytest.mark.parametrize(
     ("num_tokens", "num_q", "num_kv", "head_dim", "block_size"),
-    [(1, 32, 8, 128, 16), (5, 4, 2, 32, 16), (33, 6, 2, 64, 32), (40, 3, 1, 64, 64), (35, 8, 4, 128, 16)],
+    [(1, 32, 8, 128, 16), (5, 4, 2, 32, 16), (33, 6, 2, 64, 32), (40, 3, 1, 64, 64), (35, 8, 4, 128, 16), (33, 8, 8, 512, 16)],
 )
 def test_equals_reference(
     num_tokens: int,
