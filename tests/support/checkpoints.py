@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.support.mxfp4 import pack_experts, round_experts
+
 VOCAB = 300
 
 SHAPE = {
@@ -81,6 +83,14 @@ HYBRID = {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
+GPT_OSS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "rope_parameters": YARN | {"factor": 8.0, "truncate": False},
+}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -120,6 +130,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "gpt-oss-mxfp4": ("gpt_oss", GPT_OSS | {"layer_types": None, "intermediate_size": 64}),
     "gemma4": (
         "gemma4_text",
         GEMMA4 | {"tie_word_embeddings": False, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB},
@@ -208,7 +220,13 @@ def write_checkpoint(
         buffers = [each for each in model.named_buffers() if each[0].endswith(drawn)]
         for name, parameter in (*model.named_parameters(), *buffers):
             _draw(name, parameter, norms_are_offsets=model_type.startswith(NORMS_ARE_OFFSETS))
+            if model_type == "gpt_oss" and "gate_up_proj" in name:
+                parameter.mul_(8.0)  # so that clamps change something
+        if variant.endswith("mxfp4"):
+            round_experts(model)
     model.save_pretrained(directory, max_shard_size=shard_bytes)
+    if variant.endswith("mxfp4"):
+        pack_experts(directory)
     write_tokenizer(directory)
     return model
 
