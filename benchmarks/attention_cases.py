@@ -113,9 +113,8 @@ def make_divided(shape: Shape) -> PromptAttention:
     workspace = make_query_parts(shape.num_kv, shape.head_dim, gpu, device)
 
     def divided(shape: Shape, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, sinks: Tensor | None) -> Tensor:
-        lengths, how = (batch.cu_seqlens, batch.seq_lens), (scale_of(q), workspace, gpu)
-        table = batch.block_tables[0]
-        return few_query_attention(q, k, v, table, *lengths, *how, window=shape.window, sinks=sinks)
+        lengths, scale = (batch.block_tables[0], batch.cu_seqlens, batch.seq_lens), scale_of(q)
+        return few_query_attention(q, k, v, *lengths, scale, workspace, gpu, window=shape.window, sinks=sinks)
 
     return divided
 
