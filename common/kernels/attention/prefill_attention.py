@@ -1,8 +1,8 @@
 """Causal attention of ragged prompt chunks over their blocks (FlashAttention-2, Dao 2023, on a paged cache).
 
 Query tiles of all sequences lie on one grid axis (`ragged`). Keys seen by every query of a tile are walked without
-masks; only the last tiles, at the diagonal, are masked. With a window, the first tiles are masked, too, and tiles out of
-sight are skipped.
+masks; only the last tiles, at the diagonal, are masked. With a window, the first tiles are masked, too, and tiles out
+of sight are skipped.
 """
 
 from dataclasses import dataclass
