@@ -24,15 +24,19 @@ from common.kernels.latent.decode_attention import (
 from common.kernels.latent.gather_latents import gather_latents
 from common.kernels.latent.inputs import absorb_new_queries, absorb_queries, rotate_latent_queries
 from common.kernels.latent.prompt_attention import latent_prompt_attention
+from common.kernels.latent.query_attention import latent_query_attention
 from common.kernels.latent.values import latent_values
 from common.ops import reference
-from common.ops.base import DecodeWork, ForwardBatch, GroupCache, LatentWeights
+from common.ops.base import DecodeWork, ForwardBatch, GroupCache, LatentWeights, RowsWork
 from common.settings.config import KernelsSection
 
 FEW_TOKENS = 128
-"""Tokens of a step, at most, that attend to latents; more tokens repay the expansion of keys and values."""
+"""Tokens of a step, at most, whose contexts are divided among programs; more tokens fill the GPU without that.
+
+More tokens repay the expansion of keys and values, too, where the host knows how many keys there are.
+"""
 ROWS_AT_ONCE = 64
-"""Tokens of a prompt that attend to latents in a launch."""
+"""Tokens of few that attend in a launch."""
 MAX_KEYS = 131_072
 """Keys of a step, at most, because gathering takes memory; more are attended as latents."""
 EXPANDED_BYTES = 256 << 20
@@ -72,9 +76,15 @@ class CudaLatent:
         """Return slots of the rows of a decode batch: `[num_rows]` int64."""
         return row_slots(batch.positions, batch.seq_lens, block_table, self.cache.shape[3], pdl=self.pdl)
 
-    def divide(self, batch: ForwardBatch) -> DecodeWork:
-        """Divide the attention of a decode step among programs."""
-        return DecodeWork(self._divide(batch.seq_lens, self.cache.shape[1], pdl=self.pdl), None)
+    def divide(self, batch: ForwardBatch, group: int) -> DecodeWork | RowsWork | None:
+        """Divide the contexts of a decode step, or of few tokens of a prompt step, among programs."""
+        num_tokens, num_layers = batch.token_ids.shape[0], self.cache.shape[1]
+        if batch.one_token_each:
+            divides = self.kernels.decode_attention != "torch"
+            return DecodeWork(self._divide(batch.seq_lens, num_layers), None) if divides else None
+        if num_tokens > FEW_TOKENS or self.kernels.prefill_attention == "torch":
+            return None
+        return self._rows_of(batch, group, num_layers)
 
     def attend(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `Ops.latent_attention`."""
@@ -85,19 +95,19 @@ class CudaLatent:
         if batch.one_token_each or self.kernels.prefill_attention == "torch":
             return self._by_law(self._rotated(q, kv, weights, layer_id, batch), weights, layer_id, batch)
         absorbed = self._absorbed(q, kv, weights, layer_id, batch)
-        kept = batch.slots[weights.group] >= 0
-        rows = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
-        seqs = torch.searchsorted(batch.cu_seqlens[1:], rows, right=True).clamp_(max=batch.seq_lens.shape[0] - 1)
-        seq_lens = torch.where(kept, batch.positions + 1, 0)
-        return self._rows(absorbed, weights, layer_id, batch.block_tables[weights.group][seqs], seq_lens)
+        if q.shape[0] > FEW_TOKENS:
+            return self._attend_queries(absorbed, weights, layer_id, batch)
+        work = batch.work[weights.group]
+        assert isinstance(work, RowsWork), "a step begins with `begin`"
+        return self._attend_rows(absorbed, weights, layer_id, work, layer_id)
 
     def attend_last(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `Ops.latent_attention_of_last`."""
         q = self._rotated(q, kv, weights, layer_id, batch)[batch.last_tokens]
         if self.kernels.prefill_attention == "torch":
             return self._by_law(q, weights, layer_id, batch.one_query_each())
-        absorbed = absorb_queries(q.flatten(1), weights)
-        return self._rows(absorbed, weights, layer_id, batch.block_tables[weights.group], batch.seq_lens)
+        work = self._rows(batch.block_tables[weights.group], batch.seq_lens, 1)
+        return self._attend_rows(absorb_queries(q.flatten(1), weights), weights, layer_id, work, 0)
 
     def _is_expanded(self, num_tokens: int, batch: ForwardBatch) -> bool:
         if self.kernels.prefill_attention == "torch" or batch.one_token_each:
@@ -125,44 +135,62 @@ class CudaLatent:
     def _decode(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         work = batch.work[weights.group]
         assert isinstance(work, DecodeWork), "a decode step begins with `begin`"
-        absorbed = self._absorbed(q, kv, weights, layer_id, batch)
-        table = batch.block_tables[weights.group]
-        return self._attend_rows(absorbed, weights, layer_id, table, batch.seq_lens, work.division, layer_id)
+        rows = RowsWork(batch.block_tables[weights.group], batch.seq_lens, (work.division,))
+        return self._attend_rows(self._absorbed(q, kv, weights, layer_id, batch), weights, layer_id, rows, layer_id)
 
-    def _rows(
-        self, absorbed: Tensor, weights: LatentWeights, layer_id: int, tables: Tensor, seq_lens: Tensor
-    ) -> Tensor:
-        """Attend each row of absorbed queries to the latents of its own table, a few rows in a launch."""
-        outs = []
-        for begin in range(0, absorbed.shape[0], ROWS_AT_ONCE):
-            rows = slice(begin, begin + ROWS_AT_ONCE)
-            division = self._divide(seq_lens[rows], 1, pdl=False)
-            outs.append(self._attend_rows(absorbed[rows], weights, layer_id, tables[rows], seq_lens[rows], division, 0))
-        return torch.cat(outs) if len(outs) > 1 else outs[0]
+    def _rows_of(self, batch: ForwardBatch, group: int, num_layers: int) -> RowsWork:
+        """Return the tokens of a prompt step as rows."""
+        num_seqs = batch.seq_lens.shape[0]
+        tokens = torch.arange(batch.token_ids.shape[0], dtype=torch.int32, device=batch.seq_lens.device)
+        seqs = torch.searchsorted(batch.cu_seqlens[1:], tokens, right=True).clamp_(max=num_seqs - 1)
+        seq_lens = torch.where(batch.slots[group] >= 0, batch.positions + 1, 0)
+        return self._rows(batch.block_tables[group][seqs], seq_lens, num_layers)
+
+    def _rows(self, block_tables: Tensor, seq_lens: Tensor, num_layers: int) -> RowsWork:
+        """Return rows with their division, a few in a launch."""
+        divisions = (self._divide(some, num_layers) for some in seq_lens.split(ROWS_AT_ONCE))
+        return RowsWork(block_tables, seq_lens, tuple(divisions))
+
+    def _attend_queries(self, absorbed: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        """Attend tiles of absorbed queries to whole contexts."""
+        summed = latent_query_attention(
+            q=absorbed,
+            cache=self._layer(layer_id),
+            weights=weights,
+            block_tables=batch.block_tables[weights.group],
+            cu_seqlens=batch.cu_seqlens,
+            seq_lens=batch.seq_lens,
+            gpu=self._gpu,
+        )
+        return latent_values(summed, weights, pdl=self.pdl).flatten(1)
 
     def _attend_rows(
         self,
         absorbed: Tensor,
         weights: LatentWeights,
         layer_id: int,
-        tables: Tensor,
-        seq_lens: Tensor,
-        division: Division,
-        divided_layer: int,  # place of the layer among those that the division counts for
+        work: RowsWork,
+        divided_layer: int,  # place of the layer among those that divisions count for
     ) -> Tensor:
-        summed = latent_decode_attention(
-            q=absorbed,
-            cache=self._layer(layer_id),
-            weights=weights,
-            block_tables=tables,
-            seq_lens=seq_lens,
-            division=division,
-            workspace=self._workspace(weights.rank),
-            layer_id=divided_layer,
-            gpu=self._gpu,
-            pdl=self.pdl,
-        )
-        return latent_values(summed, weights, pdl=self.pdl).flatten(1)
+        """Attend each row of absorbed queries to the latents of its own table."""
+        at_once = ROWS_AT_ONCE if len(work.divisions) > 1 else max(1, absorbed.shape[0])
+        launches = zip(*(each.split(at_once) for each in (absorbed, work.block_tables, work.seq_lens)), strict=True)
+        summed = [
+            latent_decode_attention(
+                q=q,
+                cache=self._layer(layer_id),
+                weights=weights,
+                block_tables=tables,
+                seq_lens=seq_lens,
+                division=division,
+                workspace=self._workspace(weights.rank),
+                layer_id=divided_layer,
+                gpu=self._gpu,
+                pdl=self.pdl,
+            )
+            for division, (q, tables, seq_lens) in zip(work.divisions, launches, strict=True)
+        ]
+        return latent_values(torch.cat(summed) if len(summed) > 1 else summed[0], weights, pdl=self.pdl).flatten(1)
 
     def _expanded(self, q: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Attend over keys and values of as many heads at once as fit into `EXPANDED_BYTES`."""
@@ -193,8 +221,8 @@ class CudaLatent:
         cache, table, absorbed = self._layer(layer_id), batch.block_tables[weights.group], batch.one_token_each
         return reference.latent_attention(q, cache, table, batch, weights, is_absorbed=absorbed).flatten(1)
 
-    def _divide(self, seq_lens: Tensor, num_layers: int, *, pdl: bool) -> Division:
-        return divide(seq_lens, num_groups(self.num_heads), self._num_slots, num_layers, pdl=pdl)
+    def _divide(self, seq_lens: Tensor, num_layers: int) -> Division:
+        return divide(seq_lens, num_groups(self.num_heads), self._num_slots, num_layers, pdl=self.pdl)
 
     def _workspace(self, rank: int) -> PartsWorkspace:
         """Return room for parts of contexts, made by the first step, before the capture of any graph."""

@@ -29,6 +29,7 @@ from common.ops.base import (
     Residual,
     Router,
     Routing,
+    RowsWork,
     StateWork,
     Weight,
 )
@@ -86,17 +87,18 @@ class CudaOps:
         return all(group is not None and group.is_fused for group in self.groups)
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
-        groups = list(zip(self.groups, self.caches, batch.block_tables, strict=True))
         if batch.one_token_each and not batch.slots and not self.shares_prefixes:
-            slots = (group.row_slots(batch, table) if group else batch.positions for group, _, table in groups)
+            groups = zip(self.groups, batch.block_tables, strict=True)
+            slots = (group.row_slots(batch, table) if group else batch.positions for group, table in groups)
             batch = replace(batch, slots=tuple(slots))
-        return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
+        return replace(batch, work=tuple(self._work(number, batch) for number in range(len(self.groups))))
 
-    def _work(
-        self, group: CudaAttention | CudaLatent | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
-    ) -> DecodeWork | StateWork | None:
+    def _work(self, number: int, batch: ForwardBatch) -> DecodeWork | RowsWork | StateWork | None:
+        group, cache, table = self.groups[number], self.caches[number], batch.block_tables[number]
         if group is None:
             return StateWork(begin_states(cache.blocks, table, batch.cu_seqlens, batch.seq_lens, pdl=self.pdl))
+        if isinstance(group, CudaLatent):
+            return group.divide(batch, number)
         divides = batch.one_token_each and self.kernels.decode_attention != "torch"
         return group.divide(batch) if divides else None
 

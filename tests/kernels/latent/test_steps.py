@@ -79,10 +79,10 @@ def test_equals_the_law(
         inputs = torch.randn(batch.token_ids.shape[0], DIMS.num_heads * 48 + width).to(device, dtype)
         q, kv = inputs[:, :-width], inputs[:, -width:]
         expected = law.latent_attention(q, kv, weights, layer_id, batch)
+        batch = replace(batch, work=(group.divide(batch, 0),))
         if of_last and not batch.one_token_each:
             out, expected = group.attend_last(q, kv, weights, layer_id, batch), expected[batch.last_tokens]
         else:
-            batch = replace(batch, work=(group.divide(batch) if batch.one_token_each else None,))
             out = group.attend(q, kv, weights, layer_id, batch)
         kept = batch.seq_lens > 0 if out.shape[0] == len(chunks) else slice(None)
         assert_close(out[kept], expected[kept])
