@@ -13,10 +13,10 @@ from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.sampling_operands import MAX_LOGPROBS
 from common.kernels.elementwise.embedding import embedding
+from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.elementwise.gather_blocks import gather_blocks
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.rms_norm import rms_norm
-from common.kernels.elementwise.silu_mul import silu_mul
 from common.kernels.products.gated_gemm import gated_gemm
 from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
@@ -75,7 +75,7 @@ def gate_case(num_tokens: int) -> Case:
     def expected() -> Tensor:
         return reference.silu_mul(gates[0])
 
-    return Case(f"silu_mul {num_tokens}", lambda i: silu_mul(gates[i]), expected, len(gates), num_bytes)
+    return Case(f"silu_mul {num_tokens}", lambda i: gate_mul(gates[i]), expected, len(gates), num_bytes)
 
 
 def attention_weights(max_positions: int) -> AttentionWeights:
@@ -101,7 +101,7 @@ def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:
     flops = 4 * num_tokens * INNER * HIDDEN
 
     def separate(i: int) -> Tensor:
-        return silu_mul(x @ weights[i].t())
+        return gate_mul(x @ weights[i].t())
 
     def expected() -> Tensor:
         return reference.silu_mul(x.float() @ weights[0].float().t()).to(x.dtype)

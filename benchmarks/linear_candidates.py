@@ -13,7 +13,7 @@ from common.kernels.base.gpu import Gpu, gpu_of
 from common.models.reading import decoder_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.latent import Latent
-from common.ops.base import Norm, Residual, Weight
+from common.ops.base import Activation, Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
 
@@ -126,7 +126,7 @@ class Operands:
                 residual = Residual(torch.zeros(x.shape[0], self.shape.n, device="cuda", dtype=torch.bfloat16))
                 return linear.whole(linear.linear_add(plan, x, self.weight, residual))
             case Fusion.GATE:
-                return linear.norm_gate_up(plan, Residual(x), self.norm, self.weight)
+                return linear.norm_gate_up(plan, Residual(x), self.norm, self.weight, Activation.SILU)
             case Fusion.NORM:
                 return linear.norm_linear(plan, Residual(x), self.norm, self.weight, torch.bfloat16)
             case Fusion.LOGITS:

@@ -10,7 +10,7 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from benchmarks.presets import PRESETS
 from common.models.reading import decoder_config
 from common.models.settings import Settings
+from common.models.sizes.stacks import Stack
 
 MAX_SHARD_BYTES = 5_000_000_000
 SHARDS_AT_ONCE = 4  # each shard is in memory until written
@@ -32,8 +33,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 def weight_shapes(config: dict[str, Any]) -> Shapes:
     """Return name and shape of every tensor of the checkpoint, in file order."""
-    stacks = decoder_config(Settings(config, "config.json")).stacks()
-    return {piece.checkpoint_name: piece.shape for stack in stacks.values() for piece in stack.pieces}
+    return {piece.checkpoint_name: piece.shape for stack in _stacks(config) for piece in stack.pieces}
+
+
+def packed_names(config: dict[str, Any]) -> set[str]:
+    """Return the names of tensors that hold bytes: values of less than 16 bits, and their scales."""
+    packed = (stack for stack in _stacks(config) if stack.dtype == "uint8")
+    return {piece.checkpoint_name for stack in packed for piece in stack.pieces}
+
+
+def _stacks(config: dict[str, Any]) -> Iterable[Stack]:
+    return decoder_config(Settings(config, "config.json")).stacks().values()
 
 
 def split_shards(shapes: Shapes, max_bytes: int = MAX_SHARD_BYTES) -> Iterator[Shapes]:
@@ -50,15 +60,28 @@ def split_shards(shapes: Shapes, max_bytes: int = MAX_SHARD_BYTES) -> Iterator[S
     yield shard
 
 
-def write_weights(shapes: Shapes, out_dir: Path, seed: int, max_bytes: int = MAX_SHARD_BYTES) -> int:
-    """Write all shards, and an index for several shards; return the bytes of all tensors."""
+def write_weights(
+    shapes: Shapes,
+    out_dir: Path,
+    seed: int,
+    max_bytes: int = MAX_SHARD_BYTES,
+    packed: Container[str] = (),
+) -> int:
+    """Write all shards, and an index for several shards; return the bytes of all tensors.
+
+    Args:
+        packed: names of tensors that hold bytes.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shards = list(split_shards(shapes, max_bytes))
     weight_map: dict[str, str] = {}
 
     def write(number: int, shard: Shapes) -> int:
         generator = torch.Generator(device).manual_seed(seed + number)
-        tensors = {key: _random_weight(shape, generator) for key, shape in shard.items()}
+        tensors = {
+            key: _random_bytes(key, shape, generator) if key in packed else _random_weight(shape, generator)
+            for key, shape in shard.items()
+        }
         save_file(tensors, out_dir / names[number], metadata={"format": "pt"})
         return sum(tensor.nbytes for tensor in tensors.values())
 
@@ -81,6 +104,14 @@ def _random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.
         return torch.ones(shape, dtype=torch.bfloat16)
     weight = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
     return weight.normal_(0.0, 0.02, generator=generator).cpu()
+
+
+def _random_bytes(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Make a uint8 tensor on the CPU: any values of MXFP4, with a scale of 2 ** -7."""
+    if name.endswith("_scales"):
+        return torch.full(shape, 120, dtype=torch.uint8)
+    values = torch.empty(shape, dtype=torch.uint8, device=generator.device)
+    return values.random_(0, 256, generator=generator).cpu()
 
 
 def copy_tokenizer(source: Path, out_dir: Path) -> None:
@@ -115,7 +146,7 @@ def main() -> None:
     eos = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
     (args.out_dir / "generation_config.json").write_text(json.dumps(eos, indent=2) + "\n")
     started_s = time.monotonic()
-    total_bytes = write_weights(weight_shapes(config), args.out_dir, args.seed)
+    total_bytes = write_weights(weight_shapes(config), args.out_dir, args.seed, packed=packed_names(config))
     print(f"{args.out_dir}: {total_bytes / 1e9:.2f} GB in {time.monotonic() - started_s:.1f} s")
 
 

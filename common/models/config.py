@@ -8,7 +8,7 @@ from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
-from common.models.sizes.stacks import Source, Stacks
+from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import KVGroup
 
 Mixer = Attention | Latent | DeltaRule
@@ -21,6 +21,7 @@ class Layer:
 
     mixer: Mixer
     mlp: MLP
+    is_scaled: bool = False  # the residual stream is multiplied by a weight at the end
 
     def num_weights(self, hidden_size: int) -> int:
         """Return the elements of all matrices."""
@@ -29,6 +30,14 @@ class Layer:
     def step_weights(self, hidden_size: int, num_tokens: int) -> float:
         """Return the elements read by a decode step of `num_tokens` sequences; of experts those chosen, on average."""
         return self.mixer.num_weights(hidden_size) + self.mlp.step_rows(num_tokens) * hidden_size
+
+    def stacks(self, source: Source, prefix: str) -> Stacks:
+        """Return the layer's weights, of which `prefix` begins the names in a checkpoint."""
+        stacks = source.norms.stacks(source, prefix)
+        stacks |= self.mixer.stacks(source, prefix) | self.mlp.stacks(source, prefix)
+        if self.is_scaled:
+            stacks["scale"] = stacked([(f"{prefix}.layer_scalar", 1)])._replace(dtype="float32")
+        return stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +106,7 @@ class DecoderConfig:
         if not self.tied_embeddings:
             stacks["lm_head"] = self.source.matrix("lm_head.weight", self.vocab_size)
         for number, layer in enumerate(self.layers):
-            prefix = f"model.layers.{number}"
-            of_layer = self.source.norms.stacks(self.source, prefix)
-            of_layer |= layer.mixer.stacks(self.source, prefix) | layer.mlp.stacks(self.source, prefix)
+            of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
         return stacks
 

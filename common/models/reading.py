@@ -1,6 +1,7 @@
 """Reading of a model's config: the family is the module named by `model_type`. Needs no torch."""
 
 import pkgutil
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -9,6 +10,27 @@ from common.models.config import DecoderConfig
 from common.models.settings import Settings
 
 FAMILIES = "common.models.families"
+WRAPPERS: dict[str, tuple[str, ...]] = {
+    "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
+    "gemma4_unified": ("gemma4_unified_text",),
+    "mistral3": ("mistral", "ministral3", "mistral4"),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
+}
+"""Models with eyes or ears: values of `model_type`, and of the text models inside, the usual one first."""
+SENSES = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.visual.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+    "model.audio_tower.",
+    "model.vision_embedder.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+)
+"""Beginnings of names of tensors that text does not need."""
 LACKING = {
     "deepseek_v32": "keys chosen by an indexer",
     "deepseek_v4": "compressed keys chosen by an indexer, experts chosen by token, and a residual stream of four rows",
@@ -18,8 +40,8 @@ LACKING = {
 
 
 def architectures() -> list[str]:
-    """Return the supported values of `model_type`, sorted; each names a module."""
-    return sorted(module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__))
+    """Return the supported values of `model_type`, sorted; each names a module or a wrapper."""
+    return sorted([module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__)] + [*WRAPPERS])
 
 
 def read_config(model_dir: Path) -> DecoderConfig:
@@ -35,6 +57,24 @@ def decoder_config(settings: Settings) -> DecoderConfig:
         raise ModelError(f"{settings.where}: model_type = {model_type!r} is not supported, because it needs {lacking}")
     if model_type not in known:
         raise ModelError(f"{settings.where}: model_type = {model_type!r:.80}; supported: {', '.join(known)}")
-    family = import_module(f"{FAMILIES}.{model_type}")
-    config: DecoderConfig = family.decoder_config(settings)
+    if model_type in WRAPPERS:
+        return _inner_config(settings.text(), model_type)
+    return _family_config(settings, model_type)
+
+
+def _family_config(settings: Settings, model_type: str) -> DecoderConfig:
+    config: DecoderConfig = import_module(f"{FAMILIES}.{model_type}").decoder_config(settings)
     return config
+
+
+def _inner_config(text: Settings, wrapper: str) -> DecoderConfig:
+    """Return the config of the text model inside a wrapper."""
+    texts = WRAPPERS[wrapper]
+    inner = text.values.get("model_type") or texts[0]
+    if inner not in texts:
+        raise ModelError(
+            f"{text.where}: model_type = {inner!r:.80} is not supported inside {wrapper}, only {' or '.join(texts)}; "
+            "serve another checkpoint"
+        )
+    config = _family_config(text, inner)
+    return replace(config, source=replace(config.source, ignored=(*config.source.ignored, *SENSES)))

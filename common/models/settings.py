@@ -48,6 +48,13 @@ class Settings:
             raise ModelError(f"{self.where}: {key} = {value!r:.80}, a whole number of 1 to {most} is needed")
         return value
 
+    def multiple(self, key: str, of: int, most: int) -> int:
+        """Return a whole number of 1 to `most`; raises ModelError also if it is no multiple of `of`."""
+        value = self.count(key, most)
+        if value % of:
+            raise ModelError(f"{self.where}: {key} = {value}, a multiple of {of} is needed; serve another checkpoint")
+        return value
+
     def even(self, key: str, most: int) -> int:
         """Return an even number of 2 to `most`."""
         value = self.count(key, most)

@@ -25,7 +25,9 @@ from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+_DTYPES = DTYPES | {"uint8": torch.uint8}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_BYTE_TYPES = {"U8": torch.uint8}
 WRAPPERS = ("model.language_model.", "language_model.")
 """Beginnings of names in checkpoints that hold a text model among others."""
 _SHOWN = 5
@@ -47,6 +49,10 @@ class WeightsLayout:
         described = [(name, stack.shape, stack.dtype, self.offsets[name]) for name, stack in self.stacks.items()]
         return hashlib.sha256(repr([str(self.dtype), described]).encode()).hexdigest()[:16]
 
+    def is_packed(self, name: str) -> bool:
+        """Tell whether a tensor holds bytes, which are loaded as they are."""
+        return _dtype_of(self.stacks[name], self.dtype) == torch.uint8
+
     def tensors(self, region: Tensor) -> dict[str, Tensor]:
         """Return views of a region `[num_bytes]` uint8, by tensor name."""
         return {name: self._view(region, name, stack) for name, stack in self.stacks.items()}
@@ -66,7 +72,7 @@ def weights_layout(stacks: Stacks, dtype: torch.dtype) -> WeightsLayout:
 
 
 def _dtype_of(stack: Stack, served: torch.dtype) -> torch.dtype:
-    return served if stack.dtype is None else DTYPES[stack.dtype]
+    return served if stack.dtype is None else _DTYPES[stack.dtype]
 
 
 class Loading(Protocol):
@@ -112,7 +118,8 @@ def load_weights(
     chosen = {name: stack.pieces_of(stored) for name, stack in layout.stacks.items()}
     wanted = {piece.checkpoint_name: piece for pieces in chosen.values() for piece in pieces}
     _check_names(model_dir, wanted, stored, ignored, _instead(layout.stacks.values(), stored))
-    dtypes = _check_shapes(model_dir, wanted, stored)
+    packed = {piece.checkpoint_name for name, pieces in chosen.items() if layout.is_packed(name) for piece in pieces}
+    dtypes = _check_shapes(model_dir, wanted, stored, packed)
     offsets = {path: _offsets(path) for path in {each.path for each in stored.values()}}
     tensors, parts = layout.tensors(region), []
     for name, pieces in chosen.items():
@@ -206,8 +213,14 @@ def _check_names(
         raise ModelError(f"{model_dir}: {'; '.join(problems)}; do config.json and the weights belong together?")
 
 
-def _check_shapes(model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored]) -> dict[str, torch.dtype]:
-    """Return the dtypes of the wanted tensors in their files; raises ModelError naming each tensor at fault."""
+def _check_shapes(
+    model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored], packed: set[str]
+) -> dict[str, torch.dtype]:
+    """Return the dtypes of the wanted tensors in their files; raises ModelError naming each tensor at fault.
+
+    Args:
+        packed: names of tensors that hold bytes.
+    """
     problems, dtypes = [], {}
     with ExitStack() as opened:
         handles = {
@@ -223,10 +236,12 @@ def _check_shapes(model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[
             shape, dtype = tuple(found.get_shape()), found.get_dtype()
             if shape != piece.shape:
                 problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
-            elif dtype not in _FLOAT_TYPES:
-                problems.append(f"{name} is {dtype}, supported are {', '.join(_FLOAT_TYPES)}")
+                continue
+            types = _BYTE_TYPES if name in packed else _FLOAT_TYPES
+            if dtype not in types:
+                problems.append(f"{name} is {dtype}, supported are {', '.join(types)}")
             else:
-                dtypes[name] = _FLOAT_TYPES[dtype]
+                dtypes[name] = types[dtype]
     if problems:
         raise ModelError(f"{model_dir}: {_listed(problems)}; fetch the model again")
     return dtypes

@@ -5,11 +5,11 @@ from torch import Tensor
 from common.kernels.attention.decode_attention import decode_attention
 from common.kernels.attention.decode_division import divide, programs_per_sm
 from common.kernels.attention.few_query_attention import few_query_attention
-from common.kernels.attention.fused_decode_attention import fused_decode_attention, is_supported
+from common.kernels.attention.fused_decode_attention import MAX_SHARING_DIM, fused_decode_attention, is_supported
 from common.kernels.attention.long_attention import long_attention
 from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
-from common.kernels.attention.shared_parts import shared_slots
+from common.kernels.attention.shared_parts import MAX_SHARED_DIM, shared_slots
 from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
 from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedPrefixes
 from common.kernels.base.gpu import gpu_of
@@ -17,7 +17,7 @@ from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import DecodeWork, ForwardBatch, GroupCache
-from common.ops.prompt_attention import has_few_queries, is_gathered
+from common.ops.prompt_attention import effective_window, has_few_queries, is_gathered
 from common.ops.workspaces import Workspaces
 from common.settings.config import KernelsSection
 
@@ -31,7 +31,7 @@ class CudaAttention:
     """
 
     def __init__(self, cache: GroupCache, kernels: KernelsSection, max_num_seqs: int, *, pdl: bool) -> None:
-        self.cache, self.num_q_heads = cache
+        self.cache, self.num_q_heads, self.window = cache
         self.kernels = kernels
         self.pdl = pdl
         self._gpu = gpu_of(self.cache.device)
@@ -43,6 +43,11 @@ class CudaAttention:
         chosen = self.kernels.rope == self.kernels.decode_attention == "triton"
         return chosen and self._gpu.is_hopper and is_supported(self.num_q_heads, self.cache)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Tell whether a step reads blocks shared by rows once; beginnings out of sight of a window are not read."""
+        return self.is_fused and not self.window and self.cache.shape[5] <= MAX_SHARED_DIM
+
     def row_slots(self, batch: ForwardBatch, block_table: Tensor) -> Tensor:
         """Return slots of the rows of a decode batch: `[num_rows]` int64."""
         return row_slots(batch.positions, batch.seq_lens, block_table, self.cache.shape[3], pdl=self.pdl)
@@ -50,14 +55,16 @@ class CudaAttention:
     def divide(self, batch: ForwardBatch) -> DecodeWork:
         """Divide the attention of a decode step among programs."""
         shared = None
-        if batch.prefixes is not None and self.is_fused:
+        if batch.prefixes is not None and self.shares_prefixes:
             shared = self._share(batch.prefixes, batch.seq_lens)
         num_layers, num_kv = self.cache.shape[1], self.cache.shape[4]
         num_slots = self._programs_per_sm(batch) * self._gpu.num_sms
-        return DecodeWork(divide(batch.seq_lens, num_kv, num_slots, num_layers, shared=shared, pdl=self.pdl), shared)
+        sizes = (batch.seq_lens, num_kv, num_slots, num_layers)
+        return DecodeWork(divide(*sizes, window=self.window, shared=shared, pdl=self.pdl), shared)
 
     def attend(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `Ops.attention`."""
+        assert weights.window == self.window, f"window of {weights.window}: the group's is {self.window}"
         if batch.one_token_each and self.is_fused:
             return self._fused_attention(qkv, weights, layer_id, batch)
         k_cache, v_cache = self.cache[:, layer_id].unbind(1)
@@ -83,9 +90,10 @@ class CudaAttention:
 
     def _prompt_attention(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        table, scale = batch.block_tables[weights.group], weights.scale
+        table, scale, sinks = batch.block_tables[weights.group], weights.scale, weights.sinks
         if self.kernels.prefill_attention == "torch":
-            return reference.paged_attention(q, k_cache, v_cache, table, batch, scale)
+            return reference.paged_attention(q, k_cache, v_cache, table, batch, scale, self.window, sinks)
+        window = effective_window(self.window, batch.num_keys)
         if has_few_queries(q, k_cache.shape[2]):
             return few_query_attention(
                 q=q,
@@ -97,9 +105,12 @@ class CudaAttention:
                 scale=scale,
                 workspace=self._workspaces.query_parts(),
                 gpu=self._gpu,
+                window=window,
+                sinks=sinks,
             )
-        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
-            return long_attention(q, k_cache, v_cache, table, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale)
+        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys, window):
+            lengths = (batch.cu_seqlens, batch.seq_lens, batch.num_keys)
+            return long_attention(q, k_cache, v_cache, table, *lengths, scale, sinks=sinks)
         return prefill_attention(
             q=q,
             k_cache=k_cache,
@@ -110,6 +121,8 @@ class CudaAttention:
             max_query_len=batch.max_query_len,
             scale=scale,
             gpu=self._gpu,
+            window=window,
+            sinks=sinks,
         )
 
     def _fused_attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
@@ -136,9 +149,9 @@ class CudaAttention:
 
     def _decode_attention(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        table, scale = batch.block_tables[weights.group], weights.scale
+        table, scale, sinks = batch.block_tables[weights.group], weights.scale, weights.sinks
         if self.kernels.decode_attention == "torch":
-            return reference.paged_attention(q, k_cache, v_cache, table, batch, scale)
+            return reference.paged_attention(q, k_cache, v_cache, table, batch, scale, self.window, sinks)
         return decode_attention(
             q=q,
             k_cache=k_cache,
@@ -149,6 +162,8 @@ class CudaAttention:
             division=_work(batch, weights).division,
             workspace=self._workspaces.parts(),
             layer_id=layer_id,
+            window=self.window,
+            sinks=sinks,
             pdl=self.pdl,
         )
 
@@ -159,6 +174,8 @@ class CudaAttention:
         return share(prefixes, seq_lens, tokens, num_kv, num_slots, pdl=self.pdl)
 
     def _programs_per_sm(self, batch: ForwardBatch) -> int:
+        if self.is_fused and self.cache.shape[5] > MAX_SHARING_DIM:
+            return 1
         return programs_per_sm(batch.seq_lens.shape[0], self.cache.shape[4], self._gpu.num_sms)
 
 

@@ -61,9 +61,10 @@ class CudaLatent:
     """
 
     is_fused = False
+    shares_prefixes = False
 
     def __init__(self, cache: GroupCache, kernels: KernelsSection, max_num_seqs: int, *, pdl: bool) -> None:
-        self.cache, self.num_heads = cache
+        self.cache, self.num_heads, _ = cache
         self.kernels = kernels
         self.pdl = pdl
         self._gpu = gpu_of(self.cache.device)

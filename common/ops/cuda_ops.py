@@ -14,8 +14,7 @@ from common.kernels.delta.convolution import convolve
 from common.kernels.delta.recurrence import gated_norm, recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
-from common.kernels.elementwise.rms_norm import rms_norm
-from common.kernels.elementwise.silu_mul import silu_mul
+from common.kernels.elementwise.gate_mul import gate_mul
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -63,7 +62,7 @@ class CudaOps:
         self.plans: Plans = LinearPlans(gpu_of(caches[0].blocks.device))
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
-            activation=silu_mul if kernels.activation == "triton" else reference.silu_mul,
+            gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
 
@@ -84,12 +83,17 @@ class CudaOps:
     @property
     def shares_prefixes(self) -> bool:
         """Tell whether blocks shared by rows are read once, so that `ForwardBatch.prefixes` has an effect."""
-        return all(group is not None and group.is_fused for group in self.groups)
+        return all(group is not None for group in self.groups) and any(
+            group.shares_prefixes for group in self.groups if group
+        )
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
-        if batch.one_token_each and not batch.slots and not self.shares_prefixes:
-            groups = zip(self.groups, batch.block_tables, strict=True)
-            slots = (group.row_slots(batch, table) if group else batch.positions for group, table in groups)
+        written_apart = [group is not None and not group.is_fused for group in self.groups]
+        if batch.one_token_each and not batch.slots and any(written_apart):
+            slots = [
+                group.row_slots(batch, table) if group and is_apart else batch.positions
+                for group, table, is_apart in zip(self.groups, batch.block_tables, written_apart, strict=True)
+            ]
             batch = replace(batch, slots=tuple(slots))
         return replace(batch, work=tuple(self._work(number, batch) for number in range(len(self.groups))))
 
@@ -151,15 +155,17 @@ class CudaOps:
         plan = self._plan(Fusion.ADD, weight.num_out, x)
         return self._linear.linear_add(plan, x, weight, residual)
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
         product = functional.linear(x, weight.data, weight.bias)
-        return Residual(residual.rows + rms_norm(product, norm.weight, norm.eps))
+        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
-        return self._linear.norm_gate_up(plan, x, norm, gate_up)
+        return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
 
     def norm(self, x: Residual, norm: Norm) -> Tensor:
         return self._linear.normed(x, norm)

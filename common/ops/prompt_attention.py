@@ -23,8 +23,19 @@ def has_few_queries(q: Tensor, num_kv_heads: int) -> bool:
     return num_tokens <= FEW_TOKENS and tokens_of_tile(q.dtype, num_q_heads, num_kv_heads) > 0
 
 
-def is_gathered(q: Tensor, num_seqs: int, num_keys: int) -> bool:
-    """Tell whether attention of `q [num_tokens, num_heads, head_dim]` gathers; `num_keys` is as in `ForwardBatch`."""
+def effective_window(window: int, num_keys: int) -> int:
+    """Return the window of a step; 0 if it is as long as all keys, so that every token sees all before.
+
+    `num_keys` is as in `ForwardBatch`.
+    """
+    return 0 if 0 < num_keys <= window else window
+
+
+def is_gathered(q: Tensor, num_seqs: int, num_keys: int, window: int = 0) -> bool:
+    """Tell whether attention of `q [num_tokens, num_heads, head_dim]` gathers; `num_keys` is as in `ForwardBatch`.
+
+    With a window, a query tile reads few tiles of keys, and gathering would pay less.
+    """
     num_tokens, _, head_dim = q.shape
     has_work = num_tokens > GATHERED_ABOVE and num_seqs * SHORT_PROMPT < num_keys <= MAX_KEYS
-    return has_work and head_dim in (64, 128) and q.element_size() == 2
+    return has_work and not window and head_dim in (64, 128) and q.element_size() == 2

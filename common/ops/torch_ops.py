@@ -97,9 +97,11 @@ class TorchOps:
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         return Residual(residual.rows + functional.linear(x, weight.data, weight.bias))
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
         product = functional.linear(x, weight.data, weight.bias)
-        return Residual(residual.rows + reference.rms_norm(product, norm.weight, norm.eps))
+        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.make_checkpoint import split_shards, weight_shapes, write_weights
+from benchmarks.make_checkpoint import packed_names, split_shards, weight_shapes, write_weights
 from benchmarks.presets import PRESETS
 
 
@@ -45,6 +45,15 @@ def test_written_weights_are_what_the_index_says(tmp_path: Path) -> None:
     assert torch.equal(loaded["norm.weight"], torch.ones(8, dtype=torch.bfloat16))
     assert 0.015 < loaded["a.weight"].float().std().item() < 0.025
     assert not torch.equal(loaded["a.weight"], loaded["b.weight"])
+
+
+def test_packed_weights_are_bytes(tmp_path: Path) -> None:
+    config = PRESETS["gpt-oss-20b"]
+    packed, shapes = packed_names(config), weight_shapes(config)
+    name = "model.layers.0.mlp.experts.down_proj_blocks"
+    assert name in packed and shapes[name] == (32, 2880, 90, 16)
+    write_weights({name: (2, 32, 3, 16)}, tmp_path, seed=0, packed=packed)
+    assert load_file(tmp_path / "model.safetensors")[name].dtype == torch.uint8
 
 
 def test_a_single_shard_needs_no_index(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Everything that a kernel must not read is NaN or an impossible id, and so is all
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
@@ -23,11 +24,32 @@ if triton.knobs.runtime.interpret:
 # (relative error of the whole, largest error relative to the largest value)
 TOLERANCE = {torch.float32: (1e-5, 2e-5), torch.float16: (1.5e-3, 4e-3), torch.bfloat16: (8e-3, 2e-2)}
 ANY_BLOCK = 1 << 30  # in block tables past the last block: reading there fails or gives NaN
-MakePaged = Callable[[list[int], list[int], int, int, int], tuple[Tensor, ForwardBatch]]
 AttentionCase = tuple[list[int], list[int], int, int, int, int]
 """query_lens, seq_lens, block_size, num_q, num_kv, head_dim"""
-MakeAttention = Callable[[list[int], list[int], int, int, int, int], tuple[Tensor, Tensor, ForwardBatch]]
 AssertClose = Callable[[Tensor, Tensor], None]
+
+
+class MakePaged(Protocol):
+    """Makes a pool and a batch; what is out of sight of a window must not be read."""
+
+    def __call__(
+        self, query_lens: list[int], seq_lens: list[int], block_size: int, num_kv: int, head_dim: int, window: int = 0
+    ) -> tuple[Tensor, ForwardBatch]: ...
+
+
+class MakeAttention(Protocol):
+    """Makes queries, a pool and a batch."""
+
+    def __call__(
+        self,
+        query_lens: list[int],
+        seq_lens: list[int],
+        block_size: int,
+        num_q: int,
+        num_kv: int,
+        head_dim: int,
+        window: int = 0,
+    ) -> tuple[Tensor, Tensor, ForwardBatch]: ...
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -126,19 +148,37 @@ def make_attention(make_paged: MakePaged) -> MakeAttention:
     """The same with queries of `num_q` heads: an `AttentionCase` made."""
 
     def make(
-        query_lens: list[int], seq_lens: list[int], block_size: int, num_q: int, num_kv: int, head_dim: int
+        query_lens: list[int],
+        seq_lens: list[int],
+        block_size: int,
+        num_q: int,
+        num_kv: int,
+        head_dim: int,
+        window: int = 0,
     ) -> tuple[Tensor, Tensor, ForwardBatch]:
-        pool, batch = make_paged(query_lens, seq_lens, block_size, num_kv, head_dim)
+        pool, batch = make_paged(query_lens, seq_lens, block_size, num_kv, head_dim, window)
         return torch.randn(sum(query_lens), num_q, head_dim).to(pool), pool, batch
 
     return make
 
 
-def expected_attention(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = None) -> Tensor:
+def random_sinks(num_q: int, device: torch.device) -> Tensor:
+    """Scores of no token, now below those of the keys, now above."""
+    return (torch.randn(num_q) * 3).to(device)
+
+
+def expected_attention(
+    q: Tensor,
+    pool: Tensor,
+    batch: ForwardBatch,
+    scale: float | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Over layer 1 of the pool, by the reference."""
-    return reference.paged_attention(
-        q, pool[:, 1, 0], pool[:, 1, 1], batch.block_tables[0], batch, scale or q.shape[2] ** -0.5
-    )
+    k, v = pool[:, 1].unbind(1)
+    scale = scale or q.shape[2] ** -0.5
+    return reference.paged_attention(q, k, v, batch.block_tables[0], batch, scale, window, sinks)
 
 
 def _make_paged(
@@ -149,10 +189,11 @@ def _make_paged(
     block_size: int,
     num_kv_heads: int,
     head_dim: int,
+    window: int = 0,
 ) -> tuple[Tensor, ForwardBatch]:
     """A pool `[num_blocks, 2 layers, k|v, block_size, num_kv_heads, head_dim]` whose layer 1 holds the sequences.
 
-    Blocks are scattered; every other block, layer and token is NaN.
+    Blocks are scattered; every other block, layer and token is NaN, and so is every token out of sight.
     """
     num_blocks_of = [-(-n // block_size) for n in seq_lens]
     num_blocks = sum(num_blocks_of) + 3
@@ -165,7 +206,9 @@ def _make_paged(
         blocks = [free.pop() for _ in range(num_blocks_of[i])]
         tables[i, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         own = [blocks[p // block_size] * block_size + p % block_size for p in range(seq_len)]
-        for slot in own:
+        seen = max(seq_len - query_len + 1 - window, 0) if window else 0
+        tables[i, : seen // block_size] = ANY_BLOCK
+        for slot in own[seen:]:
             pool[slot // block_size, 1, :, slot % block_size] = torch.randn(2, num_kv_heads, head_dim)
         slots += own[seq_len - query_len :] if seq_len else [-1] * query_len
         positions += range(seq_len - query_len, seq_len) if seq_len else [1 << 29] * query_len

@@ -41,11 +41,12 @@ from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
 from common.models.sizes.attention import Heads
-from common.ops.base import ForwardBatch, GroupCache, LatentWeights, Norm, Residual, Weight
+from common.ops.base import Activation, ForwardBatch, GroupCache, LatentWeights, Norm, Residual, Weight
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
+from tests.support.attention_shapes import GEMMA_3_4B, GPT_OSS, GPT_OSS_FULL
 from tests.support.decoders import qwen3_4b, qwen3_5_4b
 
 META = torch.device("meta")
@@ -123,9 +124,9 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
     )
 
 
-def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool) -> CudaOps:
+def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool, window: int = 0) -> CudaOps:
     pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, dtype=BF16)
-    return CudaOps([GroupCache(pool, heads.num_q_heads)], KernelsSection(), max_num_seqs, pdl=pdl)
+    return CudaOps([GroupCache(pool, heads.num_q_heads, window)], KernelsSection(), max_num_seqs, pdl=pdl)
 
 
 def run_model(gpu: Gpu) -> None:
@@ -165,9 +166,8 @@ def run_hybrid(gpu: Gpu) -> None:
         model.forward(replace(batch, block_tables=tables, slots=slots), ops)
 
 
-def run_large_heads(gpu: Gpu) -> None:
-    """Attention with the largest heads, whose tiles are the largest."""
-    heads = Heads(16, 4, 256)
+def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **given: Any) -> None:
+    """Attention that differs from that of `run_model`: decode steps, and prompts for each kernel of theirs."""
     weights = AttentionWeights(
         q_norm=None,
         k_norm=None,
@@ -175,12 +175,44 @@ def run_large_heads(gpu: Gpu) -> None:
         rope=empty(4096, heads.head_dim, dtype=torch.float32),
         scale=heads.head_dim**-0.5,
         **heads._asdict(),
+        **given,
     )
-    width = (heads.num_q_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    prefixes = SharedPrefixes(numbers=empty(64), num_tokens=empty(64)) if shares_prefixes else None
     for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1)):
-        pdl = gpu.has_dependent_launch and num_tokens == num_seqs
-        ops = make_ops(heads, num_seqs, pdl=pdl)
-        ops.attention(empty(num_tokens, width, dtype=BF16), weights, 0, ops.begin(make_batch(num_tokens, num_seqs)))
+        is_decode = num_tokens == num_seqs
+        ops = make_ops(heads, num_seqs, pdl=gpu.has_dependent_launch and is_decode, window=weights.window)
+        batch = make_batch(num_tokens, num_seqs)
+        batch = replace(batch, num_keys=0 if is_decode else 5000, prefixes=prefixes if is_decode else None)
+        qkv = empty(num_tokens, weights.num_heads * heads.head_dim, dtype=BF16)
+        ops.attention(qkv, weights, 0, ops.begin(batch))
+
+
+def run_large_heads(gpu: Gpu) -> None:
+    """Heads whose tiles are the largest."""
+    run_attention(gpu, Heads(16, 4, 256))
+
+
+def run_other_attention(gpu: Gpu) -> None:
+    """Windows, sinks, factors of queries, and values that are normed, or keys."""
+    for seeing in (GPT_OSS, GPT_OSS_FULL, GEMMA_3_4B):
+        heads = Heads(*seeing[:3])
+        sinks = empty(heads.num_q_heads, dtype=torch.float32) if seeing.has_sinks else None
+        run_attention(gpu, heads, window=seeing.window, sinks=sinks, shares_prefixes=not seeing.window)
+    factors = empty(4096, dtype=torch.float32)
+    run_attention(gpu, Heads(32, 8, 128), query_factors=factors, shares_prefixes=True)
+    run_attention(gpu, Heads(8, 2, 128), norms_values=True, shares_kv=True)
+
+
+def run_other_products(gpu: Gpu) -> None:
+    """Gates other than SiLU, and biases behind attention."""
+    ops, (inner, hidden) = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), (9728, 2560)
+    norm, gate_up = Norm(empty(hidden, dtype=BF16), 1e-6), Weight(empty(2 * inner, hidden, dtype=BF16))
+    out = Weight(empty(hidden, 4096, dtype=BF16), empty(hidden, dtype=BF16))
+    for num_tokens in (1, 64, 1200):
+        x = Residual(empty(num_tokens, hidden, dtype=BF16))
+        for activation in (Activation.GELU_TANH, Activation.CLAMPED_SWIGLU):
+            ops.norm_gate_up(x, norm, gate_up, activation)
+        ops.linear_add(empty(num_tokens, 4096, dtype=BF16), out, x)
 
 
 def run_latent(gpu: Gpu) -> None:
@@ -255,6 +287,8 @@ def main(capabilities: list[str]) -> None:
         torch.cuda.get_device_properties = partial(properties_of, gpu)
         run_model(gpu)
         run_large_heads(gpu)
+        run_other_attention(gpu)
+        run_other_products(gpu)
         run_hybrid(gpu)
         run_latent(gpu)
         if gpu.is_hopper:

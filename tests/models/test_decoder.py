@@ -86,7 +86,8 @@ class Cache:
             for group in self.groups
         ]
         self.allocators = [allocator_of(num_blocks - 1) for _ in self.groups]
-        self.ops = backend.ops([GroupCache(*each) for each in zip(self.caches, model.config.q_heads, strict=True)])
+        groups = zip(self.caches, model.config.q_heads, self.groups, strict=True)
+        self.ops = backend.ops([GroupCache(cache, num_q_heads, group.window) for cache, num_q_heads, group in groups])
 
     def blocks(self, num_tokens: int) -> list[list[int]]:
         """Blocks by group."""
@@ -179,7 +180,7 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5", "gemma3", "deepseek-v2"])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5", "gemma3", "gemma4", "deepseek-v2"])
 @torch.inference_mode()
 def test_logits_of_last_tokens_alone_are_theirs_among_all(
     variant: str, backend: Backend, checkpoint: Checkpoint
@@ -213,6 +214,8 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoin
         ("mistral3", "mistral", "language_model.model."),
         ("gemma3", "gemma3", "model.language_model."),
         ("gemma3", "gemma3", "language_model.model."),
+        ("gemma4", "gemma4", "model.language_model."),
+        ("gemma4_unified", "gemma4-unified", "model.language_model."),
     ],
 )
 @torch.inference_mode()

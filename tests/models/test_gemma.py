@@ -45,6 +45,42 @@ GEMMA3_27B: dict[str, Any] = GEMMA3_4B | {
     },
 }  # fmt: skip
 
+KINDS = (["sliding_attention"] * 5 + ["full_attention"]) * 8
+GEMMA4_12B: dict[str, Any] = {
+    "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+    "dtype": "bfloat16", "image_token_id": 258880, "model_type": "gemma4_unified",
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": True, "bos_token_id": 2,
+        "dtype": "bfloat16", "enable_moe_block": False, "eos_token_id": 1, "final_logit_softcapping": 30.0,
+        "global_head_dim": 512, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3840,
+        "hidden_size_per_layer_input": 0, "initializer_range": 0.02, "intermediate_size": 15360, "layer_types": KINDS,
+        "max_position_embeddings": 262144, "model_type": "gemma4_unified_text", "moe_intermediate_size": None,
+        "num_attention_heads": 16, "num_experts": None, "num_global_key_value_heads": 1, "num_hidden_layers": 48,
+        "num_key_value_heads": 8, "num_kv_shared_layers": 0, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 1024, "tie_word_embeddings": True, "top_k_experts": None,
+        "use_bidirectional_attention": "vision", "use_cache": True, "use_double_wide_mlp": False,
+        "vocab_size": 262144, "vocab_size_per_layer_input": 262144,
+    },
+    "tie_word_embeddings": True, "vision_config": {"model_type": "gemma4_unified_vision"},
+}  # fmt: skip
+GEMMA4_31B: dict[str, Any] = GEMMA4_12B | {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "text_config": GEMMA4_12B["text_config"] | {
+        "hidden_size": 5376, "intermediate_size": 21504, "layer_types": KINDS + KINDS[:12],
+        "model_type": "gemma4_text", "num_attention_heads": 32, "num_global_key_value_heads": 4,
+        "num_hidden_layers": 60, "num_key_value_heads": 16,
+    },
+}  # fmt: skip
+
+
+def text_of(published: dict[str, Any], **changes: object) -> dict[str, Any]:
+    return published | {"text_config": published["text_config"] | changes}
+
 
 def config_of(published: dict[str, Any]) -> DecoderConfig:
     return decoder_config(Settings(published, "config.json"))
@@ -95,9 +131,44 @@ def test_both_spellings_are_the_same_model() -> None:
     assert config_of(old) == config_of(new)
 
 
+def test_gemma4_12b() -> None:
+    config = config_of(GEMMA4_12B)
+    window, full = config.cache_groups(16, "bfloat16")
+    assert (window.token_bytes, full.token_bytes) == (327_680, 16_384)
+    assert (window.head_dim, full.head_dim, full.num_kv_heads) == (256, 512, 1)
+    assert config.step_weights(64) == pytest.approx(11.9e9, rel=0.01)
+    rope = attentions(config)[5].rope
+    assert len(rope.inverse_frequencies) == 64
+    assert rope.inverse_frequencies[32] == pytest.approx(1e6 ** (-64 / 512))
+
+
+def test_gemma4_31b() -> None:
+    config = config_of(GEMMA4_31B)
+    window, full = config.cache_groups(16, "bfloat16")
+    assert (window.token_bytes, full.token_bytes) == (819_200, 81_920)
+    assert config.step_weights(64) == pytest.approx(30.7e9, rel=0.01)
+    assert (config.logit_cap, attentions(config)[0].scale) == (30.0, 1.0)
+
+
+def test_heads_by_layer_are_the_same_model() -> None:
+    changes = {"global_head_dim": None, "num_global_key_value_heads": None}
+    by_layer = {str(number): {"head_dim": 512, "num_key_value_heads": 4} for number in range(5, 60, 6)}
+    assert config_of(text_of(GEMMA4_31B, **changes, per_layer_config=by_layer)) == config_of(GEMMA4_31B)
+
+
+def test_values_of_their_own_have_as_many_heads_as_in_a_window() -> None:
+    _, full = config_of(text_of(GEMMA4_31B, attention_k_eq_v=False)).cache_groups(16, "bfloat16")
+    assert (full.head_dim, full.num_kv_heads) == (512, 16)
+
+
 @pytest.mark.parametrize(
     ("published", "message"),
     [
+        (text_of(GEMMA4_31B, hidden_size_per_layer_input=256), "inputs of each layer, as in Gemma 4 E2B and E4B"),
+        (text_of(GEMMA4_31B, num_kv_shared_layers=18), "keys and values shared between layers, as in Gemma 4 E2B"),
+        (text_of(GEMMA4_31B, use_bidirectional_attention="all"), "use_bidirectional_attention = 'all' is not supp"),
+        (text_of(GEMMA4_31B, per_layer_config=[1]), "per_layer_config = .1., an object of objects is needed"),
+        (text_of(GEMMA4_31B, model_type="gemma4_unified_text"), "model_type = 'gemma4_unified_text' is not supported"),
         (GEMMA3_1B | {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
         (GEMMA3_1B | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
         (GEMMA3_1B | {"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not supported"),

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.support.mxfp4 import pack_experts, round_experts
+
 VOCAB = 300
 
 SHAPE = {
@@ -30,6 +32,21 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 16,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
 }
 
 YARN = {
@@ -66,6 +83,14 @@ HYBRID = {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
+GPT_OSS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "rope_parameters": YARN | {"factor": 8.0, "truncate": False},
+}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -94,6 +119,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "gemma3_text",
         {
+            "tie_word_embeddings": False,
             "num_hidden_layers": 4,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 16,
@@ -104,6 +130,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "gpt-oss-mxfp4": ("gpt_oss", GPT_OSS | {"layer_types": None, "intermediate_size": 64}),
+    "gemma4": (
+        "gemma4_text",
+        GEMMA4 | {"tie_word_embeddings": False, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB},
+    ),
+    "gemma4-unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "deepseek-v2-lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "n_shared_experts": 2}),
     "deepseek-v2": (
@@ -137,7 +170,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 NORMS_ARE_OFFSETS = ("qwen3_5", "qwen3_next", "gemma3")
 """Beginnings of values of `model_type` whose norms are stored as offsets from 1."""
 
-WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3")
+WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3", "gemma4", "gemma4_unified")
 """Values of `model_type` whose text model stands inside another."""
 
 LIKE_OTHERS = {"kimi_k2": "deepseek_v3"}
@@ -151,6 +184,8 @@ OTHERS = {
     "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
     "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
     "gemma3": ("vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
+    "gemma4": ("model.vision_tower.patch_embedder.input_proj.weight", "model.embed_vision.embedding_projection.weight"),
+    "gemma4_unified": ("model.vision_embedder.patch_dense.weight", "model.embed_audio.embedding_projection.weight"),
 }
 
 
@@ -181,10 +216,17 @@ def write_checkpoint(
     config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes})
     model = _make_model(model_type, config).to(dtype).eval()
     with torch.no_grad():
-        biases = [each for each in model.named_buffers() if each[0].endswith("e_score_correction_bias")]
-        for name, parameter in (*model.named_parameters(), *biases):
+        drawn = ("layer_scalar", "e_score_correction_bias")
+        buffers = [each for each in model.named_buffers() if each[0].endswith(drawn)]
+        for name, parameter in (*model.named_parameters(), *buffers):
             _draw(name, parameter, norms_are_offsets=model_type.startswith(NORMS_ARE_OFFSETS))
+            if model_type == "gpt_oss" and "gate_up_proj" in name:
+                parameter.mul_(8.0)  # so that clamps change something
+        if variant.endswith("mxfp4"):
+            round_experts(model)
     model.save_pretrained(directory, max_shard_size=shard_bytes)
+    if variant.endswith("mxfp4"):
+        pack_experts(directory)
     write_tokenizer(directory)
     return model
 
@@ -203,6 +245,8 @@ def _draw(name: str, parameter: torch.Tensor, *, norms_are_offsets: bool) -> Non
         parameter.uniform_(0.01, 16.0).log_()
     elif name.endswith("dt_bias"):
         parameter.normal_(1.0, 0.5)
+    elif name.endswith("layer_scalar"):
+        parameter.normal_(1.0, 0.2)
     elif "norm" not in name or (norms_are_offsets and not name.endswith("linear_attn.norm.weight")):
         parameter.normal_(0.0, 0.15)
     else:

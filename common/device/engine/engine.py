@@ -220,7 +220,8 @@ def _make_ops(
     config: Config, model: ModelConfig, pool: KVPool, device: torch.device, max_rows: int
 ) -> tuple[Ops, Ops, bool]:
     """Return ops for prompts, ops for decode steps, and whether decode steps may be captured."""
-    caches = [GroupCache(*each) for each in zip(pool.caches, model.q_heads, strict=True)]
+    groups = zip(pool.caches, model.q_heads, pool.shape.layout.groups, strict=True)
+    caches = [GroupCache(cache, num_q_heads, group.window) for cache, num_q_heads, group in groups]
     if device.type == "cpu":
         from common.ops.torch_ops import TorchOps
 

@@ -17,7 +17,9 @@ from common.kernels.attention.decode_parts import (
     RUN_PARTS,
     TILE,
     PartsWorkspace,
+    begun,
     check_room,
+    first_tile_of,
     folded,
     joined_units,
     num_tiles_of,
@@ -48,6 +50,7 @@ def _decode_attention_kernel(
     maxima_ptr,  # [max_joins, MAX_PARTS, num_q] fp32, of `PartsWorkspace`
     sums_ptr,  # [max_joins, MAX_PARTS, num_q] fp32, of `PartsWorkspace`
     arrivals_ptr,  # [max_joins, NUM_KV] int32
+    sinks_ptr,  # [NUM_Q] fp32, or None
     layer_id,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
@@ -66,6 +69,7 @@ def _decode_attention_kernel(
     MAX_PARTS: tl.constexpr,
     RUN_PARTS: tl.constexpr,
     UNITS_AT_ONCE: tl.constexpr,
+    WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: any number. Each program has an item of a KV head, and draws another after each item."""
@@ -74,10 +78,10 @@ def _decode_attention_kernel(
     while index < num_items:
         _attend_item(
             items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr,
-            out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr,
+            out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr, sinks_ptr,
             scale_log2, table_stride, stride_block, stride_token, stride_head,
             NUM_Q, NUM_KV, HEADS, ROWS, HEAD_DIM, BLOCK_SIZE,
-            TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, PDL,
+            TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, WINDOW, PDL,
         )  # fmt: skip
         index = next_item(counts_ptr + 1 + layer_id, num_items)
 
@@ -95,6 +99,7 @@ def _attend_item(
     maxima_ptr,
     sums_ptr,
     arrivals_ptr,
+    sinks_ptr,
     scale_log2,
     table_stride,
     stride_block,
@@ -111,11 +116,13 @@ def _attend_item(
     MAX_PARTS: tl.constexpr,
     RUN_PARTS: tl.constexpr,
     UNITS_AT_ONCE: tl.constexpr,
+    WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_Q // NUM_KV
     seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)
-    part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE), PART_TILES, MAX_PARTS)
+    first_tile = first_tile_of(seq_len, WINDOW, TILE)
+    part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE) - first_tile, PART_TILES, MAX_PARTS)
     table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
     k_ptr = k_cache_ptr + kv_head * stride_head
     v_ptr = v_cache_ptr + kv_head * stride_head
@@ -134,11 +141,13 @@ def _attend_item(
     nothing = (no_acc, lowest, no_sum)
     acc, row_max, row_sum = nothing  # of the current part
     unit = nothing  # parts of the unit joined so far
-    whole = nothing  # runs of the context joined so far
+    whole = begun(nothing, sinks_ptr, heads, group < GROUP)  # runs of the context joined so far
     first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_Q)
     for tile in tl.range(begin, end):
         keys = tile * TILE + tl.arange(0, TILE)
         inside = keys < seq_len
+        if WINDOW > 0:
+            inside = inside & (keys >= seq_len - WINDOW)
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
         k = tl.load(k_ptr + elements, mask=inside[:, None], other=0.0)
@@ -151,15 +160,16 @@ def _attend_item(
         v = tl.load(v_ptr + elements, mask=inside[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
-        if ((tile + 1) % part_tiles == 0) | (tile + 1 == end):  # the part ends
+        done = tile + 1 - first_tile
+        if (done % part_tiles == 0) | (tile + 1 == end):  # the part ends
             unit = folded(unit, (acc, row_max, row_sum), 1)
             acc, row_max, row_sum = nothing
-            if ((tile + 1) % (part_tiles * unit_parts) == 0) | (tile + 1 == end):  # the unit ends, too
+            if (done % (part_tiles * unit_parts) == 0) | (tile + 1 == end):  # the unit ends, too
                 if join < 0:
                     whole = folded(whole, unit, 1)
                 else:
                     unit_acc, unit_max, unit_sum = unit
-                    indices = first_unit + tile // (part_tiles * unit_parts) * NUM_Q + heads
+                    indices = first_unit + (tile - first_tile) // (part_tiles * unit_parts) * NUM_Q + heads
                     tl.store(partial_ptr + indices[:, None] * HEAD_DIM + columns, unit_acc, mask=present)
                     tl.store(maxima_ptr + indices, unit_max, mask=group < GROUP)
                     tl.store(sums_ptr + indices, unit_sum, mask=group < GROUP)
@@ -174,7 +184,7 @@ def _attend_item(
             parts = (partial_ptr, maxima_ptr, sums_ptr)
             _join(
                 out_ptr + (seq.to(tl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM,
-                parts, first_unit + kv_head * GROUP, num_units, unit_parts == RUN_PARTS,
+                parts, sinks_ptr, kv_head * GROUP, first_unit, num_units, unit_parts == RUN_PARTS,
                 NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
             )  # fmt: skip
 
@@ -183,7 +193,9 @@ def _attend_item(
 def _join(
     out_ptr,  # of the group
     parts,  # partial_ptr, maxima_ptr, sums_ptr
-    first_head,  # of the group in the context's first unit, over all heads of all units
+    sinks_ptr,
+    group_head,  # first head of the group
+    first_unit,  # first head of the context's first unit, over all heads of all units
     num_units,
     are_runs,
     NUM_Q: tl.constexpr,
@@ -203,10 +215,12 @@ def _join(
         tl.zeros((HEADS,), tl.float32),
     )
     masks = ((group < GROUP)[:, None], group < GROUP)
+    first_head = first_unit + group_head
     heads = first_head + group
     unit_ptrs = (partial_ptr + first_head * HEAD_DIM + elements, maxima_ptr + heads, sums_ptr + heads)
+    whole = begun(nothing, sinks_ptr, group_head + group, masks[1])
     whole = joined_units(
-        nothing, nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
+        whole, nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
     )
     tl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=masks[0])
 
@@ -222,10 +236,17 @@ def decode_attention(
     workspace: PartsWorkspace,
     layer_id: int,
     *,
+    window: int = 0,  # as in the division
+    sinks: Tensor | None = None,  # [num_q_heads] fp32
     pdl: bool = False,
 ) -> Tensor:
-    """Attend from each query to the `seq_len` keys of the sequence: `[num_seqs, num_q_heads, head_dim]`, padding 0."""
-    _check(q, k_cache, v_cache, block_tables, seq_lens)
+    """Attend from each query to the last keys of the sequence: `[num_seqs, num_q_heads, head_dim]`, padding 0.
+
+    Args:
+        window: tokens seen by a token, itself included; 0: all.
+        sinks: a score of no token for each head, in the sum of weights only.
+    """
+    _check(q, k_cache, v_cache, block_tables, seq_lens, sinks)
     num_seqs, num_q, head_dim = q.shape
     num_kv = k_cache.shape[2]
     out = torch.empty_like(q)
@@ -245,6 +266,7 @@ def decode_attention(
         maxima_ptr=workspace.maxima,
         sums_ptr=workspace.sums,
         arrivals_ptr=workspace.arrivals,
+        sinks_ptr=sinks,
         layer_id=layer_id,
         scale_log2=scale * LOG2_E,
         table_stride=block_tables.stride(0),
@@ -263,6 +285,7 @@ def decode_attention(
         MAX_PARTS=MAX_PARTS,
         RUN_PARTS=RUN_PARTS,
         UNITS_AT_ONCE=units_at_once(heads, head_dim),
+        WINDOW=window,
         PDL=pdl,
         num_warps=NUM_WARPS,
         launch_pdl=pdl,
@@ -271,7 +294,9 @@ def decode_attention(
     return out
 
 
-def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
-    check_queries(q, k_cache, v_cache)
+def _check(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, sinks: Tensor | None
+) -> None:
+    check_queries(q, k_cache, v_cache, sinks)
     check_block_tables(block_tables, q.shape[0])
     check_column("seq_lens", seq_lens, q.shape[0])

@@ -13,7 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.attention.decode_parts import MAX_PARTS, PART_TILES, RUN_PARTS, TILE, num_tiles_of, part_tiles_of
+from common.kernels.attention.decode_parts import (
+    MAX_PARTS,
+    PART_TILES,
+    RUN_PARTS,
+    TILE,
+    first_tile_of,
+    num_tiles_of,
+    part_tiles_of,
+)
 from common.kernels.base.attention_operands import Division, SharedDivision
 from common.kernels.base.checks import check_column
 from common.kernels.base.pdl import wait_for_predecessor
@@ -48,7 +56,7 @@ def load_join(item_ptr):
 
 @triton.jit
 def load_own_begin(item_ptr):
-    """Load the first tile of the item's context that is not shared; tiles before are shared with other rows."""
+    """Load the first tile of the item's context that is seen and not shared; tiles before are of other rows, too."""
     return tl.load(item_ptr + 8)
 
 
@@ -127,6 +135,7 @@ def _divide_kernel(
     RUN_PARTS: tl.constexpr,
     JOIN_TILES: tl.constexpr,
     LAYERS: tl.constexpr,  # power of two, at least num_layers
+    WINDOW: tl.constexpr,
     SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -136,8 +145,9 @@ def _divide_kernel(
     wait_for_predecessor(PDL)
     seq_lens = tl.load(seq_lens_ptr + rows, mask=inside, other=0)
     all_tiles = num_tiles_of(seq_lens, TILE)
-    part_tiles = part_tiles_of(all_tiles, PART_TILES, MAX_PARTS)
-    own_begin = tl.zeros((ROWS,), tl.int32)  # begins a part, even a run
+    first = first_tile_of(seq_lens, WINDOW, TILE)
+    part_tiles = part_tiles_of(all_tiles - first, PART_TILES, MAX_PARTS)
+    own_begin = tl.zeros((ROWS,), tl.int32) + first  # begins a part, even a run
     if SHARED:
         own_begin = tl.load(own_begins_ptr + rows, mask=inside, other=0)
     tiles = all_tiles - own_begin
@@ -216,15 +226,21 @@ def divide(
     num_slots: int,
     num_layers: int,
     *,
+    window: int = 0,
     shared: SharedDivision | None = None,
     pdl: bool = False,
 ) -> Division:
     """Return the items of attention of a decode step, for each of `num_layers`; `num_slots` programs run at once.
 
-    Keys computed by the division `shared` are left out. A row of padding is an item without tiles.
+    Tiles out of sight, and keys computed by the division `shared`, are left out. A row of padding is an item without
+    tiles.
+
+    Args:
+        window: tokens seen by a token, itself included; 0: all. Excludes `shared`.
     """
     num_rows = seq_lens.shape[0]
     check_column("seq_lens", seq_lens, num_rows)
+    assert window == 0 or shared is None, "beginnings of windows are not shared"
     limits = limits_for(num_rows, num_kv_heads, num_slots)
 
     def empty(*shape: int) -> Tensor:
@@ -256,6 +272,7 @@ def divide(
         RUN_PARTS=RUN_PARTS,
         JOIN_TILES=JOIN_TILES,
         LAYERS=triton.next_power_of_2(num_layers),
+        WINDOW=window,
         SHARED=shared is not None,
         PDL=pdl,
         num_warps=4,

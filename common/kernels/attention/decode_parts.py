@@ -1,9 +1,11 @@
 """Parts of a context in decode attention, and the joining of parts (Flash-Decoding, Dao et al., 2023).
 
-The begins of parts follow from the length of the context alone, and each part has a softmax of its own. RUN_PARTS
-neighbours are joined first, from first to last; then these runs are joined, in order too. So the result does not depend
-on the number of programs that compute the parts of a sequence. The number of programs follows from all sequences of the
-batch (`decode_division`).
+The begins of parts follow from the length of the context and the window alone. Each part has a softmax of its own.
+RUN_PARTS neighbours are joined first, from first to last; then these runs are joined, in order too. So the result does
+not depend on the number of programs that compute the parts of a sequence. The number of programs follows from all
+sequences of the batch (`decode_division`).
+
+A sink is a score of no token: a part without values, with which the whole context begins. So sinks count once.
 
 A program with all parts of a context joins parts on the way. Other programs store units: single parts, or whole runs if
 a program has several parts. The last program to end joins the stored units.
@@ -19,6 +21,7 @@ from torch import Tensor
 from common.kernels.base.attention_operands import Division
 
 LOG2_E = 1.4426950408889634
+SINK_UNITS = tl.constexpr(LOG2_E)  # of scores of sinks, which are not scaled
 TILE = 64  # keys multiplied at once; a part has whole tiles
 PART_TILES = 2  # tiles of a part, at least: joining a part takes about as long as a tile
 MAX_PARTS = 48  # parts of a context: about as many programs as a large GPU runs at once share its 8 KV heads
@@ -41,8 +44,17 @@ def num_tiles_of(seq_len, TILE: tl.constexpr):
 
 
 @triton.jit
+def first_tile_of(seq_len, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """Return the first tile with keys seen by a context's last token, which sees WINDOW tokens, or all if 0."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - WINDOW, 0) // TILE
+    return first
+
+
+@triton.jit
 def part_tiles_of(num_tiles, PART_TILES: tl.constexpr, MAX_PARTS: tl.constexpr):
-    """Return the tiles of each part of a context; the last part may have fewer."""
+    """Return the tiles of each part of the seen tiles of a context; the last part may have fewer."""
     return tl.maximum((num_tiles + MAX_PARTS - 1) // MAX_PARTS, PART_TILES)
 
 
@@ -62,6 +74,17 @@ def folded(whole, part, AXIS: tl.constexpr):
     scales, acc = tl.broadcast(tl.expand_dims(scale, AXIS), acc)
     acc = tl.fma(acc, scales, part_acc * tl.expand_dims(part_scale, AXIS))
     return acc, joined, tl.fma(row_sum, scale, part_sum * part_scale)
+
+
+@triton.jit
+def begun(nothing, sinks_ptr, heads, present):
+    """Begin a context with the heads' sinks, each a part without values; `nothing` if `sinks_ptr` is None."""
+    whole = nothing
+    if sinks_ptr is not None:
+        acc, _, row_sum = nothing
+        sinks = tl.load(sinks_ptr + heads, mask=present, other=0.0)
+        whole = (acc, sinks * SINK_UNITS, row_sum + 1.0)
+    return whole
 
 
 @triton.jit

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.attention.decode_parts import NO_KEYS, joined_units, output_of
-from common.kernels.attention.prefill_attention import LOG2_E, attend_keys, tile_for
+from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, SINK_UNITS, joined_units, output_of
+from common.kernels.attention.prefill_attention import attend_keys, tile_for
 from common.kernels.attention.query_parts import TILE_ROWS, QueryParts, tokens_of_tile
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.gpu import Gpu
@@ -29,7 +29,7 @@ JOIN_ROWS = 16  # rows joined at once
 
 @triton.jit
 def _parts_of(
-    seq_len,
+    seq_len,  # keys from the first seen on
     total_keys,  # of all tiles of the step
     ALL_PARTS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
@@ -46,6 +46,15 @@ def _parts_of(
     return tl.maximum(tl.cdiv(seq_len, part_keys), 1), part_keys
 
 
+@triton.jit
+def _first_of(seq_len, query_len, WINDOW: tl.constexpr, PART_UNIT: tl.constexpr):
+    """Return the multiple of PART_UNIT at or before the first key seen by a sequence's queries; 0 without WINDOW."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - query_len + 1 - WINDOW, 0) // PART_UNIT * PART_UNIT
+    return first
+
+
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # both differ from batch to batch
 def _few_query_attention_kernel(
     q_ptr,  # [num_tokens, num_q, head_dim], contiguous
@@ -54,6 +63,7 @@ def _few_query_attention_kernel(
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
     cu_seqlens_ptr,  # [num_seqs + 1] int32
     seq_lens_ptr,  # [num_seqs] int32
+    sinks_ptr,  # [NUM_KV * GROUP] fp32, or None
     out_ptr,  # [num_tokens, num_q, head_dim], contiguous
     partial_ptr,  # [ALL_PARTS, NUM_KV, TILE_ROWS, head_dim] fp32, of `QueryParts`
     maxima_ptr,  # [ALL_PARTS, NUM_KV, TILE_ROWS] fp32, of `QueryParts`
@@ -80,6 +90,7 @@ def _few_query_attention_kernel(
     PART_UNIT: tl.constexpr,
     JOIN_ROWS: tl.constexpr,
     UNITS_AT_ONCE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Grid: (NUM_KV, tiles + ALL_PARTS). A program takes a part of a tile; programs without work come last."""
     TOKENS: tl.constexpr = BLOCK_M // HEADS
@@ -90,6 +101,7 @@ def _few_query_attention_kernel(
     begins = tl.load(cu_seqlens_ptr + seqs, mask=exist, other=0)
     ends = tl.load(cu_seqlens_ptr + seqs + 1, mask=exist, other=0)
     lens = tl.load(seq_lens_ptr + seqs, mask=exist, other=0)
+    lens -= _first_of(lens, ends - begins, WINDOW, PART_UNIT)
     tiles = tl.cdiv(ends - begins, TOKENS)
     total_keys = tl.maximum(tl.sum(tiles * lens, axis=0), 1)
     parts, _ = _parts_of(lens, total_keys, ALL_PARTS, MAX_PARTS, MIN_PART_KEYS, PART_UNIT)
@@ -103,14 +115,15 @@ def _few_query_attention_kernel(
     query_len = tl.load(cu_seqlens_ptr + seq + 1) - token
     seq_len = tl.load(seq_lens_ptr + seq)
     seq_tiles = tl.cdiv(query_len, TOKENS)
-    seq_parts, part_keys = _parts_of(seq_len, total_keys, ALL_PARTS, MAX_PARTS, MIN_PART_KEYS, PART_UNIT)
+    first_of_seq = _first_of(seq_len, query_len, WINDOW, PART_UNIT)  # where the first part begins
+    seq_parts, part_keys = _parts_of(seq_len - first_of_seq, total_keys, ALL_PARTS, MAX_PARTS, MIN_PART_KEYS, PART_UNIT)
     own_item = item - tl.sum(tl.where(precede, items, 0), axis=0)
     tile = own_item % seq_tiles  # tiles that read the same keys run side by side
     part = own_item // seq_tiles
     first_query = tile * TOKENS
     prior = seq_len - query_len
     tile_end = tl.maximum(tl.minimum(seq_len, prior + first_query + TOKENS), 0)
-    num_parts = tl.maximum(tl.cdiv(tile_end, part_keys), 1)
+    num_parts = tl.maximum(tl.cdiv(tile_end - first_of_seq, part_keys), 1)
     if part >= num_parts:  # all keys of the part come after the tile's last query
         return
 
@@ -127,19 +140,37 @@ def _few_query_attention_kernel(
     k_ptr = k_cache_ptr + kv_head * stride_head
     v_ptr = v_cache_ptr + kv_head * stride_head
     positions = prior + queries
-    begin = part * part_keys
+    begin = first_of_seq + part * part_keys
     end = tl.minimum(begin + part_keys, tile_end)
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(prior + first_query + 1 - WINDOW, 0)
+        begin = tl.maximum(begin, first_key // BLOCK_N * BLOCK_N)
     unmasked_end = tl.maximum(tl.minimum(end, prior + first_query + 1) // BLOCK_N * BLOCK_N, begin)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     row_max = tl.full((BLOCK_M,), NO_KEYS, tl.float32)  # finite, because a query may see no key of a part
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    if sinks_ptr is not None:  # noqa: SIM102 - known to the compiler, unlike the part
+        if part == 0:  # begins with the sinks, which are a part without values
+            row_max = tl.load(sinks_ptr + kv_head * GROUP + heads, mask=present, other=0.0) * SINK_UNITS
+            row_sum += 1.0
+    if WINDOW > 0:
+        first_of_all = tl.maximum(prior + first_query + TOKENS - WINDOW, 0)  # seen by every query
+        head_end = tl.maximum(tl.minimum(tl.cdiv(first_of_all, BLOCK_N) * BLOCK_N, unmasked_end), begin)
+        acc, row_max, row_sum = attend_keys(
+            acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
+            begin, head_end, scale_log2,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True, WINDOW=WINDOW, first_key=first_key,
+        )  # fmt: skip
+        begin = head_end
     acc, row_max, row_sum = attend_keys(
         acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
         begin, unmasked_end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=False,
     )  # fmt: skip
     acc, row_max, row_sum = attend_keys(
         acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
-        unmasked_end, end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True,
+        unmasked_end, end, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True, WINDOW=WINDOW, first_key=first_key,
     )  # fmt: skip
 
     if num_parts == 1:
@@ -208,13 +239,16 @@ def few_query_attention(
     scale: float,
     workspace: QueryParts,
     gpu: Gpu,
+    *,
+    window: int = 0,
+    sinks: Tensor | None = None,  # [num_q_heads] fp32
 ) -> Tensor:
-    """Attend from query i to the first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
+    """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
 
     Tokens outside `cu_seqlens` are not computed. A KV head must not have more query heads than allowed by
     `tokens_of_tile`.
     """
-    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
     num_tokens, num_q, head_dim = q.shape
     num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
     out = torch.empty_like(q)
@@ -235,6 +269,7 @@ def few_query_attention(
         block_tables_ptr=block_tables,
         cu_seqlens_ptr=cu_seqlens,
         seq_lens_ptr=seq_lens,
+        sinks_ptr=sinks,
         out_ptr=out,
         partial_ptr=workspace.partial,
         maxima_ptr=workspace.maxima,
@@ -261,6 +296,7 @@ def few_query_attention(
         PART_UNIT=PART_UNIT,
         JOIN_ROWS=JOIN_ROWS,
         UNITS_AT_ONCE=min(16 * 1024 // (JOIN_ROWS * head_dim), MAX_PARTS),  # as many as 128 registers of a thread hold
+        WINDOW=window,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from common.kernels.attention.decode_division import ITEM_WORDS, load_item, load_join, load_own_begin, next_item
+from common.kernels.attention.decode_division import ITEM_WORDS, load_item, load_join, load_own_begin
 from common.kernels.attention.decode_parts import (
     LOG2_E,
     MAX_PARTS,
@@ -32,6 +32,7 @@ from common.kernels.attention.decode_parts import (
     TILE,
     PartsWorkspace,
     check_room,
+    first_tile_of,
     folded,
     num_tiles_of,
     part_tiles_of,
@@ -39,51 +40,24 @@ from common.kernels.attention.decode_parts import (
 )
 from common.kernels.attention.group_outputs import begin_whole, join_units, store_unit, store_whole, units_before
 from common.kernels.attention.new_token import begin_part, begin_token
-from common.kernels.attention.paged_tiles import copy_tile, rows_of_tile
+from common.kernels.attention.paged_tiles import fetch
 from common.kernels.attention.tile_attention import attend_tile
 from common.kernels.base.attention_operands import AttentionWeights, Division, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
-from common.kernels.base.items import advance, announce, announced
+from common.kernels.base.items import advance, announced
 from common.kernels.base.last_program import is_last
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
 NUM_WARPS = 4
-STAGES_OF = {3: 2, 2: 3}  # tiles on the way at once, by the number of programs that share a multiprocessor
-MAX_REGS = 80  # of a thread, on average: three programs share a multiprocessor, or two and the next kernel's
+STAGES_OF = {3: 2, 2: 3, 1: 3}  # tiles on the way at once, by the number of programs that share a multiprocessor
+MAX_REGS_OF = {
+    3: 80,
+    2: 80,
+    1: 200,
+}  # of a thread, on average; by the same. Two programs leave room for the next kernel
+MAX_SHARING_DIM = 128  # of a head: larger tiles leave a multiprocessor room for one program
 FETCH_REGS = 24  # of a thread of the fetching warp
-
-
-@gluon.jit
-def _fetch(shared, division, pool, NUM_KV: gl.constexpr, BLOCK_SIZE: gl.constexpr, ITEM_WORDS: gl.constexpr):
-    """Fetch tiles of keys and values of every item, as slots become free, and draw items: the task of a warp."""
-    k_ring, v_ring, _, _, item_smem, item_full, item_empty, full, empty = shared
-    items_ptr, counts_ptr, draws_ptr = division
-    pool_desc, _, block_tables_ptr, table_stride, block_rows, layer_row = pool
-    STAGES: gl.constexpr = k_ring.shape[0]
-    TILE: gl.constexpr = k_ring.shape[1]
-    HEAD_DIM: gl.constexpr = k_ring.shape[2]
-    item = gl.program_id(0)
-    seq, seq_len, begin, end, _, _ = load_item(items_ptr + item // NUM_KV * ITEM_WORDS)  # perhaps of no item
-    num_items = gl.load(counts_ptr) * NUM_KV
-    slot = 0
-    phase = 1  # the first wait for an empty slot returns at once
-    item_phase = 1
-    while item < num_items:
-        num_blocks = (gl.maximum(seq_len - 1, 0) + BLOCK_SIZE - 1) // BLOCK_SIZE  # with keys of earlier steps
-        table_ptr = block_tables_ptr + seq.to(gl.int64) * table_stride
-        column = item % NUM_KV * HEAD_DIM
-        for tile in range(begin, end):
-            rows = rows_of_tile(table_ptr, tile, num_blocks, block_rows, layer_row, BLOCK_SIZE, TILE)
-            mbarrier.wait(empty.index(slot), phase)
-            copy_tile(pool_desc, rows, column, k_ring.index(slot), v_ring.index(slot), full.index(slot), BLOCK_SIZE)
-            slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(item_empty, item_phase)  # so that no item is drawn long before its computation
-        item = next_item(draws_ptr, num_items)
-        announce(item, item_smem, item_empty, item_phase)
-        mbarrier.arrive(item_full, count=1)
-        item_phase ^= 1
-        seq, seq_len, begin, end, _, _ = load_item(items_ptr + gl.minimum(item, num_items - 1) // NUM_KV * ITEM_WORDS)
 
 
 @gluon.jit
@@ -95,6 +69,7 @@ def _attend(
     out_ptr,
     parts,
     before,
+    sinks_ptr,
     scale_log2,
     NUM_KV: gl.constexpr,
     GROUP: gl.constexpr,
@@ -108,6 +83,9 @@ def _attend(
     MAX_QUERIES: gl.constexpr,
     HAS_NORM: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    NORMS_VALUES: gl.constexpr,
+    SHARES_KV: gl.constexpr,
+    WINDOW: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Attend every item, to its output or its units: the task of four warps."""
@@ -134,19 +112,21 @@ def _attend(
     while item < num_items:
         kv_head = item % NUM_KV
         num_tiles = num_tiles_of(seq_len, TILE)  # the new key may be alone in the last tile
-        part_tiles = part_tiles_of(num_tiles, PART_TILES, MAX_PARTS)
+        first_tile = first_tile_of(seq_len, WINDOW, TILE)
+        num_seen = num_tiles - first_tile
+        part_tiles = part_tiles_of(num_seen, PART_TILES, MAX_PARTS)
         past = gl.maximum(seq_len - 1, 0)  # keys of earlier steps, which is also the new key's position
         writes = (end == num_tiles) & (seq_len > 0)
         new_scores, new_value = begin_token(
             shared, token, pool, seq, past, kv_head, item == gl.program_id(0), writes, mma,
-            NUM_KV, GROUP, BLOCK_SIZE, HAS_NORM, HAS_BIAS, PDL,
+            NUM_KV, GROUP, BLOCK_SIZE, HAS_NORM, HAS_BIAS, NORMS_VALUES, SHARES_KV, PDL,
         )  # fmt: skip
         new_scores = new_scores * scale_log2
         new_value = new_value[:, None] + no_acc
         first_head = join.to(gl.int64) * (MAX_PARTS * NUM_Q) + kv_head * GROUP  # of the context's units
-        last_part = (num_tiles - 1) // part_tiles * part_tiles  # first tile of the part with the new key
+        last_part = first_tile + (num_seen - 1) // part_tiles * part_tiles  # first tile of the part with the new key
         part = begin_part(begin == last_part, new_value, new_scores, no_sums)
-        own_begin = 0
+        own_begin = first_tile
         num_before = 0
         group_before = (before[0], before[1], before[2], NUM_KV * MAX_QUERIES)
         if MAX_QUERIES > 0:  # keys shared with other rows come first
@@ -157,11 +137,14 @@ def _attend(
         unit = nothing  # parts joined so far, and below, runs
         whole = nothing
         if join < 0:
-            whole = begin_whole(nothing, group_before, num_before, GROUP)
+            whole = begin_whole(nothing, sinks_ptr, kv_head * GROUP, group_before, num_before, GROUP)
         tiles_left = part_tiles  # of the part
         parts_left = unit_parts
         for tile in range(begin, end):
-            part = attend_tile(shared, part, slot, phase, past - tile * TILE, scale_log2, BLOCK_SIZE)
+            first_key = 0
+            if WINDOW > 0:
+                first_key = seq_len - WINDOW - tile * TILE
+            part = attend_tile(shared, part, slot, phase, first_key, past - tile * TILE, scale_log2, BLOCK_SIZE, WINDOW)
             slot, phase = advance(slot, phase, STAGES)
             tiles_left -= 1
             if (tiles_left == 0) | (tile + 1 == end):  # the part ends
@@ -185,7 +168,8 @@ def _attend(
             num_pieces, num_units = load_join(item_ptr)
             if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_pieces):
                 join_units(
-                    group_out_ptr, group_before, num_before, parts, first_head, num_units, unit_parts == RUN_PARTS,
+                    group_out_ptr, sinks_ptr, kv_head * GROUP, group_before, num_before,
+                    parts, first_head, num_units, unit_parts == RUN_PARTS,
                     NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
                 )  # fmt: skip
         item = announced(item_smem, item_full, item_phase)
@@ -198,11 +182,12 @@ def _attend(
 
 @gluon.jit(do_not_specialize=["table_stride"])  # differs from batch to batch in a prefill worker
 def _fused_decode_attention_kernel(
-    qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous
+    qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous; no heads of V if SHARES_KV
     q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
     k_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
-    bias_ptr,  # [NUM_KV * (GROUP + 2), HEAD_DIM]; anything if not HAS_BIAS
+    bias_ptr,  # [NUM_KV * (GROUP + 2), HEAD_DIM], heads as in qkv; anything if not HAS_BIAS
     rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
+    factors_ptr,  # [max_positions] fp32, of queries, or None
     pool_desc,  # [num_blocks * block_rows, NUM_KV * HEAD_DIM], tiles of BLOCK_SIZE x HEAD_DIM
     pool_ptr,  # memory of pool_desc
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
@@ -219,6 +204,7 @@ def _fused_decode_attention_kernel(
     units_ptr,  # [num_seqs] int32, of `SharedDivision`
     pieces_ptr,  # [num_seqs] int32, of `SharedDivision`
     places_ptr,  # [num_seqs] int32, of `SharedDivision`
+    sinks_ptr,  # [NUM_KV * GROUP] fp32, or None
     eps,
     scale_log2,  # softmax scale times log2(e)
     table_stride,
@@ -241,6 +227,9 @@ def _fused_decode_attention_kernel(
     MAX_QUERIES: gl.constexpr,  # 0: nothing is shared, and `before_partial_ptr` to `places_ptr` are unused
     HAS_NORM: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    NORMS_VALUES: gl.constexpr,
+    SHARES_KV: gl.constexpr,
+    WINDOW: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Grid: any number. Each program has an item of a KV head, and draws another after each item."""
@@ -266,7 +255,7 @@ def _fused_decode_attention_kernel(
     shared = (k_ring, v_ring, q_smem, p_smem, item_smem, item_full, item_empty, full, empty)
     division = (items_ptr, counts_ptr, counts_ptr + 1 + layer_row // (2 * BLOCK_SIZE))
     pool = (pool_desc, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row)
-    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, eps)
+    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, factors_ptr, eps)
     parts = (partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr)
     before = (before_partial_ptr, before_maxima_ptr, before_sums_ptr, units_ptr, pieces_ptr, places_ptr)
     gl.warp_specialize(
@@ -274,12 +263,12 @@ def _fused_decode_attention_kernel(
             (
                 _attend,
                 (
-                    shared, division, pool, token, out_ptr, parts, before, scale_log2,
+                    shared, division, pool, token, out_ptr, parts, before, sinks_ptr, scale_log2,
                     NUM_KV, GROUP, HEADS, BLOCK_SIZE, ITEM_WORDS, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE,
-                    MAX_QUERIES, HAS_NORM, HAS_BIAS, PDL,
+                    MAX_QUERIES, HAS_NORM, HAS_BIAS, NORMS_VALUES, SHARES_KV, WINDOW, PDL,
                 ),
             ),
-            (_fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS)),
+            (fetch, (shared, division, pool, NUM_KV, BLOCK_SIZE, ITEM_WORDS, WINDOW)),
         ],
         worker_num_warps=[1],
         worker_num_regs=[FETCH_REGS],
@@ -289,12 +278,12 @@ def _fused_decode_attention_kernel(
 def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
     """Tell whether the kernel supports a pool and the number of query heads; the caller checks the GPU."""
     block_size, num_kv, head_dim = kv_cache.shape[3:]
-    fits = head_dim in (64, 128) and block_size >= 16 and TILE % block_size == 0
+    fits = head_dim in (64, 128, 256) and block_size >= 16 and TILE % block_size == 0
     return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() == 2
 
 
 def fused_decode_attention(
-    qkv: Tensor,  # [num_seqs, (num_q_heads + 2 * num_kv_heads) * head_dim], contiguous
+    qkv: Tensor,  # [num_seqs, num_heads * head_dim], contiguous
     weights: AttentionWeights,
     kv_cache: Tensor,  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim], contiguous
     layer_id: int,
@@ -311,7 +300,7 @@ def fused_decode_attention(
     """Write K and V of each sequence's last token to its slot, and attend: `[num_seqs, num_q_heads * head_dim]`.
 
     The token's position is `seq_len - 1`, and the slot follows from the block table. Padding gives zeros and writes
-    nothing. With fewer `programs_per_sm`, each program has more tiles on the way.
+    nothing. With fewer `programs_per_sm`, each program has more tiles on the way. Heads above MAX_SHARING_DIM need 1.
 
     With `pdl`, some inputs must be older than the kernel before: block tables, seq_lens, the division, and all K and V
     but the new. If the division leaves out keys of a `shared` division, `before` is their result by
@@ -332,6 +321,7 @@ def fused_decode_attention(
         k_norm_ptr=weights.rope if weights.k_norm is None else weights.k_norm,
         bias_ptr=weights.rope if weights.bias is None else weights.bias,
         rope_ptr=weights.rope,
+        factors_ptr=weights.query_factors,
         pool_desc=_descriptor(kv_cache),
         pool_ptr=kv_cache,
         block_tables_ptr=block_tables,
@@ -348,6 +338,7 @@ def fused_decode_attention(
         units_ptr=seq_lens if shared is None else shared.units,
         pieces_ptr=seq_lens if shared is None else shared.pieces,
         places_ptr=seq_lens if shared is None else shared.places,
+        sinks_ptr=weights.sinks,
         eps=weights.norm_eps,
         scale_log2=weights.scale * LOG2_E,
         table_stride=block_tables.stride(0),
@@ -370,9 +361,12 @@ def fused_decode_attention(
         MAX_QUERIES=0 if before is None else before.sums.shape[2],
         HAS_NORM=weights.q_norm is not None,
         HAS_BIAS=weights.bias is not None,
+        NORMS_VALUES=weights.norms_values,
+        SHARES_KV=weights.shares_kv,
+        WINDOW=weights.window,
         PDL=pdl,
         num_warps=NUM_WARPS,  # attending warps; the fetching warp comes on top
-        maxnreg=MAX_REGS,
+        maxnreg=MAX_REGS_OF[programs_per_sm],
         launch_pdl=pdl,
     )
     return out.flatten(1)

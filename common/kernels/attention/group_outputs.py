@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from common.kernels.attention.decode_parts import NO_KEYS, folded, joined_units, output_of
+from common.kernels.attention.decode_parts import NO_KEYS, begun, folded, joined_units, output_of
 
 BEFORE_AT_ONCE = gl.constexpr(4)  # units loaded at once
 
@@ -11,6 +11,8 @@ BEFORE_AT_ONCE = gl.constexpr(4)  # units loaded at once
 @gluon.jit
 def join_units(
     out_ptr,  # of the group
+    sinks_ptr,  # of all heads, or None
+    group_head,  # first head of the group
     before,  # units shared with other rows, as in `begin_whole`
     num_before,
     parts,  # partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr
@@ -26,7 +28,8 @@ def join_units(
 ):
     """Write the output of a context whose units have all been stored."""
     partial_ptr, maxima_ptr, sums_ptr, _ = parts
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HEAD_DIM, HEAD_DIM // 4], [4, 1], [1, 0])
+    MIN_DIM: gl.constexpr = min(HEAD_DIM, 128)  # a warp has a row, at most
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [128 // MIN_DIM, MIN_DIM // 4], [4, 1], [1, 0])
     layout_heads: gl.constexpr = gl.SliceLayout(1, layout)
     group = gl.arange(0, HEADS, layout_heads)
     elements = group[:, None] * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))[None, :]
@@ -38,7 +41,8 @@ def join_units(
     masks = ((group < GROUP)[:, None], group < GROUP)
     heads = first_head + group
     unit_ptrs = (partial_ptr + first_head * HEAD_DIM + elements, maxima_ptr + heads, sums_ptr + heads)
-    whole = _begun(nothing, before, num_before, elements, group, masks, 1, HEAD_DIM)
+    whole = begun(nothing, sinks_ptr, group_head + group, masks[1])
+    whole = _joined_before(whole, before, num_before, elements, group, masks, 1, HEAD_DIM)
     whole = joined_units(
         whole, nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
     )
@@ -46,10 +50,9 @@ def join_units(
 
 
 @gluon.jit
-def _begun(nothing, before, num_before, elements, heads, masks, AXIS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Join the group's shared parts; the result is `nothing` if there are none."""
+def _joined_before(whole, before, num_before, elements, heads, masks, AXIS: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Join the group's shared parts, if any, to `whole`."""
     acc_ptr, maxima_ptr, sums_ptr, stride = before
-    whole = nothing
     for first in range(0, num_before, BEFORE_AT_ONCE):
         units = ()
         for i in gl.static_range(BEFORE_AT_ONCE):
@@ -82,18 +85,21 @@ def units_before(
 @gluon.jit
 def begin_whole(
     nothing,
+    sinks_ptr,  # of all heads, or None
+    group_head,  # first head of the group
     before,  # pointers into `SharedParts` at the group's first head of the first unit, and queries from unit to unit
     num_before,  # number of shared units, which precede the context's own
     GROUP: gl.constexpr,
 ):
-    """Begin a context with its shared units joined; `nothing` gives the layout."""
+    """Begin a context with its sinks and shared units joined; `nothing` gives the layout."""
     acc = nothing[0]
     HEAD_DIM: gl.constexpr = acc.shape[0]
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))
     group = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     elements = group[None, :] * HEAD_DIM + dims[:, None]
     masks = ((group < GROUP)[None, :], group < GROUP)
-    return _begun(nothing, before, num_before, elements, group, masks, 0, HEAD_DIM)
+    whole = begun(nothing, sinks_ptr, group_head + group, masks[1])
+    return _joined_before(whole, before, num_before, elements, group, masks, 0, HEAD_DIM)
 
 
 @gluon.jit

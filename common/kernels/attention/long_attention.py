@@ -29,8 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.kernels.attention.decode_parts import LOG2_E, SINK_UNITS
 from common.kernels.attention.gather_kv import TILE, gather_kv
-from common.kernels.attention.prefill_attention import LOG2_E
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announce, announced, draw
@@ -214,16 +214,19 @@ def _step(
 
 
 @gluon.jit
-def _finish(shared, state):
+def _finish(shared, state, sinks_ptr, head):
     """Add the last weights times V, and normalize: `[ROWS, HEAD_DIM]`, then slot and phase of the next item's keys."""
     queries, k_ring, v_ring, _, _, _, _, _, v_full, v_empty = shared
-    weights, acc, _, row_sums, slot, phase = state
+    weights, acc, row_max, row_sums, slot, phase = state
     mbarrier.wait(v_full.index(slot), phase)
     acc = warpgroup_mma(_as_operand(weights, acc, queries.dtype), v_ring.index(slot), acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_empty.index(slot), count=1)
     slot, phase = advance(slot, phase, k_ring.shape[0])
     row_sum = gl.convert_layout(gl.sum(row_sums, axis=1), gl.SliceLayout(1, acc.type.layout))
+    if sinks_ptr is not None:  # infinite if far above all scores: then the output is 0
+        sink = gl.exp2(gl.load(sinks_ptr + head) * SINK_UNITS - row_max)
+        row_sum += gl.convert_layout(sink, gl.SliceLayout(1, acc.type.layout))
     return acc * (1.0 / row_sum)[:, None], slot, phase
 
 
@@ -231,6 +234,7 @@ def _finish(shared, state):
 def _attend(
     shared,  # as in the kernel
     work,  # as in the kernel
+    sinks_ptr,
     out_ptr,
     scale_log2,
     GROUP_ID: gl.constexpr,  # 0 or 1
@@ -261,7 +265,7 @@ def _attend(
         for tile in range(first_masked, num_key_tiles):
             state = _step(shared, state, tile, num_key_tiles, positions, scale_log2, GROUP_ID, True)
         mbarrier.arrive(q_empty, count=1)
-        out, slot, phase = _finish(shared, state)
+        out, slot, phase = _finish(shared, state, sinks_ptr, head)
         rows = begin + gl.arange(0, ROWS, gl.SliceLayout(1, out.type.layout))
         columns = head * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out.type.layout))
         elements = (token + rows).to(gl.int64)[:, None] * (NUM_Q * HEAD_DIM) + columns[None, :]
@@ -276,6 +280,7 @@ def _long_attention_kernel(
     kv_desc,  # [2 * num_rows, num_kv * HEAD_DIM], K, then V, as gathered; tiles of BLOCK_N x HEAD_DIM
     cu_seqlens_ptr,  # [num_seqs + 1] int32
     seq_lens_ptr,  # [num_seqs] int32
+    sinks_ptr,  # [NUM_Q] fp32, or None
     out_ptr,  # [num_tokens, NUM_Q, HEAD_DIM], contiguous
     ticket_ptr,  # [1] int32, items drawn so far: set to 0 by the kernel before
     scale_log2,  # softmax scale times log2(e)
@@ -315,8 +320,8 @@ def _long_attention_kernel(
     work = (cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles)
     gl.warp_specialize(
         [
-            (_attend, (shared, work, out_ptr, scale_log2, 0, NUM_Q, MAX_SEQS)),
-            (_attend, (shared, work, out_ptr, scale_log2, 1, NUM_Q, MAX_SEQS)),
+            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 0, NUM_Q, MAX_SEQS)),
+            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 1, NUM_Q, MAX_SEQS)),
             (_fetch, (shared, work, ticket_ptr, q_desc, kv_desc, num_rows, NUM_Q, GROUP, MAX_SEQS)),
         ],
         worker_num_warps=[4, 1],
@@ -333,12 +338,14 @@ def long_attention(
     seq_lens: Tensor,  # [num_seqs] int32, each at least its number of queries
     num_keys: int,  # at least the sum of seq_lens
     scale: float,
+    *,
+    sinks: Tensor | None = None,  # [num_q_heads] fp32
 ) -> Tensor:
-    """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
+    """Compute the result of `prefill_attention` without a window: `[num_tokens, num_q_heads, head_dim]`.
 
     Takes memory for a copy of K and V of all keys.
     """
-    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
     num_tokens, num_q, head_dim = q.shape
     num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
     assert head_dim in (64, 128) and q.element_size() == 2, f"head_dim {head_dim}, {q.dtype}: 64 or 128, 16 bits needed"
@@ -352,6 +359,7 @@ def long_attention(
         kv_desc=TensorDescriptor.from_tensor(kv.flatten(0, 1), [TILE, head_dim], LAYOUT),
         cu_seqlens_ptr=cu_seqlens,
         seq_lens_ptr=seq_lens,
+        sinks_ptr=sinks,
         out_ptr=out,
         ticket_ptr=ticket,
         scale_log2=scale * LOG2_E,

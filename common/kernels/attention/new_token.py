@@ -44,6 +44,8 @@ def begin_token(
     BLOCK_SIZE: gl.constexpr,
     HAS_NORM: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    NORMS_VALUES: gl.constexpr,
+    SHARES_KV: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """Leave the group's queries in shared memory; write the new key and value if `writes`.
@@ -51,17 +53,24 @@ def begin_token(
     Returns scores of the new key, unscaled, `[ROWS]`, and the new value `[HEAD_DIM]`, laid out as slices of `mma`.
     """
     _, _, q_smem, _, _, _, _, _, _ = shared
-    qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, eps = token
+    qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, factors_ptr, eps = token
     _, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row = pool
     ROWS: gl.constexpr = q_smem.shape[0]
     HEAD_DIM: gl.constexpr = q_smem.shape[1]
     HALF: gl.constexpr = HEAD_DIM // 2
     WIDTH: gl.constexpr = NUM_KV * HEAD_DIM
+    V_HEAD: gl.constexpr = NUM_KV * (GROUP + (0 if SHARES_KV else 1))
     halves: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HALF, HALF // 4], [4, 1], [1, 0])
     columns = gl.arange(0, HALF, gl.SliceLayout(0, halves))[None, :]
     angle_ptr = rope_ptr + past.to(gl.int64) * HEAD_DIM + columns
     cos = gl.load(angle_ptr)
     sin = gl.load(angle_ptr + HALF)
+    q_cos = cos
+    q_sin = sin
+    if factors_ptr is not None:
+        factor = gl.load(factors_ptr + past)
+        q_cos = cos * factor
+        q_sin = sin * factor
     q_norm_low = gl.load(q_norm_ptr + columns)
     q_norm_high = gl.load(q_norm_ptr + HALF + columns)
     k_norm_low = gl.load(k_norm_ptr + columns)
@@ -71,17 +80,23 @@ def begin_token(
         wait_for_predecessor(PDL)
 
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, halves))[:, None]
-    token_ptr = qkv_ptr + seq.to(gl.int64) * (NUM_KV * (GROUP + 2) * HEAD_DIM)
+    token_ptr = qkv_ptr + seq.to(gl.int64) * ((V_HEAD + NUM_KV) * HEAD_DIM)
     q = (kv_head * GROUP + rows) * HEAD_DIM + columns
     k = (NUM_KV * GROUP + kv_head) * HEAD_DIM + columns
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, mma))
-    v = (NUM_KV * (GROUP + 1) + kv_head) * HEAD_DIM + dims
+    v = (V_HEAD + kv_head) * HEAD_DIM + dims
     new_v = gl.load(token_ptr + v)
-    if HAS_BIAS:
-        new_v = (new_v.to(gl.float32) + gl.load(bias_ptr + v).to(gl.float32)).to(new_v.dtype)
+    if HAS_BIAS or NORMS_VALUES:
+        value = new_v.to(gl.float32)
+        if HAS_BIAS:
+            value += gl.load(bias_ptr + v).to(gl.float32)
+        if NORMS_VALUES:
+            value *= gl.rsqrt(gl.sum(value * value, axis=0) / HEAD_DIM + eps)
+        new_v = value.to(new_v.dtype)
     q_low, q_high = _rotated(
-        token_ptr + q, bias_ptr + q, rows < GROUP, q_norm_low, q_norm_high, cos, sin, eps, HAS_NORM, HAS_BIAS, HEAD_DIM
-    )
+        token_ptr + q, bias_ptr + q, rows < GROUP, q_norm_low, q_norm_high, q_cos, q_sin, eps,
+        HAS_NORM, HAS_BIAS, HEAD_DIM,
+    )  # fmt: skip
     k_low, k_high = _rotated(
         token_ptr + k, bias_ptr + k, columns < HALF, k_norm_low, k_norm_high, cos, sin, eps,
         HAS_NORM, HAS_BIAS, HEAD_DIM,

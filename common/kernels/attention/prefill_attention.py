@@ -1,7 +1,7 @@
 """Causal attention of ragged prompt chunks over their blocks (FlashAttention-2, Dao 2023, on a paged cache).
 
 Query tiles of all sequences lie on one grid axis (`ragged`). Keys seen by every query of a tile are walked without
-masks; only the last tiles, at the diagonal, are masked.
+masks; only the last tiles, at the diagonal, and with a window the first, are masked. Tiles out of sight are skipped.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, SINK_UNITS
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
-LOG2_E = 1.4426950408889634
 LARGE_TILES_BYTES = 150_000  # of shared memory: needed by the larger tiles for heads of 256
 
 
@@ -38,6 +38,8 @@ def attend_keys(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
+    WINDOW: tl.constexpr = 0,
+    first_key=0,  # keys before are out of every query's sight; only if MASKED and WINDOW
 ):
     """Fold keys [begin, end) into the running softmax; `begin` is a multiple of BLOCK_N, so is `end` unless MASKED."""
     columns = tl.arange(0, HEAD_DIM)[None, :]
@@ -45,6 +47,8 @@ def attend_keys(
         keys = start + tl.arange(0, BLOCK_N)
         if MASKED:
             inside = keys < end
+            if WINDOW > 0:
+                inside = inside & (keys >= first_key)
             blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
             elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
             k = tl.load(k_ptr + elements, mask=inside[:, None], other=0.0)
@@ -56,7 +60,10 @@ def attend_keys(
             v = tl.load(v_ptr + elements)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
-            scores = tl.where(keys[None, :] <= query_positions[:, None], scores, float("-inf"))
+            seen = keys[None, :] <= query_positions[:, None]
+            if WINDOW > 0:
+                seen = seen & (keys[None, :] > query_positions[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale_log2)
         weights = tl.exp2(scores * scale_log2 - new_max[:, None])
         decay = tl.exp2(row_max - new_max)
@@ -74,6 +81,7 @@ def _prefill_attention_kernel(
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
     cu_seqlens_ptr,  # [num_seqs + 1] int32
     seq_lens_ptr,  # [num_seqs] int32
+    sinks_ptr,  # [NUM_Q] fp32, or None
     out_ptr,  # [num_tokens, num_q, head_dim], contiguous
     scale_log2,  # softmax scale times log2(e)
     num_seqs,
@@ -88,6 +96,7 @@ def _prefill_attention_kernel(
     MAX_SEQS: tl.constexpr,  # power of two, at least num_seqs
     BLOCK_M: tl.constexpr,  # queries of a tile
     BLOCK_N: tl.constexpr,  # keys of a tile
+    WINDOW: tl.constexpr,
 ):
     """Grid: (query tiles, NUM_Q). A program takes a query tile of a head, longest contexts first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -118,13 +127,30 @@ def _prefill_attention_kernel(
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    if WINDOW > 0:
+        row_max = tl.full((BLOCK_M,), NO_KEYS, tl.float32)  # finite, because a query may see no key of the first tile
+    if sinks_ptr is not None:  # a part without values
+        row_max = tl.zeros((BLOCK_M,), tl.float32) + tl.load(sinks_ptr + head) * SINK_UNITS
+        row_sum = tl.full((BLOCK_M,), 1.0, tl.float32)
+    begin = 0
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(prior + first_query + 1 - WINDOW, 0)
+        first_of_all = tl.maximum(prior + first_query + BLOCK_M - WINDOW, 0)  # seen by every query
+        begin = tl.minimum(tl.cdiv(first_of_all, BLOCK_N) * BLOCK_N, unmasked_end)
+        acc, row_max, row_sum = attend_keys(
+            acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
+            first_key // BLOCK_N * BLOCK_N, begin, scale_log2,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True, WINDOW=WINDOW, first_key=first_key,
+        )  # fmt: skip
     acc, row_max, row_sum = attend_keys(
         acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
-        0, unmasked_end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=False,
+        begin, unmasked_end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=False,
     )  # fmt: skip
     acc, row_max, row_sum = attend_keys(
         acc, row_max, row_sum, q, positions, table_ptr, k_ptr, v_ptr, stride_block, stride_token,
-        unmasked_end, end, scale_log2, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True,
+        unmasked_end, end, scale_log2,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True, WINDOW=WINDOW, first_key=first_key,
     )  # fmt: skip
     out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a sequence of length 0 gives zeros
     tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
@@ -164,12 +190,19 @@ def prefill_attention(
     max_query_len: int,
     scale: float,
     gpu: Gpu,
+    *,
+    window: int = 0,
+    sinks: Tensor | None = None,  # [num_q_heads] fp32
 ) -> Tensor:
     """Attend from query i to the first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
 
     Tokens outside `cu_seqlens` are not computed.
+
+    Args:
+        window: tokens seen by a token, itself included; 0: all. Blocks out of sight are not read.
+        sinks: a score of no token for each head, in the sum of weights only.
     """
-    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens)
+    check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
     num_tokens, num_q, head_dim = q.shape
     num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
     out = torch.empty_like(q)
@@ -183,6 +216,7 @@ def prefill_attention(
         block_tables_ptr=block_tables,
         cu_seqlens_ptr=cu_seqlens,
         seq_lens_ptr=seq_lens,
+        sinks_ptr=sinks,
         out_ptr=out,
         scale_log2=scale * LOG2_E,
         num_seqs=num_seqs,
@@ -197,6 +231,7 @@ def prefill_attention(
         MAX_SEQS=max_seqs_for(num_seqs),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
+        WINDOW=window,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -12,6 +12,8 @@ SMALL_BUNDLE = 64  # queries of a bundle: of all query heads of a KV head
 LARGE_BUNDLE = 128
 MAX_SHARING_ROWS = 512
 """Rows of a step, at most: every pair is compared, and twice as many rows take minutes to compile."""
+MAX_SHARED_DIM = 128
+"""Elements of a head, at most: the tiles of larger heads do not fit beside 128 queries."""
 PROGRAMS_PER_SM = {SMALL_BUNDLE: 2, LARGE_BUNDLE: 1}  # by queries of a bundle
 
 

@@ -23,7 +23,7 @@ NUM_STAGES = {SMALL_BUNDLE: 3, LARGE_BUNDLE: 5}
 
 @triton.jit
 def _load_queries(
-    qkv_ptr, norm_ptr, bias_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
+    qkv_ptr, norm_ptr, bias_ptr, rope_ptr, factors_ptr, seq_lens_ptr, rows, heads, present, eps,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Return queries of rows and heads, normed and rotated: `[queries, HEAD_DIM]`."""
@@ -44,15 +44,19 @@ def _load_queries(
         scale = tl.rsqrt(tl.sum(q * q, axis=1) / HEAD_DIM + eps)[:, None]
         q = q * scale * tl.load(norm_ptr + dims).to(tl.float32)[None, :]
         partner = partner * scale * tl.load(norm_ptr + partners).to(tl.float32)[None, :]
-    return (q * cos + tl.where(dims < HALF, -partner, partner) * sin).to(qkv_ptr.dtype.element_ty)
+    q = q * cos + tl.where(dims < HALF, -partner, partner) * sin
+    if factors_ptr is not None:
+        q = q * tl.load(factors_ptr + past)[:, None]
+    return q.to(qkv_ptr.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _shared_prefix_attention_kernel(
-    qkv_ptr,  # [num_seqs, NUM_KV * (GROUP + 2), HEAD_DIM], contiguous
+    qkv_ptr,  # [num_seqs, NUM_HEADS, HEAD_DIM], contiguous: Q first
     q_norm_ptr,  # [HEAD_DIM]; anything if not HAS_NORM
-    bias_ptr,  # [NUM_KV * (GROUP + 2), HEAD_DIM]; anything if not HAS_BIAS
+    bias_ptr,  # [NUM_HEADS, HEAD_DIM]; anything if not HAS_BIAS
     rope_ptr,  # [max_positions, HEAD_DIM] fp32: cos, then sin
+    factors_ptr,  # [max_positions] fp32, of queries, or None
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
     v_cache_ptr,  # as k_cache_ptr
     block_tables_ptr,  # [num_seqs, max_blocks] int32, rows table_stride apart
@@ -69,6 +73,7 @@ def _shared_prefix_attention_kernel(
     stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
     stride_head,
+    NUM_HEADS: tl.constexpr,
     NUM_KV: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
     HEADS: tl.constexpr,  # power of two, at least GROUP
@@ -94,8 +99,8 @@ def _shared_prefix_attention_kernel(
         rows = tl.load(members_ptr + first + queries // HEADS, mask=present, other=0)
         heads = kv_head * GROUP + queries % HEADS
         q = _load_queries(
-            qkv_ptr, q_norm_ptr, bias_ptr, rope_ptr, seq_lens_ptr, rows, heads, present, eps,
-            NUM_KV * (GROUP + 2), HEAD_DIM, HAS_NORM, HAS_BIAS,
+            qkv_ptr, q_norm_ptr, bias_ptr, rope_ptr, factors_ptr, seq_lens_ptr, rows, heads, present, eps,
+            NUM_HEADS, HEAD_DIM, HAS_NORM, HAS_BIAS,
         )  # fmt: skip
         acc = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
         row_max = tl.full((QUERIES,), NO_KEYS, tl.float32)
@@ -113,7 +118,7 @@ def _shared_prefix_attention_kernel(
 
 
 def shared_prefix_attention(
-    qkv: Tensor,  # [num_seqs, (num_q_heads + 2 * num_kv_heads) * head_dim], contiguous
+    qkv: Tensor,  # [num_seqs, num_heads * head_dim], contiguous
     weights: AttentionWeights,
     k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided
     v_cache: Tensor,
@@ -145,6 +150,7 @@ def shared_prefix_attention(
         q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
         bias_ptr=weights.rope if weights.bias is None else weights.bias,
         rope_ptr=weights.rope,
+        factors_ptr=weights.query_factors,
         k_cache_ptr=k_cache,
         v_cache_ptr=v_cache,
         block_tables_ptr=block_tables,
@@ -161,6 +167,7 @@ def shared_prefix_attention(
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),
         stride_head=k_cache.stride(2),
+        NUM_HEADS=weights.num_heads,
         NUM_KV=num_kv,
         GROUP=num_q // num_kv,
         HEADS=heads,

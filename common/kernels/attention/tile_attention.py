@@ -13,12 +13,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from common.kernels.attention.paged_tiles import clear_end
+from common.kernels.attention.paged_tiles import clear_begin, clear_end
 
 
 @gluon.jit
-def attend_tile(shared, part, slot, phase, num_keys, scale_log2, BLOCK_SIZE: gl.constexpr):
-    """Fold a tile with `num_keys` keys into a part, and free the tile's slot."""
+def attend_tile(
+    shared, part, slot, phase, first_key, num_keys, scale_log2, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr
+):
+    """Fold a tile's keys `first_key` to `num_keys` into a part; free its slot. Without WINDOW, from 0."""
     k_ring, v_ring, q_smem, p_smem, _, _, _, full, empty = shared
     acc, row_max, sums = part
     TILE: gl.constexpr = k_ring.shape[1]
@@ -30,7 +32,12 @@ def attend_tile(shared, part, slot, phase, num_keys, scale_log2, BLOCK_SIZE: gl.
     scores = warpgroup_mma_wait(0, deps=[scores])
     if num_keys < TILE:
         clear_end(v_ring.index(slot), num_keys, BLOCK_SIZE, TILE, HEAD_DIM)
-    scores = gl.where((tile_keys < num_keys)[:, None], scores * scale_log2, -1e38)
+    seen = tile_keys < num_keys
+    if WINDOW > 0:
+        if first_key > 0:
+            clear_begin(v_ring.index(slot), first_key, BLOCK_SIZE, TILE, HEAD_DIM)
+        seen = seen & (tile_keys >= first_key)
+    scores = gl.where(seen[:, None], scores * scale_log2, -1e38)
     new_max = gl.maximum(row_max, gl.max(scores, axis=0))
     weights = gl.exp2(scores - new_max[None, :])
     decay = gl.exp2(row_max - new_max)[None, :]

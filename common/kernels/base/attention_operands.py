@@ -28,6 +28,11 @@ class AttentionWeights:
     query_factors: Tensor | None = None  # [max_positions] fp32: of Q, by position, behind the rotation
     sinks: Tensor | None = None  # [q_heads] fp32: a score of no token, in the sum of weights only
 
+    @property
+    def num_heads(self) -> int:
+        """Return the heads of the input: Q, K, and V unless shared."""
+        return self.num_q_heads + (1 if self.shares_kv else 2) * self.num_kv_heads
+
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:

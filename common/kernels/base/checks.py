@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.base.attention_operands import HEAD_DIMS, AttentionWeights
+from common.kernels.base.gate import ACTIVATIONS
 
 
 def check_column(what: str, column: Tensor, length: int, dtype: torch.dtype = torch.int32) -> None:
@@ -31,30 +32,41 @@ def check_caches(k_cache: Tensor, v_cache: Tensor, head_dim: int) -> None:
     )
 
 
-def check_queries(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Require contiguous `q [num_tokens, num_q_heads, head_dim]`, a supported head_dim, heads that fit the caches."""
+def check_queries(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | None = None) -> None:
+    """Require contiguous `q [num_tokens, num_q_heads, head_dim]`, a supported head_dim, heads that fit the caches.
+
+    `sinks` are `[num_q_heads]` fp32.
+    """
     assert q.ndim == 3 and q.is_contiguous(), f"{_laid_out('q', q)}: contiguous, 3-D needed"
     assert q.shape[2] in HEAD_DIMS, f"head_dim {q.shape[2]}: one of {HEAD_DIMS} needed"
     check_caches(k_cache, v_cache, q.shape[2])
     assert k_cache.dtype == q.dtype, f"cache {k_cache.dtype}, q {q.dtype}: one dtype needed"
     assert q.shape[1] % k_cache.shape[2] == 0, f"{q.shape[1]} query heads: a multiple of {k_cache.shape[2]} needed"
+    if sinks is not None:
+        check_column("sinks", sinks, q.shape[1], torch.float32)
 
 
 def check_prompts(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_seqlens: Tensor, seq_lens: Tensor
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
 ) -> None:
     """Require operands as prompt attention takes them."""
     num_seqs = seq_lens.shape[0]
-    check_queries(q, k_cache, v_cache)
+    check_queries(q, k_cache, v_cache, sinks)
     check_block_tables(block_tables, num_seqs)
     check_column("cu_seqlens", cu_seqlens, num_seqs + 1)
     check_column("seq_lens", seq_lens, num_seqs)
 
 
 def check_qkv(qkv: Tensor, weights: AttentionWeights) -> None:
-    """Require contiguous `qkv [num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim]`, and weights that fit."""
+    """Require contiguous `qkv [num_tokens, num_heads * head_dim]`, and weights that fit."""
     head_dim = weights.head_dim
-    width = (weights.num_q_heads + 2 * weights.num_kv_heads) * head_dim
+    width = weights.num_heads * head_dim
     assert qkv.ndim == 2 and qkv.shape[1] == width and qkv.is_contiguous(), (
         f"{_laid_out('qkv', qkv)}: contiguous, {width} columns needed"
     )
@@ -72,6 +84,10 @@ def check_qkv(qkv: Tensor, weights: AttentionWeights) -> None:
     assert rope.dtype == torch.float32 and rope.shape[1] == head_dim and rope.is_contiguous(), (
         f"{_laid_out('rope', rope)} {rope.dtype}: contiguous fp32, {head_dim} columns needed"
     )
+    if weights.sinks is not None:
+        check_column("sinks", weights.sinks, weights.num_q_heads, torch.float32)
+    if weights.query_factors is not None:
+        check_column("query_factors", weights.query_factors, rope.shape[0], torch.float32)
 
 
 def check_product(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, *, splits: int, gated: bool) -> None:
@@ -84,6 +100,14 @@ def check_product(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | Non
     assert out.shape == shape and out.is_contiguous(), f"{_laid_out('out', out)}: contiguous {shape} needed"
     assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
     assert splits == 1 or (residual is None and not gated), f"{splits} splits: parts are sums of the product alone"
+
+
+def check_ending(n: int, bias: Tensor | None, activation: str | None) -> None:
+    """Require a known activation, or none, and a bias `[n]` only without an activation."""
+    assert activation is None or activation in ACTIVATIONS, f"activation {activation}: one of {ACTIVATIONS} needed"
+    assert bias is None or (bias.shape == (n,) and bias.is_contiguous() and activation is None), (
+        f"{_laid_out('bias', bias)}, activation {activation}: [{n}] and no activation needed"
+    )
 
 
 def _laid_out(what: str, tensor: Tensor) -> str:

@@ -20,11 +20,12 @@ LOW_LATENCY_TOKENS = 32  # up to here a program takes one head, to spread a deco
 
 @triton.jit
 def _qk_norm_rope_kv_kernel(
-    qkv_ptr,  # [num_tokens, num_q + 2 * num_kv, head_dim], contiguous
+    qkv_ptr,  # [num_tokens, num_q + 2 * num_kv, head_dim], contiguous; no heads of V if SHARES_KV
     q_norm_ptr,  # [head_dim]
     k_norm_ptr,  # [head_dim]
-    bias_ptr,  # [num_q + 2 * num_kv, head_dim]; anything if not HAS_BIAS
+    bias_ptr,  # [num_q + 2 * num_kv, head_dim], heads as in qkv; anything if not HAS_BIAS
     rope_ptr,  # [max_positions, head_dim] fp32: cos, then sin
+    factors_ptr,  # [max_positions] fp32, of queries, or None
     positions_ptr,  # [num_tokens] int32
     slot_mapping_ptr,  # [num_tokens] int64, -1 for padding
     k_cache_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided
@@ -41,6 +42,8 @@ def _qk_norm_rope_kv_kernel(
     HEADS: tl.constexpr,  # heads of a tile; divides NUM_Q and NUM_KV
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
+    SHARES_KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (num_tokens, (NUM_Q + 2 * NUM_KV) // HEADS). A program takes a tile of heads of a token."""
@@ -50,21 +53,33 @@ def _qk_norm_rope_kv_kernel(
     heads = tl.arange(0, HEADS)[:, None]
     columns = tl.arange(0, HALF)[None, :]
     tile = heads * HEAD_DIM + columns  # [HEADS, HALF]
-    source_ptr = qkv_ptr + (token * (NUM_Q + 2 * NUM_KV) + first) * HEAD_DIM + tile
+    NUM_HEADS: tl.constexpr = NUM_Q + (1 if SHARES_KV else 2) * NUM_KV
+    source = first
+    if SHARES_KV:
+        source = tl.where(first < NUM_HEADS, first, first - NUM_KV)  # values are keys
+    source_ptr = qkv_ptr + (token * NUM_HEADS + source) * HEAD_DIM + tile
     slot = tl.load(slot_mapping_ptr + token)  # written by the step's first kernel, which no layer follows directly
     wait_for_predecessor(PDL)
     low = tl.load(source_ptr)  # first half of every head
     high = tl.load(source_ptr + HALF)
     if HAS_BIAS:
-        low = low.to(tl.float32) + tl.load(bias_ptr + first * HEAD_DIM + tile).to(tl.float32)
-        high = high.to(tl.float32) + tl.load(bias_ptr + first * HEAD_DIM + tile + HALF).to(tl.float32)
+        low = low.to(tl.float32) + tl.load(bias_ptr + source * HEAD_DIM + tile).to(tl.float32)
+        high = high.to(tl.float32) + tl.load(bias_ptr + source * HEAD_DIM + tile + HALF).to(tl.float32)
     kept = slot >= 0
     in_cache = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_token + heads * stride_head + columns
 
     if first >= NUM_Q + NUM_KV:
+        v_low = low
+        v_high = high
+        if NORMS_VALUES:
+            v_low = low.to(tl.float32)
+            v_high = high.to(tl.float32)
+            v_scale = tl.rsqrt((tl.sum(v_low * v_low, axis=1) + tl.sum(v_high * v_high, axis=1)) / HEAD_DIM + eps)
+            v_low = v_low * v_scale[:, None]
+            v_high = v_high * v_scale[:, None]
         v_ptr = v_cache_ptr + (first - NUM_Q - NUM_KV) * stride_head + in_cache
-        tl.store(v_ptr, low.to(v_cache_ptr.dtype.element_ty), mask=kept)
-        tl.store(v_ptr + HALF, high.to(v_cache_ptr.dtype.element_ty), mask=kept)
+        tl.store(v_ptr, v_low.to(v_cache_ptr.dtype.element_ty), mask=kept)
+        tl.store(v_ptr + HALF, v_high.to(v_cache_ptr.dtype.element_ty), mask=kept)
     else:
         a = low.to(tl.float32)
         b = high.to(tl.float32)
@@ -81,6 +96,10 @@ def _qk_norm_rope_kv_kernel(
         rotated_a = a * cos - b * sin
         rotated_b = b * cos + a * sin
         if first < NUM_Q:
+            if factors_ptr is not None:
+                factor = tl.load(factors_ptr + position)
+                rotated_a = rotated_a * factor
+                rotated_b = rotated_b * factor
             q_ptr = q_out_ptr + (token * NUM_Q + first) * HEAD_DIM + tile
             tl.store(q_ptr, rotated_a.to(q_out_ptr.dtype.element_ty))
             tl.store(q_ptr + HALF, rotated_b.to(q_out_ptr.dtype.element_ty))
@@ -91,7 +110,7 @@ def _qk_norm_rope_kv_kernel(
 
 
 def qk_norm_rope_kv(
-    qkv: Tensor,  # [num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim], contiguous
+    qkv: Tensor,  # [num_tokens, num_heads * head_dim], contiguous
     weights: AttentionWeights,
     positions: Tensor,  # [num_tokens] int32
     slot_mapping: Tensor,  # [num_tokens] int64; -1 writes nothing
@@ -113,6 +132,7 @@ def qk_norm_rope_kv(
         k_norm_ptr=qkv if weights.k_norm is None else weights.k_norm,
         bias_ptr=qkv if weights.bias is None else weights.bias,
         rope_ptr=weights.rope,
+        factors_ptr=weights.query_factors,
         positions_ptr=positions,
         slot_mapping_ptr=slot_mapping,
         k_cache_ptr=k_cache,
@@ -129,6 +149,8 @@ def qk_norm_rope_kv(
         HEADS=heads,
         HAS_NORM=weights.q_norm is not None,
         HAS_BIAS=weights.bias is not None,
+        NORMS_VALUES=weights.norms_values,
+        SHARES_KV=weights.shares_kv,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=1 if heads == 1 else 4,

@@ -1,4 +1,4 @@
-"""Gated half of an MLP for many tokens: `silu(x @ gate.T) * (x @ up.T)` in a single kernel.
+"""Gated half of an MLP for many tokens: `activation(x @ gate.T) * (x @ up.T)` in a single kernel.
 
 A separate gate kernel would write the product to memory and read it again, four times the size of the result. That
 would take a tenth of the time. Here a program multiplies a tile of tokens by equally many rows of gate and of up. The
@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from common.kernels.base.gate import ACTIVATIONS, SILU, gated
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announce, announced, draw
 
@@ -82,7 +83,7 @@ def _fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, BAND: gl.constexpr)
 
 
 @gluon.jit
-def _multiply(shared, work, out_desc, GROUP: gl.constexpr, BAND: gl.constexpr):
+def _multiply(shared, work, out_desc, GROUP: gl.constexpr, BAND: gl.constexpr, ACTIVATION: gl.constexpr):
     """Multiply ROWS tokens of every item: the task of four warps. Elements past the edges are zero, and not stored."""
     x_ring, weight_ring, out_smem, item_smem, item_full, item_empty, full, empty = shared
     tiles_m, tiles_n, steps = work
@@ -111,7 +112,7 @@ def _multiply(shared, work, out_desc, GROUP: gl.constexpr, BAND: gl.constexpr):
         mbarrier.arrive(empty.index((slot + STAGES - 1) % STAGES), count=1)
         gate, up = gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
         tma.store_wait(0)  # of the item before
-        out.store((gate / (1.0 + gl.exp(-gate)) * up).to(out_desc.dtype))
+        out.store(gated(gate, up, ACTIVATION).to(out_desc.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(out_desc, [(2 * tile_m + GROUP) * ROWS, tile_n * BLOCK_N], out)
         item_phase ^= 1
@@ -134,6 +135,7 @@ def _gated_gemm_kernel(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     BAND: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ):
     """Grid: any size. Programs draw items of 2 * ROWS tokens and BLOCK_N outputs until none is left."""
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [2 * STAGES, ROWS, BLOCK_K], x_desc.layout)
@@ -154,8 +156,8 @@ def _gated_gemm_kernel(
     work = (tiles_m, tiles_n, steps)
     gl.warp_specialize(
         [
-            (_multiply, (shared, work, out_desc, 0, BAND)),
-            (_multiply, (shared, work, out_desc, 1, BAND)),
+            (_multiply, (shared, work, out_desc, 0, BAND, ACTIVATION)),
+            (_multiply, (shared, work, out_desc, 1, BAND, ACTIVATION)),
             (_fetch, (shared, work, x_desc, weight_desc, ticket_ptr, n, BAND)),
         ],
         worker_num_warps=[4, 1],
@@ -166,13 +168,15 @@ def _gated_gemm_kernel(
 def gated_gemm(
     x: Tensor,  # [m, k], contiguous, 16 bits
     weight: Tensor,  # [2 * n, k], contiguous: gate, then up
+    activation: str = SILU,
 ) -> Tensor:
-    """Return `silu(x @ gate.T) * (x @ up.T)`: `[m, n]`. `n` and `k` must be multiples of 8."""
+    """Return `activation(x @ gate.T) * (x @ up.T)`: `[m, n]`. `n` and `k` must be multiples of 8."""
     (m, k), n = x.shape, weight.shape[0] // 2
     assert x.element_size() == 2 and weight.dtype == x.dtype, f"x {x.dtype}, weight {weight.dtype}: 16 bits, alike"
     assert weight.shape == (2 * n, k) and x.is_contiguous() and weight.is_contiguous(), (
         f"x {tuple(x.shape)}, weight {tuple(weight.shape)}: contiguous, [m, k] and [2 * n, k] needed"
     )
+    assert activation in ACTIVATIONS, f"activation {activation}: one of {ACTIVATIONS} needed"
     assert m > 0 and n % 8 == k % 8 == 0, f"m {m}, n {n}, k {k}: at least one, and multiples of 8"
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tiles_m, tiles_n = -(-m // (2 * ROWS)), -(-n // BLOCK_N)
@@ -191,6 +195,7 @@ def gated_gemm(
         BLOCK_K=BLOCK_K,
         STAGES=STAGES,
         BAND=BAND,
+        ACTIVATION=activation,
         num_warps=4,  # warps of a group; other warps come on top
     )
     return out

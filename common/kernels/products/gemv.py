@@ -1,7 +1,8 @@
 """Product of a token and a weight matrix, at the speed of reading the matrix, with neighbours fused in.
 
 Before the product: RMSNorm of the input. The norm's scale is a common factor, applied to the finished sums, so the row
-is read once. After the product: the residual is added, or gate and up are joined by SiLU.
+is read once. After the product: the residual is added, with a bias if there is one, or gate and up are joined by
+the activation.
 
 The first tiles of weights are loaded before the wait for the predecessor. So at the start of a kernel the memory is
 busy with weights, not idle until the input is ready. From then on, each tile used makes room for another tile on the
@@ -13,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.base.checks import check_ending
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
 
 
@@ -63,6 +66,7 @@ def _gemv_kernel(
     weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
     norm_ptr,  # [k], if HAS_NORM
     residual_ptr,  # [n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
     out_ptr,  # [n]
     eps,
     n,
@@ -74,6 +78,7 @@ def _gemv_kernel(
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, ROWS),). A program computes ROWS outputs, over the whole of K."""
@@ -116,7 +121,9 @@ def _gemv_kernel(
         scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= scale
     if GATED:
-        y = y / (1.0 + tl.exp(-y)) * (tl.sum(up_acc, axis=1) * scale)
+        y = gated(y, tl.sum(up_acc, axis=1) * scale, ACTIVATION)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         y += tl.load(residual_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     tl.store(out_ptr + rows, y.to(out_ptr.dtype.element_ty), mask=rows < n)
@@ -124,7 +131,7 @@ def _gemv_kernel(
 
 def gemv(
     x: Tensor,  # [1, k], contiguous
-    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    weight: Tensor,  # [n, k], or [2 * n, k] with an activation
     out: Tensor,  # [1, n]; overwritten
     *,
     rows: int,
@@ -134,25 +141,28 @@ def gemv(
     norm: Tensor | None = None,  # [k]
     eps: float = 0.0,
     residual: Tensor | None = None,  # [1, n]; may be `out`
-    gated: bool = False,
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
     pdl: bool = False,
 ) -> Tensor:
-    """Write `norm(x) @ weight.T`, then `+ residual` or `silu(gate) * up`, to `out`; return `out`.
+    """Write `norm(x) @ weight.T`, then `+ bias + residual` or `activation(gate) * up`, to `out`; return `out`.
 
     A program has `rows` outputs and `warps` warps. A tile has, for each thread, `unroll` times 8 columns of each row.
     `stages` tiles are on the way at once, the first during the wait for the predecessor.
     """
-    n, k = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    n, k = weight.shape[0] // (1 if activation is None else 2), weight.shape[1]
     assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"
     assert out.shape == (1, n) and out.is_contiguous(), f"out {tuple(out.shape)}: [1, {n}] needed"
     assert weight.is_contiguous() and weight.dtype == x.dtype, f"weight {weight.dtype}, x {x.dtype}: contiguous, alike"
     assert norm is None or norm.shape == (k,), f"norm weight: [{k}] needed"
     assert residual is None or residual.shape == (1, n), f"residual: [1, {n}] needed"
+    check_ending(n, bias, activation)
     _gemv_kernel[(triton.cdiv(n, rows),)](
         x_ptr=x,
         weight_ptr=weight,
         norm_ptr=x if norm is None else norm,
         residual_ptr=x if residual is None else residual,
+        bias_ptr=bias,
         out_ptr=out,
         eps=eps,
         n=n,
@@ -163,7 +173,8 @@ def gemv(
         EVEN_N=n % rows == 0,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
-        GATED=gated,
+        GATED=activation is not None,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

@@ -22,7 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from common.kernels.base.checks import check_product
+from common.kernels.base.checks import check_ending, check_product
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
 
 ROWS = 64  # of a tile of weights: multiplied at once by the four warps of a program
@@ -45,6 +46,7 @@ def _ring_gemm_kernel(
     x_desc,  # [m, k], tiles of BLOCK_M x BLOCK_K
     weight_desc,  # [n, k], tiles of ROWS x BLOCK_K; [2 * n, k] if GATED: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
     n,
@@ -56,6 +58,7 @@ def _ring_gemm_kernel(
     SPLITS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr,
     GATED: gl.constexpr,
+    ACTIVATION: gl.constexpr,
     PDL: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -105,13 +108,16 @@ def _ring_gemm_kernel(
 
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    if bias_ptr is not None:
+        bias = gl.load(bias_ptr + rows, mask=(rows < n) & (gl.program_id(1) == 0), other=0.0)  # counted once
+        acc += bias.to(gl.float32)[:, None]
     elements = tokens[None, :] * n + rows[:, None]
     inside = (rows < n)[:, None] & (tokens < m)[None, :]
     if SPLITS > 1:
         gl.store(out_ptr + gl.program_id(1) * m * n + elements, acc, mask=inside)
     else:
         if GATED:
-            acc = acc / (1.0 + gl.exp(-acc)) * up_acc
+            acc = gated(acc, up_acc, ACTIVATION)
         if HAS_RESIDUAL:
             acc += gl.load(residual_ptr + elements, mask=inside, other=0.0).to(gl.float32)
         gl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
@@ -119,32 +125,37 @@ def _ring_gemm_kernel(
 
 def ring_gemm(
     x: Tensor,  # [m, k], contiguous, m up to MAX_TOKENS
-    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    weight: Tensor,  # [n, k], or [2 * n, k] with an activation
     out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
     *,
     block_k: int,
     stages: int,
     splits: int = 1,
     residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
-    gated: bool = False,
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
     pdl: bool = False,
 ) -> Tensor:
-    """Write `x @ weight.T`, then `+ residual` or `silu(gate) * up`, or parts if `splits`, to `out`; return `out`.
+    """Write `x @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
+
+    With `splits`, write parts, the first with the bias.
 
     `k` is a multiple of `splits * block_k`.
     """
     m, k = x.shape
-    n = weight.shape[0] // (2 if gated else 1)
+    n = weight.shape[0] // (1 if activation is None else 2)
     assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
     assert x.element_size() == 2 and weight.dtype == x.dtype, f"x {x.dtype}, weight {weight.dtype}: 16 bits, alike"
     assert k % (splits * block_k) == 0, f"{k} columns: a multiple of {splits} x {block_k} needed"
-    check_product(x, weight, out, residual, splits=splits, gated=gated)
+    check_product(x, weight, out, residual, splits=splits, gated=activation is not None)
+    check_ending(n, bias, activation)
     block_m = max(8, 1 << (m - 1).bit_length())
     tiles = k // (splits * block_k)
     _ring_gemm_kernel[(-(-n // ROWS), splits)](
         _descriptor(x, [block_m, block_k]),
         _descriptor(weight, [ROWS, block_k]),
         out if residual is None else residual,
+        bias,
         out,
         m,
         n,
@@ -155,7 +166,8 @@ def ring_gemm(
         BLOCK_K=block_k,
         SPLITS=splits,
         HAS_RESIDUAL=residual is not None,
-        GATED=gated,
+        GATED=activation is not None,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=WARPS,
         launch_pdl=pdl,

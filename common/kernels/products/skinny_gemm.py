@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.base.checks import check_product
+from common.kernels.base.checks import check_ending, check_product
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
 
 
@@ -18,6 +19,7 @@ def _skinny_gemm_kernel(
     x_ptr,  # [m, k], contiguous
     weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
     residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
     out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
     m,
     n,
@@ -29,6 +31,7 @@ def _skinny_gemm_kernel(
     STAGES: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, BLOCK_N), SPLITS). A program computes BLOCK_N outputs of all tokens, over a part of K."""
@@ -54,13 +57,16 @@ def _skinny_gemm_kernel(
             up = tl.load(up_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             up_acc = tl.dot(up, x, up_acc, input_precision="ieee")
 
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + rows, mask=(rows < n) & (tl.program_id(1) == 0), other=0.0)  # counted once
+        acc += bias.to(tl.float32)[:, None]
     elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
     inside = inside_n & inside_m
     if SPLITS > 1:
         tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, acc, mask=inside)
     else:
         if GATED:
-            acc = acc / (1.0 + tl.exp(-acc)) * up_acc
+            acc = gated(acc, up_acc, ACTIVATION)
         if HAS_RESIDUAL:
             acc += tl.load(residual_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
@@ -68,7 +74,7 @@ def _skinny_gemm_kernel(
 
 def skinny_gemm(
     x: Tensor,  # [m, k], contiguous, m up to 64
-    weight: Tensor,  # [n, k], or [2 * n, k] if gated
+    weight: Tensor,  # [n, k], or [2 * n, k] with an activation
     out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
     *,
     block_n: int,
@@ -77,18 +83,24 @@ def skinny_gemm(
     warps: int,
     splits: int = 1,
     residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
-    gated: bool = False,
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
     pdl: bool = False,
 ) -> Tensor:
-    """Write `x @ weight.T`, then `+ residual` or `silu(gate) * up`, or parts if `splits`, to `out`; return `out`."""
+    """Write `x @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
+
+    With `splits`, write parts, the first with the bias.
+    """
     m, k = x.shape
-    n = weight.shape[0] // (2 if gated else 1)
+    n = weight.shape[0] // (1 if activation is None else 2)
     assert 1 <= m <= 64, f"{m} tokens: 1 to 64 here"
-    check_product(x, weight, out, residual, splits=splits, gated=gated)
+    check_product(x, weight, out, residual, splits=splits, gated=activation is not None)
+    check_ending(n, bias, activation)
     _skinny_gemm_kernel[(triton.cdiv(n, block_n), splits)](
         x_ptr=x,
         weight_ptr=weight,
         residual_ptr=out if residual is None else residual,
+        bias_ptr=bias,
         out_ptr=out,
         m=m,
         n=n,
@@ -99,7 +111,8 @@ def skinny_gemm(
         SPLITS=splits,
         STAGES=stages,
         HAS_RESIDUAL=residual is not None,
-        GATED=gated,
+        GATED=activation is not None,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=warps,
         num_stages=stages,

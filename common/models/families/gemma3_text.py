@@ -10,7 +10,6 @@ from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.stacks import SANDWICH_NORMS, Source
 from common.settings.config import MAX_TOKENS
 
-IGNORED = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 LEFT_OUT = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -39,7 +38,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(Layer(mixers[kind], mlp) for kind in layer_kinds(settings)),
-        source=Source(hidden_size, norm_offset=1.0, ignored=IGNORED, norms=SANDWICH_NORMS),
+        source=Source(hidden_size, norm_offset=1.0, norms=SANDWICH_NORMS),
         embed_scale=hidden_size**0.5,
         exceeds_float16=True,
     )
@@ -51,6 +50,6 @@ def _attention(settings: Settings, kind: str) -> Attention:
         heads,
         rope_of(settings, kind, heads.head_dim),
         scale=settings.positive_float("query_pre_attn_scalar") ** -0.5,
-        window=settings.count("sliding_window", MAX_TOKENS) if kind == SLIDING else 0,
+        window=settings.window() if kind == SLIDING else 0,
         qk_norm=True,
     )

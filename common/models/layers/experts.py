@@ -40,8 +40,8 @@ class ExpertsPart:
         return ops.norm_route(x, self.norm, self.router, present)
 
     def _zeros(self, num_tokens: int) -> Tensor:
-        down = self.weights.down
-        return torch.zeros((num_tokens, down.shape[1]), dtype=down.dtype, device=down.device)
+        weight = self.router.weight
+        return torch.zeros((num_tokens, weight.shape[1]), dtype=weight.dtype, device=weight.device)
 
 
 def experts_part(experts: Experts, tensors: LayerTensors) -> ExpertsPart:
@@ -64,11 +64,19 @@ def router(experts: Experts, tensors: LayerTensors) -> Router:
 
 def expert_weights(experts: Experts, tensors: LayerTensors) -> ExpertWeights:
     """Return the matrices of a layer's experts."""
-    gate_up_bias, down_bias = tensors.get("experts_gate_up_bias"), tensors.get("experts_down_bias")
+
+    def of_each(name: str) -> Tensor | None:
+        rows = tensors.get(f"experts_{name}")
+        return None if rows is None else rows.unflatten(0, (experts.num_all, -1))
+
+    gate_up, down = of_each("gate_up"), of_each("down")
+    assert gate_up is not None and down is not None
     return ExpertWeights(
-        gate_up=tensors["experts_gate_up"].unflatten(0, (experts.num_all, -1)),
-        down=tensors["experts_down"].unflatten(0, (experts.num_all, -1)),
+        gate_up=gate_up,
+        down=down,
         activation=experts.activation,
-        gate_up_bias=None if gate_up_bias is None else gate_up_bias.unflatten(0, (experts.num_all, -1)),
-        down_bias=None if down_bias is None else down_bias.unflatten(0, (experts.num_all, -1)),
+        gate_up_bias=of_each("gate_up_bias"),
+        down_bias=of_each("down_bias"),
+        gate_up_scales=of_each("gate_up_scales"),
+        down_scales=of_each("down_scales"),
     )

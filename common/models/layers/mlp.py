@@ -42,6 +42,6 @@ def mlp_part(mlp: GatedMLP, tensors: LayerTensors) -> MLPPart:
     return MLPPart(
         norm=tensors.norm("before_mlp"),
         gate_up=tensors.weight("gate_up"),
-        out=tensors.output("down", "after_mlp"),
+        out=tensors.output("down", "after_mlp", "scale"),
         activation=mlp.activation,
     )

@@ -14,12 +14,13 @@ class Output:
 
     weight: Weight  # [hidden, width]
     norm: Norm | None = None
+    scale: Tensor | None = None  # [1], of the stream behind the addition; only behind a norm
 
     def add(self, ops: Ops, x: Tensor, residual: Residual) -> Residual:
         """Return the stream with the product of `x` added."""
         if self.norm is None:
             return ops.linear_add(x, self.weight, residual)
-        return ops.linear_norm_add(x, self.weight, self.norm, residual)
+        return ops.linear_norm_add(x, self.weight, self.norm, residual, self.scale)
 
     def zeros(self, ops: Ops, num_tokens: int) -> Residual:
         """Return a residual stream of zeros with a product of zeros added."""

@@ -28,6 +28,6 @@ class LayerTensors:
     def norm(self, name: str) -> Norm:
         return Norm(self[name], self.norm_eps)
 
-    def output(self, name: str, norm: str) -> Output:
-        """Return the product that a part ends with, and the norm behind it if there is one."""
-        return Output(self.weight(name), None if self.get(norm) is None else self.norm(norm))
+    def output(self, name: str, norm: str, scale: str = "") -> Output:
+        """Return the product that a part ends with; the norm and the scale behind it if the layer has them."""
+        return Output(self.weight(name), None if self.get(norm) is None else self.norm(norm), self.get(scale))

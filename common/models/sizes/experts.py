@@ -1,5 +1,6 @@
 """Sizes of a layer of experts. Needs no torch."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +21,10 @@ class ExpertNames(NamedTuple):
 
 
 NAMES = ExpertNames()
+MXFP4_BITS = 4.25
+"""Bits of a weight and its part of a scale."""
+MXFP4_GROUP = 32
+"""Weights with a scale in common, along a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Experts:
     has_bias: bool = False  # of router, gate, up and down
     alternates: bool = False  # in the checkpoint, rows of gate and up alternate
     transposed: bool = False  # in the checkpoint, inputs are the rows of stacked experts
+    is_mxfp4: bool = False  # matrices of experts are kept in MXFP4, as a checkpoint in this format has them
     names: ExpertNames = NAMES
 
     @property
@@ -54,9 +60,13 @@ class Experts:
         return self.router_rows + 3 * self.inner * self.num_all
 
     def step_rows(self, num_tokens: int) -> float:
-        """Return the rows read by a decode step, on average over choices without preference."""
+        """Return the rows read by a decode step, on average over choices without preference.
+
+        Rows in MXFP4 count by their bytes.
+        """
         num_unread = self.num * (1.0 - self.route.per_token / self.num) ** num_tokens
-        return self.num_rows - 3 * self.inner * num_unread
+        row = MXFP4_BITS / 16 if self.is_mxfp4 else 1.0
+        return self.router_rows + 3 * self.inner * (self.num_all - num_unread) * row
 
     def activation_elements(self, hidden_size: int) -> int:
         """Return the fp32 elements held at once for each token, beside the residual stream."""
@@ -67,11 +77,8 @@ class Experts:
         rows = [(f"{prefix}.{names.router}.weight", self.num)]
         if names.shared_gate:
             rows.append((f"{prefix}.{names.shared_gate}.weight", 1))
-        stacks = {
-            "router": stacked(rows, hidden),
-            "experts_gate_up": self._forms(self._each_gate_up(name, hidden), self._gate_up(name, hidden)),
-            "experts_down": self._forms(self._each_down(name, hidden), self._down(name, hidden)),
-        }
+        matrices = self._packed(name, hidden) if self.is_mxfp4 else self._matrices(name, hidden)
+        stacks = {"router": stacked(rows, hidden)} | matrices
         if names.shared:
             stacks = self._with_shared(stacks, f"{prefix}.{names.shared}", hidden)
         if self.has_bias:
@@ -83,6 +90,27 @@ class Experts:
             stacks["selection_bias"] = _column(f"{prefix}.{names.selection_bias}", self.num)
         if names.expert_scale:
             stacks["expert_scale"] = _column(f"{prefix}.{names.expert_scale}", self.num)
+        return stacks
+
+    def _matrices(self, name: str, hidden: int) -> Stacks:
+        return {
+            "experts_gate_up": self._forms(self._each_gate_up(name, hidden), self._gate_up(name, hidden)),
+            "experts_down": self._forms(self._each_down(name, hidden), self._down(name, hidden)),
+        }
+
+    def _packed(self, name: str, hidden: int) -> Stacks:
+        """Return stacks of bytes: values, two a byte, and scales."""
+        stacks = {}
+        for matrix, sides, rows, width in (("gate_up", 2, self.inner, hidden), ("down", 1, hidden, self.inner)):
+            groups = width // MXFP4_GROUP
+            for key, stored, inside in (("", "blocks", (groups, MXFP4_GROUP // 2)), ("_scales", "scales", (groups,))):
+                row = math.prod(inside)
+                view = (self.num, sides, rows, row)
+                file = (0, 2, 1, 3) if self.alternates else (0, 1, 2, 3)
+                shape = (self.num, sides * rows, *inside)
+                order = Order((self.num * sides * rows, row), view, file)
+                piece = Piece(f"{name}.{matrix}_proj_{stored}", shape, order=order)
+                stacks[f"experts_{matrix}{key}"] = Stack([piece], "uint8")
         return stacks
 
     def _forms(self, each: list[Piece], whole: Piece) -> Stack:

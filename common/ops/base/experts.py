@@ -37,13 +37,18 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Matrices of all experts; the shared experts are the last."""
+    """Matrices of all experts; the shared experts are the last.
+
+    With scales, matrices are in MXFP4: uint8 of half the width, and a scale for each 32 values along a row.
+    """
 
     gate_up: Tensor  # [num, 2 * inner, hidden], gate first
     down: Tensor  # [num, hidden, inner]
     activation: Activation
     gate_up_bias: Tensor | None = None  # [num, 2 * inner]
     down_bias: Tensor | None = None  # [num, hidden]
+    gate_up_scales: Tensor | None = None  # [num, 2 * inner, hidden / 32] uint8
+    down_scales: Tensor | None = None  # [num, hidden, inner / 32] uint8
 
     @property
     def num(self) -> int:
@@ -51,4 +56,4 @@ class ExpertWeights:
 
     @property
     def inner(self) -> int:
-        return self.down.shape[2]
+        return self.gate_up.shape[1] // 2

@@ -19,11 +19,12 @@ from common.ops.base.experts import ExpertWeights, Router, Routing
 
 
 class GroupCache(NamedTuple):
-    """Cache of a group of layers, and the query heads of each layer."""
+    """Cache of a group of layers, and what its layers have in common."""
 
     blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     # of latents [num_blocks, num_layers, 1, block_size, 1, rank + rope_dim], of states [.., 1, 1, rows, row]
     num_q_heads: int  # 0 for states
+    window: int = 0  # tokens seen by a token, itself included; 0: all
 
     @property
     def has_states(self) -> bool:
@@ -151,7 +152,7 @@ class Ops(Protocol):
         """Apply query/key norm and RoPE, write K and V into the pool, and attend causally over the pool.
 
         `layer_id` is the layer's place in the cache of its group, `weights.group`.
-        `qkv [num_tokens, (q_heads + 2 * kv_heads) * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
+        `qkv [num_tokens, weights.num_heads * head_dim]` -> `[num_tokens, q_heads * head_dim]`.
         """
         ...
 
@@ -190,8 +191,13 @@ class Ops(Protocol):
         """Return `residual + x @ weight.T`; may reuse the memory of `residual`, to which a norm has added its parts."""
         ...
 
-    def linear_norm_add(self, x: Tensor, weight: Weight, norm: Norm, residual: Residual) -> Residual:
-        """Return `residual + rms_norm(x @ weight.T)`; may reuse memory as `linear_add` does."""
+    def linear_norm_add(
+        self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
+    ) -> Residual:
+        """Return `(residual + rms_norm(x @ weight.T)) * scale`; may reuse memory as `linear_add` does.
+
+        `scale`: `[1]` fp32, or None for 1.
+        """
         ...
 
     def norm_gate_up(

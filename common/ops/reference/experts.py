@@ -11,6 +11,7 @@ from torch.nn import functional
 from common.base.routing import Route, Score
 from common.ops.base import ExpertWeights, Router, Routing
 from common.ops.reference.layers import gate_mul
+from common.ops.reference.mxfp4 import from_mxfp4
 
 
 def route(x: Tensor, router: Router, present: Tensor) -> Routing:
@@ -70,11 +71,18 @@ def experts(x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
         gate_up_bias, down_bias = (
             None if bias is None else bias[expert] for bias in (weights.gate_up_bias, weights.down_bias)
         )
-        gate_up = functional.linear(x[tokens], weights.gate_up[expert], gate_up_bias)
+        matrix = _matrix(weights.gate_up, weights.gate_up_scales, expert, x.dtype)
+        gate_up = functional.linear(x[tokens], matrix, gate_up_bias)
         inner = gate_mul(gate_up, weights.activation)
-        output = functional.linear(inner, weights.down[expert], down_bias).float()
+        matrix = _matrix(weights.down, weights.down_scales, expert, x.dtype)
+        output = functional.linear(inner, matrix, down_bias).float()
         outputs[tokens, slots] = output * routing.weights[tokens, slots, None]
     total: Tensor = outputs[:, 0]
     for slot in range(1, num_slots):
         total = total + outputs[:, slot]
     return total
+
+
+def _matrix(data: Tensor, scales: Tensor | None, expert: int, dtype: torch.dtype) -> Tensor:
+    """Return an expert's matrix in the dtype of the activations."""
+    return data[expert] if scales is None else from_mxfp4(data[expert], scales[expert]).to(dtype)

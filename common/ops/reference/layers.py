@@ -19,6 +19,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (y * weight.float()).to(x.dtype)
 
 
+def norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Return `(residual + rms_norm(x)) * scale`; `scale` is `[1]` fp32, or None for 1."""
+    added = residual.float() + rms_norm(x.float(), weight, eps)
+    return (added if scale is None else added * scale).to(residual.dtype)
+
+
 def gate_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return `activation(gate) * up` of `[num_tokens, 2 * inner]`, gate first; a clamped SwiGLU as defined there."""
     gate, up = gate_up.float().chunk(2, dim=-1)

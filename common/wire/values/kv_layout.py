@@ -4,6 +4,7 @@ Layers with a cache of equal kind and size are a **group**. Each group has its o
 table in each group: a row of **places**, each with a block, in the order of tokens.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated
 
@@ -166,9 +167,21 @@ class KVLayout(WireStruct):
         pairs = zip(self.groups, num_blocks, strict=True)
         return min(group.most_tokens(count, step_tokens) for group, count in pairs)
 
-    def divided(self, num_bytes: int, num_tokens: int) -> Counts:
-        """Divide `num_bytes` of memory into blocks of each group, in proportion to a sequence of `num_tokens`."""
+    def divided(self, num_bytes: int, num_tokens: int, step_tokens: int = 0) -> Counts:
+        """Divide `num_bytes` of memory into blocks of each group, in proportion to a sequence of `num_tokens`.
+
+        Groups with windows have further blocks for a prompt step of `step_tokens`, in at most a quarter of the memory.
+        """
         num_bytes -= ALIGNMENT_BYTES * (len(self.groups) - 1)
+        windows = [group for group in self.groups if group.kind is CacheKind.WINDOW]
+        held_tokens = min(step_tokens, num_bytes // (4 * sum(group.token_bytes for group in windows) or 1))
+        of_step = [group.num_places(held_tokens) if group in windows else 0 for group in self.groups]
         shares = self.most_blocks(num_tokens, 1)
-        unit = sum(share * group.block_bytes for share, group in zip(shares, self.groups, strict=True))
-        return tuple(max(0, num_bytes) * share // unit for share in shares)
+        rest_bytes = num_bytes - self._bytes(of_step)
+        return tuple(
+            max(0, rest_bytes) * share // self._bytes(shares) + further
+            for share, further in zip(shares, of_step, strict=True)
+        )
+
+    def _bytes(self, num_blocks: Sequence[int]) -> int:
+        return sum(count * group.block_bytes for count, group in zip(num_blocks, self.groups, strict=True))

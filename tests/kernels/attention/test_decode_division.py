@@ -37,41 +37,55 @@ def tiles_of(length: int) -> int:
     return -(-length // TILE)
 
 
-def part_tiles_of(length: int) -> int:
-    return max(-(-tiles_of(length) // MAX_PARTS), PART_TILES)
+def first_tile_of(length: int, window: int) -> int:
+    return max(length - window, 0) // TILE if window else 0
 
 
-def items_of(lengths: list[int], num_kv: int, num_slots: int, device: torch.device) -> list[Item]:
+def part_tiles_of(length: int, window: int = 0) -> int:
+    return max(-(-(tiles_of(length) - first_tile_of(length, window)) // MAX_PARTS), PART_TILES)
+
+
+def items_of(lengths: list[int], num_kv: int, num_slots: int, device: torch.device, window: int = 0) -> list[Item]:
     """In the order in which programs take them."""
-    division = divide(torch.tensor(lengths, dtype=torch.int32, device=device), num_kv, num_slots, NUM_LAYERS)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    division = divide(seq_lens, num_kv, num_slots, NUM_LAYERS, window=window)
     limits = limits_for(len(lengths), num_kv, num_slots)
     assert (len(division.items), division.max_joins) == (limits.max_items, limits.max_joins)
     num_items, *drawn = division.counts.tolist()
     assert drawn == [0] * NUM_LAYERS
     items = [Item(*words) for words in division.items[:num_items].tolist()]
-    assert all(item.length == lengths[item.row] and item.own_begin == 0 for item in items)
+    assert all(item.length == lengths[item.row] for item in items)
+    assert all(item.own_begin == first_tile_of(item.length, window) for item in items)
     assert (division.items[num_items:] == -1).all(), "poison"
     return items
 
 
 @settings(max_examples=25)
-@given(lengths=LENGTHS, num_kv=st.sampled_from([1, 2, 5, 8, 64]), num_slots=st.sampled_from([1, 4, 92, 396]))
-def test_items_cover_every_context_once(lengths: list[int], num_kv: int, num_slots: int, device: torch.device) -> None:
-    items = items_of(lengths, num_kv, num_slots, device)
+@given(
+    lengths=LENGTHS,
+    num_kv=st.sampled_from([1, 2, 5, 8, 64]),
+    num_slots=st.sampled_from([1, 4, 92, 396]),
+    window=st.sampled_from([0, 0, 1, 64, 1000, 20_000]),
+)
+def test_items_cover_what_is_seen_of_every_context_once(
+    lengths: list[int], num_kv: int, num_slots: int, window: int, device: torch.device
+) -> None:
+    items = items_of(lengths, num_kv, num_slots, device, window)
     cut = set()
     for row, length in enumerate(lengths):
         own = sorted((item for item in items if item.row == row), key=lambda item: item.begin)
-        bounds = [own[0].begin, *(item.end for item in own)]
-        assert bounds[0] == 0 and bounds[-1] == tiles_of(length)
-        assert [item.begin for item in own] == bounds[:-1], "one takes up where the other ends"
-        assert all(bound % part_tiles_of(length) == 0 for bound in bounds[:-1]), "no part is cut"
+        first, part_tiles = first_tile_of(length, window), part_tiles_of(length, window)
+        bounds = [own[0].begin - first, *(item.end - first for item in own)]
+        assert bounds[0] == 0 and bounds[-1] == tiles_of(length) - first
+        assert [item.begin - first for item in own] == bounds[:-1], "one takes up where the other ends"
+        assert all(bound % part_tiles == 0 for bound in bounds[:-1]), "no part is cut"
         assert all(item.end > item.begin for item in own) or length == 0
         assert all((item.join >= 0) == (len(own) > 1) for item in own)
         if len(own) > 1:
-            unit_tiles = own[0].unit_parts * part_tiles_of(length)
+            unit_tiles = own[0].unit_parts * part_tiles
             assert own[0].unit_parts in (1, RUN_PARTS)
             assert all(bound % unit_tiles == 0 for bound in bounds[:-1]), "no unit is cut"
-            whole = (own[0].join, own[0].unit_parts, len(own), -(-tiles_of(length) // unit_tiles))
+            whole = (own[0].join, own[0].unit_parts, len(own), -(-bounds[-1] // unit_tiles))
             assert {(item.join, item.unit_parts, item.num_items, item.num_units) for item in own} == {whole}
             assert own[0].join not in cut, "each cut context has a join of its own"
             cut.add(own[0].join)

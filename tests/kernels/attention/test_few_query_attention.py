@@ -10,7 +10,15 @@ from common.kernels.attention.few_query_attention import MAX_PARTS, MIN_PART_KEY
 from common.kernels.attention.query_parts import QueryParts, make_query_parts, query_parts_bytes, tokens_of_tile
 from common.kernels.base.gpu import Gpu
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import AssertClose, AttentionCase, MakeAttention, expected_attention, gpu_at
+from tests.kernels.conftest import (
+    AssertClose,
+    AttentionCase,
+    MakeAttention,
+    expected_attention,
+    gpu_at,
+    random_sinks,
+)
+from tests.support.attention_shapes import SEEING, Seeing
 
 PART = MIN_PART_KEYS
 
@@ -20,7 +28,15 @@ def gpu_of_size(num_sms: int, device: torch.device) -> Gpu:
     return replace(gpu_at(device), num_sms=num_sms)
 
 
-def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, workspace: QueryParts, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    pool: Tensor,
+    batch: ForwardBatch,
+    workspace: QueryParts,
+    scale: float | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Over layer 1 of the pool; leaves the workspace as the next layer wants it."""
     out = few_query_attention(
         q=q,
@@ -32,6 +48,8 @@ def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, workspace: QueryParts, 
         scale=scale or q.shape[2] ** -0.5,
         workspace=workspace,
         gpu=gpu_at(q.device),
+        window=window,
+        sinks=sinks,
     )
     assert not workspace.arrivals.any()
     return out
@@ -74,6 +92,35 @@ def test_equals_reference(
     assert_close(out, expected_attention(q, pool, batch))
     again = attend(-q, pool, batch, workspace)  # what the last layer left does not matter
     assert_close(again, expected_attention(-q, pool, batch))
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 60, 64, 300, PART * 2])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ([3, 40, 1, 2, 5], [PART * 4 + 3, PART + 40, 700, 0, 5], 16, 6, 2, 64),  # padding among others
+        ([60], [3 * PART + 10], 32, 4, 1, 32),
+    ],
+    ids=str,
+)
+def test_windows_and_sinks(
+    case: AttentionCase, window: int, has_sinks: bool, make_attention: MakeAttention, assert_close: AssertClose
+) -> None:
+    q, pool, batch = make_attention(*case, window)
+    sinks = random_sinks(q.shape[1], q.device) if has_sinks else None
+    out = attend(q, pool, batch, workspace_of(pool, 8), None, window, sinks)
+    assert_close(out, expected_attention(q, pool, batch, None, window, sinks))
+
+
+def test_what_is_out_of_sight_is_not_cut(make_attention: MakeAttention) -> None:
+    """A window is as a context of its length."""
+    q, pool, batch = make_attention([1], [20 * PART], 16, 4, 1, 32, 2 * PART)
+    workspace = workspace_of(pool, 8)
+    attend(q, pool, batch, workspace, None, 2 * PART)
+    assert num_stored(workspace) == 2
+    attend(q, pool, batch, workspace := workspace_of(pool, 8), None, PART)
+    assert num_stored(workspace) == 0
 
 
 def test_contexts_are_cut_to_fill_the_gpu_and_no_further(make_attention: MakeAttention) -> None:
@@ -129,6 +176,17 @@ def test_its_bytes_are_known_before_it_is_made(num_kv: int, num_sms: int) -> Non
     made = make_query_parts(num_kv, 128, gpu, device)
     tensors = (made.partial, made.maxima, made.sums, made.arrivals)
     assert query_parts_bytes(num_kv, 128, gpu) == sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seeing", SEEING, ids=str)
+def test_models_that_see_less_or_more(seeing: Seeing, make_attention: MakeAttention, assert_close: AssertClose) -> None:
+    num_q, num_kv, head_dim, window, has_sinks = seeing
+    q, pool, batch = make_attention([16, 70, 1, 40, 1], [16_000, 5001, 513, 40, 0], 16, *seeing[:4])
+    sinks = random_sinks(num_q, q.device) if has_sinks else None
+    workspace = make_query_parts(num_kv, head_dim, gpu_at(q.device), q.device)
+    out = attend(q, pool, batch, workspace, None, window, sinks)
+    assert_close(out, expected_attention(q, pool, batch, None, window, sinks))
 
 
 @pytest.mark.gpu

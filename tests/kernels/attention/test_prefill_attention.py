@@ -6,10 +6,25 @@ from torch import Tensor
 
 from common.kernels.attention.prefill_attention import prefill_attention
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import AssertClose, AttentionCase, MakeAttention, expected_attention, gpu_at
+from tests.kernels.conftest import (
+    AssertClose,
+    AttentionCase,
+    MakeAttention,
+    expected_attention,
+    gpu_at,
+    random_sinks,
+)
+from tests.support.attention_shapes import SEEING, Seeing
 
 
-def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    pool: Tensor,
+    batch: ForwardBatch,
+    scale: float | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     return prefill_attention(
         q=q,
         k_cache=pool[:, 1, 0],
@@ -20,6 +35,8 @@ def attend(q: Tensor, pool: Tensor, batch: ForwardBatch, scale: float | None = N
         max_query_len=batch.max_query_len,
         scale=scale or q.shape[2] ** -0.5,
         gpu=gpu_at(q.device),
+        window=window,
+        sinks=sinks,
     )
 
 
@@ -40,6 +57,26 @@ def test_equals_reference(case: AttentionCase, make_attention: MakeAttention, as
     assert_close(attend(q, pool, batch), expected_attention(q, pool, batch))
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 20, 32, 70, 500])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ([5, 40, 1, 3, 32], [5, 170, 65, 0, 32], 16, 4, 2, 64),
+        ([129], [300], 32, 3, 1, 32),
+        ([70], [135], 64, 2, 1, 256),
+    ],
+    ids=str,
+)
+def test_windows_and_sinks(
+    case: AttentionCase, window: int, has_sinks: bool, make_attention: MakeAttention, assert_close: AssertClose
+) -> None:
+    q, pool, batch = make_attention(*case, window)
+    sinks = random_sinks(q.shape[1], q.device) if has_sinks else None
+    out = attend(q, pool, batch, None, window, sinks)
+    assert_close(out, expected_attention(q, pool, batch, None, window, sinks))
+
+
 def test_large_scores_do_not_overflow(make_attention: MakeAttention, assert_close: AssertClose) -> None:
     q, pool, batch = make_attention([20], [75], 16, 2, 1, 64)
     q *= 30
@@ -52,8 +89,18 @@ def test_padding_between_sequences(make_attention: MakeAttention, assert_close: 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("seeing", SEEING, ids=str)
+def test_models_that_see_less_or_more(seeing: Seeing, make_attention: MakeAttention, assert_close: AssertClose) -> None:
+    num_q, num_kv, head_dim, window, has_sinks = seeing
+    q, pool, batch = make_attention([700, 129, 1, 300], [5000, 1001, 513, 300], 16, num_q, num_kv, head_dim, window)
+    sinks = random_sinks(num_q, q.device) if has_sinks else None
+    out = attend(q, pool, batch, None, window, sinks)
+    assert_close(out, expected_attention(q, pool, batch, None, window, sinks))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("block_size", [16, 32, 64])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_full_tiles_equal_reference(
     head_dim: int, block_size: int, cuda: torch.device, make_attention: MakeAttention, assert_close: AssertClose
 ) -> None:

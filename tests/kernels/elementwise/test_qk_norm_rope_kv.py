@@ -11,7 +11,18 @@ from tests.support.attention_weights import attention_weights
 MAX_POSITIONS = 500
 
 
-@pytest.mark.parametrize(("has_norm", "has_bias"), [(True, False), (False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"has_norm": False},
+        {"has_norm": False, "has_bias": True},
+        {"has_bias": True, "norms_values": True},
+        {"has_bias": True, "norms_values": True, "shares_kv": True},
+        {"has_norm": False, "shares_kv": True, "has_factors": True},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("num_tokens", "num_q", "num_kv", "head_dim", "block_size"),
     [(1, 32, 8, 128, 16), (5, 4, 2, 32, 16), (33, 6, 2, 64, 32), (40, 3, 1, 64, 64), (35, 8, 4, 128, 16)],
@@ -22,15 +33,13 @@ def test_equals_reference(
     num_kv: int,
     head_dim: int,
     block_size: int,
-    has_norm: bool,
-    has_bias: bool,
+    given: dict[str, bool],
     device: torch.device,
     dtype: torch.dtype,
     assert_close: AssertClose,
 ) -> None:
-    given = {"has_norm": has_norm, "has_bias": has_bias}
     weights = attention_weights(num_q, num_kv, head_dim, MAX_POSITIONS, device, dtype, **given)
-    qkv = torch.randn(num_tokens, (num_q + 2 * num_kv) * head_dim).to(device, dtype)
+    qkv = torch.randn(num_tokens, weights.num_heads * head_dim).to(device, dtype)
     positions = torch.randint(0, MAX_POSITIONS, (num_tokens,), dtype=torch.int32).to(device)
     num_blocks = num_tokens // block_size + 3
     slots = torch.randperm(num_blocks * block_size)[:num_tokens].to(device)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.base.activation import Activation
 from common.device.engine.gpu_share import make_share
 from common.kernels.products.gated_gemm import gated_gemm
 from common.ops import reference
@@ -18,8 +19,8 @@ def operands(m: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -
     return padded[0], padded[1]
 
 
-def expected(x: Tensor, weight: Tensor) -> Tensor:
-    return reference.silu_mul(x.double() @ weight.double().t()).to(x.dtype)
+def expected(x: Tensor, weight: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+    return reference.gate_mul(x.double() @ weight.double().t(), activation).to(x.dtype)
 
 
 @pytest.mark.gpu
@@ -31,6 +32,13 @@ def test_gated_gemm(
 ) -> None:
     x, weight = operands(m, n, k, hopper, dtype)
     assert_close(gated_gemm(x, weight), expected(x, weight))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", Activation)
+def test_every_activation(activation: Activation, hopper: torch.device, assert_close: AssertClose) -> None:
+    x, weight = operands(1000, 1000, 200, hopper, torch.bfloat16)
+    assert_close(gated_gemm(x, weight, activation.value), expected(x, weight, activation))
 
 
 @pytest.mark.gpu

@@ -49,6 +49,19 @@ def test_memory_is_divided_by_what_sequences_have_of_each_group(layout: KVLayout
         assert max(sequences) - min(sequences) < 1
 
 
+@pytest.mark.parametrize("num_bytes", [40_000, 10_000_000])
+def test_windows_have_blocks_for_a_prompt_step(num_bytes: int) -> None:
+    layout = KVLayout("model", (window(2, 3, 5), full(2, 1, 3, 4, "float16"), state(77)))
+    num_blocks = layout.divided(num_bytes, 40, 100)
+    assert PoolShape(layout, num_blocks).num_bytes <= num_bytes
+    more = [count - other for count, other in zip(num_blocks, layout.divided(num_bytes, 40), strict=True)]
+    assert more[0] > 0 > more[1]
+    if num_bytes > 100_000:
+        assert layout.most_tokens(num_blocks, 100) >= 100
+    else:
+        assert num_blocks[1] > 0.7 * layout.divided(num_bytes, 40)[1], "a quarter of the memory at most"
+
+
 def test_one_group_has_all_blocks_that_there_is_memory_for() -> None:
     layout = one_group("m", 36, 8, 128, 16, "bfloat16")
     [group] = layout.groups

@@ -33,13 +33,18 @@ class Shape:
     has_norm: bool = True
     has_bias: bool = False
     programs_per_sm: int = 3
+    window: int = 0
+    has_sinks: bool = False
+    has_factors: bool = False
+    norms_values: bool = False
+    shares_kv: bool = False
 
 
 @dataclass(frozen=True)
 class Step:
     """One new token of each sequence; all that must not be read is NaN, the new slots too."""
 
-    qkv: Tensor  # [num_seqs, (num_q + 2 * num_kv) * head_dim], NaN for padding
+    qkv: Tensor  # [num_seqs, weights.num_heads * head_dim], NaN for padding
     weights: AttentionWeights
     pool: Tensor  # [num_blocks, 2, 2, block_size, num_kv, head_dim]
     batch: ForwardBatch
@@ -74,16 +79,17 @@ class Step:
         before: SharedParts | None = None,
         pdl: bool = False,
     ) -> Tensor:
+        shape, seq_lens = self.shape, self.batch.seq_lens
         return fused_decode_attention(
             qkv=self.qkv,
             weights=self.weights,
             kv_cache=pool,
             layer_id=layer_id,
             block_tables=self.batch.block_tables[0],
-            seq_lens=self.batch.seq_lens,
-            division=divide(self.batch.seq_lens, self.shape.num_kv, self.shape.num_slots, pool.shape[1], shared=shared),
+            seq_lens=seq_lens,
+            division=divide(seq_lens, shape.num_kv, shape.num_slots, pool.shape[1], window=shape.window, shared=shared),
             workspace=workspace,
-            programs_per_sm=self.shape.programs_per_sm,
+            programs_per_sm=shape.programs_per_sm,
             shared=shared,
             before=before,
             pdl=pdl,
@@ -94,18 +100,32 @@ class Step:
         batch, weights = self.batch, self.weights
         k, v = pool[:, LAYER].unbind(1)
         q = reference.qk_norm_rope_kv(self.qkv, weights, batch.positions, self.slots, k, v)
-        return reference.paged_attention(q, k, v, batch.block_tables[0], batch, weights.head_dim**-0.5).flatten(1)
+        seen = (weights.scale, weights.window, weights.sinks)
+        return reference.paged_attention(q, k, v, batch.block_tables[0], batch, *seen).flatten(1)
 
 
 def step_of(make_paged: MakePaged, seq_lens: list[int], shape: Shape) -> Step:
     """A step over such contexts."""
     num_q, num_kv, head_dim = shape.num_q, shape.num_kv, shape.head_dim
-    pool, batch = make_paged([1] * len(seq_lens), seq_lens, shape.block_size, num_kv, head_dim)
+    pool, batch = make_paged([1] * len(seq_lens), seq_lens, shape.block_size, num_kv, head_dim, shape.window)
     batch = replace(batch, positions=(batch.seq_lens - 1).clamp(min=0))  # the reference looks up every position
-    qkv = torch.randn(len(seq_lens), (num_q + 2 * num_kv) * head_dim).to(pool)
+    weights = attention_weights(
+        num_q,
+        num_kv,
+        head_dim,
+        max(seq_lens) + 1,
+        pool.device,
+        pool.dtype,
+        has_norm=shape.has_norm,
+        has_bias=shape.has_bias,
+        has_factors=shape.has_factors,
+        has_sinks=shape.has_sinks,
+        norms_values=shape.norms_values,
+        shares_kv=shape.shares_kv,
+        window=shape.window,
+    )
+    qkv = torch.randn(len(seq_lens), weights.num_heads * head_dim).to(pool)
     qkv[batch.seq_lens == 0] = float("nan")
-    given = {"has_norm": shape.has_norm, "has_bias": shape.has_bias}
-    weights = attention_weights(num_q, num_kv, head_dim, max(seq_lens) + 1, pool.device, pool.dtype, **given)
     step = Step(qkv, weights, pool, batch, shape)
     pool[step.written()] = float("nan")
     return step

@@ -30,6 +30,15 @@ SHAPES = [
     Shape(24, 2, 64, 16, num_slots=2700),
     Shape(14, 2, 128, 16, num_slots=396, has_norm=False, has_bias=True),
     Shape(16, 1, 128, 32, num_slots=396, has_norm=False, programs_per_sm=2),
+    Shape(64, 8, 64, 16, num_slots=396, has_norm=False, has_bias=True, window=128, has_sinks=True),
+    Shape(8, 1, 64, 32, num_slots=2700, has_norm=False, has_sinks=True),
+    Shape(8, 4, 256, 16, num_slots=132, programs_per_sm=1, window=1024),
+    Shape(8, 4, 256, 64, num_slots=2700, programs_per_sm=1),
+    Shape(16, 1, 256, 32, num_slots=1, programs_per_sm=1, has_bias=True),
+    Shape(8, 2, 128, 32, num_slots=1, has_norm=False, has_factors=True, window=1),
+    Shape(32, 8, 128, 16, num_slots=2700, has_norm=False, window=4095, programs_per_sm=2),
+    Shape(16, 8, 256, 16, num_slots=132, programs_per_sm=1, norms_values=True, window=77),
+    Shape(6, 2, 128, 64, num_slots=60, norms_values=True, shares_kv=True, has_factors=True, has_sinks=True),
 ]
 
 
@@ -45,7 +54,8 @@ def test_equals_reference_to_the_bit_every_time(shape: Shape, make_step: MakeSte
     assert torch.equal(ours.view(torch.int16)[~written], step.pool.view(torch.int16)[~written])
     assert_close(ours[written], theirs[written])
     values = written[:, LAYER, 1]
-    assert torch.equal(ours[:, LAYER, 1][values], theirs[:, LAYER, 1][values])
+    if not shape.norms_values:
+        assert torch.equal(ours[:, LAYER, 1][values], theirs[:, LAYER, 1][values])
 
     once = ours.clone()
     for _ in range(20):
@@ -68,9 +78,10 @@ def test_large_scores_do_not_overflow(make_step: MakeStep, assert_close: AssertC
     assert_close(step.run(ours, step.workspace()), step.expected(theirs))
 
 
-def test_a_sequence_has_the_same_bits_in_any_company(make_step: MakeStep) -> None:
+@pytest.mark.parametrize("shape", [ONE_PART, replace(ONE_PART, window=1030, has_sinks=True)], ids=str)
+def test_a_sequence_has_the_same_bits_in_any_company(shape: Shape, make_step: MakeStep) -> None:
     """Alone and cut to the last part, or whole among many, with more or fewer tiles on the way."""
-    step = make_step(SEQ_LENS, ONE_PART)
+    step = make_step(SEQ_LENS, shape)
     together = step.run(step.pool.clone(), step.workspace())
     for row, seq_len in enumerate(SEQ_LENS):
         one = slice(row, row + 1)
@@ -106,7 +117,8 @@ def test_overlapping_layers_of_a_graph_share_the_workspace(
         (32, 8, 128, 128, torch.bfloat16, False),
         (32, 8, 128, 8, torch.bfloat16, False),
         (32, 8, 96, 16, torch.bfloat16, False),
-        (32, 8, 256, 16, torch.bfloat16, False),
+        (32, 8, 256, 16, torch.bfloat16, True),
+        (32, 8, 512, 16, torch.bfloat16, False),
         (32, 8, 128, 16, torch.float32, False),
     ],
 )

@@ -7,17 +7,23 @@ from torch import Tensor
 from common.device.engine.gpu_share import make_share
 from common.kernels.attention.long_attention import long_attention
 from common.ops.base import ForwardBatch
-from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention
+from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention, random_sinks
 
 QUERY_LENS, SEQ_LENS = [700, 129, 1, 300], [700, 1001, 513, 300]
 
 
 def attend(
-    q: Tensor, pool: Tensor, batch: ForwardBatch, num_keys: int | None = None, scale: float | None = None
+    q: Tensor,
+    pool: Tensor,
+    batch: ForwardBatch,
+    num_keys: int | None = None,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     num_keys = int(batch.seq_lens.sum()) if num_keys is None else num_keys
     k, v, scale = pool[:, 1, 0], pool[:, 1, 1], scale or q.shape[2] ** -0.5
-    return long_attention(q, k, v, batch.block_tables[0], batch.cu_seqlens, batch.seq_lens, num_keys, scale)
+    table, lengths = batch.block_tables[0], (batch.cu_seqlens, batch.seq_lens, num_keys)
+    return long_attention(q, k, v, table, *lengths, scale, sinks=sinks)
 
 
 @pytest.mark.gpu
@@ -47,6 +53,14 @@ def test_equals_reference(
 ) -> None:
     q, pool, batch = make_attention(*lens, *heads)
     assert_close(attend(q, pool, batch), expected_attention(q, pool, batch))
+
+
+@pytest.mark.gpu
+def test_sinks(make_attention: MakeAttention, assert_close: AssertClose) -> None:
+    q, pool, batch = make_attention(QUERY_LENS, SEQ_LENS, 16, 64, 8, 64)
+    sinks = random_sinks(64, q.device)
+    out = attend(q, pool, batch, sinks=sinks)
+    assert_close(out, expected_attention(q, pool, batch, sinks=sinks))
 
 
 @pytest.mark.gpu

@@ -22,6 +22,8 @@ SHAPES = [
     Shape(16, 1, 128, 32, num_slots=1, programs_per_sm=2),
     Shape(24, 2, 64, 16, num_slots=396, has_norm=False),
     Shape(14, 2, 128, 16, num_slots=396, has_norm=False, has_bias=True),
+    Shape(64, 8, 64, 16, num_slots=396, has_norm=False, has_bias=True, has_sinks=True),
+    Shape(8, 2, 128, 16, num_slots=264, programs_per_sm=2, has_factors=True, norms_values=True, shares_kv=True),
 ]
 
 
