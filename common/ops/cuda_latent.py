@@ -1,7 +1,7 @@
 """Latent attention on a GPU over the cache of a group: absorbed for decode steps and few tokens, else expanded.
 
-Absorbed attention reads latents alone. It costs more products for each pair of a query and a key than expanded
-attention does, which first computes keys and values of all heads (`latent.prompt_attention`).
+Absorbed attention reads latents alone. Expanded attention first computes keys and values of all heads, and then takes
+fewer products for each pair of a query and a key (`latent.prompt_attention`).
 """
 
 from threading import Lock
