@@ -21,7 +21,7 @@ SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")
 ROOMS_OF = {
     "router": (
         "api", "answers", "service", "http", "reading", "observe", "workers", "dispatch", "requests", "grammar",
-        "text", "placement", "base",
+        "text", "text.formats", "placement", "base",
     ),
     "decode_worker": (
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",

@@ -1,8 +1,8 @@
 """Inputs of llguidance: the model's tokens, limits, and compiled grammars."""
 
-import json
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import llguidance
@@ -41,9 +41,12 @@ class Grammars:
         """Return a matcher at the beginning of a text; `is_error` is true for a wrong or too large grammar."""
         return llguidance.LLMatcher(self._tokens, grammar, log_level=SILENT, limits=LIMITS)
 
-    def has_token(self, name: str) -> bool:
-        """Tell whether `name`, in the form `<...>`, is a special token, which a grammar can only allow by name."""
-        return not self.compile(json.dumps({"grammars": [{"lark_grammar": f"start: {name}"}]})).is_error()
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of special tokens by text; a grammar can only allow such a token by its id."""
+        tokens = self._tokens
+        special = filter(tokens.is_special_token, range(self.vocab))
+        return {tokens.decode_bytes([each]).decode(errors="replace"): each for each in special}
 
     def first_token(self, text: bytes) -> int:
         """Return the token of the text's first byte, which may be part of a character.

@@ -8,7 +8,8 @@ from router.answers.completion_bodies import ChunkWriter, ending_of, prompt_body
 from router.base.shapes import ToolCall
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
-from router.text.chat_answer import AnswerParser, CallPiece, Part
+from router.text.chat_answer import AnswerParser
+from router.text.formats.parts import CallPiece, Part
 from router.text.logprobs import LogprobLog
 
 ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
@@ -29,15 +30,22 @@ def chat_choice_body(text: str, completion: Completion, options: ResponseOptions
 
 
 class ChatChunkWriter(ChunkWriter):
-    """Server-sent events of a choice; the first event gives the role."""
+    """Server-sent events of a choice; the first event gives the role. An event without news is left out."""
 
     def __init__(self, head: JsonObject, options: ResponseOptions, completion: Completion) -> None:
         super().__init__(head, options, completion)
         self._parser = parser_of(options)
+        self._has_begun = False
+        self._delta = Part()  # of the current delivery
+        self._tells_tokens = completion.output.logprobs is not None or options.token_ids or options.continuous_usage
 
     def chunk(self, delivery: Delivery) -> bytes:
-        first = b"" if self._num_sent else self._role_event()
-        return first + super().chunk(delivery)
+        is_last = delivery.finish_reason is not None
+        first = b"" if self._has_begun else self._role_event()
+        self._has_begun = True
+        self._delta = self._parser.feed(delivery.text, is_last=is_last)
+        is_news = is_last or self._tells_tokens or self._delta != Part()
+        return first + (super().chunk(delivery) if is_news else b"")
 
     def _role_event(self) -> bytes:
         nothing_yet = Delivery(self._completion.spec.index, "")
@@ -50,8 +58,7 @@ class ChatChunkWriter(ChunkWriter):
         return {}
 
     def _content(self, delivery: Delivery) -> str:
-        part = self._parser.feed(delivery.text, is_last=delivery.finish_reason is not None)
-        return f'"delta": {json.dumps(_delta(part))}'
+        return f'"delta": {json.dumps(_delta(self._delta))}'
 
     def _finish_reason(self, reason: str) -> str:
         return _reason(self._parser, reason)
@@ -65,6 +72,7 @@ def parser_of(options: ResponseOptions) -> AnswerParser:
     """Make the parser of an answer."""
     return AnswerParser(
         thoughts=options.thoughts,
+        tags=options.tags,
         tells_thoughts=options.tells_thoughts,
         tool_format=options.tool_format,
         forced=options.forced,

@@ -25,7 +25,7 @@ from router.dispatch.request_state import (
 )
 from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.service import Service
-from router.text.detokenizer import TextStream
+from router.text.detokenizer import Decode, TextStream
 from router.text.logprobs import LogprobLog, TokenStrings
 from router.text.prompt_log import PromptLog
 from router.text.prompts import fit_max_tokens
@@ -132,12 +132,16 @@ def _end_with_the_prompt(completion: Completion) -> None:
 
 def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -> Callable[[str], TextStream]:
     """Return a maker of each choice's text, given the text before; shared parts are made once."""
-    decode = tokenizer.decode if options.skip_special_tokens else tokenizer.decode_all
+    decode = _decode(tokenizer, options)
     if not options.stops:
         return lambda prefix: TextStream(decode, prefix=prefix)
     automaton = StopAutomaton(options.stops)
     include = options.include_stop
     return lambda prefix: TextStream(decode, StopMatcher(automaton, include=include), prefix, min_tokens)
+
+
+def _decode(tokenizer: Tokenizer, options: TextOptions) -> Decode:
+    return tokenizer.decode_with(options.kept) if options.skip_special_tokens else tokenizer.decode_all
 
 
 def _logprob_logs(
@@ -146,5 +150,5 @@ def _logprob_logs(
     """Return a maker of each choice's log, given the text before; gives None if not requested."""
     if not request.sampling.num_logprobs:
         return lambda prefix: None
-    decode = tokenizer.decode if request.text.skip_special_tokens else tokenizer.decode_all
+    decode = _decode(tokenizer, request.text)
     return lambda prefix: LogprobLog(strings, decode, len(prefix))

@@ -12,7 +12,7 @@ from common.base.json_file import Json, JsonObject
 from router.answers.chat_bodies import parser_of
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
-from router.text.chat_answer import CallPiece
+from router.text.formats.parts import CallPiece
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 

@@ -124,7 +124,8 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     """
     output = connection_of(request).output
     response = web.StreamResponse(headers=STREAM_HEADERS)
-    deliveries = await _next(request, response, job.mailbox)
+    written_s = asyncio.get_running_loop().time()
+    deliveries = await _next(request, response, job.mailbox, written_s)
     if deliveries[0].error is not None and not response.prepared:
         raise deliveries[0].error
     await response.prepare(request)
@@ -137,26 +138,34 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
             if delivery.error is not None:
                 _name_prompt(delivery.error, front)
                 has_failed = True
-        await output.write(request, await answer.events(deliveries))
+        if events := await answer.events(deliveries):
+            await output.write(request, events)
+            written_s = asyncio.get_running_loop().time()
         if num_open == 0 or has_failed:
             break
         await output.rest()
-        deliveries = await _next(request, response, job.mailbox)
+        deliveries = await _next(request, response, job.mailbox, written_s)
     await output.write(request, answer.end(is_complete=num_open == 0))
     return response
 
 
-async def _next(request: web.Request, response: web.StreamResponse, mailbox: Mailbox) -> list[Delivery]:
+async def _next(
+    request: web.Request, response: web.StreamResponse, mailbox: Mailbox, written_s: float
+) -> list[Delivery]:
     """Return the next deliveries.
 
     With `router.stream_keepalive_s`, silence is filled with comments, and the first comment begins the response.
+
+    Args:
+        written_s: when the last event was written, by the loop's clock.
     """
-    silence_s = request.app[SERVICE].config.router.stream_keepalive_s or None
+    silence_s = request.app[SERVICE].config.router.stream_keepalive_s
     while True:
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout_at(written_s + silence_s if silence_s else None):
                 return await mailbox.take()
         except TimeoutError:
+            written_s = asyncio.get_running_loop().time()
             await response.prepare(request)
             if not connection_of(request).writing_paused:
                 await connection_of(request).output.write(request, COMMENT)

@@ -28,8 +28,10 @@ from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason, shortened
 from router.base.helper_frames import GRAMMAR
 from router.base.helper_start import start_helper
-from router.grammar.source import MARKS, CompileResult, Dialect, GrammarSource, grammar_of
+from router.grammar.dialect import Dialect
+from router.grammar.source import CompileResult, GrammarSource, grammar_of
 from router.grammar.tokens import lean_tokens
+from router.text.formats.shapes import MARKS
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +132,9 @@ def main() -> None:
 
 
 def dialect_of(grammars: Grammars) -> Dialect:
-    """Return the dialect for the model's tokens; takes two milliseconds."""
-    return Dialect(any_to_lark, [mark for mark in MARKS if grammars.has_token(mark)])
+    """Return the dialect for the model's tokens."""
+    special = grammars.special_tokens
+    return Dialect(any_to_lark, {mark: special[mark] for mark in MARKS if mark in special})
 
 
 def compiled(source: GrammarSource, grammars: Grammars, dialect: Dialect) -> CompileResult:

@@ -4,7 +4,9 @@ import json
 from typing import NamedTuple
 
 from common.base.json_file import Json, JsonObject
-from router.text.tool_calls import PARAMETER, PARAMETER_END, resolved, types_of
+from router.grammar.dialect import Dialect
+from router.text.formats.typed_values import resolved, types_of
+from router.text.formats.xml_calls import PARAMETER, PARAMETER_END
 
 TEXT = r"/([^<]|<[^\/])*/"
 """A value of text: ends before any end tag."""
@@ -21,7 +23,7 @@ class Parameters(NamedTuple):
     dropped: list[str]  # keywords that values are not held to
 
 
-def xml_parameters(name: str, schema: Json) -> Parameters:
+def xml_parameters(name: str, schema: Json, _: Dialect) -> Parameters:
     """Return the grammar of the parameters of a tool, with value grammars named by `name`.
 
     Parameters of a schema without properties are free. Optional parameters may be left out.

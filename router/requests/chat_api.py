@@ -14,12 +14,12 @@ from router.requests.chat_fields import CHAT_FIELDS, NO_EFFORT, UNLIMITED
 from router.requests.completion_api import CompletionRequest, check_model, json_object, request_of
 from router.requests.completion_fields import MAX_MAX_TOKENS
 from router.requests.tool_choice import AUTO, NONE, forced_names, form_of
-from router.text.chat_answer import THINK, THINK_END, Thoughts
 from router.text.chat_model import ChatModel
 from router.text.chat_template import ChatTemplate, template_error
 from router.text.control_tokens import new_mark
+from router.text.formats.registry import FORMATS, thoughts_behind
+from router.text.formats.shapes import SHAPES, THINK_TAGS, Thoughts, ThoughtTags, ToolFormat
 from router.text.prompts import MAX_CHARS_PER_TOKEN
-from router.text.tool_calls import ToolFormat
 
 Conversation = Sequence[JsonObject]
 
@@ -35,11 +35,25 @@ class ChatPrompt:
 
     @property
     def thoughts(self) -> Thoughts:
-        """Thoughts before the answer: begun, possible or none. A template suppresses thoughts by writing the end."""
-        text = self.text.rstrip()
-        if not self.template.has_thoughts or text.endswith(THINK_END):
-            return ""
-        return "have begun" if text.endswith(THINK) else "may come"
+        """Thoughts before the answer: begun, possible or none."""
+        tags = self.template.tags
+        return "" if tags is None else thoughts_behind(self.text, tags)
+
+    @property
+    def tags(self) -> ThoughtTags:
+        return self.template.tags or THINK_TAGS
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """Format in which the answer is read: that of calls if there are tools, or of all answers of the model."""
+        found = self.template.tool_format
+        return found if self.has_tools or found is ToolFormat.HARMONY else ToolFormat.NONE
+
+    @property
+    def header(self) -> str:
+        """Text before an answer without calls."""
+        is_inside = self.template.tool_format is ToolFormat.HARMONY and not self.thoughts  # a message that is continued
+        return "" if is_inside or self.tool_format is ToolFormat.NONE else SHAPES[self.tool_format].header
 
 
 def parse_chat(body: Json, model: ChatModel, max_model_len: int) -> CompletionRequest:
@@ -63,16 +77,19 @@ def chat_request(values: Values, model: ChatModel, max_model_len: int) -> Comple
     response = replace(
         request.response,
         thoughts=prompt.thoughts,
+        tags=prompt.tags,
         tells_thoughts=values["include_reasoning"],
-        tool_format=prompt.template.tool_format.value if prompt.has_tools else "",
+        tool_format=prompt.tool_format.value,
         forced=forced_names(values),
         tool_schemas=_tool_schemas(prompt, values),
     )
     encoding = replace(request.encoding, mark=prompt.mark)
+    kept = (*(prompt.tags[:2] if prompt.thoughts else ()), *FORMATS[prompt.tool_format].tokens)
     return replace(
         request,
         prompts=[prompt.text],
         encoding=encoding,
+        text=replace(request.text, kept=kept),
         response=response,
         usual_max_tokens=MAX_MAX_TOKENS,
         grammar=_grammar(values, prompt, request.grammar),
@@ -92,7 +109,10 @@ def _grammar(values: Values, prompt: ChatPrompt, asked: GrammarSource) -> Gramma
     budget = values["thinking_token_budget"] if prompt.thoughts else None
     most = None if budget == UNLIMITED else budget
     source = form_of(values, prompt.template.tool_format, asked, NO_GRAMMAR if most is None else ANYTHING)
-    return replace(source, thoughts=prompt.thoughts, max_thought_tokens=most) if source.kind else source
+    if not source.kind:
+        return source
+    header = "" if source.kind == "calls" else prompt.header
+    return replace(source, thoughts=prompt.thoughts, tags=prompt.tags, header=header, max_thought_tokens=most)
 
 
 def write_prompt(values: Values, model: ChatModel, max_model_len: int) -> ChatPrompt:
@@ -125,7 +145,7 @@ def _tools(template: ChatTemplate, values: Values) -> list[Json]:
     """Return the tools for the template; raise RequestError if the format of calls is unknown."""
     tools: list[Json] = [] if (values["tool_choice"] or AUTO) == NONE else values["tools"]
     if tools and template.tool_format is ToolFormat.NONE:
-        formats = "Qwen3, Qwen3.5 and Llama 3"
+        formats = "Qwen3, Qwen3.5, Llama 3, Mistral, gpt-oss and Gemma 4"
         message = f"tools: the model's chat template asks for calls in none of the formats of {formats}; leave it out"
         raise RequestError(message, param="tools", code="unsupported_value")
     return tools
@@ -139,7 +159,7 @@ def _prompt(template: ChatTemplate, values: Values, max_chars: int) -> str:
     render = partial(
         template.render, options=options, max_chars=max_chars, tools=values["tools"], wishes=_wishes(values)
     )
-    messages = _known_roles(template, values["messages"])
+    messages = FORMATS[template.tool_format].history(_known_roles(template, values["messages"]))
     if not continues:
         return render(messages)
     *before, last = messages

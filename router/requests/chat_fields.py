@@ -29,8 +29,8 @@ LEVELS = one_of("low", "medium", "high")
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 PARALLEL_ABOUT = "false: at most one call"
 TOOLS_ABOUT = (
-    "functions for the template to show; calls are told apart in the formats of Qwen3, Qwen3.5 and Llama 3; those of "
-    "a `strict` one have valid arguments"
+    "functions for the template to show; calls are told apart in the formats of Qwen3, Qwen3.5, Llama 3, Mistral, "
+    "gpt-oss and Gemma 4; those of a `strict` one have valid arguments"
 )
 
 

@@ -21,7 +21,7 @@ from router.base.shapes import ResponseWarning
 from router.grammar.source import NO_GRAMMAR, CompileResult, GrammarSource
 from router.requests.completion_fields import COMPLETION_FIELDS
 from router.requests.structured_fields import grammar_source
-from router.text.chat_answer import Thoughts
+from router.text.formats.shapes import THINK_TAGS, Thoughts, ThoughtTags
 from router.text.prompts import DEFAULT_MAX_TOKENS, Encoding, Prompt, check_vocabulary
 
 SEED_BITS = 63
@@ -36,6 +36,7 @@ class TextOptions:
     include_stop: bool
     skip_special_tokens: bool
     echo: bool  # the prompt stands before the text
+    kept: tuple[str, ...] = ()  # special tokens that have a text all the same, because a chat's answer is read by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,9 @@ class ResponseOptions:
     num_echoed_logprobs: int = 0  # log-probabilities of each prompt token in `logprobs`
     num_prompt_logprobs: int = 0  # log-probabilities of each prompt token in `prompt_logprobs`
     thoughts: Thoughts = ""  # thoughts before a chat's answer
+    tags: ThoughtTags = THINK_TAGS  # around the thoughts
     tells_thoughts: bool = True
-    tool_format: str = ""  # of a chat; see `tool_calls`
+    tool_format: str = ""  # of a chat; see `formats.shapes.ToolFormat`
     forced: tuple[str, ...] = ()  # names of tools from which a forced call must choose
     tool_schemas: str = "{}"  # JSON object of parameters' schemas by tool, for a format whose values have no type
     warnings: tuple[ResponseWarning, ...] = ()

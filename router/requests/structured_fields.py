@@ -8,7 +8,8 @@ from common.base.errors import RequestError
 from common.base.json_file import Json
 from router.base.json_fields import Field, Table, Values, given, object_of, without
 from router.base.json_rules import BOOLEAN, Rule, is_text, one_of, only, string, wrong
-from router.grammar.source import NO_GRAMMAR, WHITESPACE, GrammarSource, Kind, nesting
+from router.grammar.call_rules import Kind
+from router.grammar.source import NO_GRAMMAR, WHITESPACE, GrammarSource, nesting
 
 MAX_SOURCE_CHARS = 65_536
 MAX_NESTING = 64

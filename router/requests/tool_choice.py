@@ -8,9 +8,10 @@ from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from router.base.json_fields import Values
 from router.base.json_rules import Rule, is_text, shown, wrong
-from router.grammar.source import NO_GRAMMAR, Calls, GrammarSource, calls_source, nesting
+from router.grammar.call_rules import Calls
+from router.grammar.source import NO_GRAMMAR, GrammarSource, calls_source, nesting
 from router.requests.structured_fields import MAX_NESTING, MAX_SOURCE_CHARS
-from router.text.tool_calls import SHAPES, ToolFormat
+from router.text.formats.shapes import SHAPES, ToolFormat
 
 Mode = Literal["none", "auto", "required"]
 MODES: tuple[Mode, ...] = ("none", "auto", "required")
@@ -120,11 +121,12 @@ def form_of(
     if not (choice != AUTO or asked.kind or free.kind or one_only or is_strict):
         return NO_GRAMMAR
     shape = SHAPES[tool_format]
-    if asked.kind and not shape.trigger:  # calls and the form may begin with the same bracket
+    if asked.kind and not (shape.trigger or shape.header):  # calls and the form may begin with the same bracket
         raise wrong(asked.field.split(".")[0], "a form", "no tools beside it with this model, or tool_choice = none")
     calls = Calls(
-        shape._replace(separator="") if one_only or choice.is_one else shape,
+        tool_format.value,
         tools=_schemas(tools, choice.is_forced),
+        is_one=one_only or choice.is_one,
         has_text=not choice.is_forced and not asked.kind,
         form=(asked.kind, asked.text, asked.strict),
     )

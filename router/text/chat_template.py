@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 
 from common.base.errors import ConfigError, RequestError
 from common.base.json_file import Json, JsonObject, read_json
-from router.text.chat_answer import THINK_END
-from router.text.tool_calls import CALL, FUNCTION, ToolFormat
+from router.text.formats.registry import tags_of, tool_format_of
+from router.text.formats.shapes import ThoughtTags, ToolFormat
 
 if TYPE_CHECKING:
     from router.text.template_renderer import TemplateRenderer
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
-LLAMA_CALL = '"parameters": dictionary of argument name'
-"""Found in Llama 3's templates, in the request for calls."""
 MAX_MESSAGE_CHARS = 300
 NOTHING: Mapping[str, Json] = MappingProxyType({})
 
@@ -32,17 +30,21 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = special_tokens
 
-    @property
-    def has_thoughts(self) -> bool:
-        """True if answers begin with thoughts between tags."""
-        return THINK_END in self.source
+    @cached_property
+    def tags(self) -> ThoughtTags | None:
+        """Tags around thoughts at the beginning of answers; None if answers have no thoughts."""
+        return tags_of(self.source)
 
-    @property
+    @cached_property
     def tool_format(self) -> ToolFormat:
         """Format in which the template asks the model to call tools."""
-        if CALL in self.source:
-            return ToolFormat.XML if FUNCTION in self.source else ToolFormat.HERMES
-        return ToolFormat.LLAMA if LLAMA_CALL in self.source else ToolFormat.NONE
+        return tool_format_of(self.source)
+
+    @cached_property
+    def writes_begin(self) -> bool:
+        """True if the template writes the token that begins a text (BOS)."""
+        begin = self.special_tokens.get("bos_token", "")
+        return bool(begin) and ("bos_token" in self.source or begin in self.source)
 
     def render(
         self,
@@ -66,7 +68,7 @@ class ChatTemplate:
 
 def load_chat_template(path: Path) -> ChatTemplate | None:
     """Load the chat template of a model directory, None without one; raises ConfigError for unreadable files."""
-    config = read_json(path / CONFIG_FILE) if (path / CONFIG_FILE).exists() else {}
+    config = load_tokenizer_config(path)
     source: Json = config.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
@@ -76,7 +78,13 @@ def load_chat_template(path: Path) -> ChatTemplate | None:
         source = file.read_text(encoding="utf-8") if file.exists() else source
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}; fetch the model's own again") from None
-    return ChatTemplate(source, _special_tokens(config)) if isinstance(source, str) else None
+    return ChatTemplate(source, special_tokens_of(config)) if isinstance(source, str) else None
+
+
+def load_tokenizer_config(path: Path) -> JsonObject:
+    """Load tokenizer_config.json of a model directory, empty without one."""
+    file = path / CONFIG_FILE
+    return read_json(file) if file.exists() else {}
 
 
 def template_error(reason: str) -> RequestError:
@@ -85,7 +93,7 @@ def template_error(reason: str) -> RequestError:
     return RequestError(message, param="messages", code="chat_template_error")
 
 
-def _special_tokens(config: JsonObject) -> dict[str, str]:
+def special_tokens_of(config: JsonObject) -> dict[str, str]:
     """Return `bos_token` and all other special tokens, each stored as a text or as an object with a text."""
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}

@@ -3,14 +3,16 @@
 All data comes from the model directory, without torch or transformers.
 """
 
+import logging
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import tokenizers
+from tokenizers import processors
 
 from common.base.errors import ConfigError
 from common.base.json_file import JsonObject, read_text_config
@@ -19,13 +21,16 @@ from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.base.json_rules import wrong
-from router.text.chat_template import load_chat_template
+from router.text.chat_template import ChatTemplate, load_chat_template, load_tokenizer_config, special_tokens_of
 from router.text.control_tokens import ControlTokens
 from router.text.detokenizer import Decode
+from router.text.formats.registry import FORMATS
 from router.text.model_info import ModelInfo
 from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding, Prompt, TokenIds, too_long
 from router.text.text_cache import TextCache, TextCounts
 from router.text.text_cuts import Cuts, cuts_of
+
+logger = logging.getLogger(__name__)
 
 USUAL_CHARS_PER_TOKEN = 4
 """A text with more characters per token is counted before encoding."""
@@ -61,9 +66,15 @@ class TextEncoder:
         self._tokenizer, self._special_ids = tokenizer, special_ids
         self.cuts = cuts_of(tokenizer)
         self.texts = TextCache(text_cache_bytes)
+        self._begin = _text_begin(tokenizer)
 
     def encode(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
-        """Return the ids of a text; raises RequestError if surely too long."""
+        """Return the ids of a text; raises RequestError if surely too long.
+
+        A token put before each text is not repeated if the text itself begins with the token.
+        """
+        if encoding.add_special_tokens:
+            text = text.removeprefix(self._begin)
         if encoding.max_tokens is None:
             self._check_length(text.replace(encoding.mark, "") if encoding.mark else text, max_model_len)
             if self.cuts is not None and not encoding.mark:
@@ -184,7 +195,10 @@ class Tokenizer:
         self.decode: Decode = partial(self._tokenizer.decode, skip_special_tokens=True)
         self.decode_all: Decode = partial(self._tokenizer.decode, skip_special_tokens=False)
         self.chat_template = load_chat_template(path)
+        _add_begin(self._tokenizer, path, self.chat_template)
         special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._special = special
+        self._hidden: dict[frozenset[str], frozenset[int]] = {}  # by kept texts, of which formats have few
         self.control_tokens = ControlTokens(special.values())
         self._encoder = TextEncoder(self._tokenizer, frozenset(special), text_cache_bytes)
         self.info = ModelInfo(
@@ -193,7 +207,7 @@ class Tokenizer:
             tokenizer_fingerprint=fingerprint,
             vocab_size=_count(config, "vocab_size", path),
             max_model_len=_max_model_len(section, config, path),
-            eos_token_ids=end_token_ids(path),
+            eos_token_ids=_end_ids(path, special, self.chat_template),
         )
 
     @property
@@ -228,9 +242,50 @@ class Tokenizer:
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return str(text)
 
+    def decode_with(self, kept: Collection[str]) -> Decode:
+        """Return a function like `decode`, but for special tokens with a text in `kept`."""
+        hidden = self._hidden.get(known := frozenset(kept))
+        if hidden is None:
+            hidden = frozenset(i for i, text in self._special.items() if text not in known)
+            self._hidden[known] = hidden
+        if len(hidden) == len(self._special):
+            return self.decode
+        decode = self.decode_all
+        return lambda ids: decode([token_id for token_id in ids if token_id not in hidden])
+
     def strings(self, ids: Sequence[int]) -> list[str | None]:
         """Return each token as written in the vocabulary; None for ids of the model beyond the vocabulary."""
         return [self._tokenizer.id_to_token(token_id) for token_id in ids]
+
+
+def _text_begin(tokenizer: tokenizers.Tokenizer) -> str:
+    """Return the text of the token that the tokenizer puts before each text, "" if it puts none."""
+    (encoded,) = tokenizer.encode_batch(["a"], add_special_tokens=True)
+    is_first = bool(encoded.special_tokens_mask) and encoded.special_tokens_mask[0] == 1
+    return str(tokenizer.id_to_token(encoded.ids[0])) if is_first else ""
+
+
+def _add_begin(tokenizer: tokenizers.Tokenizer, path: Path, template: ChatTemplate | None) -> None:
+    """Have the tokenizer put the model's first token (BOS) before each text, if the model wants it there.
+
+    Some models name the token only in tokenizer_config.json, or only write it in chats.
+    """
+    config = load_tokenizer_config(path)
+    begin = special_tokens_of(config).get("bos_token", "")
+    is_wanted = config.get("add_bos_token") is True or (template is not None and template.writes_begin)
+    token_id = tokenizer.token_to_id(begin) if begin and is_wanted else None
+    if token_id is None or _text_begin(tokenizer) == begin:
+        return
+    before = processors.TemplateProcessing(f"{begin} $A", None, [(begin, token_id)])
+    after = tokenizer.post_processor
+    tokenizer.post_processor = before if after is None else processors.Sequence([after, before])
+    logger.info("%s is put before each text, as this model's configuration or chat template says", begin)
+
+
+def _end_ids(path: Path, special: Mapping[int, str], template: ChatTemplate | None) -> tuple[int, ...]:
+    """Return the model's end tokens, and those that end its calls."""
+    stops = FORMATS[template.tool_format].stops if template is not None else ()
+    return tuple(dict.fromkeys((*end_token_ids(path), *(i for i, text in special.items() if text in stops))))
 
 
 def _max_model_len(section: ModelSection, config: JsonObject, path: Path) -> int:

@@ -20,7 +20,7 @@ from router.base.shapes import schema_of
 from router.dispatch.request_state import Delivery
 from router.requests.completion_api import ResponseOptions
 from router.requests.responses_fields import RESPONSES_FIELDS
-from router.text.chat_answer import Thoughts
+from router.text.formats.shapes import Thoughts
 from tests.support.completions import make_completion
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "ü"}}</tool_call>'

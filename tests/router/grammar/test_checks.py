@@ -21,11 +21,12 @@ from common.wire.messages.worker import PrefillRequest
 from router.base.helper_process import HelperProcess
 from router.grammar.checks import MAX_KNOWN
 from router.grammar.grammar_main import compiled, dialect_of
-from router.grammar.source import ANYTHING, MARKS, NO_GRAMMAR, GrammarSource
+from router.grammar.source import ANYTHING, NO_GRAMMAR, GrammarSource
 from router.requests.structured_fields import MAX_CHOICES
 from router.requests.tool_choice import TOOL_CHOICE, form_of
-from router.text.chat_answer import THINK, THINK_END, AnswerParser, Part, Thoughts
-from router.text.tool_calls import CALL, ToolFormat
+from router.text.chat_answer import AnswerParser
+from router.text.formats.parts import Part
+from router.text.formats.shapes import CALL, MARKS, THINK, THINK_END, Thoughts, ToolFormat
 from tests.router.conftest import Cluster
 from tests.support.guided import DEMO_MODEL, TextFollower, is_valid
 from tests.support.marks import first_then
@@ -327,7 +328,7 @@ def test_thoughts_have_so_many_tokens_at_most(
 ) -> None:
     source = replace(asked, thoughts=thoughts, max_thought_tokens=most)
     grammar, problem, _ = compiled(source, grammars, dialect_of(grammars))
-    if not grammars.has_token(THINK_END):
+    if THINK_END not in grammars.special_tokens:
         assert "</think> is no token of this model" in problem
         return
     assert not problem

@@ -18,7 +18,7 @@ from common.grammar.grammars import Grammars
 from router.grammar.grammar_main import compiled, dialect_of
 from router.grammar.source import NO_GRAMMAR, CompileResult, GrammarSource
 from router.requests.tool_choice import TOOL_CHOICE, form_of
-from router.text.tool_calls import ToolFormat
+from router.text.formats.shapes import ToolFormat
 from tests.router.conftest import Cluster
 from tests.router.grammar.test_checks import random_text
 from tests.support.guided import DEMO_MODEL, is_valid

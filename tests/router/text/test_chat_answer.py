@@ -13,8 +13,10 @@ from common.base.errors import RequestError
 from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
-from router.text.chat_answer import MAX_CALLS, AnswerParser, Part, Thoughts
+from router.text.chat_answer import AnswerParser
 from router.text.chat_template import ChatTemplate
+from router.text.formats.parts import MAX_CALLS, Part
+from router.text.formats.shapes import GEMMA_TAGS, HARMONY_TAGS, MARKS, MISTRAL_TAGS, THINK_TAGS, Thoughts
 from tests.support.completions import make_completion
 
 F = '{"name": "f", "arguments": {"a": "ü"}}'
@@ -36,10 +38,15 @@ XML_SCHEMAS = {
 }  # fmt: skip
 
 
+TAGS = {"mistral": MISTRAL_TAGS, "gemma": GEMMA_TAGS, "harmony": HARMONY_TAGS}
+"""Of thoughts, by format of calls."""
+
+
 def options(tool_format: str, thoughts: Thoughts = "may come") -> ResponseOptions:
     schemas = json.dumps(XML_SCHEMAS)
+    tags = TAGS.get(tool_format, THINK_TAGS)
     return ResponseOptions(
-        False, False, False, False, False, thoughts=thoughts, tool_format=tool_format, tool_schemas=schemas
+        False, False, False, False, False, thoughts=thoughts, tags=tags, tool_format=tool_format, tool_schemas=schemas
     )
 
 
@@ -158,6 +165,16 @@ def test_whole_or_by_the_character(how: str, text: str, expected: Any) -> None:
 
 
 PARTS = [
+    *MARKS,
+    "[TOOL_CALLS]f[ARGS]",
+    '[TOOL_CALLS][{"name": "f", "arguments": ',
+    "[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}",
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{",
+    "<|call|>",
+    "<|start|>assistant",
+    '<|tool_call>call:f{a:<|"|>',
+    "call:g{n:[1,True],",
     "<think>",
     "</think>",
     "<tool_call>",
@@ -188,7 +205,7 @@ PARTS = [
 @given(
     parts=st.lists(st.sampled_from(PARTS), max_size=12),
     cuts=st.lists(st.integers(0, 200), max_size=8),
-    how=st.sampled_from(["", "hermes", "xml", "llama"]),
+    how=st.sampled_from(["", "hermes", "xml", "llama", "mistral", "harmony", "gemma"]),
     thoughts=st.sampled_from(["", "may come", "have begun"]),
 )
 def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how: str, thoughts: Thoughts) -> None:

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.base.errors import RequestError
 from router.text.chat_template import ChatTemplate, load_chat_template
-from router.text.tool_calls import ToolFormat
+from router.text.formats.shapes import ToolFormat
 
 ROOT = Path(__file__).parents[3]
 MESSAGES = [{"role": "user", "content": "<schöne> Grüße {{ 7 * 7 }}"}, {"role": "assistant", "content": "a\n"}]

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from router.text.text_cuts import CUT, LETTERS, PIECE_CHARS, cuts_of
-from tests.router.made_tokenizers import END, KINDS, THINK, TURN, made, splitter
+from tests.router.made_tokenizers import CODE, END, KINDS, THINK, TURN, WHOLE, made, made_whole, splitter
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+WITHOUT_WORDS_TOO = pytest.mark.parametrize("kind", [*KINDS, WHOLE])
 CHARS = ["a", "s", "S", "'", "1", " ", "\n", "\t", ".", ",", '"', "\u0301", "中", "。", "\u00a0"]
 """One of each class that expressions tell apart, what normalization joins, and what cuts are made before."""
 MORE = (
@@ -74,7 +75,7 @@ def test_letters_are_letters(kind: str) -> None:
 
 
 @pytest.mark.medium
-@EVERY_KIND
+@WITHOUT_WORDS_TOO
 @settings(max_examples=500)
 @given(
     text=st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=40).map("".join), least=st.integers(1, 9)
@@ -88,18 +89,34 @@ def test_tokens_of_any_text_are_those_of_its_pieces(kind: str, text: str, least:
     assert [*cuts.before, *ids, *cuts.after] == tokenizer.encode(text).ids
 
 
-@EVERY_KIND
+def test_tokens_of_all_short_texts_without_words_are_those_of_their_lines() -> None:
+    tokenizer = tokenizer_of(WHOLE)
+    for length in range(1, 6):
+        for text in map("".join, itertools.product(["a", "s", " ", "\n", "\u00e9", "1"], repeat=length)):
+            pieces = pieces_of(tokenizer, text)
+            ids = [token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False).ids]
+            assert ids == tokenizer.encode(text, add_special_tokens=False).ids, text
+
+
+@WITHOUT_WORDS_TOO
 def test_what_begins_alike_has_the_same_pieces(kind: str) -> None:
     text = "".join(f"The {number}th line, of many.\n" for number in range(500))
     pieces = pieces_of(tokenizer_of(kind), text, PIECE_CHARS)
     longer = pieces_of(tokenizer_of(kind), f"{text}And one more.", PIECE_CHARS)
     assert len(pieces) > 10
     assert longer[: len(pieces) - 1] == pieces[:-1]
-    assert all(PIECE_CHARS <= len(piece) < PIECE_CHARS + 20 for piece in pieces[:-1])
+    assert all(PIECE_CHARS <= len(piece) < PIECE_CHARS + 30 for piece in pieces[:-1])
 
 
 def _with(**parts: Any) -> Tokenizer:
     tokenizer = made("Qwen 2")
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    return tokenizer
+
+
+def _whole(**parts: Any) -> Tokenizer:
+    tokenizer = made(WHOLE)
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     return tokenizer
@@ -125,6 +142,12 @@ UNKNOWN = {
     "a normalizer that strips": lambda: _with(normalizer=normalizers.Strip()),
     "chance": lambda: _with(model=models.BPE(dropout=0.5)),
     "another model": lambda: _with(model=models.WordLevel({"a": 0}, unk_token="a")),
+    "no words, but spaces": lambda: _whole(normalizer=None),
+    "no words, and a token with parts of two lines": lambda: made_whole([CODE]),
+    "no words, and tokens taken whole": lambda: _whole(
+        model=models.BPE({"\n": 0, "a": 1}, [], ignore_merges=True)
+    ),
+    "no words, and no token for a line break": lambda: _whole(model=models.BPE({"a": 0}, [], byte_fallback=True)),
     "a text twice": lambda: _with(post_processor=processors.TemplateProcessing(f"$A {END} $A", None, [(END, 0)])),
     "a token with a space in it": lambda: _adding("an apple"),
     "a token with a quotation mark in it": lambda: _adding('x"y'),
@@ -142,4 +165,6 @@ def test_what_is_not_known_to_be_safe_is_not_cut(name: str) -> None:
 
 def test_the_same_without_what_is_unknown_is_cut() -> None:
     assert cuts_of(_with()) is not None
+    assert cuts_of(_whole()) is not None
+    assert cuts_of(_whole(model=models.BPE({"\n": 0, "a": 1}, []))) is not None
     assert cuts_of(_adding("apple")) is not None

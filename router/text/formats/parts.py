@@ -1,0 +1,128 @@
+"""Parts of an answer, and tools shared by readers of all formats."""
+
+import json
+import secrets
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Protocol
+
+MAX_CALLS = 128
+"""Calls of an answer; further text is content."""
+ID_CHARS = string.ascii_letters + string.digits
+SHORT_ID_CHARS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """New text of a call. The first piece carries id and name; the arguments of all pieces concatenate."""
+
+    index: int  # of the call in the answer
+    arguments: str  # a piece of JSON
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Part:
+    """New text of an answer, by kind."""
+
+    thought: str = ""
+    content: str = ""
+    calls: list[CallPiece] = field(default_factory=list)  # a single piece for each call
+
+    def add(self, other: "Part") -> None:
+        """Append a later part."""
+        self.thought += other.thought
+        self.content += other.content
+        for piece in other.calls:
+            if self.calls and self.calls[-1].index == piece.index:
+                self.calls[-1] = replace(self.calls[-1], arguments=self.calls[-1].arguments + piece.arguments)
+            else:
+                self.calls.append(piece)
+
+
+def long_id() -> str:
+    """Return a new id of a call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def short_id() -> str:
+    """Return a new id of a call for templates that take nothing but 9 letters and digits."""
+    return "".join(secrets.choice(ID_CHARS) for _ in range(SHORT_ID_CHARS))
+
+
+def is_short_id(text: str) -> bool:
+    return len(text) == SHORT_ID_CHARS and text.isascii() and text.isalnum()
+
+
+class CallWriter:
+    """Writer of calls into parts, numbered within the answer."""
+
+    def __init__(self, new_id: Callable[[], str] = long_id) -> None:
+        self._new_id = new_id
+        self.num_calls = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_calls >= MAX_CALLS
+
+    def begin(self, part: Part, name: str, arguments: str = "", call_id: str = "") -> None:
+        part.calls.append(CallPiece(self.num_calls, arguments, call_id or self._new_id(), name))
+        self.num_calls += 1
+
+    def add_arguments(self, part: Part, arguments: str) -> None:
+        """Add arguments to the call begun last."""
+        if arguments:
+            part.add(Part(calls=[CallPiece(self.num_calls - 1, arguments)]))
+
+
+class HeldText:
+    """Text not yet assigned to a part; line breaks next to a tag are dropped."""
+
+    def __init__(self, *, follows_tag: bool) -> None:
+        self.text = ""
+        self.follows_tag = follows_tag
+
+    def until(self, tag: str, is_last: bool) -> tuple[str, bool]:
+        """Take text certainly before `tag`, and tell whether `tag` has come; a tag of "" never comes."""
+        if self.follows_tag:
+            self.text = self.text.lstrip("\n")
+            self.follows_tag = not self.text
+        if tag and tag in self.text:
+            before, _, self.text = self.text.partition(tag)
+            return before.rstrip("\n"), True
+        num_tag = 0 if is_last else num_begun(self.text, tag)
+        text = self.text[: len(self.text) - num_tag]
+        sure = text if is_last or not tag else text.rstrip("\n")
+        self.text = self.text[len(sure) :]
+        return sure, False
+
+
+class Step(Enum):
+    """Result of a reader's step."""
+
+    WAIT = "wait"  # more text is needed
+    AGAIN = "again"  # another part follows
+    OVER = "over"  # the held text is behind the calls
+
+
+class CallReader(Protocol):
+    """Incremental reader of the text behind a trigger: one call, or several calls in a row.
+
+    A step takes text from the front of `held`, and adds calls, or content if the text is no call, to `part`. A part
+    gets either of the two. With `is_last`, no more text comes, and the reader does not wait.
+    """
+
+    def step(self, held: HeldText, part: Part, is_last: bool) -> Step: ...
+
+
+def num_begun(text: str, tag: str) -> int:
+    """Count characters at the end of a text that may begin a tag."""
+    return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
+
+
+def in_json(text: str) -> str:
+    """Return a piece of text as written inside a JSON string; written pieces concatenate."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
