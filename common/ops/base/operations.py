@@ -43,10 +43,10 @@ class DecodeWork(NamedTuple):
 
 
 class RowsWork(NamedTuple):
-    """Few tokens of a prompt step as rows, each with its own context; holds for all layers of a group of latents."""
+    """Single tokens, each with its own context, divided among programs; holds for all layers of a group of latents."""
 
-    block_tables: Tensor  # [num_tokens, max_blocks] int32
-    seq_lens: Tensor  # [num_tokens] int32: keys that the token sees, 0 for padding
+    block_tables: Tensor  # [num_rows, max_blocks] int32
+    seq_lens: Tensor  # [num_rows] int32: keys that the token sees, 0 for padding
     divisions: tuple[Division, ...]  # of the rows of each launch
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.ops import cuda_latent
+from common.ops import cuda_latent, latent_rows
 from common.ops.base import ForwardBatch, GroupCache
 from common.ops.cuda_latent import CudaLatent
 from common.ops.torch_ops import TorchOps
@@ -62,9 +62,11 @@ def test_equals_the_law(
     assert_close: AssertClose,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"FEW_TOKENS": 10, "ROWS_AT_ONCE": 4, "EXPANDED_BYTES": 40_000}.items():
-        monkeypatch.setattr(cuda_latent, name, value)
-    monkeypatch.setattr(cuda_latent, "gpu_of", gpu_at)
+    monkeypatch.setattr(cuda_latent, "FEW_TOKENS", 10)
+    monkeypatch.setattr(cuda_latent, "EXPANDED_BYTES", 40_000)
+    monkeypatch.setattr(latent_rows, "ROWS_AT_ONCE", 4)
+    for module in (cuda_latent, latent_rows):
+        monkeypatch.setattr(module, "gpu_of", gpu_at)
     weights = latent_weights(DIMS, 100, device, dtype, has_factors=True)
     width = DIMS.rank + DIMS.rope
     caches = [
