@@ -113,7 +113,7 @@ class Worker:
         self._free(self._lease(self.num_blocks - 1))
         self.told[2] = Phase.BACK
         asked_s = time.perf_counter()
-        self.client.send(PromptWanted("r", 0, keys, SLOW_US, size, 0))
+        self.client.send(PromptWanted("r", 0, keys, SLOW_US, (size,), 0))
         found = self._next(PromptBlocks)
         back_s = time.perf_counter() - asked_s
         if found.num_sealed != size:

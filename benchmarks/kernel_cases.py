@@ -44,6 +44,7 @@ class Case:
     num_variants: int
     num_bytes: float  # read and written by a launch
     num_flops: float = 0.0
+    model: str = "qwen3-4b"  # of these shapes
 
 
 def variants_for(num_bytes: float) -> int:

@@ -1,12 +1,12 @@
-"""Speed of each kernel at Qwen3-4B's shapes, beside this GPU's read bandwidth of today.
+"""Speed of each kernel at a model's shapes, beside this GPU's read bandwidth of today.
 
     python -m benchmarks.kernels [--only decode] [--results FILE]
 
-Every case is first checked against the reference. Times are medians over replays of a CUDA graph. The launches of a
-graph rotate over more memory than the L2 cache holds, because a step finds a cold cache. `decode ...` are whole
-operations of a decode step, as planned and fused for this GPU. The number is the number of tokens; for attention,
-sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt step of 8 sequences of 1,040 tokens. All but the
-last 16 tokens of each sequence are in the KV pool already.
+Shapes are Qwen3-4B's where a case names no model. Every case is first checked against the reference. Times are medians
+over replays of a CUDA graph. The launches of a graph rotate over more memory than the L2 cache holds, because a step
+finds a cold cache. `decode ...` are whole operations of a decode step, as planned and fused for this GPU. The number is
+the number of tokens; for attention, sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt step of 8
+sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.decode_cases import decode_cases
+from benchmarks.delta_cases import delta_cases
 from benchmarks.kernel_cases import Case, kernel_cases
 from benchmarks.own_memory import require_gpu
 from benchmarks.prompt_cases import prompt_cases
@@ -96,7 +97,7 @@ def main() -> int:
     print(f"read ceiling {ceiling / 1e12:.2f} TB/s\n")
     print(f"{'case':34}{'us':>10}{'MB':>10}{'TB/s':>8}{'% read':>8}{'TFLOP/s':>9}")
     rows, num_wrong = [], 0
-    for case in chain(decode_cases(), kernel_cases(), prompt_cases()):
+    for case in chain(decode_cases(), kernel_cases(), prompt_cases(), delta_cases()):
         if args.only not in case.name:
             continue
         if not is_right(case.run(0), case.expected()):
@@ -107,7 +108,7 @@ def main() -> int:
         print(line_of(case, us, ceiling), flush=True)
         workload, floor = f"kernel {case.name}, {case.num_bytes / 1e6:.2f} MB", case.num_bytes / ceiling * 1e6
         time_us = Figure("time", us, "us")
-        rows.append(row_of(args.hardware, "qwen3-4b", workload, time_us, beside=("read floor", floor)))
+        rows.append(row_of(args.hardware, case.model, workload, time_us, beside=("read floor", floor)))
     if args.results:
         append_rows(args.results, rows)
     return 1 if num_wrong else 0

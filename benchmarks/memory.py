@@ -127,7 +127,8 @@ class Pair:
             blocks, self.leased = self.leased[: self.load.num_blocks], self.leased[self.load.num_blocks :]
             ids, generations = (pack_ids(part) for part in zip(*blocks, strict=True))
             key = f"r{self.num_begun}-{len(self.leased)}"
-            self.prefill.send(KVOffer(*self.worker, key, 0, 0, ids, generations, 0, b"", b""))
+            no_flags = bytes(-(-len(blocks) // 8))
+            self.prefill.send(KVOffer(*self.worker, key, 0, 0, ids, generations, no_flags, b"", b""))
 
     def close(self) -> None:
         self.prefill.close()

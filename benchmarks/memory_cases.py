@@ -94,7 +94,7 @@ class Reader:
         self._send(BlocksFreed(found.block_ids, found.generations))
 
     def _find(self, keys: bytes) -> PromptBlocks:
-        self._send(PromptWanted("r", 0, keys, 0, len(keys) // KEY_BYTES, 0))
+        self._send(PromptWanted("r", 0, keys, 0, (len(keys) // KEY_BYTES,), 0))
         return self._next(PromptBlocks)
 
     def _send(self, message: MemoryMessage) -> None:

@@ -120,7 +120,8 @@ class Retrievals:
         """Begin or join a retrieval of a granted prompt's missing blocks, if a known pool has them and a pull pays."""
         named, prompt.holder = prompt.holder, None
         digests = prompt.lacking(self.prefixes.block_size)
-        if named is None or not digests or self.prefixes.is_held_up(prompt):
+        is_plain = self.leases.shape.layout.is_plain
+        if named is None or not (digests and is_plain) or self.prefixes.is_held_up(prompt):
             return
         if (other := next((each for each in self.under_way if each.digests[0] == digests[0]), None)) is not None:
             self.grants.lend(prompt, 0)

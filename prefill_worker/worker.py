@@ -89,12 +89,13 @@ class PrefillWorker:
         self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT)
         num_tokens, capacity = config.prefill.max_batch_tokens, engine.allocator.capacity
         num_blocks = engine.pool.layout.most_blocks(num_tokens, num_tokens)
-        self.blocks_a_step = tuple(map(min, num_blocks, (count // AT_HAND_SHARE for count in capacity)))
+        blocks_a_step = map(min, num_blocks, (count // AT_HAND_SHARE for count in capacity))
+        self.level = tuple(map(max, blocks_a_step, self.prefixes.checkpoints.level))
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
         reply_pools = ReplyPools(PeerServers(engine, worker, self.poller), is_on=ready.takes_replies)
-        group = engine.pool.layout.groups[0]
-        worth = Worth(self.prefixes.rate, group.block_size, group.block_bytes)
+        layout = engine.pool.layout
+        worth = Worth(self.prefixes.rate, layout.block_size, layout.token_bytes * layout.block_size)
         self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth)
         self.handoffs = Handoffs(engine.shared, self.targets, reply_pools, self.link)
         self.inbox = Inbox(self.link, engine, self.scheduler, self.handoffs, self.grammars, drain)
@@ -190,7 +191,7 @@ class PrefillWorker:
         """Keep blocks leased for the next step's prompts; after the memory server's loss, drain."""
         shared = self.engine.shared
         nothing, is_busy = self.engine.pool.layout.nothing, len(self.steps.in_flight) == MAX_IN_FLIGHT
-        shared.update(level=self.blocks_a_step, floor=nothing, is_busy=is_busy)
+        shared.update(level=self.level, floor=nothing, is_busy=is_busy)
         if problem := shared.take_problem():
             self.poller.unregister(shared)
             self.drain.ask(problem, at_once=shared.is_tainted)

@@ -26,6 +26,10 @@ class KVPool:
         number = self.shape.group_of(block_id)
         return self.blocks[number][block_id - self.shape.proof_ids[number]]
 
+    def copy(self, source_id: int, target_id: int) -> None:
+        """Copy a block to another of the same group, on the current stream."""
+        self.block(target_id).copy_(self.block(source_id), non_blocking=True)
+
     def read_block(self, block_id: int) -> bytes:
         """Return the bytes of a block, on the host.
 

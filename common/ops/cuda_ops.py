@@ -10,8 +10,12 @@ from torch.nn import functional
 from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.delta_operands import Sequences
 from common.kernels.base.gpu import gpu_of
+from common.kernels.delta.chunk_overlaps import find_overlaps
+from common.kernels.delta.chunk_scan import is_scannable, scan_chunks
 from common.kernels.delta.convolution import convolve
-from common.kernels.delta.recurrence import gated_norm, recur
+from common.kernels.delta.gated_norm import gated_norm
+from common.kernels.delta.prompt_convolution import convolve_prompts
+from common.kernels.delta.recurrence import recur
 from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gate_mul import gate_mul
@@ -134,8 +138,20 @@ class CudaOps:
         assert isinstance(work, StateWork), "a step begins with `begin`"
         table = batch.block_tables[weights.group]
         sequences = Sequences(table, batch.cu_seqlens, batch.seq_lens, work.is_new, batch.one_token_each)
-        heads, gates = convolve(x, weights, states, sequences, pdl=self.pdl)
-        return gated_norm(recur(heads, gates, weights, states, sequences, pdl=self.pdl), x, weights, pdl=self.pdl)
+        if batch.one_token_each:
+            heads, gates = convolve(x, weights, states, sequences, pdl=self.pdl)
+            mixed = recur(heads, gates, weights, states, sequences, pdl=self.pdl)
+        else:
+            mixed = self._mix_prompts(x, weights, states, sequences)
+        return gated_norm(mixed, x, weights, sequences, pdl=self.pdl)
+
+    def _mix_prompts(self, x: Tensor, weights: DeltaWeights, states: Tensor, sequences: Sequences) -> Tensor:
+        """Return the delta rule's outputs `[num_tokens, value_heads, value_dim]`: by chunks where their tiles fit."""
+        heads, gates = convolve_prompts(x, weights, states, sequences)
+        if not is_scannable(heads):
+            return recur(heads, gates, weights, states, sequences)
+        overlaps = find_overlaps(heads, gates, weights, sequences)
+        return scan_chunks(heads, overlaps, weights, states, sequences, gpu_of(x.device))
 
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.float().sigmoid().to(x.dtype)

@@ -19,6 +19,7 @@ from common.serving.prompts.steps import PromptSteps
 from common.settings.config import Config
 from common.wire.messages.worker import PrefillRequest, PromptCached, RequestFailed
 from common.wire.transport.router_link import RouterLink
+from common.wire.values.kv_layout import Counts
 from common.wire.values.output_token import OutputToken
 from decode_worker.sequences.capacity import Capacity
 from decode_worker.sequences.scheduler import DecodeScheduler
@@ -68,7 +69,11 @@ class LocalPrompts:
     ) -> None:
         self.decoding, self.link, self.worker = decoding, link, (link.ready.worker_id, link.ready.epoch)
         capacity = decoding.capacity
-        self.prefixes = PromptPrefixes(leases, self._report_cached, config.kv, capacity.has_blocks)
+
+        def reserve() -> Counts:
+            return capacity.num_growing
+
+        self.prefixes = PromptPrefixes(leases, self._report_cached, config.kv, capacity.has_blocks, reserve=reserve)
         self.rows = LocalRows(capacity)
         order = PromptOrder(capacity.step_tokens, max_seqs=1, max_mixed_tokens=capacity.step_tokens)
         self.scheduler = PromptScheduler(order, capacity.allocator, capacity.max_len, self.prefixes, self.rows)

@@ -69,7 +69,9 @@ class Offers:
             self.shared.decline(offer)
             self.fail(sequence.key, ErrorCode.INTERNAL, problem)
         else:
-            tables = tables_handed_over(self.scheduler.layout, len(sequence.token_ids) - 1, offered)
+            is_plain, num_tokens = self.scheduler.layout.is_append_only, len(sequence.token_ids) - 1
+            sealed = set[int]() if is_plain else self.shared.sealed_of(offer)
+            tables = tables_handed_over(self.scheduler.layout, num_tokens, offered, sealed)
             self.waiting.add(Waiting(offer, sequence, tables))
 
     def has_blocks_for_next(self) -> bool:

@@ -22,6 +22,7 @@ from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import plus
 from decode_worker.arrivals.pulled_prompt import Handoff
+from decode_worker.sequences.sealing import full_blocks
 from decode_worker.sequences.sequence import SealedChain
 
 REMEMBERED = 8
@@ -39,7 +40,7 @@ class Prefixes:
     def __init__(self, shared: SharedPool, *, min_tokens: int = 0) -> None:
         self.shared, self.leases, self.min_tokens = shared, shared.leases, min_tokens
         self.layout = shared.leases.shape.layout
-        self._digests = TextDigests(self.layout.groups[0].block_size)
+        self._digests = TextDigests(self.layout.block_size)
         self.asked: dict[Key, Handoff] = {}
         self.granted: dict[Key, Handoff] = {}  # handoffs that wait with granted blocks
         self.latest: deque[Counts] = deque(maxlen=REMEMBERED)  # blocks of the latest handoffs that are not looked up
@@ -59,15 +60,15 @@ class Prefixes:
         if handoff.is_looked_up and handoff.grant is None and handoff.sequence.key not in self.asked:
             sequence = handoff.sequence
             self.asked[sequence.key] = handoff
-            num_blocks = num_seen(self.layout, len(sequence.token_ids))[0]
-            self.leases.want_prompt(sequence.key, handoff.digests, num_blocks, sequence.request.priority)
+            counts, priority = num_seen(self.layout, len(sequence.token_ids)), sequence.request.priority
+            self.leases.want_prompt(sequence.key, handoff.digests, counts, priority, resumes=False)
 
     def receive(self, message: PromptBlocks) -> None:
         """Take over granted blocks, or free the blocks if the handoff is gone."""
         grant = self.leases.granted(message)
         handoff = self.asked.pop((message.request_id, message.attempt), None)
         if handoff is None:
-            self.leases.free([*grant.found, *grant.fresh])
+            self.leases.free(grant.block_ids)
         else:
             handoff.grant = grant
             self.granted[handoff.sequence.key] = handoff
@@ -101,8 +102,8 @@ class Prefixes:
     def take(self, handoff: Handoff) -> Grant | None:
         """Return the granted blocks, if any, of a handoff that has room; found blocks are not pulled."""
         grant, handoff.grant = handoff.grant, None
-        num_found = 0 if grant is None else len(grant.found)
-        handoff.sequence.chain.num_blocks = num_found
+        num_found = 0 if grant is None else sum(map(len, grant.found))
+        handoff.sequence.chain.num_blocks = 0 if grant is None else grant.num_places
         self.asked.pop(handoff.sequence.key, None)
         self.granted.pop(handoff.sequence.key, None)
         self.num_found += num_found
@@ -114,9 +115,14 @@ class Prefixes:
         if not handoff.root:
             return
         sequence, digests = handoff.sequence, handoff.digests
-        num_found = sequence.chain.num_blocks
-        if pulled := digests[num_found:]:
-            self.leases.seal(sequence.tables[0].block_ids[num_found : len(digests)], pulled)
+        num_found, num_full = sequence.chain.num_blocks, len(digests)
+        pulled = [
+            full
+            for table in sequence.tables
+            for full in full_blocks(table, range(0 if table.group.window else num_found, num_full))
+        ]
+        if pulled:
+            self.leases.seal([full.block_id for full in pulled], [digests[full.place] for full in pulled])
         sequence.chain = SealedChain(len(digests), digests[-1] if digests else handoff.root)
 
     def forget(self, handoff: Handoff) -> None:
@@ -128,6 +134,6 @@ class Prefixes:
 
     def _release(self, handoff: Handoff) -> None:
         assert handoff.grant is not None
-        self.leases.free([*handoff.grant.found, *handoff.grant.fresh])
+        self.leases.free(handoff.grant.block_ids)
         handoff.grant = None
         del self.granted[handoff.sequence.key]

@@ -40,10 +40,10 @@ class Transfers:
         sequence, begun = handoff.sequence, self.early.find(handoff)
         grant = self.prefixes.take(handoff)
         here: Sequence[Sequence[int]] = [[] for _ in handoff.source_ids]
-        blocks = here if grant is None else [[*grant.found, *grant.fresh]]
+        blocks = here if grant is None else [f + g for f, g in zip(grant.found, grant.fresh, strict=True)]
         tables = tables_handed_over(self.scheduler.layout, len(sequence.token_ids) - 1, blocks)
         if grant is not None:
-            here = [grant.found]
+            here = grant.found
         if begun is not None:
             self.early.ahead.take(sequence.key)
             tables, here, handoff.copies = begun.tables, begun.source_ids, begun.copies

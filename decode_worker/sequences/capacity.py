@@ -73,6 +73,6 @@ class Capacity:
         return [(group, at) for group, (table, ids) in pairs for at in table.extend(num_tokens, num_tokens, ids)]
 
     def free(self, sequence: DecodeSequence) -> None:
-        """Free all blocks of a sequence."""
+        """Free all blocks of a sequence; no launched step may touch any."""
         tables, sequence.tables = sequence.tables, ()
         self.allocator.free(held_by(tables))

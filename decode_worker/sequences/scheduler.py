@@ -7,7 +7,7 @@
     active, in a row ──pause──▶ active, paused ──resume──▶ active, in a row.
 
 A block table grows by a block when the next token of the sequence needs a block. A sliding window reuses blocks out of
-sight.
+sight. Sealed ones are freed instead, after the steps launched so far, which may still read them.
 
 - Without a block, of any group, a sequence rests (see `slots`): the sequence leaves its row and the others go on.
 - A sequence with a slow grammar rests, too, until the mask is known.
@@ -16,10 +16,11 @@ sight.
 - Blocks of an ended sequence return to the pool when no launched step touches the blocks.
 """
 
+from collections import deque
 from typing import NamedTuple
 
 from common.kv.blocks import Allocator
-from common.kv.tables import Tables, num_slots
+from common.kv.tables import Tables, num_slots, take_gone
 from common.serving.prompts.requests import Key
 from decode_worker.sequences.capacity import Capacity
 from decode_worker.sequences.row_queue import RowQueue
@@ -44,6 +45,7 @@ class DecodeScheduler:
         self.reserved: dict[Key, DecodeSequence] = {}  # blocks are being filled
         self.active: dict[Key, DecodeSequence] = {}  # oldest first
         self.lingering: list[DecodeSequence] = []  # ended, blocks still touched by steps in flight
+        self.leaving: deque[list[int]] = deque()  # blocks to free after each step in flight, oldest first
         self.paused: RowQueue[Paused] = RowQueue(self.capacity.num_rows_of.__getitem__)
 
     def reserve(self, sequence: DecodeSequence, brought: Tables) -> None:
@@ -86,12 +88,14 @@ class DecodeScheduler:
 
     def launched(self) -> list[DecodeSequence]:
         """Count a launched step over all rows; return its sequences by row."""
-        sequences = list(self.rows.sequences)
+        sequences, leaving = list(self.rows.sequences), list[int]()
         for sequence in sequences:
             sequence.num_scheduled += 1
             sequence.num_in_flight += 1
+            leaving += take_gone(sequence.tables)
             if not sequence.wants_step:
                 self.rows.leave(sequence)
+        self.leaving.append(leaving)
         return sequences
 
     def end(self, sequence: DecodeSequence) -> None:
@@ -112,6 +116,8 @@ class DecodeScheduler:
         """Count a collected step; free the blocks of ended sequences without steps in flight."""
         for sequence in sequences:
             sequence.num_in_flight -= 1
+        if self.leaving:
+            self.allocator.free(self.leaving.popleft())
         for sequence in [s for s in self.lingering if not s.num_in_flight]:
             self.lingering.remove(sequence)
             self.capacity.free(sequence)

@@ -1,10 +1,15 @@
 """Sealing of decoded blocks, so that the next turn of a conversation finds the reply as well as the prompt."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+import numpy as np
+
+from common.kv.tables import BlockTable
 from common.memory.client.lease_cache import LeaseCache
 from common.wire.messages.memory import KVOffer
 from common.wire.values.block_key import digests
+from common.wire.values.flags import unpack_flags
 from common.wire.values.packing import pack_ids
 from decode_worker.sequences.sequence import DecodeSequence, SealedChain
 
@@ -13,13 +18,17 @@ class Sealing:
     """Full blocks at the end of a step, sealed all at once."""
 
     def __init__(self, leases: LeaseCache) -> None:
-        self.leases = leases
-        self.block_size = leases.shape.layout.groups[0].block_size
+        self.leases, self.layout = leases, leases.shape.layout
+        self.block_size = self.layout.block_size
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
-        if offer.num_sealed == (len(sequence.token_ids) - 1) // self.block_size:
-            sequence.chain = SealedChain(offer.num_sealed, offer.digest)
+        num_full, offered = (len(sequence.token_ids) - 1) // self.block_size, np.frombuffer(offer.block_ids, np.int32)
+        sealed = offered[unpack_flags(offer.are_sealed, len(offered))]
+        groups = np.searchsorted(self.leases.shape.proof_ids, sealed, side="right") - 1
+        num_sealed = np.bincount(groups, minlength=len(self.layout.groups))
+        if all(num_sealed[n] == num_full for n, group in enumerate(self.layout.groups) if group.is_append_only):
+            sequence.chain = SealedChain(num_full, offer.digest)
 
     def seal(self, sequences: Iterable[DecodeSequence]) -> None:
         """Seal blocks that the last logged tokens have made full; call before any of them is freed.
@@ -33,8 +42,29 @@ class Sealing:
                 begin = chain.num_blocks * self.block_size
                 tokens = pack_ids(sequence.token_ids[begin : begin + self.block_size])
                 [chain.digest] = digests(chain.digest, tokens, self.block_size)
-                block_ids.append(sequence.tables[0].block_ids[chain.num_blocks])
-                sealed.append(chain.digest)
+                places = range(chain.num_blocks, chain.num_blocks + 1)
+                full = [each for table in sequence.tables for each in full_blocks(table, places)]
+                block_ids += [each.block_id for each in full]
+                sealed += [chain.digest] * len(full)
                 chain.num_blocks += 1
         if block_ids:
             self.leases.seal(block_ids, sealed)
+
+
+class FullBlock(NamedTuple):
+    """A full block, to be sealed under the digest of its place."""
+
+    place: int
+    block_id: int
+
+
+def full_blocks(table: BlockTable, places: range) -> list[FullBlock]:
+    """Return the blocks of full places that are not sealed yet; blocks of windows count as sealed from now on."""
+    if not table.group.grows:
+        return []
+    in_sight = range(max(places.start, table.num_gone), places.stop)
+    full = [FullBlock(place, table.block_ids[place]) for place in in_sight]
+    if table.group.window:
+        full = [each for each in full if each.block_id not in table.sealed]
+        table.sealed.update(each.block_id for each in full)
+    return full

@@ -69,7 +69,8 @@ class Costs:
 
         The prefill worker itself decides whether to take the blocks.
         """
-        if not (self._owners and prefill.ready.takes_replies):
+        takes_replies = prefill.ready.takes_replies and prefill.ready.kv_layout.is_plain
+        if not (takes_replies and self._owners):
             return None
         num_here = self._known_by(prefill) + self._restored_for(prefill).num_tokens
         partners = self._pool.paths.partners(prefill)
@@ -102,7 +103,8 @@ class Costs:
 
     def _num_moved_to(self, decode: Member) -> int:
         """Return prompt tokens without KV in the decode worker's pool."""
-        return self._demand.num_tokens - self._found_by(decode, decode, self._demand.num_tokens)
+        found, block_size = self._look(decode, decode)
+        return self._demand.num_tokens - min(found.num_alike * block_size, self._demand.num_tokens)
 
     def _known_by(self, worker: Member) -> int:
         """Return tokens cached in the worker's pool; at least one token of a prompt is always computed."""
@@ -130,7 +132,8 @@ class Costs:
         if text is None or self._demand.num_tokens < worker.ready.prefix_min_tokens:
             return NOTHING, 0
         if owner.pool not in self._found:
-            self._found[owner.pool] = self._pool.prefixes.find(owner.pool, text.keys)
+            most = (self._demand.num_tokens - 1) // text.block_size
+            self._found[owner.pool] = self._pool.prefixes.find(owner.pool, text.keys, most)
         return self._found[owner.pool], text.block_size
 
 

@@ -16,7 +16,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from common.wire.messages.memory_reports import BlockEvent
+from common.wire.values.block_key import short_keys_in_group
+from common.wire.values.fields import MAX_INT32
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.resumption import resumable
 
 MOMENT_S = 1.0
 """Seconds for a report to arrive after the end of its request."""
@@ -29,12 +35,13 @@ PoolName = tuple[str, int]
 
 
 class Found(NamedTuple):
-    """Cached blocks of a text in a pool, from the text's first block on."""
+    """Cached blocks of a text in a pool, from the text's first block on, counted in places of all groups."""
 
-    num_there: int = 0
+    num_there: int = 0  # the text can be resumed behind them
     num_behind: int = 0  # blocks that would follow after a restore from host memory
     num_parked: int = 0  # blocks of `num_behind` in host memory
     copy_us: int = 0  # to restore a block; 0 if unknown
+    num_alike: int = 0  # in append-only groups, so not moved there again; never fewer than `num_there`
 
 
 NOTHING = Found()
@@ -104,8 +111,8 @@ class Predictions:
 class PoolContents:
     """Known and predicted blocks of a pool."""
 
-    def __init__(self, pool: PoolName, num_blocks: int) -> None:
-        self.pool, self.num_blocks = pool, num_blocks
+    def __init__(self, pool: PoolName, num_blocks: int, layout: KVLayout | None = None) -> None:
+        self.pool, self.num_blocks, self.layout = pool, num_blocks, layout
         self.is_reported = False  # the memory server reports blocks
         self.reported: set[int] = set()
         self.parked: set[int] = set()  # reported blocks in host memory only
@@ -122,20 +129,23 @@ class PoolContents:
         """Reported blocks, in the pool or in host memory."""
         return len(self.reported) + len(self.parked)
 
-    def find(self, keys: Sequence[int], now_s: float) -> Found:
-        """Return the cached blocks of a text."""
+    def find(self, keys: Sequence[int], now_s: float, most: int = MAX_INT32) -> Found:
+        """Return the cached blocks of a text; of layouts with other than append-only groups, at most `most`."""
         self._predictions.drop_late(now_s)
+        if not self._is_plain:
+            return self._find_resumable(keys, most)
         num_there = self._num_there(keys, 0)
         end, num_parked = num_there, 0
         while end < len(keys) and keys[end] in self.parked:
             begin, end = end, next((n for n in range(end, len(keys)) if keys[n] not in self.parked), len(keys))
             num_parked += end - begin
             end = self._num_there(keys, end)
-        return Found(num_there, end - num_there, num_parked, self.copy_us)
+        return Found(num_there, end - num_there, num_parked, self.copy_us, num_there)
 
     def predict(self, keys: Sequence[int]) -> Prediction:
         """Predict that all blocks not reported yet will be in the pool, and return the prediction."""
-        prediction = Prediction(self.pool, [key for key in keys if key not in self.reported])
+        expected = [key for some in self._expected(keys) for key in some if key not in self.reported]
+        prediction = Prediction(self.pool, expected)
         self._predictions.add(prediction, min(self.num_blocks, MAX_PREDICTED))
         return prediction
 
@@ -183,6 +193,29 @@ class PoolContents:
                 return number
         return len(keys)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Tell whether each full block is a single key, so a text can be resumed behind any."""
+        return self.layout is None or self.layout.is_plain
+
+    def _expected(self, keys: Sequence[int]) -> Iterable[Sequence[int]]:
+        """Yield keys of the blocks of a prompt with these keys; its snapshots are at the last place or before."""
+        if self.layout is None:
+            yield keys
+        for number, group in enumerate(self.layout.groups if self.layout else ()):
+            yield short_keys_in_group(array("Q", keys if group.grows else keys[-2:]), number)
+
+    def _find_resumable(self, keys: Sequence[int], most: int) -> Found:
+        assert self.layout is not None, "the layout is not plain"
+        predicted, have = self._predictions.latest, []
+        for number in range(len(self.layout.groups)):
+            of_group = short_keys_in_group(array("Q", keys), number)
+            there = (key in self.reported or key in predicted for key in of_group)
+            have.append(np.fromiter(there, bool, len(of_group)))
+        num_alike = resumable(self.layout, have).num_alike
+        num_there = resumable(self.layout, [of_group[:most] for of_group in have]).num_places
+        return Found(num_there, num_alike=num_alike)
+
     def _void(self) -> None:
         self.reported.clear()
         self.parked.clear()
@@ -196,9 +229,13 @@ class PrefixMap:
         self._pools: dict[PoolName, PoolContents] = {}
         self._clock = clock
 
-    def add(self, pool: PoolName, num_blocks: int) -> None:
-        """Add a pool used by a worker; the largest number of blocks stated by any worker counts."""
-        contents = self._pools.setdefault(pool, PoolContents(pool, num_blocks))
+    def add(self, pool: PoolName, num_blocks: int, layout: KVLayout | None = None) -> None:
+        """Add a pool used by a worker; the largest number of blocks stated by any worker counts.
+
+        Args:
+            layout: of the pool; None for a group of append-only blocks.
+        """
+        contents = self._pools.setdefault(pool, PoolContents(pool, num_blocks, layout))
         contents.num_blocks = max(contents.num_blocks, num_blocks)
 
     def keep(self, pools: Collection[PoolName]) -> None:
@@ -208,7 +245,7 @@ class PrefixMap:
     def forget(self, pool: PoolName) -> None:
         """Forget the blocks of a pool, reported and predicted."""
         if (contents := self._pools.get(pool)) is not None:
-            self._pools[pool] = PoolContents(pool, contents.num_blocks)
+            self._pools[pool] = PoolContents(pool, contents.num_blocks, contents.layout)
 
     def contents(self, pool: PoolName) -> PoolContents:
         """Return the contents of a known pool; raises KeyError for others."""
@@ -219,10 +256,10 @@ class PrefixMap:
         contents = self._pools.get(pool)
         return contents is not None and contents.is_reported
 
-    def find(self, pool: PoolName, keys: Sequence[int]) -> Found:
-        """Return the cached blocks of a text in a pool, as far as known."""
+    def find(self, pool: PoolName, keys: Sequence[int], most: int = MAX_INT32) -> Found:
+        """Return the cached blocks of a text in a pool, as far as known (see `PoolContents.find`)."""
         contents = self._pools.get(pool)
-        return contents.find(keys, self._clock()) if contents is not None else NOTHING
+        return contents.find(keys, self._clock(), most) if contents is not None else NOTHING
 
     def predict(self, pool: PoolName, keys: Sequence[int]) -> Prediction:
         """Predict the blocks that a request leaves in a pool; the caller calls `end` afterwards."""

@@ -29,7 +29,7 @@ class TextKeys:
 
     @property
     def block_size(self) -> int:
-        return self.layout.groups[0].block_size
+        return self.layout.block_size
 
     @property
     def num_tokens(self) -> int:

@@ -123,7 +123,7 @@ class WorkerPool:
         """Register a worker; the caller has removed any earlier incarnation."""
         worker = self._workers[ready.worker_id] = Member(ready, now_s, joined_s=now_s)
         self.paths.add_worker(worker)
-        self.prefixes.add(worker.pool, sum(ready.num_blocks))
+        self.prefixes.add(worker.pool, sum(ready.num_blocks), ready.kv_layout)
         self._review(f"{worker} joined")
         return worker
 

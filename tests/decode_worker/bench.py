@@ -256,7 +256,7 @@ class Rig:
 
     def found(self) -> list[list[int]]:
         """Blocks that are granted to those that wait."""
-        return [[*each.grant.found, *each.grant.fresh] for each in self.pulls.waiting if each.grant is not None]
+        return [each.grant.block_ids for each in self.pulls.waiting if each.grant is not None]
 
     def copied(self) -> list[list[int]]:
         """Source blocks of each copy."""

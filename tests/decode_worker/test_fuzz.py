@@ -19,6 +19,7 @@ from common.wire.messages.handoff import DecodeRequest, KVProgress
 from common.wire.messages.memory import KVOffer, PromptBlocks
 from common.wire.messages.worker import Abort, Message, PrefillRequest
 from common.wire.messages.worker_id import connection_of
+from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.sampling_params import SamplingParams
@@ -61,7 +62,7 @@ class Careful(Rig):
         engine.pool = self.worker.pulls.early.ahead.pool = self.worker.pulls.transfers.pool = cast(KVPool, Pool())
         leases = cast(Any, self.allocator)
         leases.want_prompt, leases.unwant_prompt = self._grant, lambda key: None
-        leases.granted = lambda message: Grant([], unpack_ids(message.block_ids))
+        leases.granted = lambda message: Grant([[]], [unpack_ids(message.block_ids)], 0, 0)
         leases.seal = lambda block_ids, digests: None
         engine.transport = cast(Transport, SimpleNamespace(name="shm"))
 
@@ -70,15 +71,15 @@ class Careful(Rig):
         if "p" not in self.worker.sources.by_id:
             met(self.worker.sources, CarefulPool())
 
-    def _grant(self, key: Key, digests: list[bytes], num_blocks: int, priority: int = 0, block_us: int = 0) -> None:
+    def _grant(self, key: Key, digests: list[bytes], counts: Counts, priority: int = 0, *, resumes: bool) -> None:
         """Answer at once if there are so many blocks, and else never."""
-        if self.allocator.has((num_blocks,)):
-            ids = pack_ids(self.allocator.allocate((num_blocks,))[0])
+        if self.allocator.has(counts):
+            ids = pack_ids(self.allocator.allocate(counts)[0])
             self.pool.arriving.append(PromptBlocks(*key, ids, ids, 0))
 
     def check_blocks(self) -> None:
         owned = [*blocks_of_worker(self.worker), *blocks_ahead(self.worker.pulls.early.ahead)]
-        owned += [handoff.grant.fresh for handoff in self.worker.pulls.waiting if handoff.grant is not None]
+        owned += [handoff.grant.block_ids for handoff in self.worker.pulls.waiting if handoff.grant is not None]
         owned += [unpack_ids(each.block_ids) for each in self.pool.arriving if isinstance(each, PromptBlocks)]
         self.allocator.check(owned)
 

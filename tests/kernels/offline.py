@@ -40,6 +40,7 @@ from common.kernels.sampling import sampling
 from common.kernels.sampling.adjust_logits import adjust_logits
 from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
+from common.models.layers.delta_rule import DeltaPart
 from common.models.sizes.attention import Heads
 from common.ops.base import Activation, ForwardBatch, GroupCache, LatentWeights, Norm, Residual, Weight
 from common.ops.cuda_ops import CudaOps
@@ -162,7 +163,12 @@ def run_hybrid(gpu: Gpu) -> None:
         ops = CudaOps(caches, KernelsSection(), 64, pdl=pdl)
         batch = make_batch(num_rows, num_seqs)
         tables, slots = (*batch.block_tables, empty(num_seqs, 1)), (*batch.slots, *batch.slots)
-        model.forward(replace(batch, block_tables=tables, slots=slots), ops)
+        batch = replace(batch, block_tables=tables, slots=slots)
+        model.forward(batch, ops)
+    part = model.layers[0][0]
+    assert isinstance(part, DeltaPart)
+    x = empty(300, part.inputs.num_out, dtype=torch.float32)  # by token
+    ops.delta_rule(x, part.delta, part.layer_id, ops.begin(batch))
 
 
 def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **given: Any) -> None:

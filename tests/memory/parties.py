@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+from msgspec.structs import replace
 
 from common.memory.blocks.index import BlockIndex
 from common.memory.blocks.lease_table import BlockState, Holding
 from common.memory.blocks.pool import Pool, User
 from common.memory.blocks.sealed import SealedBlocks
-from common.memory.client.lease_cache import LeaseCache
+from common.memory.client.lease_cache import Grant, LeaseCache
 from common.memory.devices.backing import Memory
 from common.memory.server.pools import NAN_BYTE, Pools
 from common.wire.messages.memory import (
@@ -30,11 +31,13 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.block_key import pack_keys
 from common.wire.values.fields import DIGEST_BYTES
+from common.wire.values.flags import pack_flags, unpack_flags
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from tests.memory.tiers import slow_tier
 from tests.support.allocator import blocks_read
+from tests.support.messages import first_sealed
 
 
 class Bytes:
@@ -70,7 +73,14 @@ def offer_of(
     worker_id: str, request_id: str, block_ids: list[int], generations: list[int], num_sealed: int = 0
 ) -> KVOffer:
     ids = pack_ids(block_ids), pack_ids(generations)
-    return KVOffer(worker_id, 1, request_id, 0, 7, *ids, num_sealed, b"", b"")
+    return KVOffer(worker_id, 1, request_id, 0, 7, *ids, first_sealed(num_sealed, len(block_ids)), b"", b"")
+
+
+def sealed_of(offer: KVOffer) -> set[int]:
+    """Blocks that are sealed, as the offer says."""
+    block_ids = unpack_ids(offer.block_ids)
+    are_sealed = unpack_flags(offer.are_sealed, len(block_ids)).tolist()
+    return {block_id for block_id, is_sealed in zip(block_ids, are_sealed, strict=True) if is_sealed}
 
 
 def blocks_in(offered: Holding) -> Counter[int]:
@@ -91,7 +101,14 @@ class Text:
     byte: int
     block_ids: list[int]
     is_written: bool = False
-    num_sealed: int = 0  # of the first blocks, which are written no more
+    sealed: set[int] = field(default_factory=set)  # blocks that are written no more
+    places: dict[tuple[int, int], int] = field(default_factory=dict)  # by group and place, where it grows
+    num_places: int = 0  # found or sealed
+
+    @property
+    def own(self) -> list[int]:
+        """Blocks that may be written."""
+        return [block_id for block_id in self.block_ids if block_id not in self.sealed]
 
 
 def leases_of(leases: LeaseCache) -> dict[int, int]:
@@ -176,8 +193,9 @@ class Held:
                 block_ids = unpack_ids(offer.block_ids)
                 self.offered -= Counter(block_ids)
                 if isinstance(message, KVAccepted):
-                    self.leased |= set(block_ids[offer.num_sealed :])
-                    self.read += Counter(block_ids[: offer.num_sealed])
+                    sealed = sealed_of(offer)
+                    self.leased |= set(block_ids) - sealed
+                    self.read += Counter(sealed)
             case BlocksSealed():
                 self.leased -= set(unpack_ids(message.block_ids))
                 self.read += Counter(unpack_ids(message.block_ids))
@@ -270,7 +288,7 @@ class Worker(Party):
     def writable(self) -> set[int]:
         """Blocks that this worker or its device may write."""
         if self.has_left:
-            return {block_id for text in self.texts for block_id in text.block_ids[text.num_sealed :]}
+            return {block_id for text in self.texts for block_id in text.own}
         return set(leases_of(self.leases))
 
     @property
@@ -294,7 +312,7 @@ class Worker(Party):
             case KVOffer() as offer:
                 self.offered.append(offer)
             case PromptBlocks() as granted:
-                self._begin_with(int(granted.request_id), *self.leases.granted(granted))
+                self._begin_with(int(granted.request_id), self.leases.granted(granted))
             case KVReceived() | KVDeclined() as answer:
                 self.owned.remove(answer.request_id)
                 assert isinstance(answer, KVReceived) == (answer.request_id in self.house.received)
@@ -307,32 +325,54 @@ class Worker(Party):
         """Begin another text of that byte with what is there of one, from its block of that number on."""
         digests = [digest_of(byte, number) for number in range(first, MOST_SEALED)]
         self.num_asked += 1
-        self.said.append(PromptWanted(str(byte), self.num_asked, pack_keys(digests), BLOCK_US, len(digests) + 1, 0))
+        counts = tuple(len(digests) + 1 if group.grows else 1 for group in self.house.shape.layout.groups)
+        self.said.append(PromptWanted(str(byte), self.num_asked, pack_keys(digests), BLOCK_US, counts, 0))
 
-    def _begin_with(self, byte: int, found: list[int], fresh: list[int]) -> None:
+    def _begin_with(self, byte: int, grant: Grant) -> None:
+        """As far as it is found, it has what its next token needs."""
+        layout, num_places, found = self.house.shape.layout, grant.num_places, set(chain.from_iterable(grant.found))
         assert all(self.house.holds(block_id, byte) for block_id in found), "somebody wrote what is sealed"
+        fresh = chain.from_iterable(grant.fresh)
         assert all(self.house.holds(block_id, NAN_BYTE) for block_id in fresh), "somebody wrote what is free"
-        self.texts.append(Text(byte, [*found, *fresh], num_sealed=len(found)))
+        places = dict[tuple[int, int], int]()
+        for number, (group, here, more) in enumerate(zip(layout.groups, grant.found, grant.fresh, strict=True)):
+            first_seen = group.first_seen(num_places * group.block_size + 1) if group.grows else num_places - 1
+            assert len(here) == max(0, num_places - max(0, first_seen)), "what the next token sees"
+            begin = num_places - len(here) if group.window else 0
+            if group.grows:
+                places |= {(number, begin + at): block_id for at, block_id in enumerate([*here, *more])}
+        self.texts.append(Text(byte, grant.block_ids, sealed=found, places=places, num_places=num_places))
 
     def seal(self, count: int) -> list[int]:
         """So many blocks more of each text that is written; the bytes of those."""
-        bytes_of_texts = []
+        bytes_of_texts, layout = [], self.house.shape.layout
         for text in self.texts:
-            sealed = slice(text.num_sealed, min(text.num_sealed + count, MOST_SEALED, len(text.block_ids)))
-            if text.is_written and (block_ids := text.block_ids[sealed]):
-                digests = [digest_of(text.byte, text.num_sealed + i) for i in range(len(block_ids))]
-                self.leases.seal(block_ids, digests)
-                text.num_sealed += len(block_ids)
+            block_ids, digests = list[int](), list[bytes]()
+            while text.is_written and count > len(set(digests)) and text.num_places < MOST_SEALED:
+                growing = [number for number, group in enumerate(layout.groups) if group.grows]
+                at_place = [text.places.get((number, text.num_places)) for number in growing]
+                new = [block_id for block_id in at_place if block_id is not None and block_id not in text.sealed]
+                if not new:
+                    break
+                block_ids += new
+                digests += [digest_of(text.byte, text.num_places)] * len(new)
+                text.num_places += 1
+            if block_ids:
+                snapshots = [i for i in text.own if self.house.shape.group_of(i) in layout.states][:1]
+                self.leases.seal([*block_ids, *snapshots], [*digests, *digests[-1:] * len(snapshots)])
+                text.sealed |= {*block_ids, *snapshots}
                 bytes_of_texts.append(text.byte)
         return bytes_of_texts
 
     def begin(self, byte: int, counts: Counts) -> None:
-        self.texts.append(Text(byte, list(chain.from_iterable(self.leases.allocate(counts)))))
+        blocks, groups = self.leases.allocate(counts), self.house.shape.layout.groups
+        places = {(n, at): i for n, ids in enumerate(blocks) if groups[n].grows for at, i in enumerate(ids)}
+        self.texts.append(Text(byte, list(chain.from_iterable(blocks)), places=places))
 
     def write(self) -> None:
         for text in self.texts:
             text.is_written = True
-            for block_id in text.block_ids[text.num_sealed :]:
+            for block_id in text.own:
                 self.house.write(block_id, text.byte)
 
     def end(self) -> None:
@@ -343,7 +383,8 @@ class Worker(Party):
         text = self.texts.pop()
         request_id = f"r{len(self.house.offers)}"
         generations = self.leases.release(text.block_ids).tolist()
-        offer = offer_of(worker_id, request_id, text.block_ids, generations, text.num_sealed)
+        flags = pack_flags(np.array([block_id in text.sealed for block_id in text.block_ids]))
+        offer = replace(offer_of(worker_id, request_id, text.block_ids, generations), are_sealed=flags)
         self.house.offers[request_id], self.house.bytes_offered[request_id] = offer, text.byte
         self.owned.add(request_id)
         self.said.append(offer)
@@ -351,10 +392,11 @@ class Worker(Party):
     def accept(self, offer: KVOffer) -> None:
         block_ids, byte = unpack_ids(offer.block_ids), self.house.bytes_offered[offer.request_id]
         assert all(self.house.holds(block_id, byte) for block_id in block_ids), "somebody wrote what was offered"
-        self.leases.adopt(block_ids, unpack_ids(offer.generations), offer.num_sealed)
+        are_sealed = unpack_flags(offer.are_sealed, len(block_ids))
+        self.leases.adopt(block_ids, unpack_ids(offer.generations), are_sealed)
         self.owned.discard(offer.request_id)
         self.said.append(KVAccepted(offer.request_id, offer.attempt))
-        self.texts.append(Text(byte, block_ids, is_written=True, num_sealed=offer.num_sealed))
+        self.texts.append(Text(byte, block_ids, is_written=True, sealed=sealed_of(offer)))
 
     def let_everything_go(self) -> None:
         while self.texts:
@@ -367,7 +409,7 @@ class Worker(Party):
         block_ids = self.leases.in_use
         self.said.append(PoolLeft(pack_ids(block_ids), self.leases.generations(block_ids).tobytes()))
         for text in self.texts:  # what is sealed of them may be another's as soon as that is heard
-            text.block_ids, text.num_sealed = text.block_ids[text.num_sealed :], 0
+            text.block_ids, text.sealed = text.own, set()
 
 
 @dataclass(eq=False)
@@ -409,7 +451,7 @@ class Peer(Party):
     def look_for(self, byte: int) -> None:
         """What is there of a text of that byte."""
         keys = pack_keys([digest_of(byte, number) for number in range(MOST_SEALED)])
-        self.said.append(PromptWanted(str(byte), 0, keys, block_us=0, num_blocks=0, priority=0))
+        self.said.append(PromptWanted(str(byte), 0, keys, 0, self.house.shape.layout.nothing, 0))
 
     def accept(self, offer: KVOffer) -> None:
         self.owned.discard(offer.request_id)

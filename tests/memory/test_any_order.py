@@ -30,8 +30,9 @@ LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of wh
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
 NUM_BLOCKS = 13
 ONE = PoolShape(LAYOUT, (NUM_BLOCKS,))
-TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6))
-THREE = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2), state(5))), (8, 6, 4))
+TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(128, 200))), (NUM_BLOCKS, 8))
+THREE = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(128, 200), state(5))), (9, 8, 5))
+UNEQUAL = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6))  # never used again
 MOST_WORKERS, MOST_PEERS = 4, 2
 """Connected at a time."""
 FEW = st.integers(0, 9)
@@ -395,7 +396,7 @@ class Machine(RuleBasedStateMachine):
     def host_memory_holds_what_its_keys_say(self) -> None:
         tier = self.house.tier
         slots, served = tier.slots, tier.served
-        assert (served is not None) == self.shape.layout.is_reusable
+        assert (served is not None) == (len(self.shape.num_blocks) == 1)
         for key, slot in slots.slot_of.items():
             number, index = divmod(slot, 3)
             piece = tier.room.pieces[number].content.tobytes()
@@ -414,7 +415,7 @@ class Machine(RuleBasedStateMachine):
         accepted = {message.request_id for message in said if isinstance(message, KVAccepted)}
         for worker in self.workers:
             for text in worker.texts if not worker.is_over else ():
-                there = text.block_ids if text.is_written else text.block_ids[: text.num_sealed]
+                there = text.block_ids if text.is_written else text.sealed
                 assert all(worker.house.holds(i, text.byte) for i in there)
         for key, offered in self.house.index.offers.items():
             byte, block_ids = self.house.bytes_offered[key.request_id], blocks_in(offered)
@@ -452,12 +453,13 @@ class Machine(RuleBasedStateMachine):
         states = Counter(claim.state for claim in claims)
         free_ids = list(chain.from_iterable(index.free_ids))
         assert states[BlockState.FREE] - len(proof_ids) == len(free_ids) == len(set(free_ids))
-        assert sum(index.num_free) == len(free_ids) + len(index.sealed.cached)
+        assert sum(index.num_free) == len(free_ids) + sum(index.sealed.num_cached)
         assert self.shape.by_group(free_ids) == index.free_ids
         assert states[BlockState.LEASED] == index.leases.num_leased.total()
         assert states[BlockState.OFFERED] == sum(len(leased) for leased, _ in index.offers.values())
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
-        sealed, cached = index.sealed, index.sealed.cached.block_ids.tolist()
+        sealed = index.sealed
+        cached = [i for of_group in sealed.cached for i in of_group.block_ids.tolist()]
         readings = sum((Counter(references_of(sealed, client)) for client in sealed.readers.of_client), Counter[int]())
         offered = sum((blocks_in(of_text) for of_text in index.offers.values()), Counter[int]())
         leased = Counter(i for i, claim in enumerate(claims) if claim.state is BlockState.OFFERED)
@@ -466,7 +468,7 @@ class Machine(RuleBasedStateMachine):
         assert {
             client: Counter(references_of(sealed, client)).total() for client in sealed.readers.of_client
         } == sealed.readers.num_of_client
-        assert len(cached) == len(sealed.cached) == len(set(cached)) and not readings.keys() & set(cached)
+        assert len(cached) == sum(sealed.num_cached) == len(set(cached)) and not readings.keys() & set(cached)
         assert {i for i, claim in enumerate(claims) if claim == SEALED} == readings.keys() | set(cached)
         found = {i: sealed.key[i].tobytes() for i in np.flatnonzero(sealed.is_found).tolist()}
         assert set(cached) <= found.keys() <= readings.keys() | set(cached)
@@ -505,6 +507,10 @@ class MachineOfThree(Machine):
     shape = THREE
 
 
+class MachineOfUnequal(Machine):
+    shape = UNEQUAL
+
+
 class MachineOfTier(Machine):
     """Begins with texts that are in host memory, and of which the pool has a part at most."""
 
@@ -524,9 +530,10 @@ class MachineOfTier(Machine):
         assert len(self.house.tier.slots) == NUM_SLOTS and self._gone
 
 
-for machine in (Machine, MachineOfTier, MachineOfTwo, MachineOfThree):
+for machine in (Machine, MachineOfTier, MachineOfTwo, MachineOfThree, MachineOfUnequal):
     machine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 test_no_block_is_ever_two_parties = pytest.mark.medium(Machine.TestCase)
 test_no_block_is_two_parties_on_its_way_to_and_from_host_memory = pytest.mark.slow(MachineOfTier.TestCase)
 test_no_block_of_two_groups_is_ever_two_parties = pytest.mark.slow(MachineOfTwo.TestCase)
 test_no_block_of_three_groups_is_ever_two_parties = pytest.mark.slow(MachineOfThree.TestCase)
+test_no_block_of_groups_with_unequal_blocks_is_ever_two_parties = pytest.mark.slow(MachineOfUnequal.TestCase)

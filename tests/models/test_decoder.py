@@ -1,5 +1,6 @@
 """Every architecture against transformers: logits at every position, in one piece, in chunks and token by token."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -49,6 +50,17 @@ BACKENDS = [
     pytest.param(Backend("cuda:0", "bfloat16", 3e-2, 1.5e-1), id="cuda-bfloat16", marks=pytest.mark.gpu),
     pytest.param(Backend("cuda:0", "float16", 5e-3, 3e-2), id="cuda-float16", marks=pytest.mark.gpu),
 ]
+
+
+EACH = pytest.mark.parametrize(
+    ("variant", "backend"),
+    [
+        pytest.param(variant, *backend.values, id=f"{variant}-{backend.id}", marks=backend.marks)
+        for variant in VARIANTS
+        for backend in BACKENDS
+        if backend.id != "cuda-float16" or not variant.startswith("gemma")  # whose activations exceed float16
+    ],
+)
 
 
 def load(directory: Path, backend: Backend = CPU) -> Decoder:
@@ -130,13 +142,34 @@ class Cache:
 
 
 def assert_close(
-    ours: torch.Tensor, theirs: torch.Tensor, backend: Backend = CPU, *, variant: str = "qwen3-tied"
+    ours: torch.Tensor, theirs: torch.Tensor, backend: Backend = CPU, *, rounded: torch.Tensor | None = None
 ) -> None:
-    """In 16 bits a norm behind a state amplifies rounding; `float32` shows whether the computation is right."""
-    error = (ours.cpu() - theirs).abs() / theirs.abs().mean()
-    slack = 3.0 if VARIANTS[variant][0].startswith(("qwen3_5", "qwen3_next")) and backend.dtype != "float32" else 1.0
-    assert error.mean() < slack * backend.mean_error
-    assert error.flatten().quantile(0.99) < slack * backend.p99_error
+    """Some models amplify rounding; `float32` shows whether the computation is right.
+
+    Args:
+        rounded: logits of transformers in the backend's dtype, whose errors may be larger than usual.
+    """
+    mean, p99 = errors(ours, theirs)
+    mean_limit, p99_limit = backend.mean_error, backend.p99_error
+    if rounded is not None:
+        usual_mean, usual_p99 = errors(rounded, theirs)
+        mean_limit, p99_limit = max(mean_limit, 3.0 * usual_mean), max(p99_limit, 3.0 * usual_p99)
+    assert mean < mean_limit
+    assert p99 < p99_limit
+
+
+def errors(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
+    """Return the mean error and its 99th percentile, as shares of the mean logit."""
+    error = (ours.cpu().float() - theirs).abs() / theirs.abs().mean()
+    return error.mean().item(), error.flatten().quantile(0.99).item()
+
+
+def rounded_logits(theirs: Any, backend: Backend, sequences: list[list[int]]) -> torch.Tensor | None:
+    """Return logits of transformers in 16 bits; None for a backend in fp32."""
+    if backend.dtype == "float32":
+        return None
+    model = copy.deepcopy(theirs).to(DTYPES[backend.dtype])
+    return torch.cat([model(torch.tensor([ids])).logits[0] for ids in sequences])
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -148,8 +181,7 @@ def test_every_architecture_is_covered() -> None:
     assert {model_type for model_type, _ in VARIANTS.values()} | {*WRAPPED, *LIKE_OTHERS} == set(architectures())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@EACH
 @torch.inference_mode()
 def test_logits_equal_transformers_at_every_position(variant: str, backend: Backend, checkpoint: Checkpoint) -> None:
     directory, theirs = checkpoint(variant)
@@ -159,11 +191,10 @@ def test_logits_equal_transformers_at_every_position(variant: str, backend: Back
     batch = cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged])
     ours = model.forward(batch, cache.ops)
     expected = torch.cat([theirs(torch.tensor([ids])).logits[0] for ids in ragged])
-    assert_close(ours, expected, backend, variant=variant)
+    assert_close(ours, expected, backend, rounded=rounded_logits(theirs, backend, ragged))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@EACH
 @torch.inference_mode()
 def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend, checkpoint: Checkpoint) -> None:
     directory, theirs = checkpoint(variant)
@@ -176,7 +207,8 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
         model.forward(cache.batch([(ids[begin:end], begin, blocks)]), cache.ops)
         for begin, end in itertools.pairwise(bounds)
     ]
-    assert_close(torch.cat(logits), theirs(torch.tensor([ids])).logits[0], backend, variant=variant)
+    rounded = rounded_logits(theirs, backend, [ids])
+    assert_close(torch.cat(logits), theirs(torch.tensor([ids])).logits[0], backend, rounded=rounded)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -192,7 +224,7 @@ def test_logits_of_last_tokens_alone_are_theirs_among_all(
     every = model.forward(batch, some.ops)
     last_tokens = batch.cu_seqlens[1:].long() - 1
     last = model.forward(replace(batch, last_tokens=last_tokens), other.ops)
-    assert_close(last, every[last_tokens].cpu(), backend, variant=variant)
+    assert_close(last, every[last_tokens].cpu(), backend)
     for ours, theirs in zip(some.caches, other.caches, strict=True):
         written = ~ours.isnan()
         assert torch.equal(written, ~theirs.isnan()), "the cache of every token is written all the same"

@@ -91,7 +91,7 @@ class Theirs:
     def look_up(self, request_id: str, attempt: int, wanted: Sequence[bytes]) -> None:
         assert not self.problem, "nobody is there"
         self.num_asked += 1
-        self.said.append(PromptWanted(request_id, attempt, pack_keys(wanted), block_us=0, num_blocks=0, priority=0))
+        self.said.append(PromptWanted(request_id, attempt, pack_keys(wanted), block_us=0, num_blocks=(0,), priority=0))
 
     def free(self, said: PeerMessage) -> None:
         if not self.problem:
@@ -354,7 +354,7 @@ def test_an_answer_of_more_than_was_asked_for_is_not_believed() -> None:
     rig.ask("x")
     rig.theirs.said.clear()
     ids = pack_ids(range(1, 30))
-    rig.theirs.heard.append(PromptBlocks("x", 0, ids, ids, num_sealed=29))
+    rig.theirs.heard.append(PromptBlocks("x", 0, ids, ids, num_sealed=29, num_places=29, num_alike=29))
     rig.turn()
     assert rig.step() == [("x", 32)] and not rig.theirs.pool.copies
     rig.theirs.said.clear()

@@ -117,7 +117,7 @@ class SharedPoolSimulation:
         block_ids = taken(worker.scheduler, sequence)
         generations = worker.leases.release(block_ids)
         ids = pack_ids(block_ids), generations.tobytes()
-        offer = KVOffer("d", 1, sequence.request.request_id, 0, 0, *ids, 0, b"", b"")
+        offer = KVOffer("d", 1, sequence.request.request_id, 0, 0, *ids, bytes(-(-len(block_ids) // 8)), b"", b"")
         self.pools.handle(worker.client, offer)
         self.pools.handle(DECODER, KVAccepted(offer.request_id, 0))
         self.decoding.append((self.now_s + asked.decode_s, offer))

@@ -322,7 +322,7 @@ class FakePrefill(FakeWorker):
                 token_id=sequence.last,
                 block_ids=pack_ids([1]),
                 generations=pack_ids([1]),
-                num_sealed=0,
+                are_sealed=bytes(1),
                 root=b"",
                 digest=b"",
             )

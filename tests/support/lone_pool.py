@@ -43,7 +43,7 @@ class LonePool:
     ) -> bool:
         ids = pack_ids(block_ids)
         generations = self.leases.release(block_ids).tobytes()
-        self.offered.append(KVOffer(*target, *key, token_id, ids, generations, 0, *chain))
+        self.offered.append(KVOffer(*target, *key, token_id, ids, generations, bytes(-(-len(block_ids) // 8)), *chain))
         return not self.problem
 
     def receive_offer(self, offer: KVOffer) -> None: ...

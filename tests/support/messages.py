@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from common.wire.messages.handoff import DecodeRequest, KVPoolExport
 from common.wire.messages.memory import KVOffer
 from common.wire.messages.worker import Heartbeat, KVPathReport, PrefillRequest, Role, WorkerReady
-from common.wire.values.packing import pack_ids
+from common.wire.values.flags import pack_flags
+from common.wire.values.packing import num_ids, pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from common.wire.values.step_counts import PullMeter, StepMeter
 from tests.support.layouts import one_group
@@ -61,12 +64,18 @@ def decode_request(request_id: str, token_ids: Iterable[int], **fields: Any) -> 
     return DecodeRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
 
 
-def kv_offer(request_id: str, block_ids: Iterable[int], **fields: Any) -> KVOffer:
+def first_sealed(num_sealed: int, num_blocks: int) -> bytes:
+    """Flags of an offer whose first blocks are sealed."""
+    return pack_flags(np.arange(num_blocks) < num_sealed)
+
+
+def kv_offer(request_id: str, block_ids: Iterable[int], *, num_sealed: int = 0, **fields: Any) -> KVOffer:
     """Offer blocks to decode worker `d`; every block is of the generation that is its number."""
     ids = pack_ids(block_ids)
+    flags = first_sealed(num_sealed, num_ids(ids))
     ordinary: dict[str, Any] = {
         "decode_worker_id": "d", "decode_epoch": 1, "attempt": 0, "token_id": 7,
-        "block_ids": ids, "generations": ids, "num_sealed": 0, "root": b"", "digest": b"",
+        "block_ids": ids, "generations": ids, "are_sealed": flags, "root": b"", "digest": b"",
     }  # fmt: skip
     return KVOffer(request_id=request_id, **ordinary | fields)
 

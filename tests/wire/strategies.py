@@ -163,10 +163,11 @@ def _with_sound_blocks(message: Any) -> Any:
         message = replace(message, generations=message.block_ids)
     match message:
         case KVOffer():
-            num_sealed = min(message.num_sealed, len(message.block_ids) // ID_BYTES)
-            return replace(message, num_sealed=num_sealed, root=message.digest)
+            flags = bytes(-(-len(message.block_ids) // ID_BYTES // 8))
+            return replace(message, are_sealed=flags, root=message.digest)
         case PromptBlocks():
-            return replace(message, num_sealed=min(message.num_sealed, len(message.block_ids) // ID_BYTES))
+            num_sealed = min(message.num_sealed, len(message.block_ids) // ID_BYTES)
+            return replace(message, num_sealed=num_sealed, num_places=0)
         case BlocksSealed():
             return replace(message, keys=message.block_ids * (KEY_BYTES // ID_BYTES))
         case _:

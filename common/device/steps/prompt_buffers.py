@@ -36,6 +36,8 @@ class PromptChunk:
     sequence_ids: Sequence[int] = ()  # all tokens of the sequence, if logits are adjusted or its prompt is scored
     num_outputs: int = 0  # outputs at the end of `sequence_ids`
     mask: np.ndarray | None = None  # [cdiv(vocab, 32)] int32: tokens allowed by a grammar after the prompt
+    found_states: Sequence[tuple[int, int]] = ()  # blocks to copy before the step: source and target
+    snapshots: Sequence[tuple[int, int]] = ()  # blocks to copy behind the step, likewise
     num_prompt_logprobs: int = 0  # log-probabilities at each prompt position: the token's and the likeliest
     first_scored: int = 0  # first prompt position with log-probabilities
 

@@ -8,6 +8,7 @@ prompt may use the whole GPU, so lone prompts have their own graphs.
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -107,6 +108,7 @@ class PromptRunner:
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill(chunks, *(bucket[:2] if bucket else (num_tokens, num_seqs)))
             scorer = PromptScorer(chunks, self.engine) if is_scored else None
+            self._copy(copy for chunk in chunks for copy in chunk.found_states)
             with self.trace.device(num_tokens, "tokens"):
                 if bucket:
                     (graph, sampled), logprobs = self.graphs[bucket], None
@@ -120,6 +122,7 @@ class PromptRunner:
                         num_keys=num_keys,
                     )
                     sampled, logprobs = self._step(batch, has_logprobs=has_logprobs, scorer=scorer)
+            self._copy(copy for chunk in chunks for copy in chunk.snapshots)
             pending = self.landing.fetch(sampled[:num_seqs], logprobs)
         return PendingPrompts(pending, [chunk.is_last for chunk in chunks], scorer)
 
@@ -136,6 +139,11 @@ class PromptRunner:
             self.graphs[bucket] = self._captured(bucket, memory)
             memory = memory or self.graphs[bucket][0].pool()
         logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
+
+    def _copy(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy blocks of the pool, in the order of launches."""
+        for source_id, target_id in copies:
+            self.engine.pool.copy(source_id, target_id)
 
     def _wanted_buckets(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> list[Bucket]:
         """Return buckets up to the first that holds `num_tokens`, largest first.

@@ -21,6 +21,11 @@ class DeltaWeights:
     group: int  # of KV blocks, with the layer's states
 
     @property
+    def num_heads(self) -> int:
+        """Return the heads behind the convolution: q, k and v."""
+        return 2 * self.num_key_heads + self.num_value_heads
+
+    @property
     def key_width(self) -> int:
         return self.num_key_heads * self.key_dim
 

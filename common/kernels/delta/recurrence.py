@@ -1,4 +1,4 @@
-"""Recurrence of the gated delta rule, token after token, and the gated norm behind it.
+"""Recurrence of the gated delta rule, token after token: for decode steps, and for prompts without chunks.
 
 Values of a head are independent of each other. So a program takes some values of a head, and keeps their rows of the
 state in registers.
@@ -17,7 +17,7 @@ VALUES = 16  # of a program
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _recurrence_kernel(
-    heads_ptr,  # [num_tokens, 2 * NUM_K + NUM_V, DIM] fp32: q, k and v
+    heads_ptr,  # [num_tokens, 2 * NUM_K + NUM_V, DIM]: q, k and v
     gates_ptr,  # [num_tokens, NUM_V, 2] fp32: logarithm of the decay, and beta
     states_ptr,  # [NUM_V, VALUE_DIM, KEY_DIM] fp32 of the first block's state, others block_stride apart
     block_tables_ptr,  # [num_seqs, 1] int32, rows table_stride apart
@@ -44,7 +44,11 @@ def _recurrence_kernel(
     seq_len = tl.load(seq_lens_ptr + seq)
     begin = tl.load(cu_seqlens_ptr + seq)
     end = tl.load(cu_seqlens_ptr + seq + 1)
+    o_ptr = out_ptr + (begin.to(tl.int64) * NUM_V + head) * VALUE_DIM + values
     if seq_len == 0:
+        for _ in range(begin, end):
+            tl.store(o_ptr, tl.zeros((VALUES,), tl.float32), mask=values < VALUE_DIM)
+            o_ptr += NUM_V * VALUE_DIM
         return
     is_new = tl.load(is_new_ptr + seq) != 0
     block = tl.load(block_tables_ptr + seq.to(tl.int64) * table_stride).to(tl.int64)
@@ -56,11 +60,10 @@ def _recurrence_kernel(
     key_head = head // (NUM_V // NUM_K)
     row_ptr = heads_ptr + begin.to(tl.int64) * ((2 * NUM_K + NUM_V) * DIM)
     gate_ptr = gates_ptr + (begin.to(tl.int64) * NUM_V + head) * 2
-    o_ptr = out_ptr + (begin.to(tl.int64) * NUM_V + head) * VALUE_DIM + values
     for _ in range(begin, end):
-        q = tl.load(row_ptr + key_head * DIM + keys, mask=keys < KEY_DIM, other=0.0)
-        k = tl.load(row_ptr + (NUM_K + key_head) * DIM + keys, mask=keys < KEY_DIM, other=0.0)
-        v = tl.load(row_ptr + (2 * NUM_K + head) * DIM + values, mask=values < VALUE_DIM, other=0.0)
+        q = tl.load(row_ptr + key_head * DIM + keys, mask=keys < KEY_DIM, other=0.0).to(tl.float32)
+        k = tl.load(row_ptr + (NUM_K + key_head) * DIM + keys, mask=keys < KEY_DIM, other=0.0).to(tl.float32)
+        v = tl.load(row_ptr + (2 * NUM_K + head) * DIM + values, mask=values < VALUE_DIM, other=0.0).to(tl.float32)
         decay = tl.where(is_new, tl.exp(tl.load(gate_ptr)), 1.0)
         beta = tl.where(is_new, tl.load(gate_ptr + 1), 0.0)
         state = state * decay
@@ -73,34 +76,8 @@ def _recurrence_kernel(
     tl.store(state_ptr, state, mask=inside & is_new)
 
 
-@triton.jit
-def _gated_norm_kernel(
-    o_ptr,  # [num_tokens, NUM_V, VALUE_DIM] fp32
-    gate_ptr,  # gate of the first token, others ROW apart: [NUM_V, VALUE_DIM]
-    norm_ptr,  # [VALUE_DIM] fp32
-    out_ptr,  # [num_tokens, NUM_V, VALUE_DIM]
-    eps,
-    NUM_V: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    DIM: tl.constexpr,  # power of two, at least VALUE_DIM
-    ROW: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Grid: (num_tokens, NUM_V)."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    dims = tl.arange(0, DIM)
-    inside = dims < VALUE_DIM
-    wait_for_predecessor(PDL)
-    place = (token * NUM_V + head) * VALUE_DIM + dims
-    o = tl.load(o_ptr + place, mask=inside, other=0.0)
-    gate = tl.load(gate_ptr + token * ROW + head * VALUE_DIM + dims, mask=inside, other=0.0).to(tl.float32)
-    o = o * tl.rsqrt(tl.sum(o * o, axis=0) / VALUE_DIM + eps) * tl.load(norm_ptr + dims, mask=inside, other=0.0)
-    tl.store(out_ptr + place, (o * gate * tl.sigmoid(gate)).to(out_ptr.dtype.element_ty), mask=inside)
-
-
 def recur(
-    heads: Tensor,  # as `convolve` returns them, like gates
+    heads: Tensor,  # as `convolve` or `convolve_prompts` returns them, like gates
     gates: Tensor,
     weights: DeltaWeights,
     states: Tensor,  # [num_blocks, num_rows, row_elements] fp32: of the layer, strided by block
@@ -108,9 +85,12 @@ def recur(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Advance the states by new tokens; return outputs `[num_tokens, value_heads, value_dim]` fp32, 0 for padding."""
+    """Advance the states by new tokens; return outputs `[num_tokens, value_heads, value_dim]` fp32.
+
+    Outputs of padding sequences are 0; outputs of tokens outside `cu_seqlens` are not written.
+    """
     num_tokens, num_heads = heads.shape[0], weights.num_value_heads
-    out = torch.zeros((num_tokens, num_heads, weights.value_dim), dtype=torch.float32, device=heads.device)
+    out = torch.empty((num_tokens, num_heads, weights.value_dim), dtype=torch.float32, device=heads.device)
     _recurrence_kernel[(sequences.num_seqs * num_heads, triton.cdiv(weights.value_dim, VALUES))](
         heads_ptr=heads,
         gates_ptr=gates,
@@ -130,27 +110,6 @@ def recur(
         VALUES=VALUES,
         PDL=pdl,
         num_warps=2,
-        launch_pdl=pdl,
-    )
-    return out
-
-
-def gated_norm(o: Tensor, x: Tensor, weights: DeltaWeights, *, pdl: bool = False) -> Tensor:
-    """Return `norm(o) * silu(gate)`, the gate being part of `x` as `convolve` takes it: `[num_tokens, value_width]`."""
-    num_tokens, num_heads = o.shape[0], weights.num_value_heads
-    out = torch.empty((num_tokens, weights.value_width), dtype=x.dtype, device=x.device)
-    _gated_norm_kernel[(num_tokens, num_heads)](
-        o_ptr=o,
-        gate_ptr=x[:, weights.conv.shape[0] :],
-        norm_ptr=weights.norm,
-        out_ptr=out,
-        eps=weights.norm_eps,
-        NUM_V=num_heads,
-        VALUE_DIM=weights.value_dim,
-        DIM=triton.next_power_of_2(weights.value_dim),
-        ROW=x.shape[1],
-        PDL=pdl,
-        num_warps=1,
         launch_pdl=pdl,
     )
     return out

@@ -27,7 +27,7 @@ from common.memory.blocks.lease_table import BlockState, Holding, LeaseTable
 from common.memory.blocks.offers import OFFERS, OfferKey, Offers
 from common.memory.blocks.sealed import SealedBlocks
 from common.wire.values.kv_layout import Counts
-from common.wire.values.pool_shape import PoolShape, are_enough
+from common.wire.values.pool_shape import PoolShape, are_enough, plus
 
 TIER = -3
 """Client number that writes and reads blocks restored from host memory (see `host_tier`)."""
@@ -44,7 +44,7 @@ class BlockIndex:
         self.shape, self.on_free = shape, on_free
         begins = zip(shape.proof_ids, shape.num_blocks, strict=True)
         self.free_ids = [list(range(begin + count - 1, begin, -1)) for begin, count in begins]  # by group
-        self.sealed = SealedBlocks(shape.num_ids)
+        self.sealed = SealedBlocks(shape)
         self.leases = LeaseTable(shape.num_ids, self.sealed.readers)
         self.offers = Offers(self.sealed.readers)
         self.num_quarantined: Counter[int] = Counter()  # by client
@@ -52,17 +52,17 @@ class BlockIndex:
     @property
     def num_free(self) -> Counts:
         """Free blocks by group, cached blocks included."""
-        first, *others = map(len, self.free_ids)
-        return (first + len(self.sealed.cached), *others)
+        return plus(tuple(map(len, self.free_ids)), self.sealed.num_cached)
 
     def lease(self, client: int, counts: Counts) -> np.ndarray:
         """Lease free blocks of each group: [sum(counts)] intp.
 
-        The caller checks `num_free` first. Evicts cached blocks of the first group if needed.
+        The caller checks `num_free` first. Evicts cached blocks if needed.
         """
         assert are_enough(self.num_free, counts), "who leases looks first"
-        if (num_lacking := counts[0] - len(self.free_ids[0])) > 0:
-            self._release(self.sealed.evict(num_lacking))
+        for group, (free_ids, count) in enumerate(zip(self.free_ids, counts, strict=True)):
+            if (num_lacking := count - len(free_ids)) > 0:
+                self._release(self.sealed.evict(group, num_lacking))
         leased: list[int] = []
         for free_ids, count in zip(self.free_ids, counts, strict=True):
             leased += free_ids[: -count - 1 : -1]
@@ -92,15 +92,15 @@ class BlockIndex:
         self._release(self.sealed.let_go(client, sealed))
 
     def offer(
-        self, client: int, key: OfferKey, block_ids: np.ndarray, generations: np.ndarray, num_sealed: int
+        self, client: int, key: OfferKey, block_ids: np.ndarray, generations: np.ndarray, are_sealed: np.ndarray
     ) -> None:
-        """Offer a client's blocks to another client, sealed blocks first.
+        """Offer a client's blocks to another client; `are_sealed` tells which are sealed: [num_blocks] bool.
 
         Raises ProtocolError, and changes nothing.
         """
         leased, sealed = self.leases.checked(client, block_ids, generations)
-        if sealed.total != num_sealed or not np.array_equal(block_ids[num_sealed:], leased):
-            raise ProtocolError(f"the first {num_sealed} blocks are not those that are sealed")
+        if sealed.total != np.count_nonzero(are_sealed) or not np.array_equal(block_ids[~are_sealed], leased):
+            raise ProtocolError("its offer marks other blocks as sealed than those that are")
         self.offers.add(client, key, Holding(leased, sealed))
         self.leases.end(client, leased, BlockState.OFFERED, key.client)
 

@@ -9,12 +9,14 @@ all others are asked to give back spare blocks.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.index import BlockIndex
 from common.memory.blocks.offers import OfferKey
+from common.memory.blocks.sealed import CachedPrefix
 from common.memory.devices.backing import Memory
 from common.wire.messages.memory import (
     BlocksLeased,
@@ -26,7 +28,7 @@ from common.wire.messages.memory import (
     PromptWanted,
 )
 from common.wire.values.kv_layout import Counts, KVLayout
-from common.wire.values.pool_shape import are_enough, minus
+from common.wire.values.pool_shape import are_enough, minus, plus
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Want:
 
     client: int
     number: int  # order of arrival
-    num_blocks: Counts  # includes blocks found by the prompt's keys
+    num_blocks: Counts  # includes blocks found by the prompt's keys in append-only groups
     prompt: PromptWanted | None = None
     num_passed: int = 0  # blocks granted to later wants
     is_restoring: bool = False  # blocks are on their way from host memory
@@ -133,7 +135,11 @@ class Pool:
                     for other in waiting:
                         other.num_passed += sum(lacking)
                     del self.wants[want.key]
-                    answers.append(_granted(self.index, want))
+                    spare = _for_snapshots(self.index.shape.layout, want)
+                    if waiting or not are_enough(minus(available, plus(lacking, reserve)), spare):
+                        spare = self.layout.nothing
+                    answers.append(_granted(self.index, want, spare))
+                    available = minus(available, spare)
             else:
                 waiting.append(want)
             available = minus(available, lacking)
@@ -172,23 +178,66 @@ class Pool:
         return tuple(int(self.reserve * count) for count in index.shape.num_blocks)
 
 
+class Due(NamedTuple):
+    """Blocks that a want gets."""
+
+    prefix: CachedPrefix | None  # None: the want belongs to no prompt
+    fresh: Counts  # free blocks
+
+
+def _due(index: BlockIndex, want: Want) -> Due:
+    """Return the blocks that a want gets now; a prefix that leaves no room for the rest of its prompt is ignored.
+
+    Found blocks of append-only groups take the place of fresh blocks. Blocks of windows and snapshots of states come in
+    addition, because the prompt writes blocks of its own behind them.
+    """
+    prompt, wanted = want.prompt, want.num_blocks
+    if prompt is None:
+        return Due(None, wanted)
+    groups = index.shape.layout.groups
+    prefix = index.sealed.find(prompt.keys, resumes=prompt.resumes)
+    num_places = max((count for group, count in zip(groups, wanted, strict=True) if group.is_append_only), default=0)
+    fresh = list(wanted)
+    for number, group in enumerate(groups):
+        if group.is_append_only:
+            fresh[number] -= len(prefix.found[number])
+        elif group.grows and num_places and prompt.resumes:
+            fresh[number] = min(fresh[number], num_places - prefix.num_places)
+    if are_enough(index.shape.capacity, plus(tuple(map(len, prefix.found)), tuple(fresh))):
+        return Due(prefix, tuple(fresh))
+    return Due(index.sealed.find(b""), wanted)
+
+
 def _lacking(index: BlockIndex, want: Want) -> Counts:
     """Return the number of free blocks taken by a want; cached blocks of its prompt count as free."""
-    if want.prompt is None or not want.prompt.keys:
-        return want.num_blocks
-    return (want.num_blocks[0] - index.sealed.num_in_use(want.prompt.keys), *want.num_blocks[1:])
+    due = _due(index, want)
+    return due.fresh if due.prefix is None else plus(due.fresh, index.sealed.num_unread(due.prefix))
 
 
-def _granted(index: BlockIndex, want: Want) -> Answer:
-    prompt = want.prompt
-    if prompt is None:
-        leased = index.lease(want.client, want.num_blocks)
+def _for_snapshots(layout: KVLayout, want: Want) -> Counts:
+    """Return the blocks that a want takes for snapshots, if they are free."""
+    count = 0 if want.prompt is None else want.prompt.num_snapshots
+    return tuple(0 if group.grows else count for group in layout.groups)
+
+
+def _granted(index: BlockIndex, want: Want, spare: Counts) -> Answer:
+    """Return the answer to a want, with spare blocks."""
+    prefix, fresh = _due(index, want)
+    fresh = plus(fresh, spare)
+    if prefix is None:
+        leased = index.lease(want.client, fresh)
         return Answer(want.client, BlocksLeased(*packed(leased, index.leases.generation[leased])))
-    found = index.sealed.match(want.client, prompt.keys)
-    leased = index.lease(want.client, (want.num_blocks[0] - len(found), *want.num_blocks[1:]))
-    block_ids = np.concatenate([found, leased])
-    blocks = packed(block_ids, index.leases.generation[block_ids])
-    return Answer(want.client, PromptBlocks(prompt.request_id, prompt.attempt, *blocks, len(found)))
+    assert want.prompt is not None, "the prefix is its"
+    found = prefix.block_ids
+    index.sealed.read(want.client, found)
+    block_ids = np.concatenate([found, index.lease(want.client, fresh)])
+    return Answer(want.client, prompt_blocks(index, want.prompt, block_ids, prefix))
+
+
+def prompt_blocks(index: BlockIndex, prompt: PromptWanted, block_ids: np.ndarray, prefix: CachedPrefix) -> PromptBlocks:
+    """Return the answer to a prompt: blocks, [num_blocks] intp, with those of the prefix first."""
+    blocks, lengths = packed(block_ids, index.leases.generation[block_ids]), (prefix.num_places, prefix.num_alike)
+    return PromptBlocks(prompt.request_id, prompt.attempt, *blocks, len(prefix.block_ids), *lengths)
 
 
 def packed(block_ids: np.ndarray, generations: np.ndarray) -> tuple[bytes, bytes]:

@@ -5,14 +5,17 @@
     evict:            the block is free for a new lease.
 
 The first block sealed with a key is found by the key. Another block with an equal key serves only its reader, and is
-free when the reader lets go. Eviction takes the block read longest ago first. Of a text the end goes before the
-beginning, because the end cannot be found without the beginning. Knows clients by number.
+free when the reader lets go. Eviction takes the block of a group read longest ago first. Of a text the end goes before
+the beginning, because the end cannot be found without the beginning. Knows clients by number.
+
+A text is found as far as it can be resumed (see `resumption`), so all groups have what its next token needs.
 
 Messages name thousands of blocks. Only keys are looked up singly, in a dict; all else is arrays by block id.
 """
 
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,20 +23,35 @@ from common.memory.blocks.cached import CachedBlocks
 from common.memory.blocks.event_log import EventLog, HostBlocks
 from common.memory.blocks.readers import NONE_NAMED, Named, Readers, named
 from common.wire.messages.memory_reports import BlockEvent
-from common.wire.values.fields import KEY_BYTES
+from common.wire.values.block_key import KEY, keys_in_group, unpacked
+from common.wire.values.kv_layout import Counts
+from common.wire.values.pool_shape import PoolShape
+from common.wire.values.resumption import resumable
 
-KEY = np.dtype(f"V{KEY_BYTES}")
+
+class CachedPrefix(NamedTuple):
+    """Sealed blocks of the beginning of a text."""
+
+    found: Sequence[np.ndarray]  # by group, in the order of places: [num_blocks] intp
+    num_places: int  # the text can be resumed behind them
+    num_alike: int  # leading places with blocks in all append-only groups
+
+    @property
+    def block_ids(self) -> np.ndarray:
+        """All blocks, group after group: [num_blocks] intp."""
+        return self.found[0] if len(self.found) == 1 else np.concatenate(self.found)
 
 
 class SealedBlocks:
-    """Sealed blocks of a pool with ids below `num_ids`."""
+    """Sealed blocks of a pool."""
 
-    def __init__(self, num_ids: int) -> None:
+    def __init__(self, shape: PoolShape) -> None:
+        self.shape, self.layout, num_ids = shape, shape.layout, shape.num_ids
         self.block_of: dict[bytes, int] = {}  # by key, in order of sealing
         self.key = np.zeros(num_ids, KEY)  # by block, valid where `is_found`
         self.is_found = np.zeros(num_ids, bool)
         self.readers = Readers(num_ids)
-        self.cached = CachedBlocks(num_ids)  # found and not read
+        self.cached = [CachedBlocks(num_ids) for _ in self.layout.groups]  # found and not read, by group
         self._host: HostBlocks | None = None
         self.log = EventLog(num_ids, self._keys_between)
 
@@ -53,31 +71,65 @@ class SealedBlocks:
         self.log.add(BlockEvent.SEALED, keys_of_found)
         self.readers.add(client, Named(block_ids, 1, len(block_ids)))
 
+    @property
+    def num_cached(self) -> Counts:
+        """Cached blocks by group."""
+        return tuple(map(len, self.cached))
+
     def num_found(self, keys: Sequence[bytes]) -> int:
         """Return how many leading keys find a block."""
         return next((number for number, key in enumerate(keys) if key not in self.block_of), len(keys))
 
-    def num_in_use(self, keys: bytes) -> int:
-        """Return how many blocks found by the leading packed keys have readers."""
-        found = self._found(keys)
-        return int(np.count_nonzero(self.readers.num_references[found])) if len(found) else 0
+    def find(self, keys: bytes, first: int = 0, *, resumes: bool = True) -> CachedPrefix:
+        """Return the blocks of a text that its leading packed keys find, from place `first` on.
 
-    def match(self, client: int, keys: bytes) -> np.ndarray:
-        """Return the blocks found by the leading packed keys: [num_found] intp.
-
-        The client reads each of them once more.
+        Args:
+            resumes: find no more than the text can be resumed with. Otherwise, find blocks of append-only groups only.
         """
-        block_ids = self._found(keys)
+        groups = self.layout.groups
+        if self.layout.is_plain:
+            found = self._leading(keys)
+            return CachedPrefix([found], len(found), len(found))
+        ids = [self._ids(keys_in_group(keys, number)) for number in range(len(groups))]
+        num_places, num_alike = resumable(self.layout, [of_group >= 0 for of_group in ids], first)
+        if not resumes:
+            lengths = [num_alike if group.is_append_only else 0 for group in groups]
+            alike = [of_group[:length] for of_group, length in zip(ids, lengths, strict=True)]
+            return CachedPrefix(alike, num_alike, num_alike)
+        seen = (max(0, group.first_seen((first + num_places) * group.block_size + 1) - first) for group in groups)
+        found_of = [
+            of_group[begin if group.grows else num_places - 1 : num_places] if num_places else of_group[:0]
+            for group, of_group, begin in zip(groups, ids, seen, strict=True)
+        ]
+        return CachedPrefix(found_of, num_places, num_alike)
+
+    def num_unread(self, prefix: CachedPrefix) -> Counts:
+        """Return how many distinct blocks of a prefix have no readers, by group."""
+        return tuple(int(np.count_nonzero(self.readers.num_references[ids] == 0)) for ids in prefix.found)
+
+    def read(self, client: int, block_ids: np.ndarray) -> None:
+        """Let a client read found blocks, [num_blocks] intp, once more each."""
         if len(block_ids):
             blocks = named(block_ids)
-            self.cached.remove(blocks.block_ids[self.readers.num_references[blocks.block_ids] == 0])
+            for cached, unread in self._by_group(blocks.block_ids[self.readers.num_references[blocks.block_ids] == 0]):
+                cached.remove(unread)
             self.readers.add(client, blocks)
-        return block_ids
 
-    def _found(self, keys: bytes) -> np.ndarray:
+    def _leading(self, keys: bytes) -> np.ndarray:
         """Return the blocks found by the leading packed keys: [num_found] intp."""
         block_ids = takewhile(lambda block_id: block_id is not None, map(self.block_of.get, unpacked(keys)))
         return np.array(list(block_ids), np.intp)
+
+    def _ids(self, keys: bytes) -> np.ndarray:
+        """Return the block of each packed key, -1 for none: [num_keys] intp."""
+        return np.array([self.block_of.get(key, -1) for key in unpacked(keys)], np.intp)
+
+    def _by_group(self, block_ids: np.ndarray) -> Sequence[tuple[CachedBlocks, np.ndarray]]:
+        """Split blocks, [num_blocks] intp, by group, each with the group's cached blocks; the order stays."""
+        if len(self.cached) == 1:
+            return [(self.cached[0], block_ids)]
+        groups = np.searchsorted(self.shape.proof_ids, block_ids, side="right") - 1
+        return [(cached, block_ids[groups == number]) for number, cached in enumerate(self.cached)]
 
     def let_go(self, client: int, blocks: Named) -> np.ndarray:
         """End references, named in the order of a text. Return blocks now free: [num_free] intp.
@@ -96,12 +148,12 @@ class SealedBlocks:
         times = references[block_ids]
         return self._cache(self.readers.end(Named(block_ids, times, int(times.sum()))))
 
-    def evict(self, count: int) -> np.ndarray:
-        """Evict `count` cached blocks and forget their keys: [count] intp.
+    def evict(self, group: int, count: int) -> np.ndarray:
+        """Evict `count` cached blocks of a group and forget their keys: [count] intp.
 
         There must be so many, and `count` must be at least 1.
         """
-        block_ids = self.cached.evict(count)
+        block_ids = self.cached[group].evict(count)
         keys = self.key[block_ids]
         for key in keys.tolist():
             del self.block_of[key]
@@ -121,14 +173,9 @@ class SealedBlocks:
     def _cache(self, unread: np.ndarray) -> np.ndarray:
         """Cache unread blocks, [num_unread] intp, if a key finds them; return the others: [num_free] intp."""
         are_found = self.is_found[unread]
-        self.cached.add(unread[are_found])
+        for cached, of_group in self._by_group(unread[are_found]):
+            cached.add(of_group)
         if self._host is not None and are_found.any():
             self._host.touch(self.key[unread[are_found]].tolist())
         free: np.ndarray = unread[~are_found]
         return free
-
-
-def unpacked(keys: bytes) -> list[bytes]:
-    """Split packed keys into keys of 16 bytes."""
-    each: list[bytes] = np.frombuffer(keys, KEY).tolist()
-    return each

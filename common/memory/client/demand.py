@@ -32,6 +32,11 @@ class Demand:
         """Tell whether others have had `PATIENCE_S` to give wanted blocks back."""
         return self.is_short and any(self._wanted) and self._clock() - self._wanted_s > PATIENCE_S
 
+    @property
+    def is_lacking(self) -> bool:
+        """Tell whether blocks are lacking, so blocks at hand may have come for them."""
+        return self.is_short or any(self._lacking)
+
     def lack(self, counts: Counts) -> None:
         """Take the number of lacking blocks, unless a smaller lack is known."""
         if not self._is_fresh or sum(counts) <= sum(self._lacking):

@@ -15,35 +15,34 @@ class References:
     The memory server counts alike.
     """
 
-    def __init__(self, num_ids: int) -> None:
-        self._counts = np.zeros(num_ids, np.int32)
-        self._generation = np.zeros(num_ids, np.int32)
-        self._num_blocks = 0
+    def __init__(self, shape: PoolShape) -> None:
+        self.shape = shape
+        self._counts = np.zeros(shape.num_ids, np.int32)
+        self._generation = np.zeros(shape.num_ids, np.int32)
+        self.num_blocks = [0] * len(shape.num_blocks)  # distinct blocks, by group
 
     def __len__(self) -> int:
         """Return the number of distinct blocks."""
-        return self._num_blocks
+        return sum(self.num_blocks)
 
-    def num_first(self, block_ids: Sequence[int]) -> int:
-        """Return how many leading blocks are read here; sealed blocks come first in a text."""
-        if not len(block_ids) or not self._counts[block_ids[0]]:
-            return 0
-        others = np.flatnonzero(self._counts[as_ids(block_ids)] == 0)
-        return int(others[0]) if len(others) else len(block_ids)
+    def are_read(self, block_ids: Sequence[int]) -> np.ndarray:
+        """Tell for each block whether it is read here, so sealed: [num_ids] bool."""
+        are_read: np.ndarray = self._counts[as_ids(block_ids)] > 0
+        return are_read
 
-    def add(self, block_ids: Sequence[int], generations: Sequence[int] | np.ndarray) -> None:
+    def add(self, block_ids: Sequence[int] | np.ndarray, generations: Sequence[int] | np.ndarray) -> None:
         """Add a reference to each block of a text."""
         ids = as_ids(block_ids)
-        self._num_blocks += int(np.count_nonzero(self._counts[ids] == 0))
+        self._count(ids[self._counts[ids] == 0], 1)
         self._counts[ids] += 1
         self._generation[ids] = generations
 
-    def generations(self, block_ids: Sequence[int]) -> np.ndarray:
+    def generations(self, block_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return generations of blocks: [num_ids] int32."""
         generations: np.ndarray = self._generation[as_ids(block_ids)]
         return generations
 
-    def end(self, block_ids: Sequence[int]) -> np.ndarray:
+    def end(self, block_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """End a reference to each named block, and return generations.
 
         Raises KVError, and changes nothing, if a block is read less often than named.
@@ -52,19 +51,20 @@ class References:
         if (self._counts[ids] < counts).any():
             raise KVError(f"of {len(block_ids)} blocks some are not read here so often")
         self._counts[ids] -= counts
-        self._num_blocks -= int(np.count_nonzero(self._counts[ids] == 0))
+        self._count(ids[self._counts[ids] == 0], -1)
         return self.generations(block_ids)
+
+    def _count(self, ids: np.ndarray, sign: int) -> None:
+        for number, count in enumerate(self.shape.count(ids.tolist())):
+            self.num_blocks[number] += sign * count
 
 
 class HeldBlocks:
-    """Leased blocks of a worker, at hand or in use, and sealed blocks read by the worker.
-
-    In messages about a text, sealed blocks come first.
-    """
+    """Leased blocks of a worker, at hand or in use, and sealed blocks read by the worker."""
 
     def __init__(self, shape: PoolShape) -> None:
         self.shape = shape
-        self.references = References(shape.num_ids)  # to sealed blocks
+        self.references = References(shape)  # to sealed blocks
         self._at_hand: list[list[int]] = [[] for _ in shape.capacity]  # by group
         self._is_at_hand = np.zeros(shape.num_ids, bool)
         self._generation = np.zeros(shape.num_ids, np.int32)  # by block; 0 if not leased
@@ -78,9 +78,8 @@ class HeldBlocks:
     @property
     def num_unused(self) -> Counts:
         """Blocks of the pool not in use by this worker, by group."""
-        columns = zip(self.shape.capacity, self._num_leased, self._at_hand, strict=True)
-        first, *others = (capacity - num_leased + len(at_hand) for capacity, num_leased, at_hand in columns)
-        return (first - len(self.references), *others)
+        columns = zip(self.shape.capacity, self._num_leased, self._at_hand, self.references.num_blocks, strict=True)
+        return tuple(capacity - leased + len(at_hand) - num_read for capacity, leased, at_hand, num_read in columns)
 
     @property
     def in_use(self) -> list[int]:
@@ -89,17 +88,16 @@ class HeldBlocks:
         return in_use
 
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
-        """Return generations of blocks in use, sealed blocks first: [num_ids] int32."""
-        generations: np.ndarray = self._generation[as_ids(block_ids)]
-        if num_sealed := self.references.num_first(block_ids):
-            generations[:num_sealed] = self.references.generations(block_ids[:num_sealed])
-        return generations
+        """Return generations of blocks in use or read: [num_ids] int32."""
+        of_sealed = self.references.generations(block_ids)
+        return np.where(self.references.are_read(block_ids), of_sealed, self._generation[as_ids(block_ids)])
 
-    def adopt(self, block_ids: Sequence[int], generations: Sequence[int], num_sealed: int = 0) -> None:
-        """Put blocks of the server or of another worker in use; the first `num_sealed` are sealed."""
-        if num_sealed:
-            self.references.add(block_ids[:num_sealed], generations[:num_sealed])
-            block_ids, generations = block_ids[num_sealed:], generations[num_sealed:]
+    def adopt(self, block_ids: Sequence[int], generations: Sequence[int], are_sealed: np.ndarray | None = None) -> None:
+        """Put blocks of the server or of another worker in use, and read the sealed ones: [num_ids] bool, or none."""
+        if are_sealed is not None and are_sealed.any():
+            ids, of_all = as_ids(block_ids), as_ids(generations)
+            self.references.add(ids[are_sealed], of_all[are_sealed])
+            block_ids, generations = ids[~are_sealed].tolist(), of_all[~are_sealed].tolist()
         self._count(block_ids, 1)
         self._generation[as_ids(block_ids)] = generations
 
@@ -127,11 +125,12 @@ class HeldBlocks:
         return generations
 
     def release(self, block_ids: Sequence[int]) -> np.ndarray:
-        """Give blocks in use to another worker, sealed blocks first. Return generations: [num_ids] int32."""
-        generations, num_sealed = self.generations(block_ids), self.references.num_first(block_ids)
-        self.end(block_ids[num_sealed:])
-        if num_sealed:
-            self.references.end(block_ids[:num_sealed])
+        """Give blocks in use or read to another worker. Return generations: [num_ids] int32."""
+        generations, are_read = self.generations(block_ids), self.references.are_read(block_ids)
+        ids = as_ids(block_ids)
+        self.end(ids[~are_read].tolist())
+        if are_read.any():
+            self.references.end(ids[are_read])
         return generations
 
     def _count(self, block_ids: Sequence[int], sign: int) -> None:
@@ -149,6 +148,6 @@ class HeldBlocks:
         return ids
 
 
-def as_ids(block_ids: Sequence[int]) -> np.ndarray:
+def as_ids(block_ids: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return ids as an array: [num_ids] int32."""
     return np.asarray(block_ids, np.int32)

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from common.base.errors import OutOfBlocks
 from common.memory.client.demand import Demand
 from common.memory.client.held_blocks import HeldBlocks
@@ -35,17 +37,27 @@ from common.wire.messages.memory import (
     PromptUnwanted,
     PromptWanted,
 )
-from common.wire.values.block_key import pack_keys
+from common.wire.values.block_key import keys_in_group, pack_keys, unpacked
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape, are_enough, shown
 
 
 class Grant(NamedTuple):
-    """Blocks of a prompt, of the first group."""
+    """Blocks of a prompt, by group.
 
-    found: list[int]  # sealed blocks of the prompt's first tokens
-    fresh: list[int]  # to be filled
+    Found blocks of append-only groups and windows end at place `num_places`. Those of states are snapshots taken there.
+    """
+
+    found: list[list[int]]  # sealed
+    fresh: list[list[int]]  # to be filled
+    num_places: int  # leading places that need no computing
+    num_alike: int  # leading places with sealed blocks in all append-only groups
+
+    @property
+    def block_ids(self) -> list[int]:
+        """All blocks."""
+        return list(chain.from_iterable([*self.found, *self.fresh]))
 
 
 class LeaseCache(HeldBlocks):
@@ -89,31 +101,48 @@ class LeaseCache(HeldBlocks):
         Sealed blocks are let go, in the order of their text, because they cannot be written again.
         """
         freed = list(block_ids)
-        if num_sealed := self.references.num_first(freed):
-            self._unread_generations += self.references.end(freed[:num_sealed]).tolist()
-            self.unread += freed[:num_sealed]
-        if freed := freed[num_sealed:]:
+        are_read = self.references.are_read(freed)
+        if are_read.any():
+            ids = np.array(freed, np.int32)
+            self._unread_generations += self.references.end(ids[are_read]).tolist()
+            self.unread += ids[are_read].tolist()
+            freed = ids[~are_read].tolist()
+        if freed:
             self.put_back(freed)
 
     def seal(self, block_ids: Sequence[int], digests: Sequence[bytes]) -> None:
-        """Seal full blocks in use, not written by any step from now on.
+        """Seal blocks in use, not written by any step from now on, each under a digest and its group.
 
         Raises KVError for blocks not in use here.
         """
         generations = self.end(block_ids)
         self.references.add(block_ids, generations)
-        self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), pack_keys(digests)))
+        keys = pack_keys(digests)
+        if len(self.capacity) > 1:
+            groups = map(self.shape.group_of, block_ids)
+            keys = b"".join(keys_in_group(key, group) for key, group in zip(unpacked(keys), groups, strict=True))
+        self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), keys))
 
     def want_prompt(
-        self, key: tuple[str, int], digests: Sequence[bytes], num_blocks: int, priority: int = 0, block_us: int = 0
+        self,
+        key: tuple[str, int],
+        digests: Sequence[bytes],
+        num_blocks: Counts,
+        priority: int = 0,
+        block_us: int = 0,
+        *,
+        resumes: bool = True,
+        num_snapshots: int = 0,
     ) -> None:
         """Ask for all blocks of a prompt, found blocks included; `granted` takes the answer.
 
         Args:
             key: request id and attempt.
             block_us: microseconds to compute a block; faster restores from host memory come first. 0: no restores.
+            resumes: false finds blocks of append-only groups only, because the others come from elsewhere.
+            num_snapshots: more blocks of each state, if they are free.
         """
-        self._send(PromptWanted(*key, pack_keys(digests), block_us, num_blocks, priority))
+        self._send(PromptWanted(*key, pack_keys(digests), block_us, num_blocks, priority, 0, resumes, num_snapshots))
 
     def unwant_prompt(self, key: tuple[str, int]) -> None:
         """Withdraw the request for a prompt; the caller frees the blocks of a late answer."""
@@ -122,8 +151,10 @@ class LeaseCache(HeldBlocks):
     def granted(self, message: PromptBlocks) -> Grant:
         """Take over the blocks of a prompt: found blocks to read, fresh blocks to use."""
         block_ids, generations = unpack_ids(message.block_ids), unpack_ids(message.generations)
-        self.adopt(block_ids, generations, message.num_sealed)
-        return Grant(block_ids[: message.num_sealed], block_ids[message.num_sealed :])
+        found, fresh = block_ids[: message.num_sealed], block_ids[message.num_sealed :]
+        self.adopt(block_ids, generations, np.arange(len(block_ids)) < len(found))
+        found_of, fresh_of = ([*map(list, self.shape.by_group(ids))] for ids in (found, fresh))
+        return Grant(found_of, fresh_of, message.num_places, message.num_alike)
 
     def receive(self, message: BlocksLeased) -> None:
         """Put leased blocks at hand; the server has answered the last want."""

@@ -103,7 +103,7 @@ class PeerPoolClient(ServerLink):
 
     def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
         """Ask for blocks of the leading digests of a text; a `PromptBlocks` answers."""
-        self.send(PromptWanted(request_id, attempt, pack_keys(digests), block_us=0, num_blocks=0, priority=0))
+        self.send(PromptWanted(request_id, attempt, pack_keys(digests), 0, self.layout.nothing, 0))
 
     def free(self, message: PeerMessage) -> None:
         """Give back the blocks of an accepted offer or of a `PromptBlocks`."""

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import numpy as np
+
 from common.base.errors import MemoryLost
 from common.memory.client.client import MemoryClient, PoolClaim
 from common.memory.client.lease_cache import LeaseCache
@@ -22,6 +24,7 @@ from common.wire.messages.memory import (
     PoolShortage,
     PromptBlocks,
 )
+from common.wire.values.flags import pack_flags, unpack_flags
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_array
 
@@ -59,6 +62,7 @@ class SharedPool(ServerLink):
             self.receive()
             if self.problem or self._clock() > end_s:
                 raise MemoryLost(self.problem or f"memory server {self.client.path}: no KV block for {FIRST_S:.0f} s")
+        self.leases.demand.use(one)
 
     def receive(self) -> list[PromptMessage]:
         """Return messages about prompts; messages about blocks are handled here."""
@@ -110,9 +114,9 @@ class SharedPool(ServerLink):
             token_id: the token just sampled.
             chain: root of the key chain, and digest of the last full block; b"" if no block will be sealed.
         """
-        num_sealed, ids = self.leases.references.num_first(block_ids), pack_ids(block_ids)
+        are_sealed, ids = pack_flags(self.leases.references.are_read(block_ids)), pack_ids(block_ids)
         generations = self.leases.release(block_ids).tobytes()
-        self.send(KVOffer(*target, *key, token_id, ids, generations, num_sealed, *chain))
+        self.send(KVOffer(*target, *key, token_id, ids, generations, are_sealed, *chain))
         return not self.problem
 
     def receive_offer(self, offer: KVOffer) -> None:
@@ -128,12 +132,19 @@ class SharedPool(ServerLink):
         The answer is sent by `update`, or before the next message, so no step waits for it. A delay is safe because the
         server quarantines offered blocks if this worker dies.
         """
-        self.leases.adopt(unpack_array(offer.block_ids), unpack_array(offer.generations), offer.num_sealed)
+        block_ids = unpack_array(offer.block_ids)
+        are_sealed = unpack_flags(offer.are_sealed, len(block_ids))
+        self.leases.adopt(block_ids, unpack_array(offer.generations), are_sealed)
         self._answers[offer.request_id, offer.attempt] = KVAccepted(offer.request_id, offer.attempt)
 
     def by_group(self, offer: KVOffer) -> Sequence[Sequence[int]]:
         """Return the blocks of an offer, by group."""
         return self.leases.shape.by_group(unpack_array(offer.block_ids))
+
+    def sealed_of(self, offer: KVOffer) -> set[int]:
+        """Return the sealed blocks of an offer."""
+        block_ids = np.frombuffer(offer.block_ids, np.int32)
+        return set(block_ids[unpack_flags(offer.are_sealed, len(block_ids))].tolist())
 
     def decline(self, offer: KVOffer) -> None:
         """Decline an offer, so the server may lease its blocks."""

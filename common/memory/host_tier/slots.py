@@ -13,7 +13,7 @@ from itertools import takewhile
 import numpy as np
 
 from common.memory.blocks.cached import CachedBlocks
-from common.memory.blocks.sealed import KEY
+from common.wire.values.block_key import KEY
 
 
 class HostSlots:

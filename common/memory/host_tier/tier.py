@@ -16,7 +16,6 @@ from common.memory.base.copy_costs import is_restore_faster
 from common.memory.base.host_ram import ram_bytes
 from common.memory.blocks.index import TIER
 from common.memory.blocks.pool import Pool, Want
-from common.memory.blocks.sealed import unpacked
 from common.memory.devices.backing import Backing, Copies, CopyFailed
 from common.memory.host_tier.restores import Restore, Restores
 from common.memory.host_tier.room import HostRoom
@@ -25,6 +24,7 @@ from common.memory.host_tier.spills import Spills
 from common.memory.host_tier.traffic import Traffic
 from common.settings.memory_sections import MemorySection
 from common.wire.messages.memory_reports import BlockEvent
+from common.wire.values.block_key import unpacked
 from common.wire.values.fields import KEY_BYTES, MAX_INT32
 from common.wire.values.kv_layout import KVLayout
 
@@ -105,7 +105,7 @@ class HostTier:
         """Serve a pool, unless another is served, or its blocks cannot be reused."""
         num_in_piece = self.room.piece_bytes // pool.layout.groups[0].block_bytes
         most = num_in_piece * self.room.num_pieces
-        if self.served is not None or self.is_lost or not (pool.layout.is_reusable and most):
+        if self.served is not None or self.is_lost or not (_is_kept(pool.layout) and most):
             logger.info("this pool of KV blocks has no host tier")
             return
         if pool.layout != self.layout:
@@ -160,7 +160,8 @@ class HostTier:
         slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
         if not is_restore_faster(len(slots), pool.layout.groups[0].block_size, block_us, self.traffic.block_us):
             return False
-        before = pool.index.sealed.match(TIER, want.prompt.keys[: num_there * KEY_BYTES])
+        before = pool.index.sealed.find(want.prompt.keys[: num_there * KEY_BYTES]).block_ids
+        pool.index.sealed.read(TIER, before)
         restores.add(lacking, slots, before, want)
         return True
 
@@ -215,6 +216,11 @@ class HostTier:
         self.is_lost = True
         self.served.end()
         return self.served.restores.cancel()
+
+
+def _is_kept(layout: KVLayout) -> bool:
+    """Tell whether the tier keeps blocks of a layout: a single group, whose leading blocks are restored."""
+    return layout.is_plain
 
 
 def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from common.memory.blocks.answers import Answer, ProtocolError
 from common.memory.blocks.offers import OfferKey
-from common.memory.blocks.pool import Pool, packed
+from common.memory.blocks.pool import Pool, prompt_blocks
 from common.wire.messages.memory import (
     BlocksFreed,
     BlocksSealed,
@@ -21,11 +21,11 @@ from common.wire.messages.memory import (
     KVReceived,
     OfBlocks,
     PoolLeft,
-    PromptBlocks,
     PromptUnwanted,
     PromptWanted,
 )
 from common.wire.values.fields import KEY_BYTES
+from common.wire.values.flags import unpack_flags
 from common.wire.values.pool_shape import are_enough
 
 Done = BlocksSealed | KVOffer | KVAccepted | KVDeclined
@@ -54,13 +54,16 @@ def _want_prompt(pool: Pool, client: int, message: PromptWanted) -> list[Answer]
     """Grant all blocks of a prompt now or later; answer a peer with readable blocks."""
     index = pool.index
     if pool.users[client].is_peer:
-        block_ids = index.sealed.match(client, message.keys)
-        blocks = packed(block_ids, index.leases.generation[block_ids])
-        return [Answer(client, PromptBlocks(message.request_id, message.attempt, *blocks, len(block_ids)))]
-    num_keys, capacity = len(message.keys) // KEY_BYTES, index.shape.capacity
-    if not num_keys <= message.num_blocks <= capacity[0]:
-        raise ProtocolError(f"{message.num_blocks} blocks for {num_keys} keys, of a pool that has {capacity[0]}")
-    pool.want(client, (message.num_blocks, *index.shape.layout.nothing[1:]), message)
+        prefix = index.sealed.find(message.keys, message.first, resumes=message.resumes)
+        index.sealed.read(client, prefix.block_ids)
+        return [Answer(client, prompt_blocks(index, message, prefix.block_ids, prefix))]
+    num_keys, counts, capacity = len(message.keys) // KEY_BYTES, message.num_blocks, index.shape.capacity
+    groups = index.shape.layout.groups
+    if len(counts) != len(capacity) or not are_enough(capacity, counts) or message.first:
+        raise ProtocolError(f"{counts} blocks from place {message.first} on, of a pool that has {capacity}")
+    if any(group.is_append_only and num_keys > count for group, count in zip(groups, counts, strict=True)):
+        raise ProtocolError(f"{counts} blocks for {num_keys} keys")
+    pool.want(client, counts, message)
     return pool.grant()
 
 
@@ -89,7 +92,8 @@ def _offer(pool: Pool, client: int, message: KVOffer) -> list[Answer]:
         pool.index.free(client, *_blocks(message))
         return [Answer(client, KVDeclined(message.request_id, message.attempt)), *pool.grant()]
     key = OfferKey(target, message.request_id, message.attempt)
-    pool.index.offer(client, key, *_blocks(message), message.num_sealed)
+    block_ids, generations = _blocks(message)
+    pool.index.offer(client, key, block_ids, generations, unpack_flags(message.are_sealed, len(block_ids)))
     pool.senders[key] = client
     return [Answer(target, message)]
 

@@ -33,7 +33,7 @@ def usage(pools: Pools) -> Usage:
 
 def num_cached(pools: Pools) -> int:
     """Return the number of cached blocks, included in the free blocks of `usage`."""
-    return sum(len(pool.index.sealed.cached) for pool in set(pools.of_client.values()))
+    return sum(sum(pool.index.sealed.num_cached) for pool in set(pools.of_client.values()))
 
 
 def log_of(pools: Pools, pool_id: int) -> EventLog | None:

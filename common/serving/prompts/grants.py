@@ -15,6 +15,7 @@ from common.serving.prompts.rate import PromptRate
 from common.serving.prompts.requests import Key
 from common.serving.prompts.sequence import AnyPrompt
 from common.wire.messages.memory import PromptBlocks
+from common.wire.values.fields import MAX_INT32
 
 
 class PromptGrants(Generic[AnyPrompt]):
@@ -22,19 +23,24 @@ class PromptGrants(Generic[AnyPrompt]):
 
     Args:
         on_found: called with a prompt whose cached blocks were found.
+
+    Attributes:
+        step_tokens: most tokens of a chunk.
     """
 
     def __init__(self, leases: LeaseCache, on_found: Callable[[AnyPrompt], None], rate: PromptRate) -> None:
         self.leases, self.on_found, self.rate = leases, on_found, rate
-        self.group = leases.shape.layout.groups[0]
+        self.layout, self.step_tokens = leases.shape.layout, MAX_INT32
         self.asked: dict[Key, AnyPrompt] = {}
 
     def ask(self, prompt: AnyPrompt) -> None:
         """Ask for all blocks of a prompt without any."""
-        block_size = self.group.block_size
-        num_blocks, lacking = self.group.num_places(prompt.num_slots), prompt.lacking(block_size)
+        block_size = self.layout.block_size
+        counts = self.layout.most_blocks(prompt.num_slots, self.step_tokens)
         self.asked[prompt.key] = prompt
-        self.leases.want_prompt(prompt.key, lacking, num_blocks, prompt.priority, self.rate.block_us(block_size))
+        block_us = self.rate.block_us(block_size)
+        wanted = prompt.key, prompt.lacking(block_size), counts, prompt.priority, block_us
+        self.leases.want_prompt(*wanted, num_snapshots=1)
 
     def ask_again(self, prompt: AnyPrompt) -> None:
         """Free the grant of a prompt, if any, and ask for all blocks."""
@@ -45,10 +51,10 @@ class PromptGrants(Generic[AnyPrompt]):
         """Take over the blocks of a prompt and return the prompt; free the blocks if the prompt is gone."""
         prompt, grant = self.asked.pop((message.request_id, message.attempt), None), self.leases.granted(message)
         if prompt is None:
-            self.leases.free([*grant.found, *grant.fresh])
+            self.leases.free(grant.block_ids)
             return None
-        prompt.beginning.grant = grant
-        if grant.found:
+        prompt.beginning.grant, prompt.beginning.num_alike = grant, grant.num_alike
+        if grant.num_places:
             self._begin_behind_found(prompt)
         return prompt
 
@@ -66,11 +72,11 @@ class PromptGrants(Generic[AnyPrompt]):
         self._release(prompt)
 
     def lend(self, prompt: AnyPrompt, count: int) -> list[int]:
-        """Take the first fresh blocks out of a prompt's grant; the prompt waits until their return."""
+        """Take the first fresh blocks of group 0 out of a prompt's grant; the prompt waits until their return."""
         beginning = prompt.beginning
         assert beginning.grant is not None, "its blocks are granted"
-        lent = beginning.grant.fresh[:count]
-        del beginning.grant.fresh[:count]
+        lent = beginning.grant.fresh[0][:count]
+        del beginning.grant.fresh[0][:count]
         beginning.is_filling = True
         return lent
 
@@ -81,9 +87,10 @@ class PromptGrants(Generic[AnyPrompt]):
         if beginning.grant is None:
             self.leases.free([*sealed, *unfilled])
             return
-        beginning.grant.found.extend(sealed)
-        beginning.grant.fresh[:0] = unfilled
+        beginning.grant.found[0].extend(sealed)
+        beginning.grant.fresh[0][:0] = unfilled
         if sealed:
+            beginning.grant = beginning.grant._replace(num_places=beginning.grant.num_places + len(sealed))
             self._begin_behind_found(prompt)
 
     def lose_lent(self, prompt: AnyPrompt) -> None:
@@ -98,11 +105,11 @@ class PromptGrants(Generic[AnyPrompt]):
         if beginning.grant is not None:
             self.leases.free(beginning.granted)
             beginning.grant = None
-            beginning.num_sealed = prompt.num_scheduled_tokens = 0
+            beginning.num_sealed = beginning.num_marked = beginning.num_alike = prompt.num_scheduled_tokens = 0
 
     def _begin_behind_found(self, prompt: AnyPrompt) -> None:
         """Set a prompt to be computed from behind its found blocks."""
         assert prompt.beginning.grant is not None, "its blocks are granted"
-        prompt.beginning.num_sealed = len(prompt.beginning.grant.found)
-        prompt.num_scheduled_tokens = prompt.beginning.num_sealed * self.group.block_size
+        prompt.beginning.num_sealed = prompt.beginning.num_marked = prompt.beginning.grant.num_places
+        prompt.num_scheduled_tokens = prompt.beginning.num_sealed * self.layout.block_size
         self.on_found(prompt)

@@ -13,6 +13,7 @@ Agrawal et al. "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 
@@ -49,6 +50,7 @@ class _Step(Generic[AnyPrompt]):
 
     num_tokens_left: int
     is_held_up: Callable[[AnyPrompt], bool]
+    num_next: Callable[[AnyPrompt], int]
     pieces: dict[AnyPrompt, int] = field(default_factory=dict)
 
     def add(self, prompt: AnyPrompt, num_tokens: int) -> None:
@@ -57,7 +59,7 @@ class _Step(Generic[AnyPrompt]):
 
     def num_left(self, prompt: AnyPrompt) -> int:
         """Return the tokens of the prompt still available to the step."""
-        return 0 if self.is_held_up(prompt) else prompt.num_left - self.pieces.get(prompt, 0)
+        return 0 if self.is_held_up(prompt) else self.num_next(prompt) - self.pieces.get(prompt, 0)
 
     def shrink(self, num_tokens: int) -> None:
         """Limit the whole step to `num_tokens`."""
@@ -94,17 +96,21 @@ class PromptOrder:
         prompts: Iterable[AnyPrompt],
         start: Callable[[AnyPrompt], bool],
         is_held_up: Callable[[AnyPrompt], bool] = lambda prompt: False,
+        num_next: Callable[[AnyPrompt], int] = attrgetter("num_left"),
     ) -> list[tuple[AnyPrompt, int]]:
         """Return the prompts of the next step, each with a number of tokens; empty when no prompt can continue.
 
         `start` gives a prompt all resources until its completion, or returns False when resources are short. After a
         failed start, later prompts without blocks do not start by turn: freed blocks are kept for the failed prompt.
         Only shorter prompts may overtake, with at most half as many tokens in all as the failed prompt. Prompts with
-        `is_held_up` are skipped; `start` of another prompt may change `is_held_up`.
+        `is_held_up` are skipped; `start` of another prompt may change `is_held_up`. `num_next` limits the tokens of a
+        prompt in the step.
         """
         by_turn = sorted(prompts, key=turn_of)
         longest_first = sorted(by_turn, key=_length)[::-1]
-        step: _Step[AnyPrompt] = _Step(self.max_tokens, is_held_up)
+        step: _Step[AnyPrompt] = _Step(
+            self.max_tokens, is_held_up, num_next if self.chunking else attrgetter("num_left")
+        )
         waits = False
         for prompt in by_turn:
             if step.num_tokens_left <= 0 or len(step.pieces) >= self.max_seqs:

@@ -13,9 +13,12 @@ earlier, or all their tokens are launched. So the waiting prompt is not delayed.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import chain
 from typing import Generic
 
+from common.kv.tables import Tables, tables_behind, tables_of
 from common.memory.client.lease_cache import LeaseCache
+from common.serving.prompts.checkpoints import Checkpoints
 from common.serving.prompts.grants import PromptGrants
 from common.serving.prompts.order import turn_of
 from common.serving.prompts.rate import PromptRate
@@ -35,6 +38,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         section: enables lookups and sealing, if blocks are reusable. A prompt shorter than `prefix_min_tokens` takes
             leased blocks, unless another prompt computes the same prefix.
         has_blocks: tells whether the given counts of blocks are leased and free.
+        reserve: returns free blocks that checkpoints leave at hand.
     """
 
     def __init__(
@@ -44,13 +48,18 @@ class PromptPrefixes(Generic[AnyPrompt]):
         section: KVSection,
         has_blocks: Callable[[Counts], bool] | None = None,
         rate: PromptRate | None = None,
+        reserve: Callable[[], Counts] | None = None,
     ) -> None:
         self.leases, self.has_blocks, self.rate = leases, has_blocks or leases.fetch, rate or PromptRate()
         self.layout, self.min_tokens = leases.shape.layout, section.prefix_min_tokens
         self.is_on = section.prefix_cache and self.layout.is_reusable
-        self.block_size = self.layout.groups[0].block_size
+        self.block_size = self.layout.block_size
         self.grants = PromptGrants(leases, on_found, self.rate)
-        self.computing: dict[bytes, AnyPrompt] = {}  # digest: prompt that will seal the block next
+        reserve = reserve or (lambda: self.layout.nothing)
+        self.checkpoints: Checkpoints[AnyPrompt] = Checkpoints(
+            leases, is_on=self.is_on, min_tokens=self.min_tokens, reserve=reserve
+        )
+        self.computing: dict[bytes, AnyPrompt] = {}  # digest: prompt that can be resumed there next
         self.on_grant: Callable[[AnyPrompt], None] = lambda prompt: None  # called with a prompt after a grant
         self._digests = TextDigests(self.block_size)
 
@@ -79,12 +88,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return False
         if prompt.key in self.grants.asked or prompt.beginning.is_filling:
             return True
-        lacking = prompt.lacking(self.block_size)
-        other = self.computing.get(lacking[0]) if lacking else None
+        other = self._awaited(prompt)
         return other is not None and (not other.num_left or turn_of(other) <= turn_of(prompt))
 
-    def take_blocks(self, prompt: AnyPrompt, counts: Counts) -> Sequence[list[int]] | None:
-        """Take all blocks of a prompt for admission, by group; None if the prompt has to wait.
+    def take_blocks(self, prompt: AnyPrompt, counts: Counts) -> Tables | None:
+        """Take all blocks of a prompt for admission; None if the prompt has to wait.
 
         Args:
             counts: number of the prompt's blocks in each group.
@@ -95,10 +103,14 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return None
         if not self.has_blocks(counts if grant is None else self.layout.nothing):
             return None
-        blocks = self.leases.allocate(counts) if grant is None else [prompt.beginning.granted]
+        if grant is None:
+            tables = tables_of(self.layout, self.leases.allocate(counts))
+        else:
+            tables = tables_behind(self.layout, prompt.num_slots, grant.num_places, grant.found, grant.fresh)
+            prompt.beginning.snapshots = [block_id for number in self.layout.states for block_id in grant.found[number]]
         prompt.beginning.grant = None
         self._compute_next(prompt)
-        return blocks
+        return tables
 
     def computed(self, reached: Iterable[tuple[AnyPrompt, int]], waiting: Iterable[AnyPrompt]) -> None:
         """Seal full blocks after a step, given the tokens `reached` in each prompt, and serve waiting prompts."""
@@ -112,7 +124,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
             beginning = prompt.beginning
             if prompt.key in self.grants.asked:
                 beginning.is_outdated |= any(digest in digests for digest in beginning.digests)
-            elif beginning.next_digest in digests and not beginning.is_filling:
+            elif self._is_helped(prompt, digests) and not beginning.is_filling:
                 self.grants.ask_again(prompt)
 
     def forget(self, prompt: AnyPrompt) -> None:
@@ -125,23 +137,54 @@ class PromptPrefixes(Generic[AnyPrompt]):
         return self.is_on and is_long and bool(prompt.lacking(self.block_size))
 
     def _seal(self, prompt: AnyPrompt, num_tokens: int) -> Sequence[bytes]:
-        """Seal full blocks within the first `num_tokens`, if not sealed yet; return the new digests."""
+        """Seal what is full or due within the first `num_tokens`; return the digests at which others can resume now."""
         beginning = prompt.beginning
         begin, end = beginning.num_sealed, min(num_tokens // self.block_size, len(beginning.digests))
         if begin >= end:
             return ()
         self._compute_no_more(prompt)
-        sealed = beginning.digests[begin:end]
-        self.leases.seal(prompt.tables[0].block_ids[begin:end], sealed)
+        due = [each for each in beginning.due if each.place < end]
+        beginning.due = [each for each in beginning.due if each.place >= end]
+        lasting = [table.block_ids[begin:end] for table in prompt.tables if table.group.is_append_only]
+        block_ids = [*chain.from_iterable(lasting), *(each.block_id for each in due)]
+        digests = [*beginning.digests[begin:end] * len(lasting), *(beginning.digests[each.place] for each in due)]
+        if block_ids:
+            self.leases.seal(block_ids, digests)
         beginning.num_sealed = end
         self._compute_next(prompt)
-        return sealed
+        if not self.layout.states:
+            return beginning.digests[begin:end]
+        snapshots = [each for each in due if self.leases.shape.group_of(each.block_id) in self.layout.states]
+        self.leases.free([each.block_id for each in snapshots])
+        return [beginning.digests[each.place] for each in snapshots]
+
+    def _awaited(self, prompt: AnyPrompt) -> AnyPrompt | None:
+        """Return another prompt that will soon have computed some of what the prompt lacks."""
+        if not self.layout.states:
+            lacking = prompt.lacking(self.block_size)
+            return self.computing.get(lacking[0]) if lacking else None
+        lacking, num_sealed = prompt.lacking(self.block_size), prompt.beginning.num_sealed
+        stops = ((digest, other, other.beginning.stop - num_sealed) for digest, other in self.computing.items())
+        return next((other for digest, other, n in stops if 0 < n <= len(lacking) and lacking[n - 1] == digest), None)
+
+    def _is_helped(self, prompt: AnyPrompt, digests: Container[bytes]) -> bool:
+        """Tell whether a prompt gets on by blocks that were just sealed with these digests."""
+        if not self.layout.states:
+            return prompt.beginning.next_digest in digests
+        return any(digest in digests for digest in prompt.lacking(self.block_size))
 
     def _compute_next(self, prompt: AnyPrompt) -> None:
-        if digest := prompt.beginning.next_digest:
-            self.computing.setdefault(digest, prompt)
+        beginning = prompt.beginning
+        if self.layout.states:
+            num_tokens = beginning.num_sealed * self.block_size
+            beginning.stop = self.checkpoints.next_stop(prompt, num_tokens) // self.block_size
+        else:
+            beginning.stop = beginning.num_sealed + 1 if beginning.next_digest else 0
+        if beginning.stop:
+            self.computing.setdefault(beginning.digests[beginning.stop - 1], prompt)
 
     def _compute_no_more(self, prompt: AnyPrompt) -> None:
-        digest = prompt.beginning.next_digest
+        stop = prompt.beginning.stop
+        digest = prompt.beginning.digests[stop - 1] if stop else b""
         if self.computing.get(digest) is prompt:
             del self.computing[digest]

@@ -12,12 +12,13 @@ Steps are launched ahead of the device, so a prompt may be removed while a launc
 blocks are freed only after the step, because the next owner may be another worker. Torch-free.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
 from common.kv.blocks import Allocator
-from common.kv.tables import Tables, held_by, tables_of
+from common.kv.tables import Tables, held_by, take_gone
+from common.serving.prompts.checkpoints import StateCopy
 from common.serving.prompts.order import PromptOrder
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.requests import Key
@@ -30,6 +31,9 @@ class Chunk(Generic[AnyPrompt]):
 
     sequence: AnyPrompt
     num_tokens: int
+    found_states: Sequence[StateCopy] = ()  # before the step
+    snapshots: Sequence[StateCopy] = ()  # behind the step
+    leaving: Sequence[int] = ()  # blocks to free after the step
 
     @property
     def is_last(self) -> bool:
@@ -71,6 +75,7 @@ class PromptScheduler(Generic[AnyPrompt]):
         self.rows: PromptRows[AnyPrompt] = rows or PromptRows()
         self.layout = allocator.shape.layout
         self.step_tokens = order.max_tokens if order.chunking else max_len
+        prefixes.grants.step_tokens = prefixes.checkpoints.step_tokens = self.step_tokens
         self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, self.step_tokens))
         self.prompts: dict[Key, AnyPrompt] = {}  # in order of arrival
         self._attempts: dict[str, list[int]] = {}  # of each request; mostly single
@@ -97,23 +102,22 @@ class PromptScheduler(Generic[AnyPrompt]):
     def schedule(self) -> list[Chunk[AnyPrompt]]:
         """Return the next step's chunks; empty when no prompt can run. A prompt without its mask does not start."""
         ready = [prompt for prompt in self.prompts.values() if prompt.num_left and not prompt.awaits_mask]
-        pieces = self.order.next_step(ready, self._admit, self.prefixes.is_held_up)
-        for prompt, num_tokens in pieces:
-            num_before = prompt.num_scheduled_tokens
-            for table in prompt.tables:
-                table.extend(num_before + 1, num_before + num_tokens)
-        return [Chunk(prompt, num_tokens) for prompt, num_tokens in pieces]
+        checkpoints, is_held_up = self.prefixes.checkpoints, self.prefixes.is_held_up
+        pieces = self.order.next_step(ready, self._admit, is_held_up, checkpoints.num_next)
+        return [self._chunk(prompt, num_tokens) for prompt, num_tokens in pieces]
 
     def launched(self, chunks: Iterable[Chunk[AnyPrompt]]) -> None:
         """Record a launched step over the chunks; `schedule` may follow."""
         for chunk in chunks:
             chunk.sequence.num_scheduled_tokens += chunk.num_tokens
             chunk.sequence.num_in_flight += 1
+            chunk.sequence.leaving.append(list(chunk.leaving))
 
     def collected(self, prompts: Iterable[AnyPrompt]) -> None:
         """Record a finished step over the prompts; removed prompts without steps in flight free their blocks."""
         for prompt in prompts:
             prompt.num_in_flight -= 1
+            self.allocator.free(prompt.leaving.popleft())
         for prompt in [prompt for prompt in self.removed if not prompt.num_in_flight]:
             self.removed.remove(prompt)
             self._free(prompt)
@@ -124,7 +128,7 @@ class PromptScheduler(Generic[AnyPrompt]):
         tables, prompt.tables = prompt.tables, ()
         for table in tables:
             table.extend(len(prompt.token_ids) + 1, prompt.num_slots)
-            self.allocator.free(table.trim(len(prompt.token_ids) + 1))
+            self.allocator.free([*table.take_gone(), *table.trim(len(prompt.token_ids) + 1)])
         return tables
 
     def remove(self, request_id: str, attempt: int) -> list[AnyPrompt]:
@@ -142,11 +146,25 @@ class PromptScheduler(Generic[AnyPrompt]):
     def _admit(self, prompt: AnyPrompt) -> bool:
         """Admit a prompt with a row and blocks for the whole prompt; return false when something is missing."""
         counts = self.layout.most_blocks(prompt.num_slots, self.step_tokens)
-        if not self.rows.has_row(prompt) or (blocks := self.prefixes.take_blocks(prompt, counts)) is None:
+        if not self.rows.has_row(prompt) or (tables := self.prefixes.take_blocks(prompt, counts)) is None:
             return False
-        prompt.tables = tables_of(self.layout, blocks)
+        prompt.tables = tables
         self.rows.reserve(prompt)
         return True
+
+    def _chunk(self, prompt: AnyPrompt, num_tokens: int) -> Chunk[AnyPrompt]:
+        """Return the next chunk of a prompt, with blocks for its tokens."""
+        checkpoints, begin, beginning = self.prefixes.checkpoints, prompt.num_scheduled_tokens, prompt.beginning
+        if self.order.chunking:
+            num_tokens = checkpoints.cut(prompt, num_tokens)
+        for table in prompt.tables:
+            table.extend(begin + 1, begin + num_tokens)
+        leaving, found = take_gone(prompt.tables), []
+        if beginning.snapshots:
+            states = [prompt.tables[number].block_ids[0] for number in self.layout.states]
+            found = list(map(StateCopy, beginning.snapshots, states))
+            leaving, beginning.snapshots = leaving + beginning.snapshots, []
+        return Chunk(prompt, num_tokens, found, checkpoints.prepare(prompt, begin + num_tokens), leaving)
 
     def _forget(self, prompt: AnyPrompt) -> None:
         """Give up ownership of a prompt."""
@@ -161,4 +179,6 @@ class PromptScheduler(Generic[AnyPrompt]):
         if prompt.is_started:
             self.rows.release(prompt)
         tables, prompt.tables = prompt.tables, ()
-        self.allocator.free(held_by(tables))
+        beginning, states = prompt.beginning, self.layout.states
+        due = (each.block_id for each in beginning.due if self.allocator.shape.group_of(each.block_id) in states)
+        self.allocator.free([*held_by(tables), *beginning.snapshots, *due])

@@ -1,8 +1,9 @@
 """A prompt to be computed: its request, its blocks, and its progress."""
 
+from collections import deque
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from common.grammar.sequence_grammars import GrammarState
 from common.kv.tables import Tables
@@ -12,13 +13,25 @@ from common.wire.messages.worker import PrefillRequest
 from common.wire.values.sampling_params import SamplingParams
 
 
+class Due(NamedTuple):
+    """A block to seal once the full block of an append-only group at `place` is sealed."""
+
+    place: int
+    block_id: int
+
+
 @dataclass(slots=True)
 class Beginning:
     """Chain of keys of a prompt, and the prompt's blocks until admission."""
 
     root: bytes = b""  # start of the chain; b"" if no block is looked up or sealed
     digests: list[bytes] = field(default_factory=list)  # digests of full blocks
-    num_sealed: int = 0  # leading blocks found or sealed
+    num_sealed: int = 0  # leading places found or sealed
+    num_alike: int = 0  # leading places that another text had, though it cannot be resumed there
+    num_marked: int = 0  # leading places whose blocks of windows are sealed, due, or never sealed
+    stop: int = 0  # places after which others can resume the prompt next; 0: unknown
+    due: list[Due] = field(default_factory=list)  # of windows and states
+    snapshots: list[int] = field(default_factory=list)  # found states, to be copied before the first step
     grant: Grant | None = None  # all blocks, until admission
     is_outdated: bool = False  # more blocks were sealed since the request for blocks
     is_filling: bool = False  # some granted blocks are lent, to be filled from another pool
@@ -36,7 +49,7 @@ class Beginning:
     @property
     def granted(self) -> list[int]:
         """Blocks of the grant, without lent blocks."""
-        return [] if self.grant is None else [*self.grant.found, *self.grant.fresh]
+        return [] if self.grant is None else self.grant.block_ids
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +64,7 @@ class PromptSequence:
     num_scheduled_tokens: int = 0  # computed by launched steps, or found
     num_in_flight: int = 0  # unfinished launched steps, which write the blocks
     ended: bool = False  # failed or aborted: tokens of steps in flight are dropped
+    leaving: deque[list[int]] = field(default_factory=deque)  # blocks to free after each step in flight, oldest first
 
     @property
     def key(self) -> Key:

@@ -105,6 +105,8 @@ def _prompt_chunk(chunk: Chunk[AnyPrompt]) -> PromptChunk:
         sequence_ids=prompt.token_ids,
         num_outputs=request.num_outputs,
         mask=None if prompt.grammar is None else prompt.grammar.mask,
+        found_states=chunk.found_states,
+        snapshots=chunk.snapshots,
         num_prompt_logprobs=request.num_prompt_logprobs,
         first_scored=request.first_scored,
     )

@@ -8,6 +8,7 @@ from msgspec import Meta
 from common.wire.messages.senders import FromMemoryServer, FromWorker, OfAttempt
 from common.wire.values.fields import (
     KEY_BYTES,
+    BlockFlags,
     BlockIds,
     BlockKeys,
     Count,
@@ -23,7 +24,7 @@ from common.wire.values.fields import (
     WorkerId,
 )
 from common.wire.values.kv_layout import KVLayout, NumBlocks, NumWanted
-from common.wire.values.packing import num_ids, uneven, unsealed
+from common.wire.values.packing import num_ids, uneven, unflagged, unsealed
 
 MAX_BYTES = 1 << 44
 
@@ -185,25 +186,36 @@ class PromptWanted(OfAttempt, tag=81):
 
     The server answers once, with all blocks, and waits until enough blocks are free. Blocks in the host tier are
     restored first if a restore is faster than computing. A peer asks for 0 blocks, and gets only the blocks found.
+
+    Found blocks replace wanted blocks of append-only groups. In other groups they are granted in addition: blocks of a
+    window to read, and a snapshot of a state to copy.
     """
 
     keys: BlockKeys
     block_us: Count  # to compute a block, in microseconds; 0: restore nothing
-    num_blocks: Count  # blocks of the first group
+    num_blocks: NumWanted  # of the whole prompt, by group
     priority: Priority  # lower is earlier
+    first: Count = 0  # place of the first key; from a peer, which has the places before
+    resumes: bool = True  # False: blocks of append-only groups only
+    num_snapshots: Count = 0  # more blocks of each state; none if they are not free at once
 
 
 class PromptBlocks(OfAttempt, tag=82):
     """memory server -> worker: the blocks of a prompt.
 
     The first `num_sealed` blocks were found by keys and are for reading; the other blocks are leased to the worker.
+    Both parts go group by group, in the order of places.
     """
 
     block_ids: BlockIds
     generations: BlockIds
     num_sealed: Count
+    num_places: Count = 0  # leading places of the text that need no computing
+    num_alike: Count = 0  # leading places with sealed blocks in all append-only groups; never fewer
 
     def contradiction(self) -> str:
+        if self.num_alike < self.num_places:
+            return f"{self.num_places} places are found, {self.num_alike} of them in append-only groups"
         return unsealed(self.block_ids, self.generations, self.num_sealed)
 
 
@@ -232,7 +244,7 @@ class KVOffer(WireStruct, tag=76):
     until acceptance or refusal, whichever process dies meanwhile. The decode worker knows the prompt and the sampling
     parameters from the `DecodeRequest`. `token_id` is the token just sampled; only its KV is not in the blocks.
 
-    The blocks are all blocks seen by the next token, in each group by place; the first `num_sealed` are sealed.
+    The blocks are all blocks seen by the next token, in each group by place; `are_sealed` marks the sealed blocks.
     `digest` belongs to the last full block, so the decode worker can seal the next block. `root` starts the chain of
     digests, so a peer can look for the blocks in the peer's own pool. Both are "" if nothing is to be sealed.
     """
@@ -244,14 +256,15 @@ class KVOffer(WireStruct, tag=76):
     token_id: Count
     block_ids: BlockIds
     generations: BlockIds
-    num_sealed: Count
+    are_sealed: BlockFlags
     root: OptionalDigest
     digest: OptionalDigest
 
     def contradiction(self) -> str:
         if bool(self.root) != bool(self.digest):
             return "a chain of keys has a root and a digest"
-        return unsealed(self.block_ids, self.generations, self.num_sealed)
+        num_blocks = num_ids(self.block_ids)
+        return uneven(num_blocks, num_ids(self.generations)) or unflagged(num_blocks, self.are_sealed)
 
 
 class KVReceived(OfAttempt, tag=83):

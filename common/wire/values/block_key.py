@@ -2,7 +2,8 @@
 
     root     = SHA-256 of the model, its weights and its rounding, and of a salt.
     digest i = SHA-256(digest of the block before, or root ‖ tokens of block i as int32, little-endian).
-    key i    = the first 16 bytes of digest i. The router knows the first 8.
+    key i    = the first 16 bytes of digest i, exclusive or a constant of the block's group, 0 for group 0. The router
+               knows the first 8.
 
 So a key stands for a block's tokens and for all tokens before. The hash is SHA-256 because keys must not be made to
 collide: a client with a colliding text would read another client's KV. The router, workers and memory servers all make
@@ -20,11 +21,12 @@ from hashlib import sha256
 import numpy as np
 
 from common.wire.values.fields import DIGEST_BYTES, KEY_BYTES, SHORT_KEY_BYTES
-from common.wire.values.kv_layout import KVLayout
+from common.wire.values.kv_layout import MAX_GROUPS, KVLayout
 from common.wire.values.packing import ID_BYTES
 
 VERSION = b"baton kv 2"
 STRETCH_BLOCKS = 64
+KEY = np.dtype(f"V{KEY_BYTES}")
 
 
 def root_of(layout: KVLayout, salt: bytes = b"") -> bytes:
@@ -82,9 +84,37 @@ class TextDigests:
         return known
 
 
+@lru_cache(maxsize=MAX_GROUPS)
+def _mark_of(group: int) -> bytes:
+    """Return the constant of a group: [16]. A block of a window or a state depends on all tokens before, like a key."""
+    return sha256(VERSION + b" group %d" % group).digest()[:KEY_BYTES] if group else bytes(KEY_BYTES)
+
+
+def keys_in_group(keys: bytes, group: int) -> bytes:
+    """Turn packed keys of group 0 into keys of another group, and back: [num_blocks * 16]."""
+    if not group:
+        return keys
+    marked = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES) ^ np.frombuffer(_mark_of(group), np.uint8)
+    return marked.tobytes()
+
+
+def short_keys_in_group(keys: "array[int]", group: int) -> "array[int]":
+    """Turn short keys of group 0 into those of another group: [num_blocks]."""
+    if not group:
+        return keys
+    [mark] = unpack_short_keys(_mark_of(group)[:SHORT_KEY_BYTES])
+    return array("Q", (np.frombuffer(keys, np.uint64) ^ np.uint64(mark)).tobytes())
+
+
 def pack_keys(of_blocks: Sequence[bytes]) -> bytes:
     """Return the packed keys of digests: [num_blocks * 16]."""
     return np.frombuffer(b"".join(of_blocks), np.uint8).reshape(-1, DIGEST_BYTES)[:, :KEY_BYTES].tobytes()
+
+
+def unpacked(keys: bytes) -> list[bytes]:
+    """Split packed keys into keys of 16 bytes."""
+    each: list[bytes] = np.frombuffer(keys, KEY).tolist()
+    return each
 
 
 def short_keys(of_blocks: Sequence[bytes]) -> "array[int]":

@@ -166,6 +166,8 @@ Column = Annotated[bytes, Meta(max_length=MAX_ROWS * ID_BYTES), Packed()]
 FinishReasons = Annotated[bytes, Meta(max_length=MAX_ROWS), Codes(bytes(FinishReason))]
 Flags = Annotated[bytes, Meta(max_length=MAX_ROWS)]
 """A byte a row, 0 for no."""
+BlockFlags = Annotated[bytes, Meta(max_length=1 << 22)]
+"""A bit a block (see `flags.pack_flags`)."""
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS + 1)]
 ScoredIds = Annotated[bytes, Meta(max_length=MAX_SCORES * ID_BYTES), Packed()]
 Scores = Annotated[bytes, Meta(max_length=MAX_SCORES * ID_BYTES), PackedFloats()]

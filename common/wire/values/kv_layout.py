@@ -137,9 +137,30 @@ class KVLayout(WireStruct):
         return sum(group.token_bytes for group in self.groups if group.is_append_only)
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block, in the first group that grows; 1 if none does."""
+        return next((group.block_size for group in self.groups if group.grows), 1)
+
+    @property
     def is_reusable(self) -> bool:
-        """Tell whether texts with an equal prefix can share full blocks, because the blocks hold the whole cache."""
-        return len(self.groups) == 1 and self.groups[0].is_append_only
+        """Tell whether texts with an equal prefix can share full blocks: one key must name a place in all groups."""
+        sizes = {group.block_size for group in self.groups if group.grows}
+        return len(sizes) == 1
+
+    @property
+    def is_append_only(self) -> bool:
+        """Tell whether full blocks of all groups never change, so each full block ends a prefix that can be resumed."""
+        return all(group.is_append_only for group in self.groups)
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether a full block of a text is a single block, so a text can be resumed behind any."""
+        return len(self.groups) == 1 and self.is_append_only
+
+    @property
+    def states(self) -> list[int]:
+        """Numbers of the groups of states."""
+        return [number for number, group in enumerate(self.groups) if not group.grows]
 
     def differences(self, other: "KVLayout") -> list[str]:
         """Describe each field that differs from `other`; empty when blocks may be exchanged."""

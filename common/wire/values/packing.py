@@ -55,6 +55,11 @@ def misscored(num_rows: int, num_logprobs: bytes, logprob_ids: bytes, logprobs: 
     return f"{num_values} logprobs of {num_named} ids for {num_wanted}"
 
 
+def unflagged(num_rows: int, flags: bytes) -> str:
+    """Require a bit for each row, in as few bytes as possible: say why not."""
+    return f"{len(flags)} bytes of flags for {num_rows} rows" if len(flags) != -(-num_rows // 8) else ""
+
+
 def unsealed(block_ids: bytes, generations: bytes, num_sealed: int) -> str:
     """Require a generation for each block, and at most as many sealed blocks as blocks: say why not."""
     num_blocks = num_ids(block_ids)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -91,7 +91,7 @@ class House(Rig):
         self.next_source = (self.next_source + len(source_ids)) % 900 + 1
         keys = keys_of(prompt, root or ROOT)
         self.pool.memory.update(zip(source_ids, [*keys, b"not full"], strict=False))
-        chain = {"root": root, "digest": keys[-1] if keys and root else root}
+        chain: dict[str, Any] = {"root": root, "digest": keys[-1] if keys and root else root}
         sequence = prompt_of(name, prompt, sampling=SamplingParams(max_tokens=max_tokens))
         self.receive(sequence, kv_offer(name, with_slot(source_ids, len(prompt)), token_id=token_ids[-1], **chain))
         return source_ids

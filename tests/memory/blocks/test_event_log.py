@@ -8,8 +8,8 @@ import pytest
 from common.memory.blocks import event_log
 from common.memory.blocks.event_log import EventLog
 from common.memory.blocks.index import BlockIndex
-from common.memory.blocks.sealed import KEY
 from common.wire.messages.memory_reports import BlockEvent
+from common.wire.values.block_key import KEY
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape
 from tests.support.layouts import one_group

@@ -37,11 +37,18 @@ def written(index: BlockIndex, keys: list[bytes], client: int = WRITER) -> list[
 
 
 def match(index: BlockIndex, client: int, keys: list[bytes]) -> list[int]:
-    return list_of(index.sealed.match(client, b"".join(keys)))
+    found = index.sealed.find(b"".join(keys)).block_ids
+    index.sealed.read(client, found)
+    return list_of(found)
 
 
 def lease(index: BlockIndex, client: int, count: int) -> list[int]:
     return list_of(index.lease(client, (count,)))
+
+
+def flags(num_sealed: int, num_blocks: int) -> np.ndarray:
+    """Of an offer whose first blocks are sealed."""
+    return np.arange(num_blocks) < num_sealed
 
 
 def named(index: BlockIndex, block_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +78,7 @@ def test_what_nobody_reads_is_there_until_it_is_wanted_and_goes_from_its_end(ind
     older, newer = written(index, KEYS[:3]), written(index, KEYS[3:5])
     let_go(index, WRITER, older)
     let_go(index, WRITER, newer)
-    assert index.num_free == (8,) and len(index.sealed.cached) == 5
+    assert index.num_free == (8,) and index.sealed.num_cached == (5,)
     assert match(index, READER, KEYS[3:5]) == newer, "which is not for others now"
     assert index.num_free == (6,)
     leased = lease(index, OTHER, 4)
@@ -86,10 +93,10 @@ def test_the_second_block_of_a_key_is_its_writers_alone(index: BlockIndex) -> No
     [first], [second] = written(index, KEYS[:1]), written(index, KEYS[:1], OTHER)
     assert match(index, READER, KEYS[:1]) == [first]
     let_go(index, OTHER, [second])
-    assert index.leases.claim(second) == FREE and not len(index.sealed.cached)
+    assert index.leases.claim(second) == FREE and not any(index.sealed.num_cached)
     let_go(index, WRITER, [first])
     let_go(index, READER, [first])
-    assert index.sealed.cached.block_ids.tolist() == [first]
+    assert index.sealed.cached[0].block_ids.tolist() == [first]
 
 
 def test_what_one_that_was_let_go_reads_stays_until_its_process_is_over(index: BlockIndex) -> None:
@@ -101,7 +108,7 @@ def test_what_one_that_was_let_go_reads_stays_until_its_process_is_over(index: B
 
 def test_what_was_offered_to_one_that_was_let_go_stays_too_as_it_may_have_accepted(index: BlockIndex) -> None:
     block_ids = written(index, KEYS[:2])
-    index.offer(WRITER, OfferKey(READER, "r", 0), *named(index, block_ids), 2)
+    index.offer(WRITER, OfferKey(READER, "r", 0), *named(index, block_ids), flags(2, 2))
     assert index.leave(READER) == 0 and index.num_free == (6,)
     index.reclaim(READER)
     assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
@@ -114,14 +121,14 @@ def test_what_is_let_go_at_once_goes_from_the_end_of_each_text(index: BlockIndex
     shared = match(index, WRITER, KEYS[:2])
     other = written(index, KEYS[3:5])
     let_go(index, WRITER, [*shared, *block_ids, *other])
-    assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
+    assert index.sealed.cached[0].block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
     for keys in (KEYS[:3], KEYS[:2], KEYS[3:5]):
         match(index, READER, keys)
-    assert not len(index.sealed.cached) and references_of(index.sealed, READER)[block_ids[0]] == 2
+    assert not any(index.sealed.num_cached) and references_of(index.sealed, READER)[block_ids[0]] == 2
     own = written(index, KEYS[:1], READER)
     index.leave(READER)
     index.reclaim(READER)
-    assert index.sealed.cached.block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
+    assert index.sealed.cached[0].block_ids.tolist() == [*other[::-1], *block_ids[::-1]]
     assert index.leases.claim(own[0]) == FREE and index.num_free == (8,)
 
 
@@ -131,22 +138,22 @@ def test_a_key_that_is_named_twice_is_its_first_blocks(index: BlockIndex) -> Non
     let_go(index, WRITER, [second, first])
     assert index.leases.claim(second) == FREE and references_of(index.sealed, READER) == {first: 2}
     let_go(index, READER, [first, first])
-    assert index.sealed.cached.block_ids.tolist() == [first]
+    assert index.sealed.cached[0].block_ids.tolist() == [first]
 
 
 def test_an_offer_takes_what_is_sealed_along(index: BlockIndex) -> None:
     block_ids, [last] = written(index, KEYS[:2]), lease(index, WRITER, 1)
     offered, key = [*block_ids, last], OfferKey(READER, "r", 0)
     for named_ids, num_sealed in ((offered, 1), (offered, 3), ([last, *block_ids], 2)):
-        with pytest.raises(ProtocolError, match=f"the first {num_sealed} blocks"):
-            index.offer(WRITER, key, *named(index, named_ids), num_sealed)
-    index.offer(WRITER, key, *named(index, offered), 2)
+        with pytest.raises(ProtocolError, match="marks other blocks as sealed"):
+            index.offer(WRITER, key, *named(index, named_ids), flags(num_sealed, 3))
+    index.offer(WRITER, key, *named(index, offered), flags(2, 3))
     index.leave(WRITER)
     index.reclaim(WRITER)
     assert index.num_free == (5,), "who offered it need not be there"
     index.accept(key)
     assert references_of(index.sealed, READER) == dict.fromkeys(block_ids, 1) and index.leases.num_leased[READER] == 1
-    index.offer(READER, key, *named(index, offered), 2)
+    index.offer(READER, key, *named(index, offered), flags(2, 3))
     index.decline(key)
     assert index.num_free == (8,) and match(index, OTHER, KEYS) == block_ids
 
@@ -168,7 +175,7 @@ def test_what_is_said_of_the_wrong_blocks_is_refused_and_changes_nothing(index: 
             say()
     assert references_of(index.sealed, WRITER) == dict.fromkeys(block_ids, 1)
     assert index.leases.num_leased[WRITER] == 1 and index.num_free == (5,)
-    two = BlockIndex(PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (4, 4)))
+    two = BlockIndex(PoolShape(KVLayout("model", (LAYOUT.groups[0], window(2, 3, 2))), (4, 4)))
     with pytest.raises(ProtocolError, match="cannot be used again"):
         two.seal(WRITER, *named(two, two.lease(WRITER, (1, 0)).tolist()), KEYS[0])
 
@@ -182,7 +189,12 @@ def test_a_worker_reads_what_it_has_sealed_and_lets_it_go_with_its_text() -> Non
     [sealed] = said
     assert isinstance(sealed, BlocksSealed) and sealed.keys == b"".join(KEYS[1:3])
     assert unpack_ids(sealed.block_ids) == text[:2] and leases.in_use == text[2:]
-    assert leases.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2)) == (text[:2], [])
+    assert leases.granted(PromptBlocks("r", 0, sealed.block_ids, sealed.generations, 2, 2, 2)) == (
+        [text[:2]],
+        [[]],
+        2,
+        2,
+    )
     check_owned(leases, [text, text[:2]])
     assert leases.num_unused == (5,)
     with pytest.raises(KVError):

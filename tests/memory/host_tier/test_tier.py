@@ -109,7 +109,7 @@ class Rig:
     def ask(self, client: int, text: int, num_blocks: int, block_us: int = BLOCK_US) -> list[Answer]:
         """Want all blocks of a text; what is not found is to be filled."""
         self.num_asked += 1
-        wanted = PromptWanted(f"r{self.num_asked}", 0, keys_of(text, num_blocks), block_us, num_blocks, 0)
+        wanted = PromptWanted(f"r{self.num_asked}", 0, keys_of(text, num_blocks), block_us, (num_blocks,), 0)
         return self.pools.handle(client, wanted)
 
     def found(self, answers: list[Answer], client: int, text: int) -> list[int]:
@@ -188,7 +188,7 @@ def test_two_who_want_the_same_share_one_restore(rig: Rig) -> None:
 def test_who_lacks_more_than_another_waits_for_waits_for_that_first(rig: Rig) -> None:
     """As a text may begin amid another."""
     rig.keep(1, 16)
-    end = PromptWanted("r", 0, keys_of(1, 16)[8 * 16 :], BLOCK_US, 8, 0)
+    end = PromptWanted("r", 0, keys_of(1, 16)[8 * 16 :], BLOCK_US, (8,), 0)
     assert rig.pools.handle(ALICE, end) == []
     assert rig.ask(BOB, 1, 16) == []
     answers = rig.copy()

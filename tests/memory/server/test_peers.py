@@ -259,7 +259,7 @@ def test_a_server_that_is_gone_is_noticed_however_much_it_had_said(
         server = Channel(listener.accept()[0])
         ids = pack_ids([1] * 10_000)
         while not server.unsent:
-            server.send(KVOffer("decode-0", 1, "r", 0, 7, ids, ids, 0, b"", b""))
+            server.send(KVOffer("decode-0", 1, "r", 0, 7, ids, ids, bytes(1250), b"", b""))
         peer.poll()
         assert not peer.problem
         server.close()

@@ -297,7 +297,7 @@ def test_generations_go_round() -> None:
     index.leases.generation[1] = (1 << 31) - 1
     assert index.lease(0, (1,)) == block_ids and index.leases.generation[1] == 1
     assert [index.leases.claim(0), index.leases.claim(1)] == [FREE, (BlockState.LEASED, 0)]
-    index.offer(0, OfferKey(1, "r", 0), block_ids, index.leases.generation[block_ids], 0)
+    index.offer(0, OfferKey(1, "r", 0), block_ids, index.leases.generation[block_ids], np.array([False]))
     assert index.leases.claim(1) == (BlockState.OFFERED, 1)
     index.accept(OfferKey(1, "r", 0))
     assert [index.leases.claim(0), index.leases.claim(1)] == [FREE, (BlockState.LEASED, 1)]

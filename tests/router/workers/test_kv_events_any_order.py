@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
     @rule(numbers=TEXT)
     def look_up(self, numbers: list[int]) -> None:
         """Somebody wants a text, of which some may be in host memory."""
-        wanted = PromptWanted("r", 0, b"".join(map(key, numbers)), BLOCK_US, len(numbers), 0)
+        wanted = PromptWanted("r", 0, b"".join(map(key, numbers)), BLOCK_US, (len(numbers),), 0)
         self._heed(self.pools.handle(WRITER, wanted))
 
     @rule(numbers=TEXT)

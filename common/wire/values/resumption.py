@@ -1,0 +1,53 @@
+"""The longest prefix of a text that can be resumed from cached blocks, by the kinds of a layout's groups.
+
+A prefix ends with a full block. Its next token needs all blocks of append-only groups, the last blocks of windows, and
+a snapshot of each state, taken exactly there.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from common.wire.values.kv_layout import KVGroup, KVLayout
+
+
+class Resumable(NamedTuple):
+    """Lengths of a text's cached prefixes, in places."""
+
+    num_places: int  # computing may go on behind them
+    num_alike: int  # their blocks of append-only groups are cached
+
+
+def resumable(layout: KVLayout, have: Sequence[np.ndarray], first: int = 0) -> Resumable:
+    """Return the longest cached prefixes of a text, from its place `first` on.
+
+    Args:
+        have: which places have a cached block, by group: [num_places] bool.
+        first: places before are known to be there, in all groups.
+    """
+    num_alike, *_ = have[0].shape
+    for group, of_group in zip(layout.groups, have, strict=True):
+        if group.is_append_only:
+            num_alike = min(num_alike, _num_leading(of_group))
+    fits = np.ones(num_alike, bool)  # by length - 1
+    for group, of_group in zip(layout.groups, have, strict=True):
+        if not group.is_append_only and num_alike:
+            fits &= _in_sight(group, of_group, num_alike, first) if group.grows else of_group[:num_alike]
+    lengths = np.flatnonzero(fits)
+    return Resumable(int(lengths[-1]) + 1 if len(lengths) else 0, num_alike)
+
+
+def _num_leading(have: np.ndarray) -> int:
+    missing = np.flatnonzero(~have)
+    return int(missing[0]) if len(missing) else len(have)
+
+
+def _in_sight(group: KVGroup, have: np.ndarray, num_alike: int, first: int) -> np.ndarray:
+    """Tell for each length - 1 whether all places seen by the next token are there: [num_alike] bool."""
+    places = np.arange(num_alike)
+    last_missing = np.maximum.accumulate(np.where(have[:num_alike], -1, places))
+    num_tokens = (first + places + 1) * group.block_size + 1  # the next token included
+    first_seen = np.maximum(0, num_tokens - group.window) // group.block_size - first
+    in_sight: np.ndarray = first_seen > last_missing
+    return in_sight

@@ -1,0 +1,21 @@
+"""`python -m tests.e2e.few_blocks`: a worker to which typical texts are short, so it has states but few KV blocks."""
+
+import sys
+
+from common.device.engine import pool_budget
+from common.serving.worker.start import worker_main
+from common.settings.config import WORKER_SECTIONS
+from common.wire.messages.worker import Role
+from decode_worker import __main__ as decode
+from prefill_worker import __main__ as prefill
+
+
+def main() -> int:
+    pool_budget.TYPICAL_TOKENS = 32
+    if sys.argv[sys.argv.index("--worker-id") + 1].startswith("decode"):
+        return worker_main(Role.DECODE, WORKER_SECTIONS, decode.DESCRIPTION, decode.build)
+    return worker_main(Role.PREFILL, WORKER_SECTIONS, prefill.DESCRIPTION, prefill.build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Texts of models with windows and states: what is found in the cache, and what a death or a small pool costs."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.held_system import HeldSystem, begun
+from tests.e2e.system import System
+from tests.e2e.test_prefixes import ANY_LENGTH, NUM_OUT, ask, full, metric
+
+pytestmark = pytest.mark.medium
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+VARIANTS = ("mistral-window", "qwen3.5")
+"""A window of 24 tokens alone; the delta rule beside attention."""
+SMALL_POOL_BYTES = {"mistral-window": 16 * 16384, "qwen3.5": 24 * 8192 + 12 * 34000}
+"""Room for two or three of six growing texts."""
+
+
+class SmallSystem(System):
+    """Its pool has so few blocks of tokens that texts make room for one another."""
+
+    def start_worker(self, name: str, *flags: str, module: str = "") -> None:
+        super().start_worker(name, *flags, module=module or "tests.e2e.few_blocks")
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "gemma3"])
+@pytest.mark.parametrize("apart", [False, True], ids=["one pool", "two pools"])
+async def test_a_conversation_goes_on_behind_its_last_prompt_or_reply(
+    variant: str, apart: bool, checkpoint: Checkpoint
+) -> None:
+    """A reply leaves no snapshot of a state, and is not moved back from another pool."""
+    directory, model = checkpoint(variant)
+    reference, [history, *questions] = Reference(directory, model), prompts(4, 50, 90, seed=71)
+    with System(directory, *ANY_LENGTH, "--prefill-max-batch-tokens", "48").start(apart=apart) as system:
+        num_known = 0
+        for question in [[], *questions]:
+            history = history + question
+            answer = await ask(system, history)
+            assert answer.texts == [reference.text(history, NUM_OUT, ignore_eos=True)]
+            assert answer.num_cached == full(num_known)
+            num_prompt, history = len(history), history + answer.token_ids
+            num_known = num_prompt - 1 if variant == "qwen3.5" or apart else len(history) - 1
+        system.until(system.all_blocks_free)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_without_prefill_workers_equal_prompts_are_computed_once(variant: str, checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint(variant)
+    reference, [prompt, question] = Reference(directory, model), prompts(2, 90, 90, seed=72)
+    flags = (*ANY_LENGTH, "--kv-transport", "none", "--decode-local-chunk-tokens", "32")
+    with System(directory, *flags).start(prefill=0) as system:
+        answer = await ask(system, prompt, n=3)
+        assert answer.texts == [reference.text(prompt, NUM_OUT, ignore_eos=True)] * 3
+        assert metric(system, "baton_cached_prompt_tokens_total") == 2 * full(89)
+        answer = await ask(system, prompt + question)
+        assert answer.texts == [reference.text(prompt + question, NUM_OUT, ignore_eos=True)]
+        assert answer.num_cached == full(89)
+        system.until(system.all_blocks_free)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_after_a_death_texts_go_on_behind_what_is_cached(variant: str, checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint(variant)
+    reference, asked = Reference(directory, model), prompts(4, 60, 90, seed=73)
+    with HeldSystem(directory, *ANY_LENGTH, "--kv-pool-bytes", str(64 << 20)).start(decode=2) as system:
+        streams = [Completion() for _ in asked]
+        system.holds.texts.set(40)
+        task = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=60, ignore_eos=True))
+        await begun(task, streams, 40)
+        await asyncio.to_thread(system.kill, "decode-0")
+        system.release()
+        assert [c.text for c in await task] == [reference.text(prompt, 60, ignore_eos=True) for prompt in asked]
+        replayed = [line for line in system.log("router").splitlines() if "2 attempts" in line]
+        assert replayed, "nothing was decoded by the one that died"
+        num_known = 60 - 1 if variant == "qwen3.5" else 60 + 40 - 1
+        assert metric(system, "baton_cached_prompt_tokens_total") >= len(replayed) * full(num_known)
+        system.until(system.all_blocks_free)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_who_had_to_make_room_says_the_same(variant: str, checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint(variant)
+    reference, asked = Reference(directory, model), prompts(6, 60, 100, seed=74)
+    with SmallSystem(directory, *ANY_LENGTH, "--kv-pool-bytes", str(SMALL_POOL_BYTES[variant])).start() as system:
+        completions = await complete_all(system.url, asked, max_tokens=90, ignore_eos=True)
+        assert [c.text for c in completions] == [reference.text(prompt, 90, ignore_eos=True) for prompt in asked]
+        print(system.health()["memory_servers"], system.log("decode-0")[-3000:])
+        assert "out of KV blocks" in system.log("decode-0"), "nothing was preempted: the pool is too large for the test"
+        system.until(system.all_blocks_free)

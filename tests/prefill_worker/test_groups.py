@@ -1,0 +1,154 @@
+"""Prompts that begin alike in pools of several groups: a memory server's index, a scheduler, and a made-up model."""
+
+import random
+from typing import cast
+
+import pytest
+
+from common.memory.blocks.pool import User
+from common.memory.client.lease_cache import LeaseCache
+from common.memory.server.pools import Pools
+from common.serving.prompts.checkpoints import StateCopy
+from common.serving.prompts.prefixes import PromptPrefixes
+from common.serving.prompts.scheduler import Chunk
+from common.settings.config import PrefillSection
+from common.settings.memory_sections import KVSection
+from common.wire.messages.memory import BlocksLeased, MemoryMessage, OfBlocks, PoolShortage, PromptBlocks
+from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.pool_shape import PoolShape
+from prefill_worker.sequence import PrefillSequence
+from tests.memory.parties import Bytes
+from tests.support.allocator import check_owned
+from tests.support.group_model import GroupMemory, next_token
+from tests.support.layouts import full, state, window
+from tests.support.sequences import ending, prompt_scheduler, prompt_sequence, taken
+
+BLOCK, STEP_TOKENS = 4, 20
+FULL, WINDOW = full(1, 1, 1, BLOCK, "float32"), window(BLOCK, 7)
+LAYOUTS = {
+    "window": KVLayout("model", (WINDOW,)),
+    "windowed": KVLayout("model", (FULL, WINDOW)),
+    "states": KVLayout("model", (FULL, state(3))),
+    "hybrid": KVLayout("model", (FULL, WINDOW, state(3), state(5))),
+}
+
+
+class House:
+    """A prefill worker's scheduler, its memory server, and a device that computes each step at once."""
+
+    def __init__(self, layout: KVLayout, num_blocks: Counts) -> None:
+        self.shape = PoolShape(layout, tuple(count + 1 for count in num_blocks))
+        self.pools, self.said = Pools(Bytes, 0.0, poisons=False), list[MemoryMessage]()
+        self.pools.want(User(1, ("w", 1)), layout, self.shape.num_blocks)
+        self.leases = LeaseCache(self.shape, self.said.append, clock=lambda: 0.0)
+        self.num_found = 0
+        self.prefixes = PromptPrefixes(self.leases, self._found, KVSection(prefix_min_tokens=0))
+        limits = PrefillSection(max_batch_tokens=STEP_TOKENS).on("cuda")
+        self.scheduler = prompt_scheduler(limits, self.leases, 1000, self.prefixes)
+        self.memory, self.texts = GroupMemory(layout), dict[PrefillSequence, int]()
+        self.num_added = 0
+
+    def _found(self, prompt: PrefillSequence) -> None:
+        self.num_found += prompt.num_scheduled_tokens
+
+    def add(self, token_ids: list[int]) -> None:
+        self.num_added += 1
+        prompt = prompt_sequence(f"r{self.num_added}", token_ids, turn=self.num_added)
+        self.scheduler.add(prompt)
+        self.texts[prompt] = -1
+
+    def exchange(self) -> None:
+        at_hand, floor = tuple(count // 8 for count in self.shape.capacity), self.shape.layout.nothing
+        self.leases.update(at_hand, floor)
+        while self.said:
+            for _, message, _ in self.pools.handle(1, cast(OfBlocks, self.said.pop(0))):
+                match message:
+                    case PromptBlocks():
+                        self.prefixes.receive(message)
+                    case BlocksLeased():
+                        self.leases.receive(message)
+                    case PoolShortage():
+                        self.leases.demand.shortage(is_short=message.is_short)
+
+    def step(self) -> int:
+        """Launch and collect a step; return its tokens."""
+        chunks: list[Chunk[PrefillSequence]] = []
+        for _ in range(3):
+            self.exchange()
+            if chunks := self.scheduler.schedule():
+                break
+        for chunk in chunks:
+            self._compute(chunk)
+        self.scheduler.launched(chunks)
+        prompts = [chunk.sequence for chunk in chunks]
+        self.scheduler.collected(prompts)
+        self.prefixes.computed([(each, each.num_scheduled_tokens) for each in prompts], self.scheduler.waiting)
+        for prompt in prompts:
+            if prompt in ending(self.scheduler):
+                self.leases.free(taken(self.scheduler, prompt))
+        self.exchange()
+        return sum(chunk.num_tokens for chunk in chunks)
+
+    def _compute(self, chunk: Chunk[PrefillSequence]) -> None:
+        for copy in chunk.found_states:
+            self._copy(copy)
+        prompt, begin = chunk.sequence, chunk.sequence.num_scheduled_tokens
+        tables = [
+            [block_id - first for block_id in table.block_ids]
+            for table, first in zip(prompt.tables, self.shape.proof_ids, strict=True)
+        ]
+        for position in range(begin, begin + chunk.num_tokens):
+            self.texts[prompt] = self.memory.step(tables, position, prompt.token_ids[position])
+        for copy in chunk.snapshots:
+            self._copy(copy)
+
+    def _copy(self, copy: StateCopy) -> None:
+        group = self.shape.group_of(copy.source_id)
+        first = self.shape.proof_ids[group]
+        self.memory.copy(self.memory, group, copy.source_id - first, copy.target_id - first)
+
+
+def some(layout: KVLayout, *, of_tokens: int, of_windows: int, of_states: int) -> Counts:
+    """Return numbers of blocks by the kind of each group."""
+    return tuple(of_windows if group.window else of_tokens if group.grows else of_states for group in layout.groups)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_prompt_is_followed_by_its_token_whatever_it_shares_with_whom(layout: KVLayout, seed: int) -> None:
+    rng = random.Random(seed)
+    house = House(layout, some(layout, of_tokens=40, of_windows=24, of_states=5))
+    stems = [[rng.randrange(1000) for _ in range(60)] for _ in range(3)]
+    num_tokens = 0
+    for _ in range(300):
+        if rng.random() < 0.5 and len(house.scheduler.prompts) < 6:
+            stem = rng.choice(stems)
+            text = stem[: rng.randint(1, 60)] + [rng.randrange(1000) for _ in range(rng.randint(0, 9))]
+            num_tokens += len(text)
+            house.add(text)
+        if rng.random() < 0.05 and house.scheduler.prompts:
+            prompt = rng.choice(list(house.scheduler.prompts.values()))
+            house.scheduler.remove(*prompt.key)
+            del house.texts[prompt]
+        house.step()
+    while house.scheduler.prompts:
+        assert house.step(), "a prompt waits for ever"
+    for prompt, token in house.texts.items():
+        assert token == next_token(layout, list(prompt.token_ids))
+    assert house.num_found > num_tokens // 20
+    check_owned(house.leases, [])
+    assert not len(house.leases.references) and not house.prefixes.computing
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_text_is_resumed_at_its_last_full_block_and_where_another_left_it(layout: KVLayout) -> None:
+    house = House(layout, some(layout, of_tokens=100, of_windows=60, of_states=9))
+    text = list(range(50))
+    found = []
+    for number, token_ids in enumerate((text, [*text, 1, 2], [*text[:30], *text], [*text[:30], 7, 8, 9, 7, 8])):
+        house.num_found = 0
+        house.add(token_ids)
+        while house.scheduler.prompts:
+            assert house.step(), number
+        found.append(house.num_found)
+    assert found == [0, 48, 0 if layout.states else 28, 28]
