@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import openai
 import pytest
 import tokenizers
@@ -15,7 +16,7 @@ from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerpr
 from common.wire.values.packing import unpack_ids
 from common.wire.values.sampling_params import SamplingParams
 from router.text.formats.parts import is_short_id
-from tests.router.conftest import MAX_MODEL_LEN, TEXT, Cluster
+from tests.router.conftest import MAX_MODEL_LEN, TEXT, Cluster, StartCluster
 from tests.support.fakes import FakeModel
 
 BOS = "<s>"
@@ -249,3 +250,22 @@ async def test_bos_stands_before_a_text_once(
             assert prompt_of(cluster, tokenizer) == f"{BOS * family.begins}the fox"
         await client.completions.create(model="tiny", prompt="the fox", extra_body={"add_special_tokens": False})
         assert prompt_of(cluster, tokenizer) == "the fox"
+
+
+@pytest.mark.parametrize("family", ["mistral"], indirect=True)
+async def test_comments_fill_the_silence_while_nothing_is_told(
+    start_cluster: StartCluster, model: ScriptedModel, tokenizer: tokenizers.Tokenizer, family: Family
+) -> None:
+    cluster = await start_cluster(stream_keepalive_s=0.1)
+    cluster.prefill()
+    cluster.decode(step_s=0.01)
+    say(model, tokenizer, f"{'a ' * 40}{family.stop}")
+    body = {"messages": [USER], "tools": TOOLS, "tool_choice": "required", "stream": True}
+    async with (
+        aiohttp.ClientSession(cluster.url) as session,
+        session.post("/v1/chat/completions", json=body) as response,
+    ):
+        events = (await response.text()).split("\n\n")
+    begin = next(i for i, each in enumerate(events) if each.startswith("data:"))
+    assert ": keep-alive" in events[begin:]
+    assert len([each for each in events if each.startswith("data:")]) == 3, "the role, the end, and [DONE]"
