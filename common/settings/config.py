@@ -293,10 +293,11 @@ class KernelsSection:
 
     norm: str = option("triton", "RMSNorm", choices=KERNELS)
     rope: str = option("triton", "query/key norm, RoPE and the write of K and V", choices=KERNELS)
-    activation: str = option("triton", "SiLU(gate) * up", choices=KERNELS)
+    activation: str = option("triton", "activation(gate) * up", choices=KERNELS)
     prefill_attention: str = option("triton", "ragged paged attention of prompts", choices=KERNELS)
     decode_attention: str = option("triton", "split-KV paged attention of one token a sequence", choices=KERNELS)
     sampling: str = option("triton", "choice of the next token", choices=KERNELS)
+    experts: str = option("triton", "choice of experts, and their products", choices=KERNELS)
     linear: str = option("triton", "products of few tokens with weights; torch is cuBLAS for all", choices=KERNELS)
     pdl: bool = option(
         True, "start kernels of a captured decode step before their predecessors have finished, on GPUs from 9.0 on"

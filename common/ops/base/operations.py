@@ -89,7 +89,7 @@ class Residual:
     """Residual stream between the addition of a product and the next norm."""
 
     rows: Tensor  # [num_tokens, hidden]
-    parts: Tensor | None = None  # [splits, num_tokens, hidden] fp32: to be added to `rows`, in place, by the norm
+    parts: Tensor | None = None  # [splits, num_tokens, hidden]: to be added to `rows`, in place, by the norm
 
     def of(self, tokens: Tensor) -> "Residual":
         """Return a copy of some tokens, chosen by index."""
@@ -190,6 +190,10 @@ class Ops(Protocol):
 
         `scale`: `[1]` fp32, or None for 1.
         """
+        ...
+
+    def norm_add(self, x: Tensor, norm: Norm, residual: Residual, scale: Tensor | None = None) -> Residual:
+        """Return `(residual + rms_norm(x)) * scale`, as `linear_norm_add` does."""
         ...
 
     def norm_gate_up(
