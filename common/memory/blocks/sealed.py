@@ -88,8 +88,8 @@ class SealedBlocks:
         """
         groups = self.layout.groups
         if self.layout.is_plain:
-            found = self._leading(keys)
-            return CachedPrefix([found], len(found), len(found))
+            leading = self._leading(keys)
+            return CachedPrefix([leading], len(leading), len(leading))
         ids = [self._ids(keys_in_group(keys, number)) for number in range(len(groups))]
         num_places, num_alike = resumable(self.layout, [of_group >= 0 for of_group in ids], first)
         if not resumes:
