@@ -20,7 +20,6 @@ from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.cap_logits import cap_logits
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gate_mul import gate_mul
-from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -202,10 +201,10 @@ class CudaOps:
         return normed, self._experts.route(normed, router, present)
 
     def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        return join_parts(self._experts.outputs(x, routing, weights), torch.zeros_like(x), pdl=self.pdl)
+        return self._linear.whole(self._experts.add(x, routing, weights, Residual(torch.zeros_like(x))))
 
     def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
-        return Residual(residual.rows, self._experts.outputs(x, routing, weights))
+        return self._experts.add(x, routing, weights, residual)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)

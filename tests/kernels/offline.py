@@ -58,7 +58,7 @@ from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
-from tests.support.attention_shapes import GEMMA_3_4B, GPT_OSS, GPT_OSS_FULL
+from tests.support.attention_shapes import GEMMA_3_4B, GEMMA_4_31B_FULL, GPT_OSS, GPT_OSS_FULL
 from tests.support.decoders import qwen3_4b, qwen3_5_4b, qwen3_30b_a3b
 
 META = torch.device("meta")
@@ -242,6 +242,7 @@ def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **gi
 def run_large_heads(gpu: Gpu) -> None:
     """Heads whose tiles are the largest."""
     run_attention(gpu, Heads(16, 4, 256))
+    run_attention(gpu, Heads(*GEMMA_4_31B_FULL[:3]), norms_values=True, shares_kv=True)
 
 
 def run_other_attention(gpu: Gpu) -> None:
