@@ -6,7 +6,8 @@ Shapes are Qwen3-4B's where a case names no model. Every case is first checked a
 over replays of a CUDA graph. The launches of a graph rotate over more memory than the L2 cache holds, because a step
 finds a cold cache. `decode ...` are whole operations of a decode step, as planned and fused for this GPU. The number is
 the number of tokens; for attention, sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt step of 8
-sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already.
+sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already. `route ...` and
+`experts ...` are layers of experts of the model named.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.decode_cases import decode_cases
 from benchmarks.delta_cases import delta_cases
+from benchmarks.expert_cases import expert_cases
 from benchmarks.kernel_cases import Case, kernel_cases
 from benchmarks.own_memory import require_gpu
 from benchmarks.prompt_cases import prompt_cases
@@ -97,7 +99,7 @@ def main() -> int:
     print(f"read ceiling {ceiling / 1e12:.2f} TB/s\n")
     print(f"{'case':34}{'us':>10}{'MB':>10}{'TB/s':>8}{'% read':>8}{'TFLOP/s':>9}")
     rows, num_wrong = [], 0
-    for case in chain(decode_cases(), kernel_cases(), prompt_cases(), delta_cases()):
+    for case in chain(decode_cases(), kernel_cases(), prompt_cases(), delta_cases(), expert_cases()):
         if args.only not in case.name:
             continue
         if not is_right(case.run(0), case.expected()):

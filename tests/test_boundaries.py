@@ -31,8 +31,8 @@ ROOMS_OF = {
         "models.layers", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base", "kernels.latent",
-        "kernels.attention", "kernels.delta", "kernels.products", "kernels.sampling", "kernels.elementwise",
-        "kernels.base",
+        "kernels.attention", "kernels.delta", "kernels.experts", "kernels.products", "kernels.sampling",
+        "kernels.elementwise", "kernels.base",
         "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "base",
     ),
     "deploy": (

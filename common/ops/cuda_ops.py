@@ -20,6 +20,7 @@ from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.cap_logits import cap_logits
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gate_mul import gate_mul
+from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -37,6 +38,7 @@ from common.ops.base import (
     Weight,
 )
 from common.ops.cuda_attention import CudaAttention
+from common.ops.cuda_experts import CudaExperts
 from common.ops.cuda_latent import CudaLatent
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
@@ -63,12 +65,14 @@ class CudaOps:
         # Planned kernels fuse norm and activation, and exist for two bytes an element only.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and caches[0].blocks.element_size() == 2
-        self.plans: Plans = LinearPlans(gpu_of(caches[0].blocks.device))
+        gpu = gpu_of(caches[0].blocks.device)
+        self.plans: Plans = LinearPlans(gpu)
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
+        self._experts = CudaExperts(gpu, is_reference=kernels.experts == "torch", pdl=pdl)
 
     def _group(self, cache: GroupCache, max_num_seqs: int) -> CudaAttention | CudaLatent | None:
         """Return the attention over a group of KV blocks; None for states."""
@@ -81,7 +85,7 @@ class CudaOps:
     def graph_safe(self) -> bool:
         """Tell whether a decode step may be captured; references cannot be, because they wait for the device."""
         kernels = self.kernels
-        step = (kernels.norm, kernels.rope, kernels.activation, kernels.decode_attention)
+        step = (kernels.norm, kernels.rope, kernels.activation, kernels.decode_attention, kernels.experts)
         return all(choice == "triton" for choice in step)
 
     @property
@@ -194,13 +198,13 @@ class CudaOps:
 
     def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing]:
         normed = self.norm(x, norm)
-        return normed, reference.route(normed, router, present)
+        return normed, self._experts.route(normed, router, present)
 
     def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        return reference.experts(x, routing, weights).to(x.dtype)
+        return join_parts(self._experts.outputs(x, routing, weights), torch.zeros_like(x), pdl=self.pdl)
 
     def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
-        return Residual((residual.rows + reference.experts(x, routing, weights)).to(residual.rows.dtype))
+        return Residual(residual.rows, self._experts.outputs(x, routing, weights))
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)

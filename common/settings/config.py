@@ -297,6 +297,7 @@ class KernelsSection:
     prefill_attention: str = option("triton", "ragged paged attention of prompts", choices=KERNELS)
     decode_attention: str = option("triton", "split-KV paged attention of one token a sequence", choices=KERNELS)
     sampling: str = option("triton", "choice of the next token", choices=KERNELS)
+    experts: str = option("triton", "choice of experts, and their products", choices=KERNELS)
     linear: str = option("triton", "products of few tokens with weights; torch is cuBLAS for all", choices=KERNELS)
     pdl: bool = option(
         True, "start kernels of a captured decode step before their predecessors have finished, on GPUs from 9.0 on"

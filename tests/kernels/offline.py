@@ -23,6 +23,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from common.base.dtypes import DTYPES
+from common.base.routing import Route, Score
 from common.device.steps.adjustments import Adjustments, num_mask_words
 from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
@@ -42,13 +43,23 @@ from common.kernels.sampling.logprobs import land_logprobs, logprobs
 from common.models.decoder import Decoder
 from common.models.layers.delta_rule import DeltaPart
 from common.models.sizes.attention import Heads
-from common.ops.base import Activation, ForwardBatch, GroupCache, LatentWeights, Norm, Residual, Weight
+from common.ops.base import (
+    Activation,
+    ExpertWeights,
+    ForwardBatch,
+    GroupCache,
+    LatentWeights,
+    Norm,
+    Residual,
+    Router,
+    Weight,
+)
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
 from tests.support.attention_shapes import GEMMA_3_4B, GPT_OSS, GPT_OSS_FULL
-from tests.support.decoders import qwen3_4b, qwen3_5_4b
+from tests.support.decoders import qwen3_4b, qwen3_5_4b, qwen3_30b_a3b
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -169,6 +180,41 @@ def run_hybrid(gpu: Gpu) -> None:
     assert isinstance(part, DeltaPart)
     x = empty(300, part.inputs.num_out, dtype=torch.float32)  # by token
     ops.delta_rule(x, part.delta, part.layer_id, ops.begin(batch))
+
+
+def run_experts(gpu: Gpu) -> None:
+    """Experts of a lone token, of few and of many tokens."""
+    config = qwen3_30b_a3b()
+    tensors = {name: empty(*stack.shape, dtype=BF16) for name, stack in config.stacks().items()}
+    model = Decoder(config, tensors, config.max_positions)
+    [heads] = config.heads
+    for num_rows, num_seqs in ((1, 1), (8, 8), (64, 64), (300, 2), (1200, 2)):
+        ops = make_ops(heads, 64, pdl=gpu.has_dependent_launch and num_rows == num_seqs)
+        model.forward(make_batch(num_rows, num_seqs), ops)
+
+
+def run_other_experts(gpu: Gpu) -> None:
+    """Choices and matrices of other families: biases, groups, shared experts, MXFP4."""
+    hidden, inner, num = 2880, 2880, 32
+    columns = {name: empty(num, dtype=torch.float32) for name in ("bias", "selection_bias", "expert_scale")}
+    byte = torch.uint8
+    weights = ExpertWeights(
+        gate_up=empty(num + 1, 2 * inner, hidden // 2, dtype=byte),
+        down=empty(num + 1, hidden, inner // 2, dtype=byte),
+        activation=Activation.CLAMPED_SWIGLU,
+        gate_up_bias=empty(num + 1, 2 * inner, dtype=BF16),
+        down_bias=empty(num + 1, hidden, dtype=BF16),
+        gate_up_scales=empty(num + 1, 2 * inner, hidden // 32, dtype=byte),
+        down_scales=empty(num + 1, hidden, inner // 32, dtype=byte),
+    )
+    sizes = ((1, Score.SIGMOID), (8, Score.SOFTMAX), (300, Score.SQRT_SOFTPLUS), (1200, Score.SIGMOID))
+    for num_tokens, score in sizes:
+        rule = Route(4, score, groups=8, kept_groups=4 if num_tokens == 1 else 8, group_best=2)
+        router = Router(empty(num + 1, hidden, dtype=BF16), rule, num, 1, **columns)
+        ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 64)
+        rows, norm = Residual(empty(num_tokens, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6)
+        x, routing = ops.norm_route(rows, norm, router, empty(num_tokens))
+        ops.experts_add(x, routing, weights, rows)
 
 
 def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **given: Any) -> None:
@@ -310,6 +356,8 @@ def main(capabilities: list[str]) -> None:
         run_other_attention(gpu)
         run_other_products(gpu)
         run_hybrid(gpu)
+        run_experts(gpu)
+        run_other_experts(gpu)
         run_gemma(gpu)
         run_latent(gpu)
         if gpu.is_hopper:

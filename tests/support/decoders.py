@@ -30,6 +30,29 @@ QWEN3_5_4B = {
     "tie_word_embeddings": True,
 }
 
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "intermediate_size": 6144,
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 4096,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+
+
+def qwen3_30b_a3b() -> DecoderConfig:
+    """The config of a Qwen3-30B-A3B of one layer."""
+    return decoder_config(Settings(QWEN3_30B_A3B, "Qwen3-30B-A3B"))
+
 
 def qwen3_5_4b() -> DecoderConfig:
     """The config of a Qwen3.5-4B of four layers: each kind of layer is there."""

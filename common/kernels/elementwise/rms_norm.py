@@ -16,7 +16,7 @@ from common.kernels.base.pdl import wait_for_predecessor
 def _rms_norm_kernel(
     x_ptr,  # [num_tokens, hidden], rows x_stride apart; with parts, the sum is stored here
     weight_ptr,  # [hidden]
-    parts_ptr,  # [SPLITS, num_tokens, hidden] fp32
+    parts_ptr,  # [SPLITS, num_tokens, hidden]
     out_ptr,  # [num_tokens, hidden], contiguous
     x_stride,
     eps,
@@ -54,7 +54,7 @@ def rms_norm(
     weight: Tensor,  # [hidden]
     eps: float,
     *,
-    parts: Tensor | None = None,  # [splits, num_tokens, hidden] fp32, contiguous: first added to `x` in place
+    parts: Tensor | None = None,  # [splits, num_tokens, hidden], contiguous: first added to `x` in place
     pdl: bool = False,
 ) -> Tensor:
     """Return the rows of `x`, normed and scaled by `weight`: `[num_tokens, hidden]`, contiguous."""

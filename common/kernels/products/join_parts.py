@@ -11,7 +11,7 @@ COLUMNS = 512  # elements of a program
 
 @triton.jit
 def _join_parts_kernel(
-    parts_ptr,  # [SPLITS, num_elements] fp32
+    parts_ptr,  # [SPLITS, num_elements]
     rows_ptr,  # [num_elements]
     num_elements,
     SPLITS: tl.constexpr,
@@ -29,7 +29,7 @@ def _join_parts_kernel(
 
 
 def join_parts(
-    parts: Tensor,  # [splits, num_tokens, n] fp32, contiguous
+    parts: Tensor,  # [splits, num_tokens, n], contiguous
     rows: Tensor,  # [num_tokens, n], contiguous; the parts are added to it
     *,
     pdl: bool = False,

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from common.base.activation import Activation
 from common.base.routing import Route
+from common.kernels.base.expert_operands import ExpertMatrix
 from common.kernels.base.expert_operands import Routing as Routing
 
 
@@ -57,3 +58,11 @@ class ExpertWeights:
     @property
     def inner(self) -> int:
         return self.gate_up.shape[1] // 2
+
+    @property
+    def gate_up_matrix(self) -> ExpertMatrix:
+        return ExpertMatrix(self.gate_up, self.gate_up_scales, self.gate_up_bias)
+
+    @property
+    def down_matrix(self) -> ExpertMatrix:
+        return ExpertMatrix(self.down, self.down_scales, self.down_bias)

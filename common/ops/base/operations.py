@@ -89,7 +89,7 @@ class Residual:
     """Residual stream between the addition of a product and the next norm."""
 
     rows: Tensor  # [num_tokens, hidden]
-    parts: Tensor | None = None  # [splits, num_tokens, hidden] fp32: to be added to `rows`, in place, by the norm
+    parts: Tensor | None = None  # [splits, num_tokens, hidden]: to be added to `rows`, in place, by the norm
 
     def of(self, tokens: Tensor) -> "Residual":
         """Return a copy of some tokens, chosen by index."""

@@ -1,0 +1,125 @@
+"""Layers of experts of known models, in steps of few and of many tokens: the choice of experts, and their products.
+
+Tokens are random, so choices have no preference. `num_bytes` are the matrices of the experts chosen, read once, and the
+tokens read and written.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product, starmap
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernel_cases import EPS, MAX_STEP_TOKENS, Case, random
+from common.base.activation import Activation
+from common.base.routing import Route
+from common.kernels.base.gpu import gpu_of
+from common.ops import reference
+from common.ops.base import ExpertWeights, GroupCache, Norm, Residual, Router
+from common.ops.cuda_ops import CudaOps
+from common.settings.config import KernelsSection
+
+TOKENS = (1, 8, 64, 512)
+VARIANTS = 8  # sets of tokens, which choose different experts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Sizes of a layer of experts."""
+
+    name: str
+    hidden: int
+    inner: int
+    num: int
+    per_token: int
+    num_shared: int = 0
+    is_mxfp4: bool = False
+
+    @property
+    def expert_bytes(self) -> float:
+        return 3 * self.inner * self.hidden * (4.25 / 8 if self.is_mxfp4 else 2)
+
+
+SIZES = (
+    ExpertSizes("qwen3-30b-a3b", 2048, 768, 128, 8),
+    ExpertSizes("qwen3.6-35b-a3b", 2048, 512, 256, 8, num_shared=1),
+    ExpertSizes("gpt-oss-20b", 2880, 2880, 32, 4, is_mxfp4=True),
+)
+
+
+def make_router(sizes: ExpertSizes) -> Router:
+    rows = sizes.num + (sizes.num_shared > 0)
+    return Router(random(rows, sizes.hidden) * 0.02, Route(sizes.per_token), sizes.num, sizes.num_shared)
+
+
+def make_weights(sizes: ExpertSizes) -> ExpertWeights:
+    """Make random matrices, which are in MXFP4 and have biases for gpt-oss."""
+    num, hidden, inner = sizes.num + sizes.num_shared, sizes.hidden, sizes.inner
+    if not sizes.is_mxfp4:
+        return ExpertWeights(random(num, 2 * inner, hidden) * 0.02, random(num, hidden, inner) * 0.02, Activation.SILU)
+
+    def some_bytes(*shape: int, most: int = 256, least: int = 0) -> Tensor:
+        return torch.randint(least, most, shape, dtype=torch.uint8, device="cuda")
+
+    return ExpertWeights(
+        gate_up=some_bytes(num, 2 * inner, hidden // 2),
+        down=some_bytes(num, hidden, inner // 2),
+        activation=Activation.CLAMPED_SWIGLU,
+        gate_up_bias=random(num, 2 * inner),
+        down_bias=random(num, hidden),
+        gate_up_scales=some_bytes(num, 2 * inner, hidden // 32, least=118, most=122),
+        down_scales=some_bytes(num, hidden, inner // 32, least=118, most=122),
+    )
+
+
+def make_ops(num_tokens: int) -> CudaOps:
+    pool = random(1, 1, 2, 16, 1, 64)
+    pdl = num_tokens <= MAX_STEP_TOKENS and gpu_of(pool.device).has_dependent_launch
+    return CudaOps([GroupCache(pool, 1)], KernelsSection(), num_tokens, pdl=pdl)
+
+
+def route_case(sizes: ExpertSizes, num_tokens: int) -> Case:
+    """Make a case of the norm and the choice of experts; the result are the weights."""
+    router, xs = make_router(sizes), random(VARIANTS, num_tokens, sizes.hidden)
+    norm, present = Norm(random(sizes.hidden), EPS), torch.ones(num_tokens, dtype=torch.int32, device="cuda")
+    ops, num_bytes = make_ops(num_tokens), router.weight.numel() * 2 + num_tokens * sizes.hidden * 4
+
+    def run(i: int) -> Tensor:
+        return ops.norm_route(Residual(xs[i]), norm, router, present)[1].weights
+
+    def expected() -> Tensor:
+        return reference.route(reference.rms_norm(xs[0], norm.weight, EPS), router, present).weights
+
+    return Case(f"route {sizes.name} {num_tokens}", run, expected, VARIANTS, num_bytes)
+
+
+def experts_case(sizes: ExpertSizes, num_tokens: int) -> Case:
+    """Make a case of the experts and the next norm, which adds up their outputs."""
+    weights, ops, router = make_weights(sizes), make_ops(num_tokens), make_router(sizes)
+    present = torch.ones(num_tokens, dtype=torch.int32, device="cuda")
+    xs, norm = random(VARIANTS, num_tokens, sizes.hidden), Norm(random(sizes.hidden), EPS)
+    routings, rows = [reference.route(x, router, present) for x in xs], torch.zeros_like(xs[0])
+    num_read = sum(len(each.experts.unique()) for each in routings) / VARIANTS
+    num_pairs = num_tokens * (sizes.per_token + sizes.num_shared)
+
+    def run(i: int) -> Tensor:
+        return ops.norm(ops.experts_add(xs[i], routings[i], weights, Residual(rows)), norm)
+
+    def expected() -> Tensor:
+        return reference.rms_norm(reference.experts(xs[0], routings[0], weights).to(xs.dtype), norm.weight, EPS)
+
+    return Case(
+        f"experts {sizes.name} {num_tokens}",
+        run,
+        expected,
+        VARIANTS,
+        num_read * sizes.expert_bytes + num_tokens * sizes.hidden * 4,
+        num_pairs * 6 * sizes.hidden * sizes.inner,
+    )
+
+
+def expert_cases() -> Iterator[Case]:
+    """Yield cases lazily, because the matrices of all cases would not fit at once."""
+    yield from starmap(route_case, product(SIZES, TOKENS))
+    yield from starmap(experts_case, product(SIZES, TOKENS))

@@ -1,0 +1,45 @@
+"""Tiles of the products of experts, by the number of tokens."""
+
+from typing import NamedTuple
+
+import triton
+
+from common.kernels.base.gpu import Gpu
+
+MANY_TOKENS, MOST_TOKENS = 128, 1024
+"""From the next count on, tiles are larger."""
+
+
+class ExpertTiles(NamedTuple):
+    """Sizes of a program's tiles: pairs of a token and an expert, outputs, and elements of K at a time."""
+
+    pairs: int
+    gate_rows: int  # outputs of gate, and as many of up
+    down_rows: int
+    block_k: int
+    stages: int
+    warps: int
+
+
+def expert_tiles(
+    num_tokens: int, num_slots: int, num_experts: int, element_size: int, gpu: Gpu, *, is_packed: bool = False
+) -> ExpertTiles:
+    """Return tiles that an expert's pairs fill, as far as their mean tells.
+
+    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. In MXFP4 they have fewer
+    rows: from 64 on, the matrix unit takes operands by another way, where copies of packed bytes are narrow.
+    """
+    if num_tokens <= MANY_TOKENS:
+        rows, block_k = (32, 256) if is_packed else (64, 128)
+        return _fitting(ExpertTiles(16, 32, rows, block_k, 4, 4), element_size, gpu, is_packed=is_packed)
+    typical = 4 * MOST_TOKENS if num_tokens > MOST_TOKENS else MOST_TOKENS // 2
+    pairs = min(128, max(16, triton.next_power_of_2(typical * num_slots // num_experts)))
+    tiles = ExpertTiles(pairs, 64, 128, 64, 4, 8 if pairs == 128 else 4)
+    return _fitting(tiles, element_size, gpu, is_packed=is_packed)
+
+
+def _fitting(tiles: ExpertTiles, element_size: int, gpu: Gpu, *, is_packed: bool) -> ExpertTiles:
+    """Return the tiles with as many stages as fit into shared memory."""
+    block_k, rows = tiles.block_k * 2 // element_size, max(2 * tiles.gate_rows, tiles.down_rows)
+    stage_bytes = tiles.pairs * block_k * element_size + rows * (block_k // 2 if is_packed else block_k * element_size)
+    return tiles._replace(block_k=block_k, stages=min(tiles.stages, max(2, gpu.shared_bytes // stage_bytes - 1)))
