@@ -20,7 +20,6 @@ from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.cap_logits import cap_logits
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gate_mul import gate_mul
-from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -200,11 +199,13 @@ class CudaOps:
         normed = self.norm(x, norm)
         return normed, self._experts.route(normed, router, present)
 
-    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        return join_parts(self._experts.outputs(x, routing, weights), torch.zeros_like(x), pdl=self.pdl)
-
     def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
         return Residual(residual.rows, self._experts.outputs(x, routing, weights))
+
+    def experts_norm_add(
+        self, x: Tensor, routing: Routing, weights: ExpertWeights, norm: Norm, residual: Residual
+    ) -> Residual:
+        return self._linear.norm_add(self._experts.outputs(x, routing, weights), norm, residual, None)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)

@@ -13,16 +13,8 @@ from pathlib import Path
 import torch
 
 from common.base.errors import ConfigError
-from common.device.engine.step_rules import (
-    CHUNK_PART,
-    CUDA_CONTEXT_BYTES,
-    STEP_PART,
-    StepSize,
-    fitting_tokens,
-)
-from common.device.engine.step_rules import (
-    TYPICAL_TOKENS as TYPICAL_TOKENS,
-)
+from common.device.engine.step_rules import CHUNK_PART, CUDA_CONTEXT_BYTES, STEP_PART, StepSize, fitting_tokens
+from common.device.engine.step_rules import TYPICAL_TOKENS as TYPICAL_TOKENS
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import Gpu, gpu_of
