@@ -50,11 +50,12 @@ async def test_forced_calls_are_valid_and_the_same_whole_and_streamed(family: st
             async with client.chat.completions.stream(**forced) as stream:
                 kinds = [event.type async for event in stream]
                 streamed = (await stream.get_final_completion()).choices[0]
-            calls = [each.message.tool_calls[0].function for each in (whole, streamed)]
+            choices: list[Any] = [whole, streamed]
+            calls = [each.message.tool_calls[0].function for each in choices]
             assert calls[0].arguments == calls[1].arguments and is_valid(calls[0].arguments, SCHEMA)
             assert kinds.count("tool_calls.function.arguments.delta") > 2
-            assert {each.finish_reason for each in (whole, streamed)} == {"tool_calls"}
-            assert [each.message.content for each in (whole, streamed)] == [None, ""]
+            assert {each.finish_reason for each in choices} == {"tool_calls"}
+            assert [each.message.content for each in choices] == [None, ""]
             (called,) = whole.message.tool_calls
             assert is_short_id(called.id) is (family == "mistral")
             result: Any = {"role": "tool", "tool_call_id": called.id, "content": json.dumps("Done.")}
