@@ -17,7 +17,8 @@ TEMPLATES = {
     "gpt-oss": "'<|start|>assistant<|channel|>commentary to=functions.' + call.function.name + '<|message|>' +"
     " call.function.arguments | tojson + '<|end|>'",
     "gemma": "'<|tool_call>call:' + call.function.name + '{}<tool_call|>'",
-    "mistral": "'[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' + call.function.arguments | tojson",
+    "mistral": "'[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' +"
+    " call.function.arguments | tojson",
 }
 """Expressions that write a call of a conversation, by family."""
 ENDS = {"gpt-oss": "<|start|>assistant"}
