@@ -6,8 +6,8 @@ Shapes are Qwen3-4B's where a case names no model. Every case is first checked a
 over replays of a CUDA graph. The launches of a graph rotate over more memory than the L2 cache holds, because a step
 finds a cold cache. `decode ...` are whole operations of a decode step, as planned and fused for this GPU. The number is
 the number of tokens; for attention, sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt step of 8
-sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already. `route ...` and `experts ...` are
-layers of experts of the model named.
+sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already. `route ...` and
+`experts ...` are layers of experts of the model named.
 """
 
 import argparse

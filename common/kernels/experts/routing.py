@@ -13,6 +13,8 @@ from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.products.gemv import gemv
 
+LEAST = tl.constexpr(-(1 << 63))
+"""Below the keys of all values, of NaN as well."""
 FEW_TOKENS = 64  # up to here, tiles have few tokens and long rows
 
 
@@ -62,15 +64,29 @@ def _scores(logits, inside, SCORE: tl.constexpr):
 
 
 @triton.jit
-def _best(values, ids, END: tl.constexpr):
-    """Return the highest value, and the lowest of the `ids` that have it; END - 1 if all are NaN."""
-    best = tl.max(values, axis=0)
-    return best, tl.minimum(tl.min(tl.where(values == best, ids, END), axis=0), END - 1)
+def _keys(values, ids, BLOCK: tl.constexpr):
+    """Return integers in the order of `values`, and among equal values from the last of `ids` to the first."""
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (BLOCK - 1 - ids).to(tl.int64)
+
+
+@triton.jit
+def _value_of(key):
+    """Return the value that a key was made of."""
+    ordered = (key >> 32).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _id_of(key, BLOCK: tl.constexpr):
+    """Return the id that a key was made of."""
+    return BLOCK - 1 - (key & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
 def _within_groups(
-    wanted,
+    keys,
     ids,
     NUM: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -78,23 +94,24 @@ def _within_groups(
     KEPT_GROUPS: tl.constexpr,
     GROUP_BEST: tl.constexpr,
 ):
-    """Return the scores with -inf outside the best groups."""
+    """Return the keys of the experts in the best groups, and LEAST elsewhere."""
     of_group, groups = ids // (NUM // GROUPS), tl.arange(0, GROUPS_BLOCK)
-    worth = tl.full((GROUPS_BLOCK,), float("-inf"), tl.float32)
+    group_keys = tl.full((GROUPS_BLOCK,), LEAST, tl.int64)
     for group in tl.static_range(GROUPS):
-        left = tl.where(of_group == group, wanted, float("-inf"))
-        total = 0.0
+        left = tl.where(of_group == group, keys, LEAST)
+        worth = 0.0
         for _ in tl.static_range(GROUP_BEST):
-            best, place = _best(left, ids, NUM)
-            total += best
-            left = tl.where(ids == place, float("-inf"), left)
-        worth = tl.where(groups == group, total, worth)
+            best = tl.max(left, axis=0)
+            worth += _value_of(best)
+            left = tl.where(left == best, LEAST, left)
+        worths = tl.zeros((GROUPS_BLOCK,), tl.float32) + worth
+        group_keys = tl.where(groups == group, _keys(worths, groups, GROUPS_BLOCK), group_keys)
     kept = ids < 0
     for _ in tl.static_range(KEPT_GROUPS):
-        _, chosen = _best(worth, groups, GROUPS)
-        kept = kept | (of_group == chosen)
-        worth = tl.where(groups == chosen, float("-inf"), worth)
-    return tl.where(kept, wanted, float("-inf"))
+        best = tl.max(group_keys, axis=0)
+        kept = kept | (of_group == _id_of(best, GROUPS_BLOCK))
+        group_keys = tl.where(group_keys == best, LEAST, group_keys)
+    return tl.where(kept, keys, LEAST)
 
 
 @triton.jit
@@ -125,7 +142,7 @@ def _choose_experts_kernel(
     HAS_SHARED_GATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (m,). A program chooses for a token."""
+    """Grid: (m,). A program chooses for a token. A key in integers finds score and number of an expert at once."""
     token = tl.program_id(0).to(tl.int64)
     ids, slots = tl.arange(0, BLOCK), tl.arange(0, SLOTS_BLOCK)
     inside = ids < NUM
@@ -139,17 +156,20 @@ def _choose_experts_kernel(
     wanted = scores
     if HAS_SELECTION_BIAS:
         wanted += tl.load(selection_bias_ptr + ids, mask=inside, other=0.0).to(tl.float32)
-    wanted = tl.where(inside, wanted, float("-inf"))
+    keys = tl.where(inside, _keys(wanted, ids, BLOCK), LEAST)
     if KEPT_GROUPS < GROUPS:
-        wanted = _within_groups(wanted, ids, NUM, GROUPS, GROUPS_BLOCK, KEPT_GROUPS, GROUP_BEST)
+        keys = _within_groups(keys, ids, NUM, GROUPS, GROUPS_BLOCK, KEPT_GROUPS, GROUP_BEST)
 
     experts = slots + (NUM - PER_TOKEN)  # right for the shared experts
     weights = tl.zeros((SLOTS_BLOCK,), tl.float32)
     for slot in tl.static_range(PER_TOKEN):
-        _, chosen = _best(wanted, ids, NUM)
-        experts = tl.where(slots == slot, chosen, experts)
-        weights = tl.where(slots == slot, tl.sum(tl.where(ids == chosen, scores, 0.0), axis=0), weights)
-        wanted = tl.where(ids == chosen, float("-inf"), wanted)
+        best = tl.max(keys, axis=0)
+        weight = _value_of(best)
+        if HAS_SELECTION_BIAS:
+            weight = tl.sum(tl.where(keys == best, scores, 0.0), axis=0)
+        experts = tl.where(slots == slot, _id_of(best, BLOCK), experts)
+        weights = tl.where(slots == slot, weight, weights)
+        keys = tl.where(keys == best, LEAST, keys)
     if RENORMALIZES:
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
     weights *= scale
