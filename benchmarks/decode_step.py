@@ -33,7 +33,7 @@ from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
 from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
-from common.wire.values.kv_layout import DTYPE_BYTES
+from common.wire.values.kv_layout import DTYPE_BYTES, KVGroup
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
@@ -45,6 +45,7 @@ from tests.support.sequences import decode_sequence
 
 STEPS = 40
 WARM_UP_STEPS = 5
+MORE_TOKENS = STEPS + WARM_UP_STEPS + 1  # behind a context, by the end
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 CONTEXTS = [128, 1024, 4096, 8192, 32_768]
 ASKS = {
@@ -54,6 +55,11 @@ ASKS = {
     "grammar": SamplingParams(temperature=0.0, grammar="its masks are made up"),
     "both": SamplingParams(temperature=0.0, frequency_penalty=0.1, repetition_penalty=1.1, num_logprobs=6),
 }
+
+
+def _num_held(group: KVGroup, num_tokens: int) -> int:
+    """Return the blocks that a sequence needs to grow to `num_tokens` tokens by MORE_TOKENS steps."""
+    return group.num_places(num_tokens) - group.first_seen(max(0, num_tokens - MORE_TOKENS))
 
 
 class StepBench:
@@ -81,7 +87,7 @@ class StepBench:
 
     def fill(self, contexts: Sequence[int]) -> bool:
         """Give every row a context of scattered blocks; False if a context is too long or the pool too small."""
-        lengths = [context + STEPS + WARM_UP_STEPS + 1 for context in contexts]
+        lengths = [context + MORE_TOKENS for context in contexts]
         if not self.fits(lengths):
             return False
         pool = self.engine.pool
@@ -92,8 +98,8 @@ class StepBench:
             tables = []
             for group, of_group in zip(pool.layout.groups, ids, strict=True):
                 known = shared if group is pool.layout.groups[0] else []
-                own = islice(of_group, group.num_places(length) - len(known))
-                tables.append(BlockTable(group, chain(known, own)))
+                own = islice(of_group, _num_held(group, length) - len(known))
+                tables.append(BlockTable(group, chain(known, own), group.first_seen(context)))
             self._set_states(tables, context - 1)
             sequence = decode_sequence("bench", [row + 7] * context, 1, self.sampling, tables)
             sequence.mask_slot.place = row if self.sampling.grammar else -1
@@ -121,7 +127,7 @@ class StepBench:
     def fits(self, lengths: Sequence[int]) -> bool:
         """Tell whether the pool holds sequences of such lengths, and the model allows them."""
         pairs = zip(self.engine.pool.layout.groups, self.engine.allocator.capacity, strict=True)
-        has_room = all(sum(map(group.num_places, lengths)) <= capacity for group, capacity in pairs)
+        has_room = all(sum(_num_held(group, each) for each in lengths) <= capacity for group, capacity in pairs)
         return has_room and max(lengths) <= self.engine.max_len
 
     def launch(self, num_rows: int) -> PendingOutput:

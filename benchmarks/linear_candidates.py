@@ -13,6 +13,8 @@ from common.kernels.base.gpu import Gpu, gpu_of
 from common.models.reading import decoder_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.latent import Latent
+from common.models.sizes.mlp import GatedMLP
+from common.models.sizes.parallel_experts import ParallelExperts
 from common.ops.base import Activation, Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan
@@ -39,7 +41,8 @@ def shapes_of(preset: str) -> list[Shape]:
     config = decoder_config(settings(preset))
     hidden, shapes = config.hidden_size, []
     for layer in dict.fromkeys(config.layers):
-        mixer, inner = layer.mixer, layer.mlp.inner
+        mixer = layer.mixer
+        dense = layer.mlp.dense if isinstance(layer.mlp, ParallelExperts) else layer.mlp
         if isinstance(mixer, Attention):
             shapes += [Shape(Fusion.NORM, mixer.qkv_width, hidden)]
             shapes += [Shape(Fusion.NORM, mixer.q_width, hidden)] if mixer.has_gate else []
@@ -48,7 +51,8 @@ def shapes_of(preset: str) -> list[Shape]:
             shapes += [Shape(Fusion.NORM, mixer.in_rows, hidden), Shape(Fusion.ADD, hidden, mixer.value_width)]
         if isinstance(mixer, Latent) and mixer.q_rank:
             shapes += [Shape(Fusion.NORM, mixer.q_width, mixer.q_rank)]
-        shapes += [Shape(Fusion.GATE, inner, hidden), Shape(Fusion.ADD, hidden, inner)]
+        if isinstance(dense, GatedMLP):
+            shapes += [Shape(Fusion.GATE, dense.inner, hidden), Shape(Fusion.ADD, hidden, dense.inner)]
     return list(dict.fromkeys([*shapes, Shape(Fusion.LOGITS, config.vocab_size, hidden)]))
 
 

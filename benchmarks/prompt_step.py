@@ -89,9 +89,9 @@ class PromptBench:
         shape, budget = self.engine.pool.shape, self.chunk_tokens
         generator = torch.Generator().manual_seed(num_tokens)
         ids = torch.randint(self.engine.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
-        tables = [
-            list(range(first + 1, first + 1 + group.num_places(num_tokens)))
-            for group, first in zip(shape.layout.groups, shape.proof_ids, strict=True)
+        tables = [  # a block that no token sees any more comes again
+            [first + 1 + place % (count - 1) for place in range(group.num_places(num_tokens))]
+            for group, first, count in zip(shape.layout.groups, shape.proof_ids, shape.num_blocks, strict=True)
         ]
         greedy = SamplingParams(temperature=0.0)
         return [

@@ -22,6 +22,7 @@ import torch
 from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
 from benchmarks.own_memory import require_gpu
 from benchmarks.presets import PRESETS
+from common.base.dtypes import DTYPES
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.models.config import DecoderConfig
 from common.models.decoder import Decoder
@@ -62,12 +63,15 @@ class Step:
             tensors[name] = torch.randn(shape, device="cuda", dtype=torch.bfloat16) * (0.02 if len(shape) == 2 else 1)
         self.model = Decoder(config, tensors, CONTEXT)
         num_blocks = tokens * CONTEXT // BLOCK_SIZE
-        [group] = config.cache_groups(BLOCK_SIZE, "bfloat16")
-        blocks = torch.randn(num_blocks, *group.block_shape, device="cuda", dtype=torch.bfloat16)
-        cache = GroupCache(blocks, config.heads[0].num_q_heads)
-        self.ops = CudaOps([cache], KernelsSection(), tokens, pdl=_gpu().has_dependent_launch)
+        caches = [
+            GroupCache(
+                torch.randn(num_blocks, *group.block_shape, device="cuda", dtype=DTYPES[group.dtype]), num_q_heads
+            )
+            for group, num_q_heads in zip(config.cache_groups(BLOCK_SIZE, "bfloat16"), config.q_heads, strict=True)
+        ]
+        self.ops = CudaOps(caches, KernelsSection(), tokens, pdl=_gpu().has_dependent_launch)
         self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens)
-        self.batch = _decode_batch(tokens, num_blocks)
+        self.batch = _decode_batch(tokens, num_blocks, len(caches))
 
     def median_us(self) -> float:
         """Return the time of a layer, with its share of the logits."""
@@ -126,15 +130,15 @@ def _decoder_config(preset: str) -> DecoderConfig:
     return decoder_config(Settings(PRESETS[preset] | {"num_hidden_layers": LAYERS}, preset))
 
 
-def _decode_batch(tokens: int, num_blocks: int) -> ForwardBatch:
+def _decode_batch(tokens: int, num_blocks: int, num_groups: int) -> ForwardBatch:
     """Make a batch of the last token of each of `tokens` sequences of CONTEXT tokens, in scattered blocks."""
     last = torch.full((tokens,), CONTEXT - 1, dtype=torch.int32, device="cuda")
     tables = torch.randperm(num_blocks, device="cuda").int().view(tokens, -1)
     return ForwardBatch(
         token_ids=torch.arange(tokens, dtype=torch.int32, device="cuda"),
         positions=last,
-        slots=(tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,),
-        block_tables=(tables,),
+        slots=(tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,) * num_groups,
+        block_tables=(tables,) * num_groups,
         seq_lens=last + 1,
         cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device="cuda"),
         last_tokens=None,

@@ -8,11 +8,12 @@ from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
+from common.models.sizes.parallel_experts import ParallelExperts
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import KVGroup
 
 Mixer = Attention | Latent | DeltaRule
-MLP = GatedMLP | Experts
+MLP = GatedMLP | Experts | ParallelExperts
 
 
 @dataclass(frozen=True, slots=True)

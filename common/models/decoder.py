@@ -5,22 +5,25 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from common.models.base import Task, query_factors, rope_table
-from common.models.config import DecoderConfig
+from common.models.config import MLP, DecoderConfig
 from common.models.layers.attention import AttentionPart, attention_part
 from common.models.layers.delta_rule import DeltaPart, delta_part
 from common.models.layers.experts import ExpertsPart, experts_part
 from common.models.layers.latent import LatentPart, latent_part
 from common.models.layers.mlp import MLPPart, mlp_part
+from common.models.layers.parallel_experts import ParallelExpertsPart, parallel_experts_part
 from common.models.layers.tasks import stream
 from common.models.layers.tensors import LayerTensors
 from common.models.sizes.attention import Attention
 from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
+from common.models.sizes.mlp import GatedMLP
+from common.models.sizes.parallel_experts import ParallelExperts
 from common.models.sizes.rope import Rope
 from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
 
 MixerPart = AttentionPart | LatentPart | DeltaPart
-FeedForward = MLPPart | ExpertsPart
+FeedForward = MLPPart | ExpertsPart | ParallelExpertsPart
 Part = MixerPart | FeedForward
 
 
@@ -40,7 +43,7 @@ class Decoder:
         self._ropes: dict[tuple[Rope, int], tuple[Tensor, Tensor | None]] = {}
         self._max_positions = max_positions
         self.layers = [self._layer(tensors, number) for number in range(len(config.layers))]
-        self._chooses = any(isinstance(layer.mlp, Experts) for layer in config.layers)
+        self._chooses = any(not isinstance(layer.mlp, GatedMLP) for layer in config.layers)
         first = {layer: number for number, layer in reversed(list(enumerate(config.layers)))}
         self._distinct = [self.layers[number] for number in first.values()]
 
@@ -87,7 +90,7 @@ class Decoder:
         mixer, before = layer.mixer, self.config.layers[:number]
         layer_id = [each.mixer.group for each in before].count(mixer.group)
         group = [each.group for each in self.config.groups].index(mixer.group)
-        mlp = experts_part(layer.mlp, of_layer) if isinstance(layer.mlp, Experts) else mlp_part(layer.mlp, of_layer)
+        mlp = _feed_forward(layer.mlp, of_layer)
         if isinstance(mixer, Attention):
             return attention_part(mixer, of_layer, group, layer_id, *self._rope(mixer)), mlp
         if isinstance(mixer, Latent):
@@ -102,3 +105,9 @@ class Decoder:
             table = rope_table(*key, self._max_positions, device)
             self._ropes[key] = table, query_factors(attention.rope, self._max_positions, device)
         return self._ropes[key]
+
+
+def _feed_forward(mlp: MLP, tensors: LayerTensors) -> FeedForward:
+    if isinstance(mlp, Experts):
+        return experts_part(mlp, tensors)
+    return parallel_experts_part(mlp, tensors) if isinstance(mlp, ParallelExperts) else mlp_part(mlp, tensors)

@@ -17,6 +17,7 @@ from common.kernels.delta.gated_norm import gated_norm
 from common.kernels.delta.prompt_convolution import convolve_prompts
 from common.kernels.delta.recurrence import recur
 from common.kernels.delta.states import begin_states
+from common.kernels.elementwise.cap_logits import cap_logits
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gate_mul import gate_mul
 from common.ops import reference
@@ -113,8 +114,11 @@ class CudaOps:
         return group.divide(batch) if divides else None
 
     def embed(self, token_ids: Tensor, table: Weight, scale: float = 1.0) -> Residual:
-        rows = embedding(token_ids, table.data, pdl=True) if self.pdl else functional.embedding(token_ids, table.data)
-        return Residual(rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype))
+        rounded = torch.tensor(scale, dtype=table.data.dtype).item()
+        if self.pdl:
+            return Residual(embedding(token_ids, table.data, rounded, pdl=True))
+        rows = functional.embedding(token_ids, table.data)
+        return Residual(rows if scale == 1.0 else rows.mul_(rounded))
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         plan = self._plan(Fusion.NORM, weight.num_out, x.rows)
@@ -176,8 +180,11 @@ class CudaOps:
     def linear_norm_add(
         self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
     ) -> Residual:
-        product = functional.linear(x, weight.data, weight.bias)
-        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
+        parts = self._linear.parts(self._plan(Fusion.ADD, weight.num_out, x), x, weight)
+        return self._linear.norm_add(parts, norm, residual, scale)
+
+    def norm_add(self, x: Tensor, norm: Norm, residual: Residual, scale: Tensor | None = None) -> Residual:
+        return self._linear.norm_add(x[None], norm, residual, scale)
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
@@ -201,7 +208,7 @@ class CudaOps:
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
         logits = self._linear.norm_linear(plan, x, norm, weight, torch.float32)
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+        return cap_logits(logits, cap, pdl=self.pdl) if cap else logits
 
     def _plan(self, fusion: Fusion, n: int, x: Tensor) -> Plan:
         return self.plans.plan(fusion, x.shape[0], n, x.shape[1]) if self._is_planned else Plan(Kind.CUBLAS)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.kernels.elementwise.gate_mul import gate_mul
+from common.kernels.elementwise.norm_add import norm_add
 from common.kernels.elementwise.rms_norm import rms_norm
 from common.kernels.products.gated_gemm import gated_gemm
 from common.kernels.products.gemv import gemv
@@ -64,6 +65,14 @@ class FusedLinear:
         parts = torch.empty((plan.splits, *rows.shape), dtype=torch.float32, device=x.device)
         return Residual(rows, self._product(plan, x, weight, parts))
 
+    def norm_add(self, parts: Tensor, norm: Norm, residual: Residual, scale: Tensor | None) -> Residual:
+        """Return `(residual + rms_norm(sum of parts)) * scale`, in the memory of `residual` if the kernel adds."""
+        rows = residual.rows
+        if self.norm is None:
+            return Residual(norm_add(parts, norm.weight, norm.eps, rows, scale=scale, pdl=self.pdl))
+        added = rows + self.norm(parts.sum(0, dtype=torch.float32), norm.weight, norm.eps)
+        return Residual((added if scale is None else added * scale).to(rows.dtype))
+
     def norm_gate_up(self, plan: Plan, x: Residual, norm: Norm, gate_up: Weight, activation: Activation) -> Tensor:
         """Return `activation(g) * u` of `rms_norm(x) @ gate_up.T`, of a weight without bias: `[num_tokens, inner]`."""
         matrix = _without_bias(gate_up)
@@ -86,6 +95,17 @@ class FusedLinear:
         if self.norm is None:
             return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
         return self.norm(self.whole(x), norm.weight, norm.eps)
+
+    def parts(self, plan: Plan, x: Tensor, weight: Weight) -> Tensor:
+        """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
+        if plan.kind is Kind.CUBLAS:
+            return functional.linear(x, weight.data, weight.bias)[None]
+        parts = torch.empty((plan.splits or 1, x.shape[0], weight.num_out), dtype=torch.float32, device=x.device)
+        if plan.kind is Kind.GEMV:
+            gemv(x, weight.data, parts[0], bias=weight.bias, pdl=self.pdl, **plan.gemv_tiles)
+        else:
+            self._product(plan, x, weight, parts if len(parts) > 1 else parts[0])
+        return parts
 
     def _product(
         self,

@@ -100,8 +100,10 @@ class TorchOps:
     def linear_norm_add(
         self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
     ) -> Residual:
-        product = functional.linear(x, weight.data, weight.bias)
-        return Residual(reference.norm_add(product, norm.weight, norm.eps, residual.rows, scale))
+        return self.norm_add(functional.linear(x, weight.data, weight.bias), norm, residual, scale)
+
+    def norm_add(self, x: Tensor, norm: Norm, residual: Residual, scale: Tensor | None = None) -> Residual:
+        return Residual(reference.norm_add(x, norm.weight, norm.eps, residual.rows, scale))
 
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU

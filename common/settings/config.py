@@ -293,7 +293,7 @@ class KernelsSection:
 
     norm: str = option("triton", "RMSNorm", choices=KERNELS)
     rope: str = option("triton", "query/key norm, RoPE and the write of K and V", choices=KERNELS)
-    activation: str = option("triton", "SiLU(gate) * up", choices=KERNELS)
+    activation: str = option("triton", "activation(gate) * up", choices=KERNELS)
     prefill_attention: str = option("triton", "ragged paged attention of prompts", choices=KERNELS)
     decode_attention: str = option("triton", "split-KV paged attention of one token a sequence", choices=KERNELS)
     sampling: str = option("triton", "choice of the next token", choices=KERNELS)

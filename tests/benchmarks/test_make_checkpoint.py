@@ -21,6 +21,8 @@ from benchmarks.presets import PRESETS
         ("llama3.1-8b", 8_030_261_248),
         ("qwen2.5-7b", 7_615_616_512),
         ("mistral-7b-v0.3", 7_248_023_552),
+        ("gemma3-4b", 3_880_263_168),
+        ("gemma4-12b", 11_907_350_320),
     ],
 )
 def test_presets_have_the_published_number_of_parameters(preset: str, num_parameters: int) -> None:

@@ -266,6 +266,20 @@ def run_other_products(gpu: Gpu) -> None:
         ops.linear_add(empty(num_tokens, 4096, dtype=BF16), out, x)
 
 
+def run_gemma(gpu: Gpu) -> None:
+    """What Gemma computes beside attention, at the sizes of Gemma 4 12B: decode steps, and prompts."""
+    hidden, inner, vocab = 3840, 15360, 262_144
+    table, norm = Weight(empty(vocab, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6)
+    gate_up, down = Weight(empty(2 * inner, hidden, dtype=BF16)), Weight(empty(hidden, inner, dtype=BF16))
+    out, scale = Weight(empty(hidden, 4096, dtype=BF16)), empty(1, dtype=torch.float32)
+    for num_tokens in (1, 64, 300, 1200):
+        ops = make_ops(HEADS, num_tokens, pdl=gpu.has_dependent_launch and num_tokens <= 64)
+        x = ops.embed(empty(num_tokens), table, 62.0)
+        x = ops.linear_norm_add(empty(num_tokens, 4096, dtype=BF16), out, norm, x)
+        x = ops.linear_norm_add(ops.norm_gate_up(x, norm, gate_up, Activation.GELU_TANH), down, norm, x, scale)
+        ops.logits(x, norm, table, 30.0)
+
+
 def run_latent(gpu: Gpu) -> None:
     """Latent attention with the heads of DeepSeek-V2-Lite and of DeepSeek-V3; few tokens of a prompt, and many."""
     for num_heads in (16, 128):
@@ -293,7 +307,8 @@ def run_odd_shape(gpu: Gpu) -> None:
     """A product that `ring_gemm` is not made for: what Hopper does as others do."""
     ops, hidden = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), 2560 + 64
     rows, norm, weight = empty(64, hidden, dtype=BF16), empty(hidden, dtype=BF16), empty(9728, hidden, dtype=BF16)
-    ops.norm_gate_up(Residual(rows), Norm(norm, 1e-6), Weight(weight))
+    for activation in (Activation.SILU, Activation.GELU_TANH):
+        ops.norm_gate_up(Residual(rows), Norm(norm, 1e-6), Weight(weight), activation)
 
 
 def run_sampler(rows: int, *, pdl: bool) -> None:
@@ -343,6 +358,7 @@ def main(capabilities: list[str]) -> None:
         run_hybrid(gpu)
         run_experts(gpu)
         run_other_experts(gpu)
+        run_gemma(gpu)
         run_latent(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)

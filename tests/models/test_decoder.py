@@ -212,7 +212,7 @@ def test_chunks_of_any_size_give_the_same_logits(variant: str, backend: Backend,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5", "gemma3", "gemma4", "deepseek-v2"])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3.5", "gemma3", "gemma4", "gemma4-experts", "deepseek-v2"])
 @torch.inference_mode()
 def test_logits_of_last_tokens_alone_are_theirs_among_all(
     variant: str, backend: Backend, checkpoint: Checkpoint

@@ -76,6 +76,13 @@ GEMMA4_31B: dict[str, Any] = GEMMA4_12B | {
         "num_hidden_layers": 60, "num_key_value_heads": 16,
     },
 }  # fmt: skip
+GEMMA4_26B: dict[str, Any] = GEMMA4_31B | {
+    "text_config": GEMMA4_31B["text_config"] | {
+        "enable_moe_block": True, "hidden_size": 2816, "intermediate_size": 2112, "layer_types": KINDS[:30],
+        "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128, "num_global_key_value_heads": 2,
+        "num_hidden_layers": 30, "num_key_value_heads": 8, "top_k_experts": 8,
+    },
+}  # fmt: skip
 
 
 def text_of(published: dict[str, Any], **changes: object) -> dict[str, Any]:
@@ -150,6 +157,15 @@ def test_gemma4_31b() -> None:
     assert (config.logit_cap, attentions(config)[0].scale) == (30.0, 1.0)
 
 
+def test_gemma4_26b_a4b() -> None:
+    config = config_of(GEMMA4_26B)
+    window, full = config.cache_groups(16, "bfloat16")
+    assert (window.token_bytes, full.token_bytes) == (204_800, 20_480)
+    assert config.num_weights == pytest.approx(25.2e9, rel=0.01)
+    assert config.step_weights(1) == pytest.approx(3.8e9, rel=0.02)
+    assert config.step_weights(10_000) == config.num_weights
+
+
 def test_heads_by_layer_are_the_same_model() -> None:
     changes = {"global_head_dim": None, "num_global_key_value_heads": None}
     by_layer = {str(number): {"head_dim": 512, "num_key_value_heads": 4} for number in range(5, 60, 6)}
@@ -167,6 +183,8 @@ def test_values_of_their_own_have_as_many_heads_as_in_a_window() -> None:
         (text_of(GEMMA4_31B, hidden_size_per_layer_input=256), "inputs of each layer, as in Gemma 4 E2B and E4B"),
         (text_of(GEMMA4_31B, num_kv_shared_layers=18), "keys and values shared between layers, as in Gemma 4 E2B"),
         (text_of(GEMMA4_31B, use_bidirectional_attention="all"), "use_bidirectional_attention = 'all' is not supp"),
+        (text_of(GEMMA4_31B, use_double_wide_mlp=True), "use_double_wide_mlp = True is not supported"),
+        (text_of(GEMMA4_26B, top_k_experts=129), "top_k_experts = 129, a whole number of 1 to 128 is needed"),
         (text_of(GEMMA4_31B, per_layer_config=[1]), "per_layer_config = .1., an object of objects is needed"),
         (text_of(GEMMA4_31B, model_type="gemma4_unified_text"), "model_type = 'gemma4_unified_text' is not supported"),
         (GEMMA3_1B | {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),

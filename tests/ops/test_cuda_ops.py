@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.base.activation import Activation
 from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.gpu import gpu_of
 from common.ops.base import ForwardBatch, Norm, Residual, Weight
@@ -37,6 +38,7 @@ class Weights:
     o: Weight
     gate_up: Weight
     down: Weight
+    scale: Tensor  # [1]
 
 
 def make_weights(device: torch.device, dtype: torch.dtype, has_norm: bool) -> Weights:
@@ -51,6 +53,7 @@ def make_weights(device: torch.device, dtype: torch.dtype, has_norm: bool) -> We
         o=random(HIDDEN, NUM_Q * HEAD_DIM),
         gate_up=random(2 * INNER, HIDDEN),
         down=random(HIDDEN, INNER),
+        scale=torch.full((1,), 0.7, device=device),
     )
 
 
@@ -87,10 +90,11 @@ STEPS = [
 
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("is_gemma", [False, True])
 @pytest.mark.parametrize("choice", ["triton", "torch"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
 def test_a_layer_equals_the_reference(
-    dtype: torch.dtype, tolerance: float, choice: str, has_norm: bool, is_last: bool, cuda: torch.device
+    dtype: torch.dtype, tolerance: float, choice: str, is_gemma: bool, has_norm: bool, is_last: bool, cuda: torch.device
 ) -> None:
     from common.ops.base import GroupCache
     from common.ops.cuda_ops import CudaOps
@@ -108,11 +112,18 @@ def test_a_layer_equals_the_reference(
         for ops in both:
             decodes = whole.max_query_len == 1 and not is_last
             batch = ops.begin(dataclasses.replace(whole, slots=()) if decodes else whole)
-            x = ops.embed(batch.token_ids, weights.table)
+            x = ops.embed(batch.token_ids, weights.table, HIDDEN**0.5 if is_gemma else 1.0)
             qkv = ops.norm_linear(x, weights.norm, weights.qkv)
             attend = ops.attention_of_last if is_last else ops.attention
             attended = attend(qkv, weights.attention, 1, batch)
-            x = ops.linear_add(attended, weights.o, Residual(x.rows[batch.last_tokens]) if is_last else x)
+            x = Residual(x.rows[batch.last_tokens]) if is_last else x
+            if is_gemma:
+                x = ops.linear_norm_add(attended, weights.o, weights.norm, x, weights.scale)
+                gated = ops.norm_gate_up(x, weights.norm, weights.gate_up, Activation.GELU_TANH)
+                x = ops.linear_norm_add(gated, weights.down, weights.norm, x)
+                logits.append(ops.logits(x, weights.norm, weights.table, 3.0))
+                continue
+            x = ops.linear_add(attended, weights.o, x)
             x = ops.linear_add(ops.norm_gate_up(x, weights.norm, weights.gate_up), weights.down, x)
             logits.append(ops.logits(x, weights.norm, weights.table))
         ours, theirs = logits

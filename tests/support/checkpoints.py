@@ -136,6 +136,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_text",
         GEMMA4 | {"tie_word_embeddings": False, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB},
     ),
+    "gemma4-experts": (
+        "gemma4_text",
+        GEMMA4
+        | {
+            "tie_word_embeddings": False,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": VOCAB,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "gemma4-unified": ("gemma4_unified_text", GEMMA4 | {"attention_k_eq_v": False}),
     "llama3-scaled": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "deepseek-v2-lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "n_shared_experts": 2}),
@@ -245,7 +258,7 @@ def _draw(name: str, parameter: torch.Tensor, *, norms_are_offsets: bool) -> Non
         parameter.uniform_(0.01, 16.0).log_()
     elif name.endswith("dt_bias"):
         parameter.normal_(1.0, 0.5)
-    elif name.endswith("layer_scalar"):
+    elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
         parameter.normal_(1.0, 0.2)
     elif "norm" not in name or (norms_are_offsets and not name.endswith("linear_attn.norm.weight")):
         parameter.normal_(0.0, 0.15)

@@ -1,6 +1,7 @@
 """Rows of the embedding table, with which a decode step begins.
 
-Computes as torch does, but with dependent launch: the first product loads its weights meanwhile.
+Computes as torch does, but with dependent launch: the first product loads its weights meanwhile. A scale is multiplied
+on the way; its product is rounded once.
 """
 
 import torch
@@ -17,27 +18,29 @@ def _embedding_kernel(
     token_ids_ptr,  # [num_tokens] int32
     table_ptr,  # [vocab, HIDDEN], contiguous
     out_ptr,  # [num_tokens, HIDDEN], contiguous
+    scale,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two, at least HIDDEN
     PDL: tl.constexpr,
 ):
-    """Grid: (num_tokens,). A program copies a row."""
+    """Grid: (num_tokens,). A program copies a row, times `scale`."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
     wait_for_predecessor(PDL)
     token_id = tl.load(token_ids_ptr + token).to(tl.int64)
-    row = tl.load(table_ptr + token_id * HIDDEN + columns, mask=inside)
-    tl.store(out_ptr + token * HIDDEN + columns, row, mask=inside)
+    row = tl.load(table_ptr + token_id * HIDDEN + columns, mask=inside).to(tl.float32) * scale
+    tl.store(out_ptr + token * HIDDEN + columns, row.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def embedding(
     token_ids: Tensor,  # [num_tokens] int32, each below vocab
     table: Tensor,  # [vocab, hidden]
+    scale: float = 1.0,
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Return rows of `table`: `[num_tokens, hidden]`."""
+    """Return rows of `table`, times `scale`: `[num_tokens, hidden]`."""
     (num_tokens,), hidden = token_ids.shape, table.shape[1]
     check_column("token_ids", token_ids, num_tokens)
     assert table.is_contiguous(), f"table with strides {table.stride()}: contiguous needed"
@@ -49,6 +52,7 @@ def embedding(
         token_ids_ptr=token_ids,
         table_ptr=table,
         out_ptr=out,
+        scale=scale,
         HIDDEN=hidden,
         BLOCK=block,
         PDL=pdl,

@@ -1,13 +1,16 @@
-"""Gemma 4, dense: layers with a window and layers that see all have heads of their own; keys may be values, too."""
+"""Gemma 4: layers with a window and layers that see all have heads of their own; keys may be values, too."""
 
 from common.base.activation import Activation
 from common.base.errors import ModelError
-from common.models.config import DecoderConfig, Layer
+from common.base.routing import Route
+from common.models.config import MLP, DecoderConfig, Layer
 from common.models.dense import read_heads
 from common.models.gemma import FULL, SLIDING, layer_kinds, refuse_others, rope_of
-from common.models.settings import MAX_WIDTH, Settings
+from common.models.settings import MAX_EXPERTS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention, Heads
+from common.models.sizes.experts import ExpertNames, Experts
 from common.models.sizes.mlp import GatedMLP
+from common.models.sizes.parallel_experts import ParallelExperts
 from common.models.sizes.stacks import SANDWICH_NORMS, Source
 from common.settings.config import MAX_TOKENS
 
@@ -20,6 +23,7 @@ LEFT_OUT = {
     },
 }
 """Settings that files may leave out."""
+EXPERTS = ExpertNames("router.proj", "experts", expert_scale="router.per_expert_scale")
 SMALL_MODELS = {
     "hidden_size_per_layer_input": "inputs of each layer",
     "num_kv_shared_layers": "keys and values shared between layers",
@@ -32,7 +36,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     settings = settings.completed(LEFT_OUT)
     _refuse(settings)
     hidden_size = settings.count("hidden_size", MAX_WIDTH)
-    mlp = GatedMLP(settings.count("intermediate_size", MAX_WIDTH), Activation.GELU_TANH)
+    mlp = _mlp(settings, hidden_size)
     kinds = layer_kinds(settings)
     kinds[-1] = FULL
     has_cap = settings.values.get("final_logit_softcapping") is not None
@@ -56,11 +60,26 @@ def _refuse(settings: Settings) -> None:
         if settings.values.get(key):
             raise ModelError(
                 f"{settings.where}: {key} = {settings.values[key]!r:.80}: {meaning}, as in Gemma 4 E2B and E4B, "
-                "are not supported; serve 12B or 31B"
+                "are not supported; serve 12B, 26B-A4B or 31B"
             )
-    settings.refuse("enable_moe_block", False)
     settings.refuse("use_double_wide_mlp", False)
     settings.refuse("use_bidirectional_attention", "vision")  # matters for images only
+
+
+def _mlp(settings: Settings, hidden_size: int) -> MLP:
+    """Return the MLP of every layer, with experts beside it in 26B-A4B."""
+    dense = GatedMLP(settings.count("intermediate_size", MAX_WIDTH), Activation.GELU_TANH)
+    if not settings.flag("enable_moe_block"):
+        return dense
+    num = settings.count("num_experts", MAX_EXPERTS)
+    experts = Experts(
+        num=num,
+        inner=settings.count("moe_intermediate_size", MAX_WIDTH),
+        route=Route(settings.count("top_k_experts", num), logit_scale=hidden_size**-0.5),
+        activation=Activation.GELU_TANH,
+        names=EXPERTS,
+    )
+    return ParallelExperts(dense, experts)
 
 
 def _attention(settings: Settings, number: int, kind: str) -> Attention:

@@ -192,6 +192,10 @@ class Ops(Protocol):
         """
         ...
 
+    def norm_add(self, x: Tensor, norm: Norm, residual: Residual, scale: Tensor | None = None) -> Residual:
+        """Return `(residual + rms_norm(x)) * scale`, as `linear_norm_add` does."""
+        ...
+
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:

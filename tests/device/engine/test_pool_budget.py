@@ -19,6 +19,7 @@ from common.kernels.attention.shared_parts import most_shared_slots, shared_part
 from common.kernels.base.gpu import gpu_of
 from common.models.loader import model_bytes
 from common.models.reading import read_config
+from common.models.sizes.mlp import GatedMLP
 from common.ops.cuda_latent import EXPANDED_BYTES
 from common.settings.config import Config, DecodeSection, PrefillSection
 from common.settings.memory_sections import KVSection
@@ -64,7 +65,9 @@ def reserved_bytes(directory: Path, config: Config) -> int:
 def test_there_is_room_for_the_steps_of_each_worker_that_is_to_come(directory: Path) -> None:
     slack = LAYOUT.groups[0].block_bytes
     model = read_config(directory)
-    logits_bytes, input_bytes = model.vocab_size * 4, (model.hidden_size + model.layers[0].mlp.inner) * 4
+    mlp = model.layers[0].mlp
+    assert isinstance(mlp, GatedMLP)
+    logits_bytes, input_bytes = model.vocab_size * 4, (model.hidden_size + mlp.inner) * 4
 
     def needed(num_prefill: int, num_decode: int, **sections: PrefillSection | DecodeSection) -> int:
         kv = KVSection(prefill_sharers=num_prefill, decode_sharers=num_decode)

@@ -21,6 +21,12 @@ def test_rows_are_those_of_the_table(num_tokens: int, hidden: int, device: torch
     assert torch.equal(rows, functional.embedding(token_ids.to(device), table))
 
 
+def test_rows_are_scaled_and_rounded_once(device: torch.device, dtype: torch.dtype) -> None:
+    table = torch.randn(40, 100).to(device, dtype)
+    token_ids = torch.tensor([3, 39, 0], dtype=torch.int32, device=device)
+    assert torch.equal(embedding(token_ids, table, 50.5), (table[token_ids.long()].float() * 50.5).to(dtype))
+
+
 @pytest.mark.gpu
 def test_a_chain_of_dependent_launches_reads_what_was_written_before(cuda: torch.device) -> None:
     """Each step embeds what the step before chose; nothing is awaited between them but by the kernels."""
