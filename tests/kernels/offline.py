@@ -239,8 +239,9 @@ def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **gi
 
 
 def run_large_heads(gpu: Gpu) -> None:
-    """Heads whose tiles are the largest."""
+    """Heads whose tiles are the largest, and heads whose attention is never fused."""
     run_attention(gpu, Heads(16, 4, 256))
+    run_attention(gpu, Heads(16, 4, 32))
 
 
 def run_other_attention(gpu: Gpu) -> None:
