@@ -33,6 +33,7 @@ from common.ops.base import (
     Residual,
     Router,
     Routing,
+    RowsWork,
     StateWork,
     Weight,
 )
@@ -95,21 +96,21 @@ class CudaOps:
         )
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
-        groups = list(zip(self.groups, self.caches, batch.block_tables, strict=True))
         written_apart = [group is not None and not group.is_fused for group in self.groups]
         if batch.one_token_each and not batch.slots and any(written_apart):
             slots = [
                 group.row_slots(batch, table) if group and is_apart else batch.positions
-                for (group, _, table), is_apart in zip(groups, written_apart, strict=True)
+                for group, table, is_apart in zip(self.groups, batch.block_tables, written_apart, strict=True)
             ]
             batch = replace(batch, slots=tuple(slots))
-        return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
+        return replace(batch, work=tuple(self._work(number, batch) for number in range(len(self.groups))))
 
-    def _work(
-        self, group: CudaAttention | CudaLatent | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
-    ) -> DecodeWork | StateWork | None:
+    def _work(self, number: int, batch: ForwardBatch) -> DecodeWork | RowsWork | StateWork | None:
+        group, cache, table = self.groups[number], self.caches[number], batch.block_tables[number]
         if group is None:
             return StateWork(begin_states(cache.blocks, table, batch.cu_seqlens, batch.seq_lens, pdl=self.pdl))
+        if isinstance(group, CudaLatent):
+            return group.divide(batch, number)
         divides = batch.one_token_each and self.kernels.decode_attention != "torch"
         return group.divide(batch) if divides else None
 
