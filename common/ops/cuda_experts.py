@@ -1,19 +1,22 @@
 """Layers of experts on a GPU: choice, grouping of pairs by expert, and products."""
 
 from dataclasses import asdict
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from common.base.routing import Route
 from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.gpu import Gpu
+from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
 from common.kernels.experts.lone_token import lone_experts
 from common.kernels.experts.products import experts_down, experts_gate_up
-from common.kernels.experts.routing import route
+from common.kernels.experts.router_logits import FUSED_TOKENS, norm_logits, router_logits
 from common.kernels.experts.tiles import MANY_TOKENS, expert_tiles
 from common.ops import reference
-from common.ops.base import ExpertWeights, Residual, Router
+from common.ops.base import ExpertWeights, Norm, Residual, Router
 
 
 class CudaExperts:
@@ -33,10 +36,19 @@ class CudaExperts:
         """Return the experts of each token of `x [num_tokens, hidden]`; none for padding."""
         if self._is_reference:
             return reference.route(x, router, present)
-        return route(
-            x,
-            router.weight,
-            Choice(**asdict(router.route)),
+        return self._choose(router_logits(x, router.weight, pdl=self._pdl), router, present)
+
+    def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing] | None:
+        """Return the normed rows and their experts; None where a norm has to come before."""
+        if self._is_reference or x.parts is not None or x.rows.shape[0] > FUSED_TOKENS or not x.rows.is_contiguous():
+            return None
+        normed, logits = norm_logits(x.rows, norm.weight, norm.eps, router.weight, pdl=self._pdl)
+        return normed, self._choose(logits, router, present)
+
+    def _choose(self, logits: Tensor, router: Router, present: Tensor) -> Routing:
+        return choose_experts(
+            logits,
+            _choice(router.route),
             present,
             num_experts=router.num_experts,
             num_shared=router.num_shared,
@@ -64,3 +76,8 @@ class CudaExperts:
         dtype = torch.float32 if num_tokens <= MANY_TOKENS else x.dtype
         parts = experts_down(inner, down, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
         return Residual(residual.rows, parts)
+
+
+@cache
+def _choice(route: Route) -> Choice:
+    return Choice(**asdict(route))

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from common.base.routing import Route, Score
-from common.kernels.base.expert_operands import Choice
+from common.kernels.base.expert_operands import Choice, Routing
+from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
-from common.kernels.experts.routing import route
+from common.kernels.experts.router_logits import norm_logits, router_logits
 from common.ops import reference
 from common.ops.base import Router
+from tests.kernels.conftest import AssertClose
 
 HIDDEN = 200
 CASES = [
@@ -29,6 +31,10 @@ CASES = [
 
 def choice(rule: Route) -> Choice:
     return Choice(**asdict(rule))
+
+
+def route(x: Tensor, weight: Tensor, rule: Choice, present: Tensor, **sizes: Any) -> Routing:
+    return choose_experts(router_logits(x, weight), rule, present, **sizes)
 
 
 def assert_law(x: Tensor, router: Router, present: Tensor, **changes: Any) -> None:
@@ -72,6 +78,18 @@ def test_groups_of_experts_are_chosen_first(device: torch.device, dtype: torch.d
     x, weight, present = operands(9, 12, device, dtype)
     rule = Route(4, Score.SIGMOID, groups=3, kept_groups=2, group_best=2)
     assert_law(x, Router(weight, rule, 12), present)
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden", "n"), [(1, 200, 9), (5, 33, 4), (8, 1100, 2)])
+def test_norm_and_logits_at_once(
+    num_tokens: int, hidden: int, n: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+) -> None:
+    x, norm = torch.randn(num_tokens, hidden).to(device, dtype), torch.randn(hidden).to(device, dtype)
+    weight = torch.randn(n, hidden).to(device, dtype)
+    normed, logits = norm_logits(x, norm, 1e-5, weight)
+    law = reference.rms_norm(x, norm, 1e-5)
+    assert_close(normed, law)
+    assert_close(logits.to(dtype), (law.float() @ weight.float().t()).to(dtype))
 
 
 def test_among_equal_scores_the_lowest_numbers_are_chosen(device: torch.device, dtype: torch.dtype) -> None:

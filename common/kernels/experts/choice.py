@@ -1,7 +1,6 @@
-"""Choice of experts on the device: the law is `common.ops.reference.experts.route`.
+"""Choice of experts by logits, on the device: the law is `common.ops.reference.experts.route`.
 
-Two launches. The first multiplies tokens by the router's matrix, spread over outputs so that few tokens read the matrix
-fast. In the second a program chooses for a token: as many times as experts are wanted, the best of those left.
+A program chooses for a token: as many times as experts are wanted, the best of those left.
 """
 
 import torch
@@ -11,43 +10,9 @@ from torch import Tensor
 
 from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.pdl import wait_for_predecessor
-from common.kernels.products.gemv import gemv
 
 LEAST = tl.constexpr(-(1 << 63))
 """Below the keys of all values, of NaN as well."""
-FEW_TOKENS = 64  # up to here, tiles have few tokens and long rows
-
-
-@triton.jit(do_not_specialize=["m"])
-def _router_logits_kernel(
-    x_ptr,  # [m, k], contiguous
-    weight_ptr,  # [n, k], contiguous
-    out_ptr,  # [m, n] fp32
-    m,
-    n,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Grid: (cdiv(n, BLOCK_N), cdiv(m, BLOCK_M))."""
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside_n, inside_m = (rows < n)[:, None], (tokens < m)[None, :]
-    x_row_ptr = x_ptr + tokens[None, :].to(tl.int64) * K
-    wait_for_predecessor(PDL)
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        columns = start + tl.arange(0, BLOCK_K)
-        inside_k = columns < K
-        x = tl.load(x_row_ptr + columns[:, None], mask=inside_m & inside_k[:, None], other=0.0)
-        weight = tl.load(
-            weight_ptr + rows[:, None] * K + columns[None, :], mask=inside_n & inside_k[None, :], other=0.0
-        )
-        acc = tl.dot(weight, x, acc, input_precision="ieee")
-    tl.store(out_ptr + tokens[None, :].to(tl.int64) * n + rows[:, None], acc, mask=inside_n & inside_m)
 
 
 @triton.jit
@@ -187,9 +152,8 @@ def _choose_experts_kernel(
     tl.store(weights_ptr + places, tl.where(is_padding, 0.0, weights), mask=is_slot)
 
 
-def route(
-    x: Tensor,  # [m, k], contiguous
-    weight: Tensor,  # [num_experts, k], or with a gate of the shared experts [num_experts + 1, k]
+def choose_experts(
+    logits: Tensor,  # [m, num_experts], or with a gate of the shared experts [m, num_experts + 1]; fp32, contiguous
     rule: Choice,
     present: Tensor,  # [m] int32, 0 for padding
     *,
@@ -201,17 +165,15 @@ def route(
     pdl: bool = False,
 ) -> Routing:
     """Choose the experts of each token; none for padding."""
-    (m, k), n, slots = x.shape, weight.shape[0], rule.per_token + num_shared
-    has_shared_gate = n > num_experts
-    assert weight.shape == (num_experts + has_shared_gate, k), f"router {tuple(weight.shape)}: [{num_experts}, {k}]"
-    assert x.is_contiguous() and weight.is_contiguous() and weight.dtype == x.dtype, "x and router: contiguous, alike"
+    (m, n), slots = logits.shape, rule.per_token + num_shared
+    assert n in (num_experts, num_experts + 1), f"{n} logits: {num_experts}, or one more"
+    assert logits.dtype == torch.float32 and logits.is_contiguous(), f"logits {logits.dtype}: contiguous fp32 needed"
     assert present.shape == (m,) and present.is_contiguous(), f"present {tuple(present.shape)}: [{m}] needed"
     assert num_experts % rule.groups == 0, f"{num_experts} experts: a multiple of {rule.groups} groups needed"
-    experts = torch.empty((m, slots), dtype=torch.int32, device=x.device)
-    weights = torch.empty((m, slots), dtype=torch.float32, device=x.device)
+    experts = torch.empty((m, slots), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((m, slots), dtype=torch.float32, device=logits.device)
     if m == 0:
         return Routing(experts, weights)
-    logits = _logits(x, weight, pdl=pdl)
     _choose_experts_kernel[(m,)](
         logits_ptr=logits,
         present_ptr=present,
@@ -236,34 +198,9 @@ def route(
         HAS_BIAS=bias is not None,
         HAS_SELECTION_BIAS=selection_bias is not None,
         HAS_EXPERT_SCALE=expert_scale is not None,
-        HAS_SHARED_GATE=has_shared_gate,
+        HAS_SHARED_GATE=n > num_experts,
         PDL=pdl,
         num_warps=1 if num_experts <= 256 else 2,
         launch_pdl=pdl,
     )
     return Routing(experts, weights)
-
-
-def _logits(x: Tensor, weight: Tensor, *, pdl: bool) -> Tensor:
-    """Return `x @ weight.T`: fp32 `[m, n]`."""
-    (m, k), n = x.shape, weight.shape[0]
-    logits = torch.empty((m, n), dtype=torch.float32, device=x.device)
-    if m == 1:
-        return gemv(x, weight, logits, rows=1, warps=1, stages=8, pdl=pdl)
-    block_m, block_n, block_k = (16, 16, 512) if m <= FEW_TOKENS else (64, 64, 128)
-    _router_logits_kernel[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
-        x_ptr=x,
-        weight_ptr=weight,
-        out_ptr=logits,
-        m=m,
-        n=n,
-        K=k,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k * 2 // x.element_size(),
-        STAGES=3,
-        PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
-    )
-    return logits
