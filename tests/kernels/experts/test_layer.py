@@ -5,6 +5,7 @@ import torch
 
 from common.base.activation import Activation
 from common.base.routing import Route
+from common.kernels.experts import lone_token
 from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import ExpertWeights, Residual, Router, Routing
@@ -41,12 +42,20 @@ def test_equals_the_law(
 
 @pytest.mark.parametrize("activation", Activation)
 def test_a_lone_token_s_experts_may_have_biases(
-    activation: Activation, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+    activation: Activation,
+    device: torch.device,
+    dtype: torch.dtype,
+    assert_close: AssertClose,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Rows of more tiles than are on the way at once."""
+    monkeypatch.setattr(lone_token, "GATE_STAGES", 1)
+    monkeypatch.setattr(lone_token, "DOWN_STAGES", 2)
+
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape).div(shape[-1] ** 0.5).to(device, dtype)
 
-    hidden, inner = 600, 260  # more than a tile, and not a whole number of them
+    hidden, inner = 301, 21
     weights = ExpertWeights(
         random(NUM, 2 * inner, hidden),
         random(NUM, hidden, inner),
