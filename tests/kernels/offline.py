@@ -208,7 +208,13 @@ def run_other_experts(gpu: Gpu) -> None:
         gate_up_scales=empty(num + 1, 2 * inner, hidden // 32, dtype=byte),
         down_scales=empty(num + 1, hidden, inner // 32, dtype=byte),
     )
-    sizes = ((1, Score.SIGMOID), (8, Score.SOFTMAX), (300, Score.SQRT_SOFTPLUS), (1200, Score.SIGMOID))
+    sizes = (
+        (1, Score.SIGMOID),
+        (8, Score.SOFTMAX),
+        (300, Score.SQRT_SOFTPLUS),
+        (1200, Score.SIGMOID),
+        (5000, Score.SIGMOID),
+    )
     for num_tokens, score in sizes:
         rule = Route(4, score, groups=8, kept_groups=4 if num_tokens == 1 else 8, group_best=2)
         router = Router(empty(num + 1, hidden, dtype=BF16), rule, num, 1, **columns)
