@@ -98,7 +98,9 @@ def test_among_equal_scores_the_lowest_numbers_are_chosen(device: torch.device, 
     assert found.experts.tolist() == [[0, 1, 2, 3, 4]] * 2
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "tile"), [(1, 6, 16), (16, 40, 16), (60, 7, 16), (300, 9, 32)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "tile"), [(1, 6, 16), (16, 40, 16), (60, 7, 16), (300, 9, 32), (1100, 6, 64)]
+)
 def test_pairs_are_sorted_by_expert_and_every_pair_is_in_a_tile(
     num_tokens: int, num_experts: int, tile: int, device: torch.device
 ) -> None:
