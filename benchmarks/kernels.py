@@ -8,6 +8,7 @@ finds a cold cache. `decode ...` are whole operations of a decode step, as plann
 the number of tokens; for attention, sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt step of 8
 sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already. `window 128` means
 layers whose tokens see the last 128 tokens. `route ...` and `experts ...` are layers of experts of the model named.
+`latent ...` is attention of DeepSeek-V2-Lite.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from benchmarks.decode_cases import decode_cases
 from benchmarks.delta_cases import delta_cases
 from benchmarks.expert_cases import expert_cases
 from benchmarks.kernel_cases import Case, kernel_cases
+from benchmarks.latent_cases import latent_cases
 from benchmarks.own_memory import require_gpu
 from benchmarks.prompt_cases import prompt_cases
 from deploy.bench.results import append_rows, hardware, row_of
@@ -100,7 +102,15 @@ def main() -> int:
     print(f"read ceiling {ceiling / 1e12:.2f} TB/s\n")
     print(f"{'case':34}{'us':>10}{'MB':>10}{'TB/s':>8}{'% read':>8}{'TFLOP/s':>9}")
     rows, num_wrong = [], 0
-    cases = (decode_cases(), kernel_cases(), prompt_cases(), attention_cases(), delta_cases(), expert_cases())
+    cases = (
+        decode_cases(),
+        kernel_cases(),
+        prompt_cases(),
+        attention_cases(),
+        delta_cases(),
+        expert_cases(),
+        latent_cases(),
+    )
     for case in chain(*cases):
         if args.only not in case.name:
             continue

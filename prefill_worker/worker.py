@@ -94,8 +94,7 @@ class PrefillWorker:
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
         reply_pools = ReplyPools(PeerServers(engine, worker, self.poller), is_on=ready.takes_replies)
-        layout = engine.pool.layout
-        worth = Worth(self.prefixes.rate, layout.block_size, layout.token_bytes * layout.block_size)
+        worth = Worth(self.prefixes.rate, engine.pool.layout)
         self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth)
         self.handoffs = Handoffs(engine.shared, self.targets, reply_pools, self.link)
         self.inbox = Inbox(self.link, engine, self.scheduler, self.handoffs, self.grammars, drain)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from common.memory.base.copy_costs import is_pull_faster, is_restore_faster, restore_us
 from common.wire.messages.worker import Role
+from common.wire.values.resumption import bytes_to_resume
 from router.placement.member import Member
 from router.placement.prefix_map import NOTHING, Found, PoolName
 from router.placement.route import LOAD_TOKENS, MOVED_AT_ONCE, Cost, Demand
@@ -69,8 +70,7 @@ class Costs:
 
         The prefill worker itself decides whether to take the blocks.
         """
-        takes_replies = prefill.ready.takes_replies and prefill.ready.kv_layout.is_plain
-        if not (takes_replies and self._owners):
+        if not (prefill.ready.takes_replies and self._owners):
             return None
         num_here = self._known_by(prefill) + self._restored_for(prefill).num_tokens
         partners = self._pool.paths.partners(prefill)
@@ -93,13 +93,13 @@ class Costs:
 
     def _num_taken(self, prefill: Member, holder: Member, num_here: int) -> int:
         """Return tokens taken from the holder's pool, by the rule and the speeds of the prefill worker itself."""
-        group, path = prefill.ready.kv_layout.groups[0], self._pool.paths.find(prefill, holder)
+        layout, path = prefill.ready.kv_layout, self._pool.paths.find(prefill, holder)
         num_taken = self._found_by(prefill, holder, self._demand.num_tokens - 1) - num_here
         if path is None or not path.gb_per_s:
             return 0
-        num_blocks, speeds = num_taken // group.block_size, prefill.speeds
-        is_worth_it = is_pull_faster(num_blocks, group.block_bytes, path.gb_per_s, speeds.block_us, speeds.taking_us)
-        return num_taken if is_worth_it else 0
+        num_places, speeds = num_taken // layout.block_size, prefill.speeds
+        num_bytes, computing_us = bytes_to_resume(layout, num_places), num_places * speeds.block_us
+        return num_taken if is_pull_faster(num_bytes, path.gb_per_s, computing_us, speeds.taking_us) else 0
 
     def _num_moved_to(self, decode: Member) -> int:
         """Return prompt tokens without KV in the decode worker's pool."""

@@ -9,8 +9,10 @@ import pytest
 
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
+from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, NUM_OUT, ask, full, metric
+from tests.e2e.test_replies import pulled, quiet
 
 pytestmark = pytest.mark.medium
 
@@ -33,19 +35,22 @@ class SmallSystem(System):
 async def test_a_conversation_goes_on_behind_its_last_prompt_or_reply(
     variant: str, apart: bool, checkpoint: Checkpoint
 ) -> None:
-    """A reply leaves no snapshot of a state, and is not moved back from another pool."""
+    """A reply leaves no snapshot of a state; what is in another pool is moved back."""
     directory, model = checkpoint(variant)
     reference, [history, *questions] = Reference(directory, model), prompts(4, 50, 90, seed=71)
-    with System(directory, *ANY_LENGTH, "--prefill-max-batch-tokens", "48").start(apart=apart) as system:
+    with SlowSystem(directory, *ANY_LENGTH, "--prefill-max-batch-tokens", "48").start(apart=apart) as system:
         num_known = 0
         for question in [[], *questions]:
+            if apart:
+                await quiet(system)
             history = history + question
             answer = await ask(system, history)
             assert answer.texts == [reference.text(history, NUM_OUT, ignore_eos=True)]
             assert answer.num_cached == full(num_known)
             num_prompt, history = len(history), history + answer.token_ids
-            num_known = num_prompt - 1 if variant == "qwen3.5" or apart else len(history) - 1
+            num_known = num_prompt - 1 if variant == "qwen3.5" else len(history) - 1
         system.until(system.all_blocks_free)
+        assert not apart or bool(pulled(system, "prefill-0")) == (variant != "qwen3.5")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

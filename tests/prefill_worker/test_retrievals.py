@@ -18,7 +18,7 @@ from common.serving.prompts.rate import PromptRate
 from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.wire.messages.memory import BlocksFreed, BlocksLeased, MemoryMessage, OfBlocks, PromptBlocks, PromptWanted
 from common.wire.values.block_key import digests, pack_keys, root_of
-from common.wire.values.packing import ID_BYTES, pack_ids
+from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import PoolShape
 from prefill_worker.reply_pools import ReplyPool, ReplyPools
 from prefill_worker.retrievals import MAX_AT_ONCE, WAIT_S, Retrievals, Worth
@@ -88,10 +88,10 @@ class Theirs:
 
     # --- as the peer's end of the connection ---------------------------------------------------
 
-    def look_up(self, request_id: str, attempt: int, wanted: Sequence[bytes]) -> None:
+    def look_up(self, request_id: str, attempt: int, wanted: Sequence[bytes], first: int) -> None:
         assert not self.problem, "nobody is there"
         self.num_asked += 1
-        self.said.append(PromptWanted(request_id, attempt, pack_keys(wanted), block_us=0, num_blocks=(0,), priority=0))
+        self.said.append(PromptWanted(request_id, attempt, pack_keys(wanted), 0, (0,), 0, first))
 
     def free(self, said: PeerMessage) -> None:
         if not self.problem:
@@ -150,7 +150,7 @@ class Rig(House):
     def __init__(self, **options: int) -> None:
         super().__init__(**options)
         self.theirs, self.written = Theirs(), dict[int, bytes]()
-        worth = Worth(SlowRate(), BLOCK, BLOCK * ID_BYTES)
+        worth = Worth(SlowRate(), tiny(BLOCK))
         self.retrievals = retrievals_of(self, self.theirs, self.written, worth)
 
     def filled(self) -> Iterable[list[int]]:
@@ -376,7 +376,7 @@ class RetrievingWorld(World):
     def __init__(self) -> None:
         super().__init__()
         self.theirs = Theirs(num_blocks=30)
-        worth = Worth(SlowRate(), BLOCK, BLOCK * ID_BYTES)
+        worth = Worth(SlowRate(), tiny(BLOCK))
         self.retrievals = retrievals_of(self, self.theirs, self.written, worth)
         self.theirs.decode(TEXTS[0][:40])
 

@@ -19,16 +19,16 @@ def restore_us(num_blocks: int, copy_us: float) -> float:
     return OVERHEAD_US + num_blocks * copy_us
 
 
-def pull_us(num_blocks: int, block_bytes: int, gb_per_s: float) -> float:
+def pull_us(num_bytes: int, gb_per_s: float) -> float:
     """Return the duration of a copy from another pool, in microseconds; `gb_per_s` must be positive."""
-    return num_blocks * block_bytes / (gb_per_s * 1e3)
+    return num_bytes / (gb_per_s * 1e3)
 
 
-def is_pull_faster(num_blocks: int, block_bytes: int, gb_per_s: float, computing_us: float, overhead_us: float) -> bool:
+def is_pull_faster(num_bytes: int, gb_per_s: float, computing_us: float, overhead_us: float) -> bool:
     """Tell whether a copy from another pool is faster than computing.
 
     Args:
-        computing_us: time to compute a block.
+        computing_us: time to compute what is copied.
         overhead_us: time of a transfer beside the copy.
     """
-    return pull_us(num_blocks, block_bytes, gb_per_s) + overhead_us < num_blocks * computing_us
+    return pull_us(num_bytes, gb_per_s) + overhead_us < computing_us

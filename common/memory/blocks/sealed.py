@@ -26,7 +26,7 @@ from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import KEY, keys_in_group, unpacked
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape
-from common.wire.values.resumption import resumable
+from common.wire.values.resumption import needed, resumable
 
 
 class CachedPrefix(NamedTuple):
@@ -88,20 +88,17 @@ class SealedBlocks:
         """
         groups = self.layout.groups
         if self.layout.is_plain:
-            found = self._leading(keys)
-            return CachedPrefix([found], len(found), len(found))
+            leading = self._leading(keys)
+            return CachedPrefix([leading], len(leading), len(leading))
         ids = [self._ids(keys_in_group(keys, number)) for number in range(len(groups))]
         num_places, num_alike = resumable(self.layout, [of_group >= 0 for of_group in ids], first)
         if not resumes:
             lengths = [num_alike if group.is_append_only else 0 for group in groups]
             alike = [of_group[:length] for of_group, length in zip(ids, lengths, strict=True)]
             return CachedPrefix(alike, num_alike, num_alike)
-        seen = (max(0, group.first_seen((first + num_places) * group.block_size + 1) - first) for group in groups)
-        found_of = [
-            of_group[begin if group.grows else num_places - 1 : num_places] if num_places else of_group[:0]
-            for group, of_group, begin in zip(groups, ids, seen, strict=True)
-        ]
-        return CachedPrefix(found_of, num_places, num_alike)
+        places = (needed(group, first + num_places, first) for group in groups)
+        found = [of_group[at.start - first : at.stop - first] for of_group, at in zip(ids, places, strict=True)]
+        return CachedPrefix(found, num_places, num_alike)
 
     def num_unread(self, prefix: CachedPrefix) -> Counts:
         """Return how many distinct blocks of a prefix have no readers, by group."""

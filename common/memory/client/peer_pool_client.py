@@ -101,9 +101,9 @@ class PeerPoolClient(ServerLink):
         """Decline an offer, so the server may lease its blocks."""
         self.send(KVDeclined(offer.request_id, offer.attempt))
 
-    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes]) -> None:
-        """Ask for blocks of the leading digests of a text; a `PromptBlocks` answers."""
-        self.send(PromptWanted(request_id, attempt, pack_keys(digests), 0, self.layout.nothing, 0))
+    def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes], first: int = 0) -> None:
+        """Ask for blocks of a text's places from `first` on, by their digests; a `PromptBlocks` answers."""
+        self.send(PromptWanted(request_id, attempt, pack_keys(digests), 0, self.layout.nothing, 0, first))
 
     def free(self, message: PeerMessage) -> None:
         """Give back the blocks of an accepted offer or of a `PromptBlocks`."""

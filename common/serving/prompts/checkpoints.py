@@ -118,8 +118,9 @@ class Checkpoints(Generic[AnyPrompt]):
         """Return the most places that another text can have in common with a prompt; a token is always computed."""
         return min(len(prompt.beginning.digests), (len(prompt.token_ids) - 1) // self.layout.block_size)
 
-    def _num_free(self) -> Counts:
-        """Return blocks at hand for checkpoints, by group; none while any sequence lacks blocks."""
+    @property
+    def num_free(self) -> Counts:
+        """Blocks at hand for checkpoints, by group; none while any sequence lacks blocks."""
         if self.leases.demand.is_lacking:
             return self.layout.nothing
         return minus(self.leases.num_free, self.reserve())
@@ -131,7 +132,7 @@ class Checkpoints(Generic[AnyPrompt]):
         grant = prompt.beginning.grant
         has_own = bool(prompt.tables) and all(prompt.tables[number].spare for number in self.states)
         is_granted = grant is not None and all(len(grant.fresh[number]) > 1 for number in self.states)
-        return has_own or is_granted or are_enough(self._num_free(), self._one_each)
+        return has_own or is_granted or are_enough(self.num_free, self._one_each)
 
     def _mark_windows(self, prompt: AnyPrompt, end: int) -> None:
         """Choose blocks of windows to seal among those that are full at `end`: the last ones, if blocks are short."""
@@ -139,7 +140,7 @@ class Checkpoints(Generic[AnyPrompt]):
         begin, last = beginning.num_marked, min(end // size, len(beginning.digests))
         beginning.num_marked = max(begin, last)
         counts = self.layout.most_blocks(prompt.num_slots, self.step_tokens)
-        free = self._num_free()
+        free = self.num_free
         for number, table in enumerate(prompt.tables):
             if not table.group.window:
                 continue

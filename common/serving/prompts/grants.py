@@ -8,6 +8,7 @@ A grant has all blocks of a prompt at once: cached blocks of the prefix, and fre
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Generic
 
 from common.memory.client.lease_cache import LeaseCache
@@ -16,6 +17,8 @@ from common.serving.prompts.requests import Key
 from common.serving.prompts.sequence import AnyPrompt
 from common.wire.messages.memory import PromptBlocks
 from common.wire.values.fields import MAX_INT32
+from common.wire.values.kv_layout import Counts
+from common.wire.values.resumption import needed
 
 
 class PromptGrants(Generic[AnyPrompt]):
@@ -71,27 +74,54 @@ class PromptGrants(Generic[AnyPrompt]):
             self.leases.unwant_prompt(prompt.key)
         self._release(prompt)
 
-    def lend(self, prompt: AnyPrompt, count: int) -> list[int]:
-        """Take the first fresh blocks of group 0 out of a prompt's grant; the prompt waits until their return."""
-        beginning = prompt.beginning
-        assert beginning.grant is not None, "its blocks are granted"
-        lent = beginning.grant.fresh[0][:count]
-        del beginning.grant.fresh[0][:count]
-        beginning.is_filling = True
+    def lend(self, prompt: AnyPrompt, counts: Counts) -> list[list[int]]:
+        """Take blocks to fill, by group; the prompt waits until their return.
+
+        Of append-only groups, the prompt's first fresh blocks are taken; of other groups, blocks at hand.
+        """
+        grant = prompt.beginning.grant
+        assert grant is not None, "its blocks are granted"
+        groups = self.layout.groups
+        lent = self.leases.allocate(
+            tuple(0 if group.is_append_only else count for group, count in zip(groups, counts, strict=True))
+        )
+        for group, fresh, taken, count in zip(groups, grant.fresh, lent, counts, strict=True):
+            if group.is_append_only:
+                taken += fresh[:count]
+                del fresh[:count]
+        prompt.beginning.is_filling = True
         return lent
 
-    def return_lent(self, prompt: AnyPrompt, sealed: Sequence[int], unfilled: Sequence[int] = ()) -> None:
-        """Return lent blocks, sealed or unfilled; all are freed if the prompt is gone."""
-        beginning = prompt.beginning
+    def return_lent(
+        self, prompt: AnyPrompt, num_filled: int, sealed: Sequence[Sequence[int]], unfilled: Sequence[Sequence[int]]
+    ) -> None:
+        """Return lent blocks by group, sealed ones of the next `num_filled` places, or unfilled.
+
+        All are freed if the prompt is gone.
+        """
+        beginning, grant = prompt.beginning, prompt.beginning.grant
         beginning.is_filling = False
-        if beginning.grant is None:
-            self.leases.free([*sealed, *unfilled])
+        if grant is None:
+            self.leases.free(chain.from_iterable([*sealed, *unfilled]))
             return
-        beginning.grant.found[0].extend(sealed)
-        beginning.grant.fresh[0][:0] = unfilled
-        if sealed:
-            beginning.grant = beginning.grant._replace(num_places=beginning.grant.num_places + len(sealed))
+        num_places = grant.num_places + num_filled
+        for number, group in enumerate(self.layout.groups):
+            if group.is_append_only:
+                grant.fresh[number][:0] = unfilled[number]
+            else:
+                self.leases.free(unfilled[number])
+            if num_filled and needed(group, num_places).start >= grant.num_places:
+                self.leases.free(grant.found[number])
+                grant.found[number].clear()
+            grant.found[number] += sealed[number]
+        if num_filled:
+            beginning.grant = grant._replace(num_places=num_places)
             self._begin_behind_found(prompt)
+
+    def return_nothing(self, prompt: AnyPrompt) -> None:
+        """End the wait of a prompt that has lent no blocks."""
+        nothing: list[list[int]] = [[] for _ in self.layout.groups]
+        self.return_lent(prompt, 0, nothing, nothing)
 
     def lose_lent(self, prompt: AnyPrompt) -> None:
         """Give up lent blocks; the prompt asks for all blocks again."""

@@ -19,6 +19,20 @@ class Resumable(NamedTuple):
     num_alike: int  # their blocks of append-only groups are cached
 
 
+def needed(group: KVGroup, num_places: int, first: int = 0) -> range:
+    """Return the places, from `first` on, whose blocks of a group are needed to resume behind `num_places` places."""
+    if group.is_append_only or num_places <= first:
+        return range(first, max(first, num_places))
+    if not group.grows:
+        return range(num_places - 1, num_places)
+    return range(max(first, group.first_seen(num_places * group.block_size + 1)), num_places)
+
+
+def bytes_to_resume(layout: KVLayout, num_places: int) -> int:
+    """Return the bytes of all blocks needed to resume behind `num_places` places."""
+    return sum(len(needed(group, num_places)) * group.block_bytes for group in layout.groups)
+
+
 def resumable(layout: KVLayout, have: Sequence[np.ndarray], first: int = 0) -> Resumable:
     """Return the longest cached prefixes of a text, from its place `first` on.
 
@@ -48,6 +62,6 @@ def _in_sight(group: KVGroup, have: np.ndarray, num_alike: int, first: int) -> n
     places = np.arange(num_alike)
     last_missing = np.maximum.accumulate(np.where(have[:num_alike], -1, places))
     num_tokens = (first + places + 1) * group.block_size + 1  # the next token included
-    first_seen = np.maximum(0, num_tokens - group.window) // group.block_size - first
+    first_seen = np.maximum(0, np.maximum(0, num_tokens - group.window) // group.block_size - first)
     in_sight: np.ndarray = first_seen > last_missing
     return in_sight

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from common.settings.config import NetSection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.messages.worker import Role
-from common.wire.values.block_key import digests, root_of, short_keys
+from common.wire.values.block_key import digests, root_of, short_keys, short_keys_in_group
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import pack_ids
 from router.placement.capacity import layouts
@@ -22,6 +22,7 @@ from router.placement.prefix_map import MOMENT_S, PoolContents, PrefixMap
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
+from tests.support.layouts import full, state, window
 from tests.support.messages import LAYOUT, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
@@ -391,3 +392,26 @@ def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None
     other = Demand(300, 400, texts=(keys_of(list(range(300)), KVLayout("other", LAYOUT.groups)),))
     route = choose(pools.workers, other)
     assert route is not None and route.cost.num_known == 0
+
+
+def test_a_text_of_several_groups_is_known_as_far_as_it_can_be_resumed() -> None:
+    layout = KVLayout("m", (full(1, 1, 1, 4, "float32"), window(4, 6), state(2)))
+    known, keys = PrefixMap(lambda: 0.0), array("Q", range(100, 110))
+    known.add(HERE, 60, layout)
+    contents = known.contents(HERE)
+    contents.begin()
+
+    def seal(group: int, *places: int) -> None:
+        of_group = short_keys_in_group(array("Q", [keys[place] for place in places]), group)
+        contents.apply(BlockEvent.SEALED, of_group)
+
+    seal(0, *range(9))
+    assert known.find(HERE, keys)[::4] == (0, 9)
+    seal(2, 4, 7)
+    seal(1, *range(5))
+    assert known.find(HERE, keys)[::4] == (5, 9)
+    seal(1, 6, 7)
+    assert known.find(HERE, keys)[::4] == (8, 9) and known.find(HERE, keys, most=7).num_there == 5
+    prediction = known.predict(HERE, keys)
+    assert known.find(HERE, keys).num_there == 10
+    known.end(prediction)
