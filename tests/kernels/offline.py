@@ -208,7 +208,13 @@ def run_other_experts(gpu: Gpu) -> None:
         gate_up_scales=empty(num + 1, 2 * inner, hidden // 32, dtype=byte),
         down_scales=empty(num + 1, hidden, inner // 32, dtype=byte),
     )
-    sizes = ((1, Score.SIGMOID), (8, Score.SOFTMAX), (300, Score.SQRT_SOFTPLUS), (1200, Score.SIGMOID))
+    sizes = (
+        (1, Score.SIGMOID),
+        (8, Score.SOFTMAX),
+        (300, Score.SQRT_SOFTPLUS),
+        (1200, Score.SIGMOID),
+        (5000, Score.SIGMOID),
+    )
     for num_tokens, score in sizes:
         rule = Route(4, score, groups=8, kept_groups=4 if num_tokens == 1 else 8, group_best=2)
         router = Router(empty(num + 1, hidden, dtype=BF16), rule, num, 1, **columns)
@@ -240,8 +246,9 @@ def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **gi
 
 
 def run_large_heads(gpu: Gpu) -> None:
-    """Heads whose tiles are the largest."""
+    """Heads whose tiles are the largest, and heads whose attention is never fused."""
     run_attention(gpu, Heads(16, 4, 256))
+    run_attention(gpu, Heads(16, 4, 32))
     run_attention(gpu, Heads(*GEMMA_4_31B_FULL[:3]), norms_values=True, shares_kv=True)
 
 
@@ -280,6 +287,23 @@ def run_gemma(gpu: Gpu) -> None:
         x = ops.linear_norm_add(empty(num_tokens, 4096, dtype=BF16), out, norm, x)
         x = ops.linear_norm_add(ops.norm_gate_up(x, norm, gate_up, Activation.GELU_TANH), down, norm, x, scale)
         ops.logits(x, norm, table, 30.0)
+
+
+def run_gemma_experts(gpu: Gpu) -> None:
+    """Experts of Gemma 4 26B-A4B, whose sum is normed before it is added."""
+    hidden, inner, num = 2816, 704, 128
+    weights = ExpertWeights(
+        gate_up=empty(num, 2 * inner, hidden, dtype=BF16),
+        down=empty(num, hidden, inner, dtype=BF16),
+        activation=Activation.GELU_TANH,
+    )
+    scale, norm = empty(num, dtype=torch.float32), Norm(empty(hidden, dtype=BF16), 1e-6)
+    router = Router(empty(num, hidden, dtype=BF16), Route(8, logit_scale=hidden**-0.5), num, expert_scale=scale)
+    for num_tokens in (1, 64, 1200):
+        ops = make_ops(HEADS, num_tokens, pdl=gpu.has_dependent_launch and num_tokens <= 64)
+        x = Residual(empty(num_tokens, hidden, dtype=BF16))
+        normed, routing = ops.norm_route(x, norm, router, empty(num_tokens))
+        x = ops.norm_add(ops.experts_norm_add(normed, routing, weights, norm, x).rows, norm, x, scale[:1])
 
 
 def run_latent(gpu: Gpu) -> None:
@@ -361,6 +385,7 @@ def main(capabilities: list[str]) -> None:
         run_experts(gpu)
         run_other_experts(gpu)
         run_gemma(gpu)
+        run_gemma_experts(gpu)
         run_latent(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,10 @@ from benchmarks import rates as made
 from benchmarks.presets import settings
 from benchmarks.table_steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
-from common.device.engine.step_rules import MIN_SPARED_BYTES
-from common.models.reading import read_config
+from common.device.engine.step_rules import MIN_SPARED_BYTES, TYPICAL_TOKENS
+from common.models.reading import decoder_config, read_config
 from common.ops.prompt_attention import MAX_KEYS
+from common.wire.values.kv_layout import KVLayout
 from deploy.bench.results import ROOT, read_rows
 from deploy.planning.step_times import costs
 from deploy.planning.step_times.costs import MAX_ROWS, PromptCosts, StepCosts
@@ -108,11 +109,10 @@ def test_another_model_takes_what_its_bytes_and_products_say() -> None:
         assert getattr(twice, name) == 2 * getattr(RATES, name)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_5_text"])
-def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(model_type: str, tmp_path: Path) -> None:
+def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(tmp_path: Path) -> None:
     assert shape_of(settings(RATES.model)) == RATES.shape
     assert RATES.shape.kv_bytes == 2 * 2 * 36 * 8 * 128
-    (tmp_path / "config.json").write_text(json.dumps(settings(RATES.model).values | {"model_type": model_type}))
+    (tmp_path / "config.json").write_text(json.dumps(settings(RATES.model).values | {"model_type": "gpt2"}))
     with pytest.raises(ConfigError, match=r"config\.json: "):
         read_shape(tmp_path)
 
@@ -121,6 +121,23 @@ def test_latents_are_counted_as_cached_and_their_products_as_expanded() -> None:
     shape = shape_of(settings("deepseek-v2-lite"))
     assert (shape.kv_bytes, shape.pair_products) == (27 * 576 * 2, 27 * 16 * (192 + 128) // 2)
     assert shape.expert_share == pytest.approx(6 / 64)
+
+
+def test_packed_experts_are_read_as_they_are_and_multiplied_in_full() -> None:
+    shape = shape_of(settings("gpt-oss-20b"))
+    assert shape.weight_bytes == pytest.approx(13.8e9, rel=0.01)
+    assert shape.layer_weights == pytest.approx(3.03e9, rel=0.01)
+    assert shape.expert_share == pytest.approx(4 / 32)
+
+
+def test_a_sequence_holds_a_state_whatever_its_length_and_a_step_reads_and_writes_it() -> None:
+    shape = shape_of(settings("qwen3.5-4b"))
+    assert shape.kv_bytes == 8 * 2 * 4 * 256 * 2
+    assert shape.state_bytes == pytest.approx(24 * 32 * 128 * 128 * 4, rel=0.1)
+    assert shape.context_bytes(100) == 100 * shape.kv_bytes + shape.state_bytes
+    assert shape.moved_bytes(100) == shape.context_bytes(100) + shape.state_bytes
+    room = Room(shape, RATES.memory_bytes, 0.5)
+    assert room.kv_tokens(1, 1) // room.taken(100) * shape.context_bytes(TYPICAL_TOKENS) < 0.5 * RATES.memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -138,3 +155,39 @@ def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
     for size in ((0, 256), (512, 0), (8192, 64)):
         assert shape.activation_bytes(*size) == config.activation_bytes(*size)
     assert shape.step_bytes == 2 * config.step_weights(1)
+
+
+def test_layers_with_a_window_keep_and_read_no_more_than_the_window() -> None:
+    gemma = shape_of(settings("gemma3-4b"))
+    assert (gemma.window, gemma.window_bytes, gemma.kv_bytes) == (1024, 118_784, 20_480)
+    assert gemma.context_bytes(1000) == 1000 * (118_784 + 20_480)
+    assert gemma.context_bytes(10_000) == 1024 * 118_784 + 10_000 * 20_480
+    all_full = replace(
+        gemma,
+        window=0,
+        window_bytes=0,
+        window_pairs=0,
+        kv_bytes=gemma.kv_bytes + gemma.window_bytes,
+        pair_products=gemma.pair_products + gemma.window_pairs,
+    )
+    ours, other = scaled(RATES, gemma, "gemma"), scaled(RATES, all_full, "other")
+    for (rows, context, ms, _), (*_, other_ms, _) in zip(ours.steps, other.steps, strict=True):
+        assert ms == pytest.approx(other_ms) if context <= 1024 else ms < other_ms, (rows, context)
+    for (tokens, _, ms), (*_, other_ms) in zip(ours.prompts, other.prompts, strict=True):
+        assert ms == pytest.approx(other_ms) if tokens <= 1024 else ms < other_ms, tokens
+    assert ours.copies[-1][1] < other.copies[-1][1]
+
+
+@pytest.mark.parametrize("num_tokens", [500, 1024, 4096, 20_000])
+@pytest.mark.parametrize("model", ["gemma3-4b", "gemma4-12b", "qwen3-4b"])
+def test_as_many_sequences_have_room_as_in_a_pool_divided_by_workers(model: str, num_tokens: int) -> None:
+    shape, step_tokens = shape_of(settings(model)), 8192
+    room = Room(shape, RATES.memory_bytes)
+    assert room.step_tokens == step_tokens
+    layout = KVLayout("model", decoder_config(settings(model)).cache_groups(16, "bfloat16"))
+    pool_bytes = int(room.kv_tokens(0, 1) * shape.context_bytes(TYPICAL_TOKENS) / TYPICAL_TOKENS)
+    num_blocks = layout.divided(pool_bytes + step_tokens * shape.window_bytes, TYPICAL_TOKENS, step_tokens)
+    of_step = [group.num_places(step_tokens) if group.window else 0 for group in layout.groups]
+    wanted = zip(num_blocks, of_step, layout.most_blocks(num_tokens, 1), strict=True)
+    num_sequences = min((count - further) // blocks for count, further, blocks in wanted)
+    assert room.kv_tokens(0, 1) // room.taken(num_tokens) == pytest.approx(num_sequences, rel=0.03)
