@@ -13,14 +13,14 @@ runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
 # Tests of interpreted kernels, whole systems and benchmarks take about as long as all others, and run beside them.
 long_tests := tests/kernels tests/e2e tests/benchmarks tests/deploy/bench
-chosen := not gpu and not slow
+chosen := not gpu and not gpu_types and not slow
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 side_by_side = $(MAKE) --no-print-directory --jobs=2 LABELLED=1
 # Of two runs side by side, each line says whose it is, as it comes.
 labelled = $(if $(LABELLED),2>&1 | sed -u 's/^/$@ | /')
 
-.PHONY: help setup demo check test test-all test-long test-others test-gpu lint clean
+.PHONY: help setup demo check test test-all test-long test-others test-gpu test-gpu-types lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -32,13 +32,13 @@ demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy demo
 
 check: $(dev) ## lint and the fast tests: under 2 minutes on two cores
-	@$(side_by_side) --keep-going chosen="not gpu and not slow and not medium" test-others lint test-long
+	@$(side_by_side) --keep-going chosen="not gpu and not gpu_types and not slow and not medium" test-others lint test-long
 
 test: $(dev) ## all but the slow tests and those that need a GPU: under 10 minutes on two cores
 	@$(side_by_side) test-long test-others
 
-test-all: $(dev) ## every test that needs no GPU
-	@$(side_by_side) chosen="not gpu" test-long test-others
+test-all: $(dev) ## every test that needs no GPU, but the kernels of rarer types of GPUs
+	@$(side_by_side) chosen="not gpu and not gpu_types" test-long test-others
 
 test-long: $(dev)
 	$(PY) -m pytest -m "$(chosen)" $(long_tests) $(labelled)
@@ -48,6 +48,9 @@ test-others: $(dev)
 
 test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
+
+test-gpu-types: $(dev) ## compile every kernel for each type of GPU; needs none
+	$(PY) -m pytest tests/kernels/test_offline.py
 
 lint: $(dev) ## ruff, mypy, and how docstrings read
 	@{ set -ex; \
