@@ -181,6 +181,11 @@ def test_every_architecture_is_covered() -> None:
     assert {model_type for model_type, _ in VARIANTS.values()} | {*WRAPPED, *LIKE_OTHERS} == set(architectures())
 
 
+def test_every_architecture_is_documented() -> None:
+    page = Path("docs/models.md").read_text(encoding="utf-8")
+    assert [name for name in architectures() if f"`{name}`" not in page] == []
+
+
 @EACH
 @torch.inference_mode()
 def test_logits_equal_transformers_at_every_position(variant: str, backend: Backend, checkpoint: Checkpoint) -> None:

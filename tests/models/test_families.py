@@ -65,6 +65,16 @@ MINISTRAL_3: dict[str, Any] = {
     },
     "vision_config": {"model_type": "pixtral"},
 }  # fmt: skip
+SMOLLM3: dict[str, Any] = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
+    "initializer_range": 0.02, "intermediate_size": 11008, "layer_types": ["full_attention"] * 36,
+    "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
+    "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16,
+    "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+    "torch_dtype": "bfloat16", "use_cache": False, "use_sliding_window": False, "vocab_size": 128256,
+}  # fmt: skip
 FP8 = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None}
 
 
@@ -111,9 +121,23 @@ def test_ministral_3(hidden_size: int, inner: int, num_layers: int, num_bytes: i
     assert mixer.rope.inverse_frequencies[-1] == pytest.approx(1e6 ** (-126 / 128) / 16)
 
 
+def test_smollm3() -> None:
+    config = decoder_config(Settings(SMOLLM3, "config.json"))
+    [group] = config.cache_groups(16, "bfloat16")
+    assert group.token_bytes == 73_728
+    assert config.num_weights == pytest.approx(3.075e9, rel=1e-3)
+    assert config.tied_embeddings, "by default"
+    mixers = [layer.mixer for layer in config.layers]
+    turned = [len(mixer.rope.inverse_frequencies) for mixer in mixers if isinstance(mixer, Attention)]
+    assert turned == [64, 64, 64, 0] * 9
+    assert decoder_config(Settings(SMOLLM3 | {"no_rope_layers": None}, "config.json")) == config, "by the interval"
+
+
 @pytest.mark.parametrize(
     ("published", "message"),
     [
+        (SMOLLM3 | {"no_rope_layers": [1, 0]}, r"no_rope_layers = \[1, 0\], 36 of 0 and 1 are needed"),
+        (SMOLLM3 | {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window = True is not supported"),
         (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),
         (MISTRAL_SMALL | {"text_config": {"model_type": "ministral"}}, "model_type = 'ministral' is not supported"),
         (MINISTRAL_3 | {"quantization_config": FP8}, r"quantization_config = .*'fp8'.* is not supported"),

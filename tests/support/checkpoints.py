@@ -168,6 +168,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 1 / 3},
         },
     ),
+    "smollm3": (
+        "smollm3",
+        {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1], "rope_parameters": YARN, "pad_token_id": None},
+    ),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}),
     "qwen3-yarn": ("qwen3", {"rope_parameters": YARN | {"truncate": False, "factor": 4.0}}),
     "ministral3": (
