@@ -17,6 +17,7 @@ from benchmarks.kernel_cases import (
     HEAD_DIM,
     HIDDEN,
     INNER,
+    NUM_KV,
     NUM_Q,
     QKV,
     TOKEN_BYTES,
@@ -146,9 +147,11 @@ def attention_case(num_seqs: int, seq_len: int) -> Case:
     return Case(f"decode attention {num_seqs} x {seq_len} ({how})", run, expected, num_layers, num_bytes)
 
 
-def decode_batch(num_seqs: int, seq_len: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:
+def decode_batch(
+    num_seqs: int, seq_len: int, num_layers: int, num_kv: int = NUM_KV, head_dim: int = HEAD_DIM
+) -> tuple[Tensor, ForwardBatch]:
     """Make a pool, and a batch of the last token of each of its sequences."""
-    pool, batch = paged_batch(1, seq_len, num_seqs, num_layers)
+    pool, batch = paged_batch(1, seq_len, num_seqs, num_layers, num_kv, head_dim)
     positions = batch.seq_lens - 1
     slots = batch.block_tables[0][:, -1].long() * BLOCK_SIZE + positions.long() % BLOCK_SIZE
     return pool, replace(batch, positions=positions, slots=(slots,), last_tokens=None)

@@ -153,12 +153,17 @@ class StepBench:
                 times.append(begin.elapsed_time(end))
         return float(statistics.median(times))
 
-    def floor_ms(self, num_rows: int, num_tokens: int, bytes_per_s: float) -> float:
-        """Return the time to read needed weights, `num_tokens` keys and values, and the states of all rows, once."""
-        layout = self.engine.pool.layout
-        weight_bytes = self.engine.model.config.step_weights(num_rows) * DTYPE_BYTES[layout.groups[0].dtype]
-        states = sum(2 * group.block_bytes for group in layout.groups if not group.grows)  # read and written
-        return (weight_bytes + num_tokens * layout.token_bytes + num_rows * states) / bytes_per_s * 1e3
+    def floor_ms(self, contexts: Sequence[int], bytes_per_s: float) -> float:
+        """Return the time to read needed weights, all keys and values in sight, and the states of all rows, once."""
+        groups, num_rows = self.engine.pool.layout.groups, len(contexts)
+        num_bytes = self.engine.model.config.step_weights(num_rows) * DTYPE_BYTES[groups[0].dtype]
+        for group in groups:
+            if group.grows:
+                seen = (min(context, group.window or context) for context in contexts)
+                num_bytes += sum(seen) * group.token_bytes
+            else:
+                num_bytes += num_rows * 2 * group.block_bytes  # read and written
+        return num_bytes / bytes_per_s * 1e3
 
     def profile(self, num_rows: int) -> str:
         """Return a table of a step's kernels by time; a profiler shows graph nodes as kernels."""
@@ -277,7 +282,7 @@ def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | Non
 
 
 def _beside(bench: StepBench, mix: ContextMix, bytes_per_s: float) -> tuple[str, float]:
-    return "read floor", bench.floor_ms(len(mix.contexts), mix.num_tokens, bytes_per_s)
+    return "read floor", bench.floor_ms(mix.contexts, bytes_per_s)
 
 
 def _beside_reading_again(bench: StepBench, mix: ContextMix) -> tuple[str, float]:

@@ -78,19 +78,19 @@ def gate_case(num_tokens: int) -> Case:
     return Case(f"silu_mul {num_tokens}", lambda i: gate_mul(gates[i]), expected, len(gates), num_bytes)
 
 
-def attention_weights(max_positions: int) -> AttentionWeights:
+def attention_weights(max_positions: int, head_dim: int = HEAD_DIM) -> AttentionWeights:
     """Make random query and key norms and a rope table."""
-    angles = torch.rand(max_positions, HEAD_DIM // 2, device="cuda")
+    angles = torch.rand(max_positions, head_dim // 2, device="cuda")
     rope = torch.cat((angles.cos(), angles.sin()), dim=1)
     return AttentionWeights(
-        q_norm=random(HEAD_DIM),
-        k_norm=random(HEAD_DIM),
+        q_norm=random(head_dim),
+        k_norm=random(head_dim),
         norm_eps=EPS,
         rope=rope,
         num_q_heads=NUM_Q,
         num_kv_heads=NUM_KV,
-        head_dim=HEAD_DIM,
-        scale=HEAD_DIM**-0.5,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
     )
 
 
@@ -128,10 +128,12 @@ def rope_case(num_tokens: int) -> Case:
     return Case(f"qk_norm_rope_kv {num_tokens}", run, expected, len(qkvs), num_bytes)
 
 
-def paged_batch(query_len: int, seq_len: int, num_seqs: int, num_layers: int) -> tuple[Tensor, ForwardBatch]:
+def paged_batch(
+    query_len: int, seq_len: int, num_seqs: int, num_layers: int, num_kv: int = NUM_KV, head_dim: int = HEAD_DIM
+) -> tuple[Tensor, ForwardBatch]:
     """Make a pool of scattered blocks, and a batch of sequences of equal length."""
     num_blocks = num_seqs * (seq_len // BLOCK_SIZE)
-    pool = random(num_blocks, num_layers, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
+    pool = random(num_blocks, num_layers, 2, BLOCK_SIZE, num_kv, head_dim)
     none = torch.zeros(0, dtype=torch.int64, device="cuda")
     batch = ForwardBatch(
         token_ids=none,

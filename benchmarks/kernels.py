@@ -6,8 +6,9 @@ Shapes are Qwen3-4B's where a case names no model. Every case is first checked a
 over replays of a CUDA graph. The launches of a graph rotate over more memory than the L2 cache holds, because a step
 finds a cold cache. `decode ...` are whole operations of a decode step, as planned and fused for this GPU. The number is
 the number of tokens; for attention, sequences x tokens of each. `... attention 8 x 16 of 1040` is a prompt step of 8
-sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already. `route ...` and
-`experts ...` are layers of experts of the model named.
+sequences of 1,040 tokens. All but the last 16 tokens of each sequence are in the KV pool already. `window 128` means
+layers whose tokens see the last 128 tokens. `route ...` and `experts ...` are layers of experts of the model named.
+`latent ...` is attention of DeepSeek-V2-Lite.
 """
 
 import argparse
@@ -22,10 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from benchmarks.attention_cases import attention_cases
 from benchmarks.decode_cases import decode_cases
 from benchmarks.delta_cases import delta_cases
 from benchmarks.expert_cases import expert_cases
 from benchmarks.kernel_cases import Case, kernel_cases
+from benchmarks.latent_cases import latent_cases
 from benchmarks.own_memory import require_gpu
 from benchmarks.prompt_cases import prompt_cases
 from deploy.bench.results import append_rows, hardware, row_of
@@ -99,7 +102,16 @@ def main() -> int:
     print(f"read ceiling {ceiling / 1e12:.2f} TB/s\n")
     print(f"{'case':34}{'us':>10}{'MB':>10}{'TB/s':>8}{'% read':>8}{'TFLOP/s':>9}")
     rows, num_wrong = [], 0
-    for case in chain(decode_cases(), kernel_cases(), prompt_cases(), delta_cases(), expert_cases()):
+    cases = (
+        decode_cases(),
+        kernel_cases(),
+        prompt_cases(),
+        attention_cases(),
+        delta_cases(),
+        expert_cases(),
+        latent_cases(),
+    )
+    for case in chain(*cases):
         if args.only not in case.name:
             continue
         if not is_right(case.run(0), case.expected()):

@@ -17,7 +17,7 @@ from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.row_slots import row_slots
 from common.ops import reference
 from common.ops.base import DecodeWork, ForwardBatch, GroupCache
-from common.ops.prompt_attention import effective_window, has_few_queries, is_gathered
+from common.ops.prompt_attention import has_few_queries, is_gathered
 from common.ops.workspaces import Workspaces
 from common.settings.config import KernelsSection
 
@@ -93,7 +93,6 @@ class CudaAttention:
         table, scale, sinks = batch.block_tables[weights.group], weights.scale, weights.sinks
         if self.kernels.prefill_attention == "torch":
             return reference.paged_attention(q, k_cache, v_cache, table, batch, scale, self.window, sinks)
-        window = effective_window(self.window, batch.num_keys)
         if has_few_queries(q, k_cache.shape[2]):
             return few_query_attention(
                 q=q,
@@ -105,12 +104,12 @@ class CudaAttention:
                 scale=scale,
                 workspace=self._workspaces.query_parts(),
                 gpu=self._gpu,
-                window=window,
+                window=self.window,
                 sinks=sinks,
             )
-        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys, window):
+        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys, self.window):
             lengths = (batch.cu_seqlens, batch.seq_lens, batch.num_keys)
-            return long_attention(q, k_cache, v_cache, table, *lengths, scale, sinks=sinks)
+            return long_attention(q, k_cache, v_cache, table, *lengths, scale, window=self.window, sinks=sinks)
         return prefill_attention(
             q=q,
             k_cache=k_cache,
@@ -121,7 +120,7 @@ class CudaAttention:
             max_query_len=batch.max_query_len,
             scale=scale,
             gpu=self._gpu,
-            window=window,
+            window=self.window,
             sinks=sinks,
         )
 

@@ -8,11 +8,12 @@ from torch import Tensor
 from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.gpu import Gpu
 from common.kernels.experts.grouping import group_pairs
+from common.kernels.experts.lone_token import lone_experts
 from common.kernels.experts.products import experts_down, experts_gate_up
 from common.kernels.experts.routing import route
 from common.kernels.experts.tiles import MANY_TOKENS, expert_tiles
 from common.ops import reference
-from common.ops.base import ExpertWeights, Router
+from common.ops.base import ExpertWeights, Residual, Router
 
 
 class CudaExperts:
@@ -45,19 +46,21 @@ class CudaExperts:
             pdl=self._pdl,
         )
 
-    def outputs(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        """Return weighted outputs to be added up: `[num_parts, num_tokens, hidden]`, 0 for padding.
+    def add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
+        """Return `residual` with the weighted outputs of each token's experts; none for padding.
 
-        Parts are fp32 for a few tokens, where they take no time, and else of the dtype of `x`.
+        The outputs of several tokens are parts, to be added by the next norm. Parts are fp32 for a few tokens, where
+        they take no time, and else of the dtype of `x`.
         """
         if self._is_reference:
-            return reference.experts(x, routing, weights)[None]
-        num_tokens, num_slots = routing.experts.shape
-        is_packed = weights.gate_up_scales is not None
+            return Residual((residual.rows + reference.experts(x, routing, weights)).to(x.dtype))
+        is_packed, (num_tokens, num_slots) = weights.gate_up_scales is not None, routing.experts.shape
+        gate_up, down, activation = weights.gate_up_matrix, weights.down_matrix, weights.activation.value
+        if num_tokens == 1 and not is_packed:
+            return Residual(lone_experts(x, routing, gate_up, down, activation, residual.rows, pdl=self._pdl))
         tiles = expert_tiles(num_tokens, num_slots, weights.num, x.element_size(), self._gpu, is_packed=is_packed)
         groups = None if num_tokens == 1 else group_pairs(routing.experts, weights.num, tiles.pairs, pdl=self._pdl)
-        inner = experts_gate_up(
-            x, weights.gate_up_matrix, routing, groups, weights.activation.value, tiles, pdl=self._pdl
-        )
-        out_dtype = torch.float32 if num_tokens <= MANY_TOKENS else x.dtype
-        return experts_down(inner, weights.down_matrix, routing, groups, tiles, out_dtype=out_dtype, pdl=self._pdl)
+        inner = experts_gate_up(x, gate_up, routing, groups, activation, tiles, pdl=self._pdl)
+        dtype = torch.float32 if num_tokens <= MANY_TOKENS else x.dtype
+        parts = experts_down(inner, down, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
+        return Residual(residual.rows, parts)

@@ -1,38 +1,29 @@
 """Latent attention on a GPU over the cache of a group: absorbed for decode steps and few tokens, else expanded.
 
-Absorbed attention reads latents alone. It costs more products for each pair of a query and a key than expanded
-attention does, which first computes keys and values of all heads (`latent.prompt_attention`).
+Absorbed attention reads latents alone. Expanded attention first computes keys and values of all heads, and then takes
+fewer products for each pair of a query and a key (`latent.prompt_attention`).
 """
 
-from threading import Lock
-
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.kernels.attention.decode_division import divide, limits_for
-from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
-from common.kernels.base.attention_operands import Division
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.kernels.elementwise.row_slots import row_slots
-from common.kernels.latent.decode_attention import (
-    PROGRAMS_PER_SM,
-    latent_decode_attention,
-    latent_parts_bytes,
-    num_groups,
-)
 from common.kernels.latent.gather_latents import gather_latents
 from common.kernels.latent.inputs import absorb_new_queries, absorb_queries, rotate_latent_queries
 from common.kernels.latent.prompt_attention import latent_prompt_attention
+from common.kernels.latent.query_attention import latent_query_attention
 from common.kernels.latent.values import latent_values
 from common.ops import reference
-from common.ops.base import DecodeWork, ForwardBatch, GroupCache, LatentWeights
+from common.ops.base import ForwardBatch, GroupCache, LatentWeights, RowsWork
+from common.ops.latent_rows import LatentRows, rows_bytes
 from common.settings.config import KernelsSection
 
 FEW_TOKENS = 128
-"""Tokens of a step, at most, that attend to latents; more tokens repay the expansion of keys and values."""
-ROWS_AT_ONCE = 64
-"""Tokens of a prompt that attend to latents in a launch."""
+"""Tokens of a step, at most, whose contexts are divided among programs; more tokens fill the GPU without that.
+
+More tokens repay the expansion of keys and values, too, where the host knows how many keys there are.
+"""
 MAX_KEYS = 131_072
 """Keys of a step, at most, because gathering takes memory; more are attended as latents."""
 EXPANDED_BYTES = 256 << 20
@@ -41,11 +32,7 @@ EXPANDED_BYTES = 256 << 20
 
 def room_bytes(num_heads: int, rank: int, entry_dim: int, max_num_seqs: int, gpu: Gpu) -> int:
     """Return an upper bound of the bytes of workspaces, gathered latents, and keys and values expanded at once."""
-    return (
-        latent_parts_bytes(max(max_num_seqs, ROWS_AT_ONCE), num_heads, rank, gpu)
-        + EXPANDED_BYTES
-        + MAX_KEYS * entry_dim * 4
-    )
+    return rows_bytes(num_heads, rank, max_num_seqs, gpu) + EXPANDED_BYTES + MAX_KEYS * entry_dim * 4
 
 
 class CudaLatent:
@@ -64,46 +51,37 @@ class CudaLatent:
         self.kernels = kernels
         self.pdl = pdl
         self._gpu = gpu_of(self.cache.device)
-        self._max_rows = max(max_num_seqs, ROWS_AT_ONCE)
-        self._num_slots = PROGRAMS_PER_SM * self._gpu.num_sms
-        self._making = Lock()
-        self._parts: PartsWorkspace | None = None
+        self._rows = LatentRows(self.cache, self.num_heads, max_num_seqs, pdl=pdl)
 
     def row_slots(self, batch: ForwardBatch, block_table: Tensor) -> Tensor:
         """Return slots of the rows of a decode batch: `[num_rows]` int64."""
         return row_slots(batch.positions, batch.seq_lens, block_table, self.cache.shape[3], pdl=self.pdl)
 
-    def divide(self, batch: ForwardBatch) -> DecodeWork:
-        """Divide the attention of a decode step among programs."""
-        return DecodeWork(self._divide(batch.seq_lens, self.cache.shape[1], pdl=self.pdl), None)
+    def divide(self, batch: ForwardBatch, group: int) -> RowsWork | None:
+        """Divide the contexts of a decode step, or of few tokens of a prompt step, among programs."""
+        if batch.one_token_each:
+            return self._rows.of_decode(batch, group) if self.kernels.decode_attention != "torch" else None
+        has_few = batch.token_ids.shape[0] <= FEW_TOKENS and self.kernels.prefill_attention != "torch"
+        return self._rows.of_tokens(batch, group) if has_few else None
 
     def attend(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `Ops.latent_attention`."""
-        if batch.one_token_each and self.kernels.decode_attention != "torch":
-            return self._decode(q, kv, weights, layer_id, batch)
-        if self._is_expanded(q.shape[0], batch):
-            return self._expanded(self._rotated(q, kv, weights, layer_id, batch), weights, layer_id, batch)
+        work = batch.work[weights.group]
+        if isinstance(work, RowsWork):
+            return self._rows.attend(self._absorbed(q, kv, weights, layer_id, batch), weights, layer_id, work)
         if batch.one_token_each or self.kernels.prefill_attention == "torch":
             return self._by_law(self._rotated(q, kv, weights, layer_id, batch), weights, layer_id, batch)
-        absorbed = self._absorbed(q, kv, weights, layer_id, batch)
-        kept = batch.slots[weights.group] >= 0
-        rows = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
-        seqs = torch.searchsorted(batch.cu_seqlens[1:], rows, right=True).clamp_(max=batch.seq_lens.shape[0] - 1)
-        seq_lens = torch.where(kept, batch.positions + 1, 0)
-        return self._rows(absorbed, weights, layer_id, batch.block_tables[weights.group][seqs], seq_lens)
+        if 0 < batch.num_keys <= MAX_KEYS:
+            return self._expanded(self._rotated(q, kv, weights, layer_id, batch), weights, layer_id, batch)
+        return self._attend_queries(self._absorbed(q, kv, weights, layer_id, batch), weights, layer_id, batch)
 
     def attend_last(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `Ops.latent_attention_of_last`."""
         q = self._rotated(q, kv, weights, layer_id, batch)[batch.last_tokens]
         if self.kernels.prefill_attention == "torch":
             return self._by_law(q, weights, layer_id, batch.one_query_each())
-        absorbed = absorb_queries(q.flatten(1), weights)
-        return self._rows(absorbed, weights, layer_id, batch.block_tables[weights.group], batch.seq_lens)
-
-    def _is_expanded(self, num_tokens: int, batch: ForwardBatch) -> bool:
-        if self.kernels.prefill_attention == "torch" or batch.one_token_each:
-            return False
-        return num_tokens > FEW_TOKENS and 0 < batch.num_keys <= MAX_KEYS
+        work = self._rows.of_last(batch, weights.group)
+        return self._rows.attend(absorb_queries(q.flatten(1), weights), weights, layer_id, work, is_alone=True)
 
     def _layer(self, layer_id: int) -> Tensor:
         return self.cache[:, layer_id, 0, :, 0]
@@ -123,45 +101,16 @@ class CudaLatent:
         slots, cache = batch.slots[weights.group], self._layer(layer_id)
         return absorb_new_queries(q, kv, weights, batch.positions, slots, cache, pdl=self.pdl)
 
-    def _decode(self, q: Tensor, kv: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        work = batch.work[weights.group]
-        assert isinstance(work, DecodeWork), "a decode step begins with `begin`"
-        absorbed = self._absorbed(q, kv, weights, layer_id, batch)
-        table = batch.block_tables[weights.group]
-        return self._attend_rows(absorbed, weights, layer_id, table, batch.seq_lens, work.division, layer_id)
-
-    def _rows(
-        self, absorbed: Tensor, weights: LatentWeights, layer_id: int, tables: Tensor, seq_lens: Tensor
-    ) -> Tensor:
-        """Attend each row of absorbed queries to the latents of its own table, a few rows in a launch."""
-        outs = []
-        for begin in range(0, absorbed.shape[0], ROWS_AT_ONCE):
-            rows = slice(begin, begin + ROWS_AT_ONCE)
-            division = self._divide(seq_lens[rows], 1, pdl=False)
-            outs.append(self._attend_rows(absorbed[rows], weights, layer_id, tables[rows], seq_lens[rows], division, 0))
-        return torch.cat(outs) if len(outs) > 1 else outs[0]
-
-    def _attend_rows(
-        self,
-        absorbed: Tensor,
-        weights: LatentWeights,
-        layer_id: int,
-        tables: Tensor,
-        seq_lens: Tensor,
-        division: Division,
-        divided_layer: int,  # place of the layer among those that the division counts for
-    ) -> Tensor:
-        summed = latent_decode_attention(
+    def _attend_queries(self, absorbed: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        """Attend tiles of absorbed queries to whole contexts."""
+        summed = latent_query_attention(
             q=absorbed,
             cache=self._layer(layer_id),
             weights=weights,
-            block_tables=tables,
-            seq_lens=seq_lens,
-            division=division,
-            workspace=self._workspace(weights.rank),
-            layer_id=divided_layer,
+            block_tables=batch.block_tables[weights.group],
+            cu_seqlens=batch.cu_seqlens,
+            seq_lens=batch.seq_lens,
             gpu=self._gpu,
-            pdl=self.pdl,
         )
         return latent_values(summed, weights, pdl=self.pdl).flatten(1)
 
@@ -193,15 +142,3 @@ class CudaLatent:
     def _by_law(self, q: Tensor, weights: LatentWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         cache, table, absorbed = self._layer(layer_id), batch.block_tables[weights.group], batch.one_token_each
         return reference.latent_attention(q, cache, table, batch, weights, is_absorbed=absorbed).flatten(1)
-
-    def _divide(self, seq_lens: Tensor, num_layers: int, *, pdl: bool) -> Division:
-        return divide(seq_lens, num_groups(self.num_heads), self._num_slots, num_layers, pdl=pdl)
-
-    def _workspace(self, rank: int) -> PartsWorkspace:
-        """Return room for parts of contexts, made by the first step, before the capture of any graph."""
-        with self._making:
-            if self._parts is None:
-                groups = num_groups(self.num_heads)
-                max_joins = limits_for(self._max_rows, groups, self._num_slots).max_joins
-                self._parts = make_workspace(max_joins, self.num_heads, groups, rank, self.cache.device)
-            return self._parts

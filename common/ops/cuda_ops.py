@@ -20,7 +20,6 @@ from common.kernels.delta.states import begin_states
 from common.kernels.elementwise.cap_logits import cap_logits
 from common.kernels.elementwise.embedding import embedding
 from common.kernels.elementwise.gate_mul import gate_mul
-from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import (
     Activation,
@@ -34,6 +33,7 @@ from common.ops.base import (
     Residual,
     Router,
     Routing,
+    RowsWork,
     StateWork,
     Weight,
 )
@@ -96,21 +96,21 @@ class CudaOps:
         )
 
     def begin(self, batch: ForwardBatch) -> ForwardBatch:
-        groups = list(zip(self.groups, self.caches, batch.block_tables, strict=True))
         written_apart = [group is not None and not group.is_fused for group in self.groups]
         if batch.one_token_each and not batch.slots and any(written_apart):
             slots = [
                 group.row_slots(batch, table) if group and is_apart else batch.positions
-                for (group, _, table), is_apart in zip(groups, written_apart, strict=True)
+                for group, table, is_apart in zip(self.groups, batch.block_tables, written_apart, strict=True)
             ]
             batch = replace(batch, slots=tuple(slots))
-        return replace(batch, work=tuple(self._work(*group, batch) for group in groups))
+        return replace(batch, work=tuple(self._work(number, batch) for number in range(len(self.groups))))
 
-    def _work(
-        self, group: CudaAttention | CudaLatent | None, cache: GroupCache, table: Tensor, batch: ForwardBatch
-    ) -> DecodeWork | StateWork | None:
+    def _work(self, number: int, batch: ForwardBatch) -> DecodeWork | RowsWork | StateWork | None:
+        group, cache, table = self.groups[number], self.caches[number], batch.block_tables[number]
         if group is None:
             return StateWork(begin_states(cache.blocks, table, batch.cu_seqlens, batch.seq_lens, pdl=self.pdl))
+        if isinstance(group, CudaLatent):
+            return group.divide(batch, number)
         divides = batch.one_token_each and self.kernels.decode_attention != "torch"
         return group.divide(batch) if divides else None
 
@@ -201,10 +201,10 @@ class CudaOps:
         return normed, self._experts.route(normed, router, present)
 
     def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        return join_parts(self._experts.outputs(x, routing, weights), torch.zeros_like(x), pdl=self.pdl)
+        return self._linear.whole(self._experts.add(x, routing, weights, Residual(torch.zeros_like(x))))
 
     def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
-        return Residual(residual.rows, self._experts.outputs(x, routing, weights))
+        return self._experts.add(x, routing, weights, residual)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)

@@ -13,6 +13,10 @@ GATHERED_ABOVE = 512
 """Tokens of a step; attention of no more ends before gathering would pay."""
 SHORT_PROMPT = 64
 """Keys; prompts this short leave tiles mostly empty and are read faster in place."""
+SHORT_WINDOW = 512
+"""Tokens; a query tile reads few tiles of keys in shorter windows. Not measured."""
+GATHERED_DIMS = (64, 128, 256)
+"""Sizes of heads for which gathered keys are attended."""
 MAX_KEYS = 65536
 """Keys of a step, at most, because gathering takes memory."""
 
@@ -23,19 +27,9 @@ def has_few_queries(q: Tensor, num_kv_heads: int) -> bool:
     return num_tokens <= FEW_TOKENS and tokens_of_tile(q.dtype, num_q_heads, num_kv_heads) > 0
 
 
-def effective_window(window: int, num_keys: int) -> int:
-    """Return the window of a step; 0 if it is as long as all keys, so that every token sees all before.
-
-    `num_keys` is as in `ForwardBatch`.
-    """
-    return 0 if 0 < num_keys <= window else window
-
-
 def is_gathered(q: Tensor, num_seqs: int, num_keys: int, window: int = 0) -> bool:
-    """Tell whether attention of `q [num_tokens, num_heads, head_dim]` gathers; `num_keys` is as in `ForwardBatch`.
-
-    With a window, a query tile reads few tiles of keys, and gathering would pay less.
-    """
+    """Tell whether attention of `q [num_tokens, num_heads, head_dim]` gathers; `num_keys` is as in `ForwardBatch`."""
     num_tokens, _, head_dim = q.shape
-    has_work = num_tokens > GATHERED_ABOVE and num_seqs * SHORT_PROMPT < num_keys <= MAX_KEYS
-    return has_work and not window and head_dim in (64, 128) and q.element_size() == 2
+    num_seen = min(num_keys, num_tokens + num_seqs * window) if window else num_keys
+    has_work = num_tokens > GATHERED_ABOVE and num_seqs * SHORT_PROMPT < num_keys and 0 < num_seen <= MAX_KEYS
+    return has_work and not 0 < window < SHORT_WINDOW and head_dim in GATHERED_DIMS and q.element_size() == 2

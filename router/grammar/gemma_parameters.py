@@ -14,7 +14,10 @@ SCALARS = ("integer", "number", "boolean", "null")
 """Types whose values are written as in JSON."""
 ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "x-guidance"}
 HELD_OF_OBJECTS = ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-HELD_OF_LISTS = ANNOTATIONS | {"type", "items", "minItems"}
+HELD_OF_LISTS = ANNOTATIONS | {"type", "items", "prefixItems", "minItems", "maxItems"}
+MANY = 1 << 30
+"""Without effect as a limit."""
+COMMA, COLON, OPEN, CLOSE, BEGIN, END = map(json.dumps, ",:{}[]")
 ANY = rf"""
 any: text | NUMBER | "true" | "false" | "null" | list | map
 list: "[" (any ("," any)*)? "]"
@@ -100,28 +103,43 @@ class _Writer:
     def _object(self, schema: JsonObject, place: str) -> str:
         self._drop(schema, HELD_OF_OBJECTS, place)
         properties = schema.get("properties") or {}
+        if not properties and schema.get("additionalProperties") is False:
+            return f"{OPEN} {CLOSE}"
         if not properties:
-            free = self._rule(f"KEY {_quoted(':')} {self._value(schema.get('additionalProperties'), place)}")
-            return self._rule(f"{_quoted('{')} ({free} ({_quoted(',')} {free})*)? {_quoted('}')}")
+            free = self._rule(f"KEY {COLON} {self._value(schema.get('additionalProperties'), place)}")
+            return self._rule(f"{OPEN} ({free} ({COMMA} {free})*)? {CLOSE}")
         required = schema.get("required") or []
         first, others = "", ""  # the last members: with nothing, or with other members, before them
         for key, each in sorted(properties.items(), key=_place_of, reverse=True):
             value = self._value(each, f"{place}.{key}".lstrip("."))
             member = self._rule(f"{self._dialect.written(self._key(key))} {value}")
             if key in required:
-                first, others = f"{member} {others}", self._rule(f"{_quoted(',')} {member} {others}")
+                first, others = f"{member} {others}", self._rule(f"{COMMA} {member} {others}")
                 continue
             first = self._rule(f"{member} {others} | {first}" if first else f"({member} {others})?")
-            others = self._rule(f"({_quoted(',')} {member})? {others}")
-        return self._rule(f"{_quoted('{')} {first} {_quoted('}')}")
+            others = self._rule(f"({COMMA} {member})? {others}")
+        return self._rule(f"{OPEN} {first} {CLOSE}")
 
     def _list(self, schema: JsonObject, place: str) -> str:
         self._drop(schema, HELD_OF_LISTS, place)
-        item, least = self._rule(self._value(schema.get("items"), place)), schema.get("minItems", 0)
-        if least > 1:
-            self._dropped.append(f"{place}.minItems")
-        items = f"{item} ({_quoted(',')} {item})*"
-        return self._rule(f"{_quoted('[')} {items if least else f'({items})?'} {_quoted(']')}")
+        firsts = [self._value(each, place) for each in schema.get("prefixItems") or []]
+        least, most = schema.get("minItems", 0), schema.get("maxItems", MANY)
+        rest = schema.get("items")
+        if rest is False:
+            most = min(most, len(firsts))
+        items = ""  # behind the firsts; each item has a comma before, but for the first of the list
+        if most > len(firsts):
+            item = self._rule(self._value(rest, place))
+            before, num_before = (item, 1) if not firsts else ("", 0)
+            low, high = max(0, least - len(firsts) - num_before), most - len(firsts) - num_before
+            others = _repeated(f"({COMMA} {item})", low, high)
+            items = f"{before} {others}"
+            items = f"({items})?" if num_before and not least else items
+        for number in reversed(range(min(len(firsts), most))):
+            comma = COMMA if number else ""
+            items = f"{comma} {firsts[number]} {items}"
+            items = self._rule(items if number < least else f"({items})?")
+        return self._rule(f"{BEGIN} {items} {END}")
 
     def _text(self, schema: JsonObject, place: str) -> str:
         self._drop(schema, HELD, place)
@@ -156,5 +174,8 @@ def _place_of(item: tuple[str, Json]) -> str:
     return item[0].lower()
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text)
+def _repeated(expression: str, low: int, high: int) -> str:
+    """Return the expression so many times."""
+    if high == 0:
+        return ""
+    return f"{expression}{{{low},{'' if high > MANY // 2 else high}}}"

@@ -243,10 +243,10 @@ class Tokenizer:
         return str(text)
 
     def decode_with(self, kept: Collection[str]) -> Decode:
-        """Return a function like `decode`, but for special tokens with a text in `kept`."""
+        """Return a function like `decode`, but for special tokens that are texts in `kept`, or parts of them."""
         hidden = self._hidden.get(known := frozenset(kept))
         if hidden is None:
-            hidden = frozenset(i for i, text in self._special.items() if text not in known)
+            hidden = frozenset(i for i, text in self._special.items() if not any(text in each for each in known))
             self._hidden[known] = hidden
         if len(hidden) == len(self._special):
             return self.decode

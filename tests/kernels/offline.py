@@ -58,7 +58,7 @@ from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import PromptPlans
 from common.settings.config import KernelsSection
 from common.wire.values.sampling_params import PADDING
-from tests.support.attention_shapes import GEMMA_3_4B, GPT_OSS, GPT_OSS_FULL
+from tests.support.attention_shapes import GEMMA_3_4B, GEMMA_4_31B_FULL, GPT_OSS, GPT_OSS_FULL
 from tests.support.decoders import qwen3_4b, qwen3_5_4b, qwen3_30b_a3b
 
 META = torch.device("meta")
@@ -72,6 +72,7 @@ GPUS = {
     "10.0": Gpu("NVIDIA B200", (10, 0), num_sms=148, shared_bytes=227 << 10),
     "12.0": Gpu("NVIDIA GeForce RTX 5090", (12, 0), num_sms=170, shared_bytes=99 << 10),
 }
+LATENT_STEPS = ((64, 64, 0), (40, 1, 0), (200, 4, 0), (200, 4, 200), (1100, 1, 1100))  # tokens, sequences, keys known
 MODEL = qwen3_4b(num_layers=2, max_positions=4096)  # of its layers as many as differ
 [HEADS] = MODEL.heads
 
@@ -241,6 +242,7 @@ def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **gi
 def run_large_heads(gpu: Gpu) -> None:
     """Heads whose tiles are the largest."""
     run_attention(gpu, Heads(16, 4, 256))
+    run_attention(gpu, Heads(*GEMMA_4_31B_FULL[:3]), norms_values=True, shares_kv=True)
 
 
 def run_other_attention(gpu: Gpu) -> None:
@@ -293,10 +295,10 @@ def run_latent(gpu: Gpu) -> None:
             query_factors=None if num_heads == 16 else empty(4096, dtype=torch.float32),
         )
         pool = empty(NUM_BLOCKS, 2, 1, BLOCK_SIZE, 1, 576, dtype=BF16)
-        for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1))[: 4 if num_heads == 16 else 1]:
+        for num_tokens, num_seqs, num_keys in LATENT_STEPS[: len(LATENT_STEPS) if num_heads == 16 else 1]:
             pdl = gpu.has_dependent_launch and num_tokens == num_seqs
             ops = CudaOps([GroupCache(pool, num_heads)], KernelsSection(), 64, pdl=pdl)
-            batch = ops.begin(make_batch(num_tokens, num_seqs))
+            batch = ops.begin(replace(make_batch(num_tokens, num_seqs), num_keys=num_keys))
             q, kv = empty(num_tokens, num_heads * 192, dtype=BF16), empty(num_tokens, 576, dtype=BF16)
             ops.latent_attention(q, kv, weights, 0, batch)
             if batch.last_tokens is not None:

@@ -36,15 +36,15 @@ def model(head_dim: int, vocab_size: int) -> DecoderConfig:
     return decoder_config(Settings(QWEN3_4B | sizes, "model"))
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256, 512])
 def test_head_sizes_that_kernels_compute(head_dim: int) -> None:
     check_model(KernelsSection(), model(head_dim, 1 << 20))
 
 
-@pytest.mark.parametrize("head_dim", [16, 80, 96, 192, 512])
+@pytest.mark.parametrize("head_dim", [16, 80, 96, 192, 1024])
 def test_other_head_sizes_are_refused_with_the_remedy(head_dim: int) -> None:
     with pytest.raises(
-        ModelError, match=rf"head_dim = {head_dim}: kernels compute heads of 32, 64, 128, 256; set"
+        ModelError, match=rf"head_dim = {head_dim}: kernels compute heads of 32, 64, 128, 256, 512; set"
     ) as error:
         check_model(KernelsSection(), model(head_dim, 1000))
     for name in ("kernels.rope", "kernels.prefill_attention", "kernels.decode_attention", "worker.device"):

@@ -73,6 +73,10 @@ class FakeModel:
         shift = sampling.seed % 11 if sampling.temperature > 0 else 0
         return (last * 7 + 3 + shift) % self.vocab_size
 
+    def output(self, index: int, last: int, sampling: SamplingParams) -> int:
+        """The output at an index, behind the token `last`."""
+        return self.next_token(last, sampling)
+
     def continuation(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> list[int]:
         """All outputs of an undisturbed run."""
         ids = list(prompt_ids)
@@ -96,7 +100,7 @@ class FakeSequence:
     def advance(self, model: FakeModel) -> tuple[int, int, FinishReason]:
         """(output index, token id, finish reason) of the next token."""
         index = self.num_outputs
-        self.last = model.next_token(self.last, self.sampling)
+        self.last = model.output(index, self.last, self.sampling)
         self.num_outputs += 1
         finish = FinishReason.NOT_FINISHED
         if self.last in self.sampling.stop_token_ids:

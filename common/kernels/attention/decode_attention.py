@@ -33,8 +33,8 @@ from common.kernels.base.last_program import is_last
 from common.kernels.base.pdl import wait_for_predecessor
 
 MIN_ROWS = 16  # of a matrix product on tensor cores
-NUM_WARPS = 4
 NUM_STAGES = 3
+HUGE_KEYS = 16  # multiplied at once, with heads of 512
 
 
 @triton.jit(do_not_specialize=["table_stride", "layer_id"])  # differs from batch to batch in a prefill worker
@@ -63,6 +63,7 @@ def _decode_attention_kernel(
     ROWS: tl.constexpr,  # HEADS, and at least MIN_ROWS
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,  # multiplied at once; divides TILE
     ITEM_WORDS: tl.constexpr,
     TILE: tl.constexpr,
     PART_TILES: tl.constexpr,
@@ -80,7 +81,7 @@ def _decode_attention_kernel(
             items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr,
             out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr, sinks_ptr,
             scale_log2, table_stride, stride_block, stride_token, stride_head,
-            NUM_Q, NUM_KV, HEADS, ROWS, HEAD_DIM, BLOCK_SIZE,
+            NUM_Q, NUM_KV, HEADS, ROWS, HEAD_DIM, BLOCK_SIZE, KEYS,
             TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, WINDOW, PDL,
         )  # fmt: skip
         index = next_item(counts_ptr + 1 + layer_id, num_items)
@@ -111,6 +112,7 @@ def _attend_item(
     ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
     TILE: tl.constexpr,
     PART_TILES: tl.constexpr,
     MAX_PARTS: tl.constexpr,
@@ -120,6 +122,7 @@ def _attend_item(
     PDL: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_Q // NUM_KV
+    STEPS: tl.constexpr = TILE // KEYS  # of a tile
     seq, seq_len, begin, end, join, unit_parts = load_item(item_ptr)
     first_tile = first_tile_of(seq_len, WINDOW, TILE)
     part_tiles = part_tiles_of(num_tiles_of(seq_len, TILE) - first_tile, PART_TILES, MAX_PARTS)
@@ -143,8 +146,8 @@ def _attend_item(
     unit = nothing  # parts of the unit joined so far
     whole = begun(nothing, sinks_ptr, heads, group < GROUP)  # runs of the context joined so far
     first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_Q)
-    for tile in tl.range(begin, end):
-        keys = tile * TILE + tl.arange(0, TILE)
+    for step in tl.range(begin * STEPS, end * STEPS):
+        keys = step * KEYS + tl.arange(0, KEYS)
         inside = keys < seq_len
         if WINDOW > 0:
             inside = inside & (keys >= seq_len - WINDOW)
@@ -160,16 +163,18 @@ def _attend_item(
         v = tl.load(v_ptr + elements, mask=inside[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
-        done = tile + 1 - first_tile
-        if (done % part_tiles == 0) | (tile + 1 == end):  # the part ends
+        is_end = step + 1 == end * STEPS
+        done = step + 1 - first_tile * STEPS
+        if (done % (part_tiles * STEPS) == 0) | is_end:  # the part ends
             unit = folded(unit, (acc, row_max, row_sum), 1)
             acc, row_max, row_sum = nothing
-            if (done % (part_tiles * unit_parts) == 0) | (tile + 1 == end):  # the unit ends, too
+            if (done % (part_tiles * unit_parts * STEPS) == 0) | is_end:  # the unit ends, too
                 if join < 0:
                     whole = folded(whole, unit, 1)
                 else:
                     unit_acc, unit_max, unit_sum = unit
-                    indices = first_unit + (tile - first_tile) // (part_tiles * unit_parts) * NUM_Q + heads
+                    which = (step - first_tile * STEPS) // (part_tiles * unit_parts * STEPS)
+                    indices = first_unit + which * NUM_Q + heads
                     tl.store(partial_ptr + indices[:, None] * HEAD_DIM + columns, unit_acc, mask=present)
                     tl.store(maxima_ptr + indices, unit_max, mask=group < GROUP)
                     tl.store(sums_ptr + indices, unit_sum, mask=group < GROUP)
@@ -254,6 +259,7 @@ def decode_attention(
         return out
     check_room(workspace, division, num_q, num_kv, head_dim)
     heads = triton.next_power_of_2(num_q // num_kv)
+    is_huge = head_dim > 256
     _decode_attention_kernel[(min(division.items.shape[0] * num_kv, division.num_slots),)](
         q_ptr=q,
         k_cache_ptr=k_cache,
@@ -279,6 +285,7 @@ def decode_attention(
         ROWS=max(MIN_ROWS, heads),
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k_cache.shape[1],
+        KEYS=HUGE_KEYS if is_huge else TILE,
         ITEM_WORDS=ITEM_WORDS,
         TILE=TILE,
         PART_TILES=PART_TILES,
@@ -287,7 +294,7 @@ def decode_attention(
         UNITS_AT_ONCE=units_at_once(heads, head_dim),
         WINDOW=window,
         PDL=pdl,
-        num_warps=NUM_WARPS,
+        num_warps=8 if is_huge else 4,
         launch_pdl=pdl,
         num_stages=1 if q.dtype == torch.float32 else NUM_STAGES,
     )

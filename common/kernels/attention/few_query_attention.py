@@ -19,7 +19,7 @@ from common.kernels.attention.query_parts import TILE_ROWS, QueryParts, tokens_o
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.last_program import is_last
-from common.kernels.base.ragged import max_seqs_for, num_tiles
+from common.kernels.base.ragged import first_seen, max_seqs_for, num_tiles
 
 PART_UNIT = 64  # keys: parts begin at multiples of PART_UNIT, itself a multiple of every tile's keys
 MIN_PART_KEYS = 256  # joining a part takes about as long as walking a tile or two
@@ -44,15 +44,6 @@ def _parts_of(
     wanted = tl.maximum(tl.minimum(tl.minimum(share, seq_len // MIN_PART_KEYS), MAX_PARTS), 1)
     part_keys = tl.maximum(tl.cdiv(tl.cdiv(seq_len, wanted), PART_UNIT), 1) * PART_UNIT
     return tl.maximum(tl.cdiv(seq_len, part_keys), 1), part_keys
-
-
-@triton.jit
-def _first_of(seq_len, query_len, WINDOW: tl.constexpr, PART_UNIT: tl.constexpr):
-    """Return the multiple of PART_UNIT at or before the first key seen by a sequence's queries; 0 without WINDOW."""
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(seq_len - query_len + 1 - WINDOW, 0) // PART_UNIT * PART_UNIT
-    return first
 
 
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])  # both differ from batch to batch
@@ -101,7 +92,7 @@ def _few_query_attention_kernel(
     begins = tl.load(cu_seqlens_ptr + seqs, mask=exist, other=0)
     ends = tl.load(cu_seqlens_ptr + seqs + 1, mask=exist, other=0)
     lens = tl.load(seq_lens_ptr + seqs, mask=exist, other=0)
-    lens -= _first_of(lens, ends - begins, WINDOW, PART_UNIT)
+    lens -= first_seen(lens, ends - begins, WINDOW) // PART_UNIT * PART_UNIT
     tiles = tl.cdiv(ends - begins, TOKENS)
     total_keys = tl.maximum(tl.sum(tiles * lens, axis=0), 1)
     parts, _ = _parts_of(lens, total_keys, ALL_PARTS, MAX_PARTS, MIN_PART_KEYS, PART_UNIT)
@@ -115,7 +106,7 @@ def _few_query_attention_kernel(
     query_len = tl.load(cu_seqlens_ptr + seq + 1) - token
     seq_len = tl.load(seq_lens_ptr + seq)
     seq_tiles = tl.cdiv(query_len, TOKENS)
-    first_of_seq = _first_of(seq_len, query_len, WINDOW, PART_UNIT)  # where the first part begins
+    first_of_seq = first_seen(seq_len, query_len, WINDOW) // PART_UNIT * PART_UNIT  # where the first part begins
     seq_parts, part_keys = _parts_of(seq_len - first_of_seq, total_keys, ALL_PARTS, MAX_PARTS, MIN_PART_KEYS, PART_UNIT)
     own_item = item - tl.sum(tl.where(precede, items, 0), axis=0)
     tile = own_item % seq_tiles  # tiles that read the same keys run side by side

@@ -30,22 +30,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.attention.decode_parts import LOG2_E, SINK_UNITS
-from common.kernels.attention.gather_kv import TILE, gather_kv
+from common.kernels.attention.gather_kv import gather_kv
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announce, announced, draw
-from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+from common.kernels.base.ragged import first_seen, first_tile, max_seqs_for, num_tiles, sequence_of
 
 ROWS = 64  # queries of a group of four warps, multiplied at once
 BLOCK_M = 2 * ROWS  # queries of a program
 STAGES = 2  # tiles of keys in shared memory, and as many of values
+TILES = {64: 128, 128: 128, 256: 64}  # keys of a tile, by the size of heads
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)  # of every tile
 
 
 @gluon.jit
-def _place(item, work, NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+def _place(
+    item, work,
+    NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
     """Locate an item's queries and keys; a query tile not needed by the sequence has no key tiles.
 
+    Returns the row of key 0, perhaps before all rows, and the key tiles seen: the first, and the one behind the last.
     All heads of a query tile follow each other, to read the same keys at about the same time.
     """
     cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles = work
@@ -57,27 +62,29 @@ def _place(item, work, NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, BLOCK_M: gl.
     token = gl.load(cu_seqlens_ptr + seq)
     query_len = gl.load(cu_seqlens_ptr + seq + 1) - token
     first_query = (tile - first_tile(token, seq, BLOCK_M)) * BLOCK_M
-    keys_before = gl.sum(gl.load(seq_lens_ptr + seqs, mask=seqs < seq, other=0), axis=0)
-    first_row = first_tile(keys_before, seq, BLOCK_N) * BLOCK_N
+    lens = gl.load(seq_lens_ptr + seqs, mask=seqs < seq, other=0)
+    if WINDOW > 0:
+        ends = gl.load(cu_seqlens_ptr + seqs + 1, mask=seqs < seq, other=0)
+        lens -= first_seen(lens, ends - begins, WINDOW) // BLOCK_N * BLOCK_N
+    first_row = first_tile(gl.sum(lens, axis=0), seq, BLOCK_N) * BLOCK_N
     prior = gl.load(seq_lens_ptr + seq) - query_len
-    num_key_tiles = gl.cdiv(prior + gl.minimum(query_len, first_query + BLOCK_M), BLOCK_N)
+    begin = 0
+    if WINDOW > 0:
+        first_row -= first_seen(prior + query_len, query_len, WINDOW) // BLOCK_N * BLOCK_N
+        begin = gl.maximum(prior + first_query + 1 - WINDOW, 0) // BLOCK_N
+    end = gl.cdiv(prior + gl.minimum(query_len, first_query + BLOCK_M), BLOCK_N)
     if first_query >= query_len:
-        num_key_tiles = 0
-    return token, query_len, prior, first_query, head, first_row, num_key_tiles
+        end = begin
+    return token, query_len, prior, first_query, head, first_row, begin, end
 
 
 @gluon.jit
 def _fetch(
     shared,  # as in the kernel
     work,  # as in the kernel
-    ticket_ptr,
-    q_desc,
-    kv_desc,
-    num_rows,
-    NUM_Q: gl.constexpr,
-    GROUP: gl.constexpr,
-    MAX_SEQS: gl.constexpr,
-):
+    ticket_ptr, q_desc, kv_desc, num_rows,
+    NUM_Q: gl.constexpr, GROUP: gl.constexpr, MAX_SEQS: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
     """Draw items and fetch queries, then tiles of K and V by turns, as slots become free: the task of a warp."""
     queries, k_ring, v_ring, item_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = shared
     ROWS: gl.constexpr = queries.shape[1]
@@ -90,18 +97,18 @@ def _fetch(
     q_phase = 1
     item = draw(ticket_ptr)
     while item < num_items:
-        token, _, _, first_query, head, first_row, num_key_tiles = _place(
-            item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N
+        token, _, _, first_query, head, first_row, begin, end = _place(
+            item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N, WINDOW
         )
         column = head // GROUP * HEAD_DIM
-        if num_key_tiles > 0:
+        if end > begin:
             announce(item, item_smem, q_empty, q_phase)
             q_phase ^= 1
             mbarrier.expect(q_full, 2 * ROWS * HEAD_DIM * 2)
             for group in gl.static_range(2):
                 q_row = token + first_query + group * ROWS
                 tma.async_copy_global_to_shared(q_desc, [q_row, head * HEAD_DIM], q_full, queries.index(group))
-        for tile in range(num_key_tiles):
+        for tile in range(begin, end):
             row = first_row + tile * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)
             mbarrier.expect(k_full.index(slot), BLOCK_N * HEAD_DIM * 2)
@@ -116,11 +123,14 @@ def _fetch(
 
 
 @gluon.jit
-def _masked(scores, tile, positions):
-    """Mask scores of a tile of keys: -inf where the key comes after the query."""
+def _masked(scores, tile, positions, WINDOW: gl.constexpr):
+    """Mask scores of a tile of keys: -inf where the query does not see the key."""
     BLOCK_N: gl.constexpr = scores.shape[1]
     keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores.type.layout))
-    return gl.where(keys[None, :] <= positions[:, None], scores, float("-inf"))
+    seen = keys[None, :] <= positions[:, None]
+    if WINDOW > 0:
+        seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
+    return gl.where(seen, scores, float("-inf"))
 
 
 @gluon.jit
@@ -149,7 +159,9 @@ def _as_operand(weights, acc, dtype: gl.constexpr):
 
 
 @gluon.jit
-def _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID: gl.constexpr):
+def _begin(
+    shared, slot, phase, tile, end, positions, scale_log2, GROUP_ID: gl.constexpr, WINDOW: gl.constexpr
+):  # fmt: skip
     """Compute the state after an item's first tile of keys, as `_step` leaves it."""
     queries, k_ring, _, _, _, _, k_full, k_empty, _, _ = shared
     ROWS: gl.constexpr = queries.shape[1]
@@ -165,10 +177,10 @@ def _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID: 
     scores = warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(k_empty.index(slot), count=1)
     lowest = gl.full([ROWS], -1e38, gl.float32, gl.SliceLayout(1, scores_layout))  # finite: differences are numbers
-    weights, row_max = _weigh(_masked(scores, 0, positions), lowest, scale_log2)
+    weights, row_max = _weigh(_masked(scores, tile, positions, WINDOW), lowest, scale_log2)
     acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, out_layout)
     next_slot, next_phase = advance(slot, phase, STAGES)
-    mbarrier.wait(k_full.index(next_slot), next_phase, pred=num_key_tiles > 1)
+    mbarrier.wait(k_full.index(next_slot), next_phase, pred=tile + 1 < end)
     return weights, acc, row_max, _lane_sums(weights), slot, phase
 
 
@@ -177,11 +189,12 @@ def _step(
     shared,  # as in the kernel
     state,  # weights of tile - 1; acc before them; row_max and lane sums after them; slot and phase of tile - 1
     tile,  # of keys, arrived
-    num_key_tiles,
+    end,  # tile behind the last
     positions,
     scale_log2,
     GROUP_ID: gl.constexpr,
     IS_MASKED: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):
     """Compute the state after another tile; its scores run together with the product of the last weights and V."""
     queries, k_ring, v_ring, _, _, _, k_full, k_empty, v_full, v_empty = shared
@@ -198,7 +211,7 @@ def _step(
     scores = warpgroup_mma_wait(1, deps=[scores])  # the product with V goes on
     mbarrier.arrive(k_empty.index(slot), count=1)
     if IS_MASKED:
-        scores = _masked(scores, tile, positions)
+        scores = _masked(scores, tile, positions, WINDOW)
     new_weights, new_max = _weigh(scores, row_max, scale_log2)
     decay = gl.exp2(row_max - new_max)
     row_sums = row_sums * gl.convert_layout(decay, gl.SliceLayout(1, row_sums.type.layout))[:, None]
@@ -206,7 +219,7 @@ def _step(
     # The wait for the next keys stands between the softmax and the wait for the product. Without it, the assembler puts
     # the wait for the product first, and the softmax no longer runs beside the product.
     next_slot, next_phase = advance(slot, phase, STAGES)
-    mbarrier.wait(k_full.index(next_slot), next_phase, pred=tile + 1 < num_key_tiles)
+    mbarrier.wait(k_full.index(next_slot), next_phase, pred=tile + 1 < end)
     acc, weights, new_weights = warpgroup_mma_wait(0, deps=[acc, weights, new_weights])
     mbarrier.arrive(v_empty.index(v_slot), count=1)
     acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -234,13 +247,10 @@ def _finish(shared, state, sinks_ptr, head):
 def _attend(
     shared,  # as in the kernel
     work,  # as in the kernel
-    sinks_ptr,
-    out_ptr,
-    scale_log2,
+    sinks_ptr, out_ptr, scale_log2,
     GROUP_ID: gl.constexpr,  # 0 or 1
-    NUM_Q: gl.constexpr,
-    MAX_SEQS: gl.constexpr,
-):
+    NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
     """Attend ROWS queries of every item: the task of four warps. Queries past the sequence's end are not stored."""
     queries, k_ring, _, item_smem, q_full, q_empty, _, _, _, _ = shared
     ROWS: gl.constexpr = queries.shape[1]
@@ -253,20 +263,27 @@ def _attend(
     q_phase = 0
     item = announced(item_smem, q_full, q_phase)
     while item < num_items:
-        token, query_len, prior, first_query, head, _first_row, num_key_tiles = _place(
-            item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N
+        token, query_len, prior, first_query, head, _first_row, begin, end = _place(
+            item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N, WINDOW
         )
-        begin = first_query + GROUP_ID * ROWS
-        positions = prior + begin + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
-        first_masked = gl.minimum(gl.maximum((prior + begin + 1) // BLOCK_N, 1), num_key_tiles)
-        state = _begin(shared, slot, phase, num_key_tiles, positions, scale_log2, GROUP_ID)
-        for tile in range(1, first_masked):
-            state = _step(shared, state, tile, num_key_tiles, positions, scale_log2, GROUP_ID, False)
-        for tile in range(first_masked, num_key_tiles):
-            state = _step(shared, state, tile, num_key_tiles, positions, scale_log2, GROUP_ID, True)
+        query = first_query + GROUP_ID * ROWS
+        positions = prior + query + gl.arange(0, ROWS, gl.SliceLayout(1, scores_layout))
+        at_diagonal = gl.minimum(gl.maximum((prior + query + 1) // BLOCK_N, begin + 1), end)
+        state = _begin(shared, slot, phase, begin, end, positions, scale_log2, GROUP_ID, WINDOW)
+        begin += 1
+        if WINDOW > 0:  # tiles not seen whole by every query
+            seen_by_all = gl.cdiv(gl.maximum(prior + query + ROWS - WINDOW, 0), BLOCK_N)
+            seen_by_all = gl.minimum(gl.maximum(seen_by_all, begin), at_diagonal)
+            for tile in range(begin, seen_by_all):
+                state = _step(shared, state, tile, end, positions, scale_log2, GROUP_ID, True, WINDOW)
+            begin = seen_by_all
+        for tile in range(begin, at_diagonal):
+            state = _step(shared, state, tile, end, positions, scale_log2, GROUP_ID, False, WINDOW)
+        for tile in range(at_diagonal, end):
+            state = _step(shared, state, tile, end, positions, scale_log2, GROUP_ID, True, WINDOW)
         mbarrier.arrive(q_empty, count=1)
         out, slot, phase = _finish(shared, state, sinks_ptr, head)
-        rows = begin + gl.arange(0, ROWS, gl.SliceLayout(1, out.type.layout))
+        rows = query + gl.arange(0, ROWS, gl.SliceLayout(1, out.type.layout))
         columns = head * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out.type.layout))
         elements = (token + rows).to(gl.int64)[:, None] * (NUM_Q * HEAD_DIM) + columns[None, :]
         gl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=(rows < query_len)[:, None])
@@ -294,6 +311,7 @@ def _long_attention_kernel(
     ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
+    WINDOW: gl.constexpr,
 ):
     """Grid: any size. Programs draw items of 2 * ROWS queries of a head until none is left."""
     queries = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, HEAD_DIM], q_desc.layout)
@@ -320,9 +338,9 @@ def _long_attention_kernel(
     work = (cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles)
     gl.warp_specialize(
         [
-            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 0, NUM_Q, MAX_SEQS)),
-            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 1, NUM_Q, MAX_SEQS)),
-            (_fetch, (shared, work, ticket_ptr, q_desc, kv_desc, num_rows, NUM_Q, GROUP, MAX_SEQS)),
+            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 0, NUM_Q, MAX_SEQS, WINDOW)),
+            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 1, NUM_Q, MAX_SEQS, WINDOW)),
+            (_fetch, (shared, work, ticket_ptr, q_desc, kv_desc, num_rows, NUM_Q, GROUP, MAX_SEQS, WINDOW)),
         ],
         worker_num_warps=[4, 1],
         worker_num_regs=[240, 24],
@@ -330,7 +348,7 @@ def _long_attention_kernel(
 
 
 def long_attention(
-    q: Tensor,  # [num_tokens, num_q_heads, head_dim], contiguous; head_dim 64 or 128, 16 bits
+    q: Tensor,  # [num_tokens, num_q_heads, head_dim], contiguous; head_dim 64, 128 or 256, 16 bits
     k_cache: Tensor,  # [num_blocks, block_size, num_kv_heads, head_dim], strided, heads contiguous
     v_cache: Tensor,
     block_tables: Tensor,  # [num_seqs, max_blocks] int32
@@ -339,24 +357,27 @@ def long_attention(
     num_keys: int,  # at least the sum of seq_lens
     scale: float,
     *,
+    window: int = 0,
     sinks: Tensor | None = None,  # [num_q_heads] fp32
 ) -> Tensor:
-    """Compute the result of `prefill_attention` without a window: `[num_tokens, num_q_heads, head_dim]`.
+    """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
 
-    Takes memory for a copy of K and V of all keys.
+    Takes memory for a copy of K and V of all keys seen.
     """
     check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
-    num_tokens, num_q, head_dim = q.shape
-    num_seqs, num_kv = seq_lens.shape[0], k_cache.shape[2]
-    assert head_dim in (64, 128) and q.element_size() == 2, f"head_dim {head_dim}, {q.dtype}: 64 or 128, 16 bits needed"
+    (num_tokens, num_q, head_dim), num_seqs, num_kv = q.shape, seq_lens.shape[0], k_cache.shape[2]
+    assert head_dim in TILES and q.element_size() == 2, f"head_dim {head_dim}, {q.dtype}: one of {[*TILES]}, 16 bits"
+    tile = TILES[head_dim]
     ticket = torch.empty(1, dtype=torch.int32, device=q.device)
-    kv = gather_kv(k_cache, v_cache, block_tables, seq_lens, num_keys, zeroed=ticket)
+    if window:
+        num_keys = min(num_keys, num_tokens + num_seqs * (window + tile))
+    lengths = (block_tables, seq_lens, num_keys)
+    kv = gather_kv(k_cache, v_cache, *lengths, tile=tile, window=window, cu_seqlens=cu_seqlens, zeroed=ticket)
     out = torch.empty_like(q)
     num_query_tiles = num_tiles(num_tokens, num_seqs, BLOCK_M)
-    num_sms = gpu_of(q.device).num_sms
-    _long_attention_kernel[(min(num_sms, num_q * num_query_tiles),)](
+    _long_attention_kernel[(min(gpu_of(q.device).num_sms, num_q * num_query_tiles),)](
         q_desc=TensorDescriptor.from_tensor(q.view(num_tokens, -1), [ROWS, head_dim], LAYOUT),
-        kv_desc=TensorDescriptor.from_tensor(kv.flatten(0, 1), [TILE, head_dim], LAYOUT),
+        kv_desc=TensorDescriptor.from_tensor(kv.flatten(0, 1), [tile, head_dim], LAYOUT),
         cu_seqlens_ptr=cu_seqlens,
         seq_lens_ptr=seq_lens,
         sinks_ptr=sinks,
@@ -371,8 +392,9 @@ def long_attention(
         HEAD_DIM=head_dim,
         MAX_SEQS=max_seqs_for(num_seqs),
         ROWS=ROWS,
-        BLOCK_N=TILE,
+        BLOCK_N=tile,
         STAGES=STAGES,
+        WINDOW=window,
         num_warps=4,  # warps of a group; other warps come on top
     )
     return out

@@ -1,7 +1,8 @@
 """Causal attention of ragged prompt chunks over their blocks (FlashAttention-2, Dao 2023, on a paged cache).
 
 Query tiles of all sequences lie on one grid axis (`ragged`). Keys seen by every query of a tile are walked without
-masks; only the last tiles, at the diagonal, and with a window the first, are masked. Tiles out of sight are skipped.
+masks; only the last tiles, at the diagonal, are masked. With a window, the first tiles are masked, too, and tiles out
+of sight are skipped.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from common.kernels.base.gpu import Gpu
 from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
 
 LARGE_TILES_BYTES = 150_000  # of shared memory: needed by the larger tiles for heads of 256
+HUGE_TILES_BYTES = 200_000  # of shared memory: needed by the larger tiles for heads of 512
 
 
 @triton.jit
@@ -172,7 +174,10 @@ def tile_for(dtype: torch.dtype, head_dim: int, max_query_len: int, shared_bytes
     On Hopper, a warp group's matrix unit takes 64 rows. fp32 serves comparison only; its tiles are small.
     """
     if dtype == torch.float32:
-        return Tile(block_m=32, block_n=32, num_warps=4, num_stages=1)
+        return Tile(block_m=32, block_n=32 if head_dim <= 256 else 16, num_warps=4, num_stages=1)
+    if head_dim > 256:
+        has_some, has_all = shared_bytes >= LARGE_TILES_BYTES, shared_bytes >= HUGE_TILES_BYTES
+        return Tile(block_m=64, block_n=32 if has_some else 16, num_warps=8, num_stages=2 if has_all else 1)
     if head_dim > 128 and shared_bytes < LARGE_TILES_BYTES:
         return Tile(block_m=64, block_n=32, num_warps=4, num_stages=2)
     if max_query_len <= 64:

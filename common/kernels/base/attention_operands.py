@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-HEAD_DIMS = (32, 64, 128, 256)
+HEAD_DIMS = (32, 64, 128, 256, 512)
 """Head sizes supported by attention kernels."""
 
 

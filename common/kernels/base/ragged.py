@@ -27,6 +27,15 @@ def sequence_of(
     return tl.sum(begun.to(tl.int32), axis=0) - 1
 
 
+@triton.jit
+def first_seen(seq_len, query_len, WINDOW: tl.constexpr):
+    """Return the first key that a sequence's first query sees through a window, as a number or a tensor; 0 without."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(seq_len - query_len + 1 - WINDOW, 0)
+    return first
+
+
 def num_tiles(num_rows: int, num_seqs: int, size: int) -> int:
     """Return the number of tiles owned by any `num_seqs` sequences of `num_rows` rows in all."""
     return num_rows // size + num_seqs

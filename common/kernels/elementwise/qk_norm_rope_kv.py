@@ -15,6 +15,7 @@ from common.kernels.base.checks import check_caches, check_column, check_qkv
 from common.kernels.base.pdl import wait_for_predecessor
 
 MAX_HEADS = 8  # heads of a tile; more spills registers, less leaves a program too little work
+MAX_ELEMENTS = 2048  # of a tile
 LOW_LATENCY_TOKENS = 32  # up to here a program takes one head, to spread a decode step over the whole GPU
 
 
@@ -125,7 +126,7 @@ def qk_norm_rope_kv(
     q = torch.empty((num_tokens, num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return q
-    heads = heads_per_program(num_tokens, num_q, num_kv)
+    heads = min(heads_per_program(num_tokens, num_q, num_kv), MAX_ELEMENTS // head_dim)
     _qk_norm_rope_kv_kernel[(num_tokens, (num_q + 2 * num_kv) // heads)](
         qkv_ptr=qkv,
         q_norm_ptr=qkv if weights.q_norm is None else weights.q_norm,

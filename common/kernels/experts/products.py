@@ -65,7 +65,7 @@ def _multiply(weights, scales, x, acc, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _activated(gate, up, ACTIVATION: tl.constexpr):
+def activated(gate, up, ACTIVATION: tl.constexpr):
     """Return the activation of gate, times up."""
     if ACTIVATION == "clamped_swiglu":
         gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
@@ -137,7 +137,7 @@ def _experts_gate_up_kernel(
     if HAS_BIAS:
         gate += tl.load(bias_ptr + gate_rows, mask=inside_n, other=0.0).to(tl.float32)
         up += tl.load(bias_ptr + up_rows, mask=inside_n, other=0.0).to(tl.float32)
-    out = _activated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
+    out = activated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + places[None, :].to(tl.int64) * n + rows[:, None], out, mask=inside_n & inside[None, :])
 
 

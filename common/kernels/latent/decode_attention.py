@@ -2,8 +2,8 @@
 
 A token's entry is read once: the latent is key and value of all heads, so its tile serves both products. DeepSeek-V2's
 16 heads make a tile of rows: 1,152 bytes and 35 kFLOP for each token of context, or 30 FLOP a byte. That is bound by
-memory. More heads are groups of at most 16, each of which reads the latents again, mostly from the second-level cache:
-64 heads are bound by that cache, 128 by it or by products.
+memory. More heads are groups of at most 16, each of which reads the latents again, mostly from the second-level cache.
+So 64 heads are bound by that cache, and 128 by the cache or by products.
 
 Parts, and their joining, are those of `decode_parts`, but each part is stored alone. Parts of a context are joined from
 first to last, so the result does not depend on the number of programs.
@@ -40,7 +40,6 @@ from common.kernels.latent.inputs import check_latents
 
 ROWS = 16  # of a matrix product on tensor cores: heads of a group, at most
 PROGRAMS_PER_SM = 1
-LARGE_TILES_BYTES = 160_000  # of shared memory: needed by the larger tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,9 @@ def tiling_for(dtype: torch.dtype, shared_bytes: int) -> Tiling:
     """Return tiles that fit into a program's shared memory: a key takes 1,152 bytes in 16 bits at rank 512."""
     if dtype == torch.float32:
         return Tiling(keys=16, num_warps=4, num_stages=1)
-    if shared_bytes < LARGE_TILES_BYTES:
+    if shared_bytes < 160_000:
         return Tiling(keys=32, num_warps=4, num_stages=2)
-    return Tiling(keys=64, num_warps=8, num_stages=2)
+    return Tiling(keys=64 if shared_bytes > 200_000 else 32, num_warps=8, num_stages=5)
 
 
 @triton.jit(do_not_specialize=["table_stride", "layer_id"])

@@ -72,8 +72,11 @@ class Latent:
 
     @property
     def activation_elements(self) -> int:
-        """Return the elements held at once for each token: both forms of queries, keys, values, and results."""
-        return self.in_rows + 2 * self.q_width + 2 * self.num_heads * self.entry_dim + self.expanded_rows
+        """Return the fp32 elements held at once for each token, beside the residual stream.
+
+        Absorbed queries and sums of latents have two bytes an element on a GPU, so both count once.
+        """
+        return self.in_rows + 2 * self.q_width + self.num_heads * self.entry_dim + self.value_width
 
     def cache(self, num_layers: int, block_size: int, dtype: str) -> KVGroup:
         """Return the cache of `num_layers` equal layers."""

@@ -13,5 +13,6 @@ from common.ops.base.operations import LatentWeights as LatentWeights
 from common.ops.base.operations import Norm as Norm
 from common.ops.base.operations import Ops as Ops
 from common.ops.base.operations import Residual as Residual
+from common.ops.base.operations import RowsWork as RowsWork
 from common.ops.base.operations import StateWork as StateWork
 from common.ops.base.operations import Weight as Weight

@@ -42,6 +42,14 @@ class DecodeWork(NamedTuple):
     shared: SharedDivision | None  # made from `ForwardBatch.prefixes`
 
 
+class RowsWork(NamedTuple):
+    """Single tokens, each with its own context, divided among programs; holds for all layers of a group of latents."""
+
+    block_tables: Tensor  # [num_rows, max_blocks] int32
+    seq_lens: Tensor  # [num_rows] int32: keys that the token sees, 0 for padding
+    divisions: tuple[Division, ...]  # of the rows of each launch
+
+
 class StateWork(NamedTuple):
     """Sequences of a step that bring tokens which their states have not seen."""
 
@@ -68,7 +76,7 @@ class ForwardBatch:
     max_seq_len: int
     num_keys: int = 0  # at least the sum of seq_lens; 0 where the host knows no bound (captured steps)
     prefixes: SharedPrefixes | None = None  # of a decode batch, where shared blocks are to be read once for all rows
-    work: tuple[DecodeWork | StateWork | None, ...] = ()  # of each group, made by `Ops.begin`
+    work: tuple[DecodeWork | RowsWork | StateWork | None, ...] = ()  # of each group, made by `Ops.begin`
 
     def present(self) -> Tensor:
         """Return a positive number for each token, and 0 for padding: `[num_tokens]` int32."""

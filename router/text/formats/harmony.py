@@ -18,7 +18,8 @@ ENDS = (MESSAGE_END, HARMONY_CALL, RETURN, START, CHANNEL)
 """Tags that end a message; the last two begin the next header."""
 END = re.compile("|".join(map(re.escape, ENDS)))
 HEADER_BEGINNINGS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
-RECIPIENT = re.compile(r"\bto=([^\s<]{1,256})")
+RECIPIENT = re.compile(rf"\bto=(?:([^<]{{1,256}}?)\s*{re.escape(CONSTRAIN)}|([^\s<]{{1,256}}))")
+"""Recipient in a header; contains spaces only where the type of the text is marked."""
 CHANNEL_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 FUNCTIONS = "functions."
 NOT_CALLED = ("", "all", "assistant", "user")
@@ -84,7 +85,7 @@ class HarmonyAnswer:
 
     def _begin_message(self, header: str, part: Part) -> None:
         channel, recipient = CHANNEL_NAME.search(header), RECIPIENT.search(header)
-        name = recipient[1] if recipient else ""
+        name = (recipient[1] or recipient[2]) if recipient else ""
         called = name.removeprefix(FUNCTIONS)
         is_thought = channel is not None and channel[1] == "analysis"
         is_call = called not in NOT_CALLED and (called != name or not is_thought)

@@ -21,11 +21,11 @@ def _begun(tag: str) -> str:
     return "(?:" + "".join(f"(?:{re.escape(char)}" for char in tag[:-1]) + ")?" * len(tag[:-1]) + ")"
 
 
-NAME = r"\s*(?P<name>[^\s\[\]{}\"](?:[^\n\[\]{}\"]{0,254}[^\s\[\]{}\"])?)[ \t]*"
-ID = rf"{re.escape(CALL_ID)}(?P<id>[^\[\]{{}}\"\n]{{0,64}})"
+NAME = r"\s*(?P<name>[^\s\[\]{}](?:[^\n\[\]{}]{0,254}[^\s\[\]{}])?)[ \t]*"
+ID = rf"{re.escape(CALL_ID)}(?P<id>[^\[\]{{}}\n]{{0,64}})"
 HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{re.escape(ARGS)})?\s*(?=\{{)")
 """Beginning of a named call, up to its arguments."""
-BEGUN = re.compile(rf"[^\[\]{{}}\"]*(?:{_begun(CALL_ID)}|(?:{ID})?(?:{_begun(ARGS)}|{re.escape(ARGS)}\s*))")
+BEGUN = re.compile(rf"[^\[\]{{}}]*(?:{_begun(CALL_ID)}|(?:{ID})?(?:{_begun(ARGS)}|{re.escape(ARGS)}\s*))")
 """Text that may become such a beginning, and some more."""
 MAX_HEAD_CHARS = 512
 """Most characters from the trigger to the arguments of a named call."""

@@ -51,6 +51,7 @@ def attend(
         ([130, 300], 64, 3, 3, 32),  # no grouping
         ([257, 16], 16, 20, 1, 128),  # more heads in a group than a small tile has rows
         ([0, 0, 0], 16, 2, 1, 32),
+        ([300, 0, 17], 16, 2, 1, 512),  # fewer keys at once than a tile has
     ],
 )
 def test_equals_reference(
@@ -76,9 +77,25 @@ def test_equals_reference(
 def test_windows_and_sinks(
     window: int, has_sinks: bool, num_slots: int, make_paged: MakePaged, assert_close: AssertClose
 ) -> None:
-    seq_lens = [700, 0, 1, 64, 129, 2000]
-    pool, batch = make_paged([1] * len(seq_lens), seq_lens, 16, 2, 32, window)
-    q = torch.randn(len(seq_lens), 6, 32).to(pool)
+    check_window([700, 0, 1, 64, 129, 2000], 32, window, has_sinks, num_slots, make_paged, assert_close)
+
+
+def test_windows_of_huge_heads(make_paged: MakePaged, assert_close: AssertClose) -> None:
+    """Fewer keys are multiplied at once than a tile has, so a window or a context may begin or end behind some."""
+    check_window([700, 0, 1, 200], 512, 130, True, 396, make_paged, assert_close)
+
+
+def check_window(
+    seq_lens: list[int],
+    head_dim: int,
+    window: int,
+    has_sinks: bool,
+    num_slots: int,
+    make_paged: MakePaged,
+    assert_close: AssertClose,
+) -> None:
+    pool, batch = make_paged([1] * len(seq_lens), seq_lens, 16, 2, head_dim, window)
+    q = torch.randn(len(seq_lens), 6, head_dim).to(pool)
     sinks = random_sinks(6, q.device) if has_sinks else None
     out = attend(q, pool, batch, num_slots, window=window, sinks=sinks)
     assert_close(out, expected_attention(q, pool, batch, window=window, sinks=sinks))

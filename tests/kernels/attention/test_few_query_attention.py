@@ -79,6 +79,7 @@ def num_stored(workspace: QueryParts) -> int:
         ([7, 1, 9], [600, 0, 12], 16, 7, 1, 64),  # padding between sequences; a group of 7
         ([1, 1, 1, 1], [0, 700, 1, 65], 16, 4, 1, 128),  # one query each, as of the last layer
         ([100], [100], 16, 4, 2, 64),  # a prompt that begins
+        ([3, 20], [600, 90], 16, 4, 1, 512),
         ([3], [600], 16, 20, 1, 64),  # a query or two of all heads fill a tile
     ],
     ids=str,

@@ -5,12 +5,18 @@ import torch
 
 from common.base.activation import Activation
 from common.base.routing import Route
+from common.kernels.products.join_parts import join_parts
 from common.ops import reference
-from common.ops.base import ExpertWeights, Router
+from common.ops.base import ExpertWeights, Residual, Router, Routing
 from common.ops.cuda_experts import CudaExperts
 from tests.kernels.conftest import AssertClose, gpu_at
 
 HIDDEN, INNER, NUM = 48, 24, 6
+
+
+def whole(x: Residual) -> torch.Tensor:
+    """As the next norm adds it up."""
+    return x.rows if x.parts is None else join_parts(x.parts, x.rows)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 9, 40, 130, pytest.param(1030, marks=pytest.mark.gpu)])
@@ -28,11 +34,34 @@ def test_equals_the_law(
     layer = CudaExperts(gpu_at(device), is_reference=is_reference, pdl=False)
     routing = layer.route(x, router, present)
     assert routing.experts.shape == (num_tokens, 3) and (routing.experts[2::3] == -1).all()
-    parts = layer.outputs(x, routing, weights)
-    assert_close(parts.float().sum(0).to(dtype), reference.experts(x, routing, weights).to(dtype))
+    rows = random(num_tokens, HIDDEN)
+    law = (rows + reference.experts(x, routing, weights)).to(dtype)
+    assert_close(whole(layer.add(x, routing, weights, Residual(rows))), law)
 
 
-def test_a_lone_row_of_padding_is_zero(device: torch.device, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", Activation)
+def test_a_lone_token_s_experts_may_have_biases(
+    activation: Activation, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+) -> None:
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape).div(shape[-1] ** 0.5).to(device, dtype)
+
+    hidden, inner = 600, 260  # more than a tile, and not a whole number of them
+    weights = ExpertWeights(
+        random(NUM, 2 * inner, hidden),
+        random(NUM, hidden, inner),
+        activation,
+        random(NUM, 2 * inner),
+        random(NUM, hidden),
+    )
+    x, rows = random(1, hidden), random(1, hidden)
+    routing = Routing(torch.tensor([[4, 0, 3]]).int().to(device), torch.tensor([[0.5, 0.3, 0.1]]).to(device))
+    law = (rows + reference.experts(x, routing, weights)).to(dtype)
+    layer = CudaExperts(gpu_at(device), is_reference=False, pdl=False)
+    assert_close(whole(layer.add(x, routing, weights, Residual(rows))), law)
+
+
+def test_a_lone_row_of_padding_stays(device: torch.device, dtype: torch.dtype) -> None:
     weights = ExpertWeights(
         torch.randn(NUM, 2 * INNER, HIDDEN).to(device, dtype),
         torch.randn(NUM, HIDDEN, INNER).to(device, dtype),
@@ -41,4 +70,5 @@ def test_a_lone_row_of_padding_is_zero(device: torch.device, dtype: torch.dtype)
     x, absent = torch.randn(1, HIDDEN).to(device, dtype), torch.zeros(1, dtype=torch.int32, device=device)
     layer = CudaExperts(gpu_at(device), is_reference=False, pdl=False)
     routing = layer.route(x, Router(torch.randn(NUM, HIDDEN).to(device, dtype), Route(2), NUM), absent)
-    assert not layer.outputs(x, routing, weights).any()
+    added = layer.add(x, routing, weights, Residual(x.clone()))
+    assert torch.equal(whole(added), x)

@@ -1,7 +1,5 @@
 """MXFP4 in registers against its law, and the law against transformers."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +10,7 @@ from common.ops.reference.mxfp4 import from_mxfp4 as law
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _unpack(packed: Any, scales: Any, out: Any, rows: tl.constexpr, columns: tl.constexpr) -> None:
+def _unpack(packed, scales, out, rows: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.arange(0, rows)[:, None]
     codes = tl.load(packed + row * columns + tl.arange(0, columns))
     factors = tl.load(scales + row * (columns // 16) + tl.arange(0, columns // 16))

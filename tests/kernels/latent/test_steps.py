@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.ops import cuda_latent
+from common.ops import cuda_latent, latent_rows
 from common.ops.base import ForwardBatch, GroupCache
 from common.ops.cuda_latent import CudaLatent
 from common.ops.torch_ops import TorchOps
@@ -62,9 +62,11 @@ def test_equals_the_law(
     assert_close: AssertClose,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"FEW_TOKENS": 10, "ROWS_AT_ONCE": 4, "EXPANDED_BYTES": 40_000}.items():
-        monkeypatch.setattr(cuda_latent, name, value)
-    monkeypatch.setattr(cuda_latent, "gpu_of", gpu_at)
+    monkeypatch.setattr(cuda_latent, "FEW_TOKENS", 10)
+    monkeypatch.setattr(cuda_latent, "EXPANDED_BYTES", 40_000)
+    monkeypatch.setattr(latent_rows, "ROWS_AT_ONCE", 4)
+    for module in (cuda_latent, latent_rows):
+        monkeypatch.setattr(module, "gpu_of", gpu_at)
     weights = latent_weights(DIMS, 100, device, dtype, has_factors=True)
     width = DIMS.rank + DIMS.rope
     caches = [
@@ -79,10 +81,10 @@ def test_equals_the_law(
         inputs = torch.randn(batch.token_ids.shape[0], DIMS.num_heads * 48 + width).to(device, dtype)
         q, kv = inputs[:, :-width], inputs[:, -width:]
         expected = law.latent_attention(q, kv, weights, layer_id, batch)
+        batch = replace(batch, work=(group.divide(batch, 0),))
         if of_last and not batch.one_token_each:
             out, expected = group.attend_last(q, kv, weights, layer_id, batch), expected[batch.last_tokens]
         else:
-            batch = replace(batch, work=(group.divide(batch) if batch.one_token_each else None,))
             out = group.attend(q, kv, weights, layer_id, batch)
         kept = batch.seq_lens > 0 if out.shape[0] == len(chunks) else slice(None)
         assert_close(out[kept], expected[kept])

@@ -7,7 +7,6 @@ import random
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,9 +25,9 @@ from router.requests.structured_fields import MAX_CHOICES
 from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.chat_answer import AnswerParser
 from router.text.formats.parts import Part
-from router.text.formats.shapes import CALL, MARKS, THINK, THINK_END, Thoughts, ToolFormat
+from router.text.formats.shapes import CALL, THINK, THINK_END, Thoughts, ToolFormat
 from tests.router.conftest import Cluster
-from tests.support.guided import DEMO_MODEL, TextFollower, is_valid
+from tests.support.guided import TextFollower, is_valid
 from tests.support.marks import first_then
 
 PERSON = {
@@ -38,7 +37,6 @@ PERSON = {
     "additionalProperties": False,
     "$defs": {"sort": {"enum": ["ü", "b"]}},
 }
-VOCAB = 2048
 
 
 def strict(schema: Any) -> dict[str, Any]:
@@ -74,36 +72,10 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["marks are text", "marks are tokens"])
-def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model; `<think>` and its like are no tokens of it, or the last ones, as of Qwen3."""
-    if not request.param:
-        return DEMO_MODEL
-    path = tmp_path_factory.mktemp("marked")
-    tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
-    texts = {token_id: text for text, token_id in tokenizer["model"]["vocab"].items()}
-    usual = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    for token_id, mark in enumerate(MARKS, VOCAB - len(MARKS)):
-        del tokenizer["model"]["vocab"][text := texts[token_id]]
-        merges = tokenizer["model"]["merges"]
-        tokenizer["model"]["merges"] = [merge for merge in merges if "".join(merge) != text]
-        tokenizer["added_tokens"].append({"id": token_id, "content": mark} | usual)
-    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return path
-
-
-@pytest.fixture(scope="module")
-def grammars(model_path: Path) -> Grammars:
-    return Grammars.of_model(model_path, VOCAB, [0])
-
-
-@pytest.fixture(scope="module")
-def demo_tokenizer(model_path: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(model_path / "tokenizer.json"))
-
-
 def random_text(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> str:
-    return str(tokenizer.decode(random_ids(grammar, grammars, tokenizer, seed, begin)))
+    ids = random_ids(grammar, grammars, tokenizer, seed, begin)
+    ids = ids[:-1] if ids[-1:] == [*grammars.end_ids] else ids
+    return str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def random_ids(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> list[int]:

@@ -117,6 +117,12 @@ def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(model_type: str
         read_shape(tmp_path)
 
 
+def test_latents_are_counted_as_cached_and_their_products_as_expanded() -> None:
+    shape = shape_of(settings("deepseek-v2-lite"))
+    assert (shape.kv_bytes, shape.pair_products) == (27 * 576 * 2, 27 * 16 * (192 + 128) // 2)
+    assert shape.expert_share == pytest.approx(6 / 64)
+
+
 @pytest.mark.parametrize(
     ("model", "fraction", "num_tokens"),
     [("qwen3-4b", 0.45, 346_320), ("qwen3-8b", 0.17, 22_000)],

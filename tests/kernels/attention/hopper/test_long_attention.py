@@ -8,6 +8,7 @@ from common.device.engine.gpu_share import make_share
 from common.kernels.attention.long_attention import long_attention
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention, random_sinks
+from tests.support.attention_shapes import GATHERED, Seeing
 
 QUERY_LENS, SEQ_LENS = [700, 129, 1, 300], [700, 1001, 513, 300]
 
@@ -18,12 +19,13 @@ def attend(
     batch: ForwardBatch,
     num_keys: int | None = None,
     scale: float | None = None,
+    window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
     num_keys = int(batch.seq_lens.sum()) if num_keys is None else num_keys
     k, v, scale = pool[:, 1, 0], pool[:, 1, 1], scale or q.shape[2] ** -0.5
     table, lengths = batch.block_tables[0], (batch.cu_seqlens, batch.seq_lens, num_keys)
-    return long_attention(q, k, v, table, *lengths, scale, sinks=sinks)
+    return long_attention(q, k, v, table, *lengths, scale, window=window, sinks=sinks)
 
 
 @pytest.mark.gpu
@@ -44,7 +46,9 @@ def attend(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("heads", [(2, 2, 64), (16, 2, 64), (3, 3, 128), (4, 2, 128), (8, 2, 128)], ids=str)
+@pytest.mark.parametrize(
+    "heads", [(2, 2, 64), (16, 2, 64), (3, 3, 128), (4, 2, 128), (8, 2, 128), (8, 4, 256)], ids=str
+)
 def test_equals_reference(
     lens: tuple[list[int], list[int], int],
     heads: tuple[int, int, int],
@@ -56,11 +60,27 @@ def test_equals_reference(
 
 
 @pytest.mark.gpu
-def test_sinks(make_attention: MakeAttention, assert_close: AssertClose) -> None:
-    q, pool, batch = make_attention(QUERY_LENS, SEQ_LENS, 16, 64, 8, 64)
-    sinks = random_sinks(64, q.device)
-    out = attend(q, pool, batch, sinks=sinks)
-    assert_close(out, expected_attention(q, pool, batch, sinks=sinks))
+@pytest.mark.parametrize(
+    "seeing", [*GATHERED, Seeing(4, 2, 128, 1), Seeing(8, 2, 64, 700), Seeing(2, 1, 256, 64, has_sinks=True)], ids=str
+)
+@pytest.mark.parametrize(
+    "lens",
+    [
+        (QUERY_LENS, SEQ_LENS),
+        ([1500], [7937]),
+        ([5, 40, 0, 300], [5, 5070, 0, 9063]),
+        ([128, 129, 64], [128, 1281, 64]),
+    ],
+    ids=str,
+)
+def test_windows_and_sinks(
+    lens: tuple[list[int], list[int]], seeing: Seeing, make_attention: MakeAttention, assert_close: AssertClose
+) -> None:
+    num_q, _, _, window, has_sinks = seeing
+    q, pool, batch = make_attention(*lens, 16, *seeing[:4])
+    sinks = random_sinks(num_q, q.device) if has_sinks else None
+    out = attend(q, pool, batch, window=window, sinks=sinks)
+    assert_close(out, expected_attention(q, pool, batch, window=window, sinks=sinks))
 
 
 @pytest.mark.gpu
