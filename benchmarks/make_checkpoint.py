@@ -140,6 +140,8 @@ def main() -> None:
     config = dict(PRESETS[args.preset])
     if args.num_layers:
         config["num_hidden_layers"] = args.num_layers
+        if config.get("layer_types"):
+            config["layer_types"] = config["layer_types"][: args.num_layers]
     args.out_dir.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(args.tokenizer, args.out_dir)
     (args.out_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")

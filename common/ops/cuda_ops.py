@@ -200,11 +200,15 @@ class CudaOps:
         normed = self.norm(x, norm)
         return normed, self._experts.route(normed, router, present)
 
-    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        return self._linear.whole(self._experts.add(x, routing, weights, Residual(torch.zeros_like(x))))
-
     def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
         return self._experts.add(x, routing, weights, residual)
+
+    def experts_norm_add(
+        self, x: Tensor, routing: Routing, weights: ExpertWeights, norm: Norm, residual: Residual
+    ) -> Residual:
+        total = self._experts.add(x, routing, weights, Residual(torch.zeros_like(x)))
+        parts = total.rows[None] if total.parts is None else total.parts
+        return self._linear.norm_add(parts, norm, residual, None)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)

@@ -117,11 +117,13 @@ class TorchOps:
         normed = self.norm(x, norm)
         return normed, reference.route(normed, router, present)
 
-    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        return reference.experts(x, routing, weights).to(x.dtype)
-
     def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
         return Residual((residual.rows + reference.experts(x, routing, weights)).to(residual.rows.dtype))
+
+    def experts_norm_add(
+        self, x: Tensor, routing: Routing, weights: ExpertWeights, norm: Norm, residual: Residual
+    ) -> Residual:
+        return self.norm_add(reference.experts(x, routing, weights).to(x.dtype), norm, residual)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         logits = self.norm_linear(x, norm, weight).float()

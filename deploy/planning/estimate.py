@@ -79,7 +79,8 @@ class _Batches:
         fitting = (
             rows
             for rows in range(self.costs.max_rows, 1, -1)
-            if rows * self.context - self._num_spared(rows) <= room and self.ms(rows) <= tpot_ms
+            if rows * self.costs.room.taken(round(self.context)) - self._num_spared(rows) <= room
+            and self.ms(rows) <= tpot_ms
         )
         return next(fitting, 1)
 
@@ -130,7 +131,7 @@ def obstacles(costs: Costs, workload: Workload, objectives: Objectives) -> list[
             "least that"
         )
     room, longest = costs.room.kv_tokens(1, 1), max(each.inputs + each.outputs for each in workload.lengths)
-    if longest > room:
+    if costs.room.taken(longest) > room:
         found.append(
             f"a request of {longest:,} tokens: a GPU that does both has room for {room:,} tokens of KV beside the "
             "weights; give plan a GPU with more memory, or shorten it"

@@ -75,6 +75,7 @@ def parser_of(options: ResponseOptions) -> AnswerParser:
         tags=options.tags,
         tells_thoughts=options.tells_thoughts,
         tool_format=options.tool_format,
+        takes_calls=options.takes_calls,
         forced=options.forced,
         schemas=json.loads(options.tool_schemas),
     )

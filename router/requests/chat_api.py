@@ -80,6 +80,7 @@ def chat_request(values: Values, model: ChatModel, max_model_len: int) -> Comple
         tags=prompt.tags,
         tells_thoughts=values["include_reasoning"],
         tool_format=prompt.tool_format.value,
+        takes_calls=prompt.has_tools,
         forced=forced_names(values),
         tool_schemas=_tool_schemas(prompt, values),
     )

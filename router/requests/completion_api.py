@@ -54,6 +54,7 @@ class ResponseOptions:
     tags: ThoughtTags = THINK_TAGS  # around the thoughts
     tells_thoughts: bool = True
     tool_format: str = ""  # of a chat; see `formats.shapes.ToolFormat`
+    takes_calls: bool = True  # a chat has tools
     forced: tuple[str, ...] = ()  # names of tools from which a forced call must choose
     tool_schemas: str = "{}"  # JSON object of parameters' schemas by tool, for a format whose values have no type
     warnings: tuple[ResponseWarning, ...] = ()

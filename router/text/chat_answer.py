@@ -7,7 +7,7 @@ without being a call is content. If calls are forced, an answer has no content.
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from router.text.formats.parts import CallWriter, Part
+from router.text.formats.parts import MAX_CALLS, CallWriter, Part
 from router.text.formats.registry import FORMATS, answer_reader
 from router.text.formats.shapes import SHAPES, THINK_TAGS, Thoughts, ThoughtTags, ToolFormat
 from router.text.formats.typed_values import ToolSchemas
@@ -41,7 +41,8 @@ class AnswerParser:
         thoughts: whether thoughts may come, or have begun.
         tags: around thoughts.
         tells_thoughts: whether thoughts are part of the answer.
-        tool_format: format of calls, "" if tools may not be called.
+        tool_format: format of calls, or of all answers of the model; "" for plain text.
+        takes_calls: whether there are tools to call; otherwise calls are content.
         forced: names of tools; the answer must call one and has no content.
         schemas: of the tools' parameters, for a format whose values have no type of their own.
     """
@@ -51,13 +52,14 @@ class AnswerParser:
         *,
         thoughts: Thoughts,
         tool_format: str,
+        takes_calls: bool = True,
         tags: ThoughtTags = THINK_TAGS,
         tells_thoughts: bool = True,
         forced: Sequence[str] = (),
         schemas: ToolSchemas = NO_SCHEMAS,
     ) -> None:
         calls_format = ToolFormat(tool_format)
-        self._calls = CallWriter(FORMATS[calls_format].new_id)
+        self._calls = CallWriter(FORMATS[calls_format].new_id, MAX_CALLS if takes_calls else 0)
         self._reader = answer_reader(calls_format, thoughts, tags, self._calls, schemas)
         self._tells_thoughts = tells_thoughts
         self._forced = ForcedCalls(forced, calls_format) if forced else None

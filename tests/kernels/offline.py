@@ -282,6 +282,23 @@ def run_gemma(gpu: Gpu) -> None:
         ops.logits(x, norm, table, 30.0)
 
 
+def run_gemma_experts(gpu: Gpu) -> None:
+    """Experts of Gemma 4 26B-A4B, whose sum is normed before it is added."""
+    hidden, inner, num = 2816, 704, 128
+    weights = ExpertWeights(
+        gate_up=empty(num, 2 * inner, hidden, dtype=BF16),
+        down=empty(num, hidden, inner, dtype=BF16),
+        activation=Activation.GELU_TANH,
+    )
+    scale, norm = empty(num, dtype=torch.float32), Norm(empty(hidden, dtype=BF16), 1e-6)
+    router = Router(empty(num, hidden, dtype=BF16), Route(8, logit_scale=hidden**-0.5), num, expert_scale=scale)
+    for num_tokens in (1, 64, 1200):
+        ops = make_ops(HEADS, num_tokens, pdl=gpu.has_dependent_launch and num_tokens <= 64)
+        x = Residual(empty(num_tokens, hidden, dtype=BF16))
+        normed, routing = ops.norm_route(x, norm, router, empty(num_tokens))
+        x = ops.norm_add(ops.experts_norm_add(normed, routing, weights, norm, x).rows, norm, x, scale[:1])
+
+
 def run_latent(gpu: Gpu) -> None:
     """Latent attention with the heads of DeepSeek-V2-Lite and of DeepSeek-V3; few tokens of a prompt, and many."""
     for num_heads in (16, 128):
@@ -361,6 +378,7 @@ def main(capabilities: list[str]) -> None:
         run_experts(gpu)
         run_other_experts(gpu)
         run_gemma(gpu)
+        run_gemma_experts(gpu)
         run_latent(gpu)
         if gpu.is_hopper:
             run_odd_shape(gpu)

@@ -244,6 +244,7 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoin
         ("qwen3_5", "qwen3.5", "model.language_model."),
         ("qwen3_5_moe", "qwen3.5-moe", "model.language_model."),
         ("mistral3", "mistral", "language_model.model."),
+        ("mistral3", "mistral4", "language_model.model."),
         ("gemma3", "gemma3", "model.language_model."),
         ("gemma3", "gemma3", "language_model.model."),
         ("gemma4", "gemma4", "model.language_model."),

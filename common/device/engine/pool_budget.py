@@ -14,6 +14,7 @@ import torch
 
 from common.base.errors import ConfigError
 from common.device.engine.step_rules import CHUNK_PART, CUDA_CONTEXT_BYTES, STEP_PART, StepSize, fitting_tokens
+from common.device.engine.step_rules import TYPICAL_TOKENS as TYPICAL_TOKENS
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import Gpu, gpu_of
@@ -25,9 +26,6 @@ from common.settings.config import Config
 from common.wire.values.kv_layout import Counts, KVLayout
 
 logger = logging.getLogger(__name__)
-
-TYPICAL_TOKENS = 4096
-"""Tokens of a typical sequence; its blocks in each group give the ratio of pool sizes."""
 
 
 def pool_blocks(

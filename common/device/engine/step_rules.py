@@ -8,6 +8,8 @@ FEWEST_TOKENS = 512
 """Fewer tokens leave a GPU idle."""
 CUDA_CONTEXT_BYTES = 1 << 30
 """Reserve of a worker for the CUDA context, cuBLAS workspaces and loaded kernels."""
+TYPICAL_TOKENS = 4096
+"""Tokens of a typical sequence; its blocks in each group give the ratio of pool sizes."""
 MIN_SPARED_BYTES = 6 << 30
 """Least spared bytes for a sharing decode step; fewer come from the L2 cache as fast."""
 

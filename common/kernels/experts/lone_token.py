@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.expert_operands import ExpertMatrix, Routing
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
-from common.kernels.experts.products import activated
 
 BLOCK_K = 256  # so that a thread of a warp has 8 neighbouring elements of each row
 GATE_ROWS, DOWN_ROWS = 2, 2  # of a program
@@ -84,7 +84,7 @@ def _lone_gate_up_kernel(
         bias_ptr += tl.maximum(tl.load(experts_ptr + slot), 0) * 2 * N + rows
         gate += tl.load(bias_ptr, mask=rows < N, other=0.0).to(tl.float32)
         up += tl.load(bias_ptr + N, mask=rows < N, other=0.0).to(tl.float32)
-    out = activated(gate, up, ACTIVATION)
+    out = gated(gate, up, ACTIVATION)
     tl.store(out_ptr + slot * N + rows, out.to(out_ptr.dtype.element_ty), mask=rows < N)
 
 

@@ -11,12 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.expert_operands import ExpertMatrix, Groups, Routing
+from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.experts.mxfp4 import from_mxfp4
 from common.kernels.experts.tiles import ExpertTiles
-
-LIMIT, ALPHA = tl.constexpr(7.0), tl.constexpr(1.702)
-"""Of a clamped SwiGLU."""
 
 
 @triton.jit
@@ -62,19 +60,6 @@ def _multiply(weights, scales, x, acc, PACKED: tl.constexpr):
     else:
         acc = tl.dot(from_mxfp4(weights, scales, x.dtype), x, acc, input_precision="ieee")
     return acc
-
-
-@triton.jit
-def activated(gate, up, ACTIVATION: tl.constexpr):
-    """Return the activation of gate, times up."""
-    if ACTIVATION == "clamped_swiglu":
-        gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-        out = (up + 1.0) * gate / (1.0 + tl.exp(gate * -ALPHA))
-    elif ACTIVATION == "silu":
-        out = gate / (1.0 + tl.exp(-gate)) * up
-    else:  # GELU: 1 + tanh(z) is twice the sigmoid of 2 * z
-        out = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))) * up
-    return out
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -137,7 +122,7 @@ def _experts_gate_up_kernel(
     if HAS_BIAS:
         gate += tl.load(bias_ptr + gate_rows, mask=inside_n, other=0.0).to(tl.float32)
         up += tl.load(bias_ptr + up_rows, mask=inside_n, other=0.0).to(tl.float32)
-    out = activated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
+    out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + places[None, :].to(tl.int64) * n + rows[:, None], out, mask=inside_n & inside[None, :])
 
 

@@ -37,7 +37,7 @@ def tiling_for(dtype: torch.dtype, shared_bytes: int) -> Tiling:
         return Tiling(queries=1, keys=16, num_warps=4, num_stages=1)
     if shared_bytes < 160_000:
         return Tiling(queries=2, keys=16, num_warps=4, num_stages=2)
-    return Tiling(queries=4, keys=32, num_warps=8, num_stages=3)
+    return Tiling(queries=4, keys=32, num_warps=8, num_stages=3 if shared_bytes > 200_000 else 5)  # two tiles of keys
 
 
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])

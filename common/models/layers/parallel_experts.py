@@ -32,8 +32,7 @@ class ParallelExpertsPart:
         x = Residual(x.rows)  # the norm has added the parts
         both = self.dense.out.add(ops, gated, Residual(torch.zeros_like(x.rows)))
         _, routing = ops.norm_route(x, self.router_norm, self.router, present)
-        outputs = ops.experts(ops.norm(x, self.norm), routing, self.weights)
-        both = ops.norm_add(outputs, self.after_experts, both)
+        both = ops.experts_norm_add(ops.norm(x, self.norm), routing, self.weights, self.after_experts, both)
         return ops.norm_add(both.rows, self.after, x, self.scale)
 
     def zeros(self, ops: Ops, num_tokens: int) -> Residual:

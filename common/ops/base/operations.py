@@ -221,12 +221,17 @@ class Ops(Protocol):
         """
         ...
 
-    def experts(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
-        """Return the weighted sum of each token's experts of `x`: `[num_tokens, hidden]`, 0 for padding."""
+    def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
+        """Return `residual + experts(x)`, the weighted sum of each token's experts of `x`, which is 0 for padding.
+
+        May reuse memory as `linear_add` does.
+        """
         ...
 
-    def experts_add(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Residual) -> Residual:
-        """Return `residual + experts(x)`; may reuse memory as `linear_add` does."""
+    def experts_norm_add(
+        self, x: Tensor, routing: Routing, weights: ExpertWeights, norm: Norm, residual: Residual
+    ) -> Residual:
+        """Return `residual + rms_norm(experts(x))`, as `experts_add` does."""
         ...
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:

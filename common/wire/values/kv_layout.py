@@ -20,6 +20,8 @@ ALIGNMENT_BYTES = 256
 """Alignment of each group's memory in a pool."""
 Counts = tuple[int, ...]
 """Numbers of blocks, by group."""
+STEP_DIVISOR = 4
+"""Divisor of a pool's memory: most that is set aside for windows of a prompt step."""
 MAX_BLOCKS = 1 << 22
 """Most blocks of a group."""
 NumBlocks = Annotated[tuple[Annotated[int, Meta(ge=2, le=MAX_BLOCKS)], ...], Meta(min_length=1, max_length=MAX_GROUPS)]
@@ -191,11 +193,11 @@ class KVLayout(WireStruct):
     def divided(self, num_bytes: int, num_tokens: int, step_tokens: int = 0) -> Counts:
         """Divide `num_bytes` of memory into blocks of each group, in proportion to a sequence of `num_tokens`.
 
-        Groups with windows have further blocks for a prompt step of `step_tokens`, in at most a quarter of the memory.
+        Groups with windows have further blocks for a prompt step of `step_tokens`, as far as STEP_DIVISOR allows.
         """
         num_bytes -= ALIGNMENT_BYTES * (len(self.groups) - 1)
         windows = [group for group in self.groups if group.kind is CacheKind.WINDOW]
-        held_tokens = min(step_tokens, num_bytes // (4 * sum(group.token_bytes for group in windows) or 1))
+        held_tokens = min(step_tokens, num_bytes // (STEP_DIVISOR * sum(group.token_bytes for group in windows) or 1))
         of_step = [group.num_places(held_tokens) if group in windows else 0 for group in self.groups]
         shares = self.most_blocks(num_tokens, 1)
         rest_bytes = num_bytes - self._bytes(of_step)

@@ -54,7 +54,7 @@ class DecodeWorker:
         while self._offered and self._num_taken < self.costs.max_rows:
             request, source = self._offered[0]
             pool, is_here = self.gpu.pool, source is self.gpu
-            if not is_here and pool.wanted(request, request.num_held) > pool.free_tokens:
+            if not is_here and pool.wanted(request, self._taken(request)) > pool.free_tokens:
                 return
             self._offered.popleft()
             self._num_taken += 1
@@ -62,7 +62,7 @@ class DecodeWorker:
             if request.prefix is not None and not pool.has(request.prefix):
                 num_moved += request.prefix.num_tokens
             if not is_here:
-                pool.take(request, request.num_held)
+                pool.take(request, self._taken(request))
             self._fetch(request, source, num_moved)
 
     def settle(self) -> None:
@@ -155,9 +155,13 @@ class DecodeWorker:
         self._num_taken -= len(over)
         self._begin()
         for request in over:
-            self.gpu.give_back(request, request.num_held)
+            self.gpu.give_back(request, self._taken(request))
             self._on_end(request)
         self.resume()
+
+    def _taken(self, request: Request) -> int:
+        """Return the tokens taken by all of a request, without the prefix."""
+        return self.costs.room.taken(request.num_held, request.num_tokens - request.num_own)
 
     def _time_of(self, num_steps: int) -> float:
         """Return the time of `num_steps` steps of the leap alone; of the first, only the rest counts."""

@@ -43,8 +43,9 @@ class Gpu:
         return self.prefill is not None and self.decode is not None
 
     def held_by(self, request: Request) -> int:
-        """Return the tokens held by a prompt here, without the prefix; on a shared GPU with outputs to come."""
-        return request.num_held if self.is_shared else request.num_own
+        """Return the tokens taken by a prompt here, without the prefix; on a shared GPU with outputs to come."""
+        num_own = request.num_held if self.is_shared else request.num_own
+        return self.costs.room.taken(num_own, request.num_tokens - request.num_own)
 
     def give_back(self, request: Request, num_own: int) -> None:
         """Free `num_own` tokens and the prefix of a request; waiting workers may go on."""

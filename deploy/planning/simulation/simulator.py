@@ -51,7 +51,7 @@ class Simulation:
             kv_tokens or costs.room.kv_tokens(roles[gpu, Role.PREFILL], roles[gpu, Role.DECODE])
             for gpu in range(layout.num_gpus)
         ]
-        if load.longest > min(sizes) * (1 - DECODE_RESERVE):
+        if costs.room.taken(load.longest) > min(sizes) * (1 - DECODE_RESERVE):
             raise ConfigError(
                 f"a request of {load.longest} tokens: a GPU has room for {min(sizes)} tokens of KV "
                 "beside the weights; shorten it, or take GPUs with more memory"

@@ -105,7 +105,7 @@ class StepCosts:
     def __init__(self, rates: Rates, max_rows: int = MAX_ROWS) -> None:
         batches = sorted({int(rows) for rows, *_ in rates.steps})
         self._batches, self._rates = batches, rates
-        self._min_spared = MIN_SPARED_BYTES / rates.shape.kv_bytes
+        self._min_spared = MIN_SPARED_BYTES / max(1, rates.shape.kv_bytes)
         self._curves: list[Curve] = [
             Curve([(rows * context, ms) for rows, context, ms, _ in rates.steps if rows == batch], slanted=True)
             for batch in batches

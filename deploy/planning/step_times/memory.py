@@ -6,10 +6,12 @@ from common.device.engine.step_rules import (
     CHUNK_PART,
     CUDA_CONTEXT_BYTES,
     STEP_PART,
+    TYPICAL_TOKENS,
     fitting_tokens,
 )
 from common.settings.config import GPU_CHUNK_TOKENS, GPU_STEP_TOKENS, DecodeSection, PrefillSection
 from common.settings.memory_sections import KVSection
+from common.wire.values.kv_layout import STEP_DIVISOR
 from deploy.planning.step_times.shape import ModelShape
 from deploy.processes.placement import SERVER_BYTES
 
@@ -36,9 +38,27 @@ class Room:
         return fitting_tokens(GPU_STEP_TOKENS, self.shape, self.beside_weights // STEP_PART)
 
     def kv_tokens(self, num_prefill: int, num_decode: int) -> int:
-        """Return tokens of KV beside the steps of the workers; 0 without room."""
+        """Return tokens of KV beside the steps of the workers; 0 without room.
+
+        With windows, tokens of sequences of TYPICAL_TOKENS, by which a pool is divided among its groups.
+        """
         chunk_tokens = fitting_tokens(GPU_CHUNK_TOKENS, self.shape, self.beside_weights // CHUNK_PART)
         prefill = self.shape.activation_bytes(self.step_tokens, PrefillSection().max_num_seqs)
         decode = self.shape.activation_bytes(chunk_tokens, DecodeSection().max_num_seqs)
         workers = num_prefill * (prefill + CUDA_CONTEXT_BYTES) + num_decode * (decode + CUDA_CONTEXT_BYTES)
-        return max(0, self.beside_weights - workers) // self.shape.kv_bytes
+        pool_bytes = max(0, self.beside_weights - workers)
+        pool_bytes -= min(self.step_tokens * self.shape.window_bytes, pool_bytes // STEP_DIVISOR)
+        return int(pool_bytes * TYPICAL_TOKENS / self.shape.context_bytes(TYPICAL_TOKENS))
+
+    def taken(self, num_tokens: int, num_before: int = 0) -> int:
+        """Return the tokens of `kv_tokens` that a sequence takes: of the group of which it has the largest share.
+
+        Args:
+            num_tokens: of the sequence's own.
+            num_before: held once for many sequences.
+        """
+        window = self.shape.window
+        if not window:
+            return num_tokens
+        in_window = min(num_tokens + num_before, window) * TYPICAL_TOKENS // min(window, TYPICAL_TOKENS)
+        return max(num_tokens, in_window) if self.shape.kv_bytes else in_window

@@ -5,8 +5,11 @@ layers. A prompt takes no less time than reading the experts that its tokens cho
 with the bytes read, at the rate of the known model's shortest time. The rest of a decode step scales with layers:
 launches, tails of kernels, partly filled tiles.
 
+Layers with a window read and copy the KV of a window at most. Their attention in prompts grows with tokens, so it
+counts as a product.
+
 The kernel for shared prefixes scales with layers, and the work inside scales as attention of prompts. Copies scale with
-the KV bytes of a token. Overhead of requests and handoffs stays.
+the KV bytes of a prompt. Overhead of requests and handoffs stays.
 """
 
 from dataclasses import replace
@@ -21,8 +24,7 @@ def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
     if shape == rates.shape:
         return replace(rates, model=model)
     known = rates.shape
-    layers, pairs = shape.num_layers / known.num_layers, shape.pair_products / known.pair_products
-    bytes_per_token = shape.kv_bytes / known.kv_bytes
+    layers, pairs = shape.num_layers / known.num_layers, _pairs(shape.pair_products, known)
     return replace(
         rates,
         model=model,
@@ -31,7 +33,9 @@ def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
         steps=_steps(rates, shape),
         prefix_kernel_ms=rates.prefix_kernel_ms * layers,
         prefix_kernel_ms_per_1000=rates.prefix_kernel_ms_per_1000 * pairs,
-        copies=tuple((tokens, ms * bytes_per_token) for tokens, ms in rates.copies),
+        copies=tuple(
+            (tokens, ms * shape.context_bytes(tokens) / known.context_bytes(tokens)) for tokens, ms in rates.copies
+        ),
         origin=(*rates.origin, f"scaled from {rates.model}: an estimate"),
     )
 
@@ -39,23 +43,31 @@ def scaled(rates: Rates, shape: ModelShape, model: str) -> Rates:
 def _prompts(rates: Rates, shape: ModelShape) -> Points:
     """Scale products and attention separately, at each measured share."""
     weights = shape.layer_weights / rates.shape.layer_weights
-    pairs = shape.pair_products / rates.shape.pair_products
+    pairs, in_window = (_pairs(each, rates.shape) for each in (shape.pair_products, shape.window_pairs))
     points = []
     for share in sorted({int(share) for _, share, _ in rates.prompts}):
         pair_ms = PromptCosts(rates, share).pair_ms
         for tokens, percent, ms in rates.prompts:
             if percent == share:
                 attention_ms = min(ms, pair_ms * tokens**2 / 2)
-                points.append((tokens, percent, (ms - attention_ms) * weights + attention_ms * pairs))
+                scaled_ms = (ms - attention_ms) * weights + attention_ms * pairs
+                seen = min(tokens, shape.window)
+                window_ms = pair_ms * seen * (tokens - seen / 2) * in_window
+                points.append((tokens, percent, scaled_ms + window_ms))
     if shape.expert_bytes:
         points = [(tokens, share, max(ms, _reading_ms(rates, shape, tokens))) for tokens, share, ms in points]
     return tuple(sorted(points))
 
 
+def _pairs(pair_products: int, known: ModelShape) -> float:
+    """Return the products of a pair of tokens, relative to all layers of the known model."""
+    return pair_products / (known.pair_products + known.window_pairs)
+
+
 def _reading_ms(rates: Rates, shape: ModelShape, tokens: float) -> float:
     """Return the time of reading the weights for some tokens, as fast as the known model's decode steps read."""
     known = rates.shape
-    bytes_per_ms = max((known.step_bytes + rows * held * known.kv_bytes) / ms for rows, held, _, ms in rates.steps)
+    bytes_per_ms = max((known.step_bytes + rows * known.context_bytes(held)) / ms for rows, held, _, ms in rates.steps)
     return shape.read_bytes(tokens) / bytes_per_ms
 
 
@@ -64,8 +76,7 @@ def _steps(rates: Rates, shape: ModelShape) -> Points:
     known, layers = rates.shape, shape.num_layers / rates.shape.num_layers
     points = []
     for rows, context, ms, least_ms in rates.steps:
-        tokens = rows * context
-        read_bytes = known.read_bytes(rows) + tokens * known.kv_bytes
-        scaled_ms = least_ms * (shape.read_bytes(rows) + tokens * shape.kv_bytes) / read_bytes
+        read_bytes = known.read_bytes(rows) + rows * known.context_bytes(context)
+        scaled_ms = least_ms * (shape.read_bytes(rows) + rows * shape.context_bytes(context)) / read_bytes
         points.append((rows, context, scaled_ms + (ms - least_ms) * layers, scaled_ms))
     return tuple(points)

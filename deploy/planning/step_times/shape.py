@@ -22,17 +22,24 @@ class ModelShape:
     layer_weights: int  # of all layers, applied to each prompt token
     step_bytes: int  # weights read by a decode step of any batch, experts to choose from left out
     weight_bytes: int  # all weights, except norms and biases
-    kv_bytes: int  # of a token in all layers
-    pair_products: int  # of a pair of tokens in attention, up to a factor common to all models
+    kv_bytes: int  # of a token in all layers that see all tokens
+    pair_products: int  # of a pair of tokens in attention of such layers, up to a factor common to all models
     token_bytes: int  # held by a step for each token
     logit_bytes: int  # held by a step for each row of logits
     expert_bytes: int = 0  # weights of all experts to choose from
     expert_share: float = 0.0  # of these experts that a token chooses
+    window: int = 0  # tokens seen by a token in layers with a window, itself included; 0 without such layers
+    window_bytes: int = 0  # of a token in all layers with a window
+    window_pairs: int = 0  # as `pair_products`, of layers with a window
 
     def read_bytes(self, num_tokens: float) -> float:
         """Return the weights read by a step, where tokens choose experts without preference."""
         unread_share: float = (1.0 - self.expert_share) ** num_tokens
         return self.step_bytes + self.expert_bytes * (1.0 - unread_share)
+
+    def context_bytes(self, num_tokens: float) -> float:
+        """Return the KV bytes that a sequence of `num_tokens` holds, and that its next token reads."""
+        return self.kv_bytes * num_tokens + self.window_bytes * min(num_tokens, self.window)
 
     def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return an upper bound of the bytes held at once by a step."""
@@ -51,6 +58,10 @@ def shape_of(settings: Settings) -> ModelShape:
     """Return the shape of a model with this config.json; raises ModelError for a model that plan does not know."""
     config = decoder_config(settings)
     mixers = [layer.mixer for layer in config.layers if isinstance(layer.mixer, Attention | Latent)]
+    groups = config.cache_groups(1, DTYPE)
+    pairs = {True: 0, False: 0}  # by whether a layer has a window
+    for mixer in mixers:
+        pairs[isinstance(mixer, Attention) and mixer.window > 0] += mixer.pair_products
     if len(mixers) < len(config.layers):
         raise ModelError(f"{settings.where}: plan knows models of which all layers have attention")
     head, any_step = config.hidden_size * config.vocab_size, config.step_weights(0)
@@ -60,10 +71,13 @@ def shape_of(settings: Settings) -> ModelShape:
         layer_weights=config.step_weights(1) - head,
         step_bytes=BYTES * any_step,
         weight_bytes=BYTES * (config.num_weights + head * (not config.tied_embeddings)),
-        kv_bytes=sum(group.token_bytes for group in config.cache_groups(1, DTYPE)),
-        pair_products=sum(mixer.pair_products for mixer in mixers),
+        kv_bytes=sum(group.token_bytes for group in groups if not group.window),
+        pair_products=pairs[False],
         token_bytes=config.activation_bytes(1, 0),
         logit_bytes=config.activation_bytes(0, 1),
         expert_bytes=BYTES * experts,
         expert_share=(config.step_weights(1) - any_step) / experts if experts else 0.0,
+        window=max(group.window for group in groups),
+        window_bytes=sum(group.token_bytes for group in groups if group.window),
+        window_pairs=pairs[True],
     )

@@ -25,8 +25,8 @@ NAME = r"\s*(?P<name>[^\s\[\]{}](?:[^\n\[\]{}]{0,254}[^\s\[\]{}])?)[ \t]*"
 ID = rf"{re.escape(CALL_ID)}(?P<id>[^\[\]{{}}\n]{{0,64}})"
 HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{re.escape(ARGS)})?\s*(?=\{{)")
 """Beginning of a named call, up to its arguments."""
-BEGUN = re.compile(rf"[^\[\]{{}}]*(?:{_begun(CALL_ID)}|(?:{ID})?(?:{_begun(ARGS)}|{re.escape(ARGS)}\s*))")
-"""Text that may become such a beginning, and some more."""
+BEGUN = re.compile(rf"[^\[\]{{}}]*(?:{_begun(CALL_ID)}|(?:{ID}\s*)?(?:{_begun(ARGS)}|{re.escape(ARGS)}\s*))")
+"""Every text that such a beginning may begin with, and some more."""
 MAX_HEAD_CHARS = 512
 """Most characters from the trigger to the arguments of a named call."""
 MAX_LISTED_HEAD_CHARS = 2048

@@ -60,13 +60,13 @@ def is_short_id(text: str) -> bool:
 class CallWriter:
     """Writer of calls into parts, numbered within the answer."""
 
-    def __init__(self, new_id: Callable[[], str] = long_id) -> None:
-        self._new_id = new_id
+    def __init__(self, new_id: Callable[[], str] = long_id, max_calls: int = MAX_CALLS) -> None:
+        self._new_id, self._max_calls = new_id, max_calls
         self.num_calls = 0
 
     @property
     def is_full(self) -> bool:
-        return self.num_calls >= MAX_CALLS
+        return self.num_calls >= self._max_calls
 
     def begin(self, part: Part, name: str, arguments: str = "", call_id: str = "") -> None:
         part.calls.append(CallPiece(self.num_calls, arguments, call_id or self._new_id(), name))

@@ -236,6 +236,17 @@ async def test_an_answer_without_calls_and_a_wrong_call_are_text(
         assert whole.finish_reason == choice.finish_reason == "stop"
 
 
+async def test_without_tools_nothing_is_called(
+    chats: Any, model: ScriptedModel, tokenizer: tokenizers.Tokenizer, family: Family
+) -> None:
+    say(model, tokenizer, f"{family.thought}{family.called}{family.stop}")
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        whole = (await chats.create(model="tiny", messages=[USER], **fields)).choices[0]
+        thought, content, calls = told(whole.message)
+        assert (thought, calls, whole.finish_reason) == ("They ask.", [], "stop")
+        assert "Köln" in content
+
+
 async def test_bos_stands_before_a_text_once(
     chats: Any, cluster: Cluster, model: ScriptedModel, tokenizer: tokenizers.Tokenizer, family: Family
 ) -> None:

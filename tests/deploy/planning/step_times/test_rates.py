@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,10 @@ from benchmarks import rates as made
 from benchmarks.presets import settings
 from benchmarks.table_steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
-from common.device.engine.step_rules import MIN_SPARED_BYTES
-from common.models.reading import read_config
+from common.device.engine.step_rules import MIN_SPARED_BYTES, TYPICAL_TOKENS
+from common.models.reading import decoder_config, read_config
 from common.ops.prompt_attention import MAX_KEYS
+from common.wire.values.kv_layout import KVLayout
 from deploy.bench.results import ROOT, read_rows
 from deploy.planning.step_times import costs
 from deploy.planning.step_times.costs import MAX_ROWS, PromptCosts, StepCosts
@@ -138,3 +139,39 @@ def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
     for size in ((0, 256), (512, 0), (8192, 64)):
         assert shape.activation_bytes(*size) == config.activation_bytes(*size)
     assert shape.step_bytes == 2 * config.step_weights(1)
+
+
+def test_layers_with_a_window_keep_and_read_no_more_than_the_window() -> None:
+    gemma = shape_of(settings("gemma3-4b"))
+    assert (gemma.window, gemma.window_bytes, gemma.kv_bytes) == (1024, 118_784, 20_480)
+    assert gemma.context_bytes(1000) == 1000 * (118_784 + 20_480)
+    assert gemma.context_bytes(10_000) == 1024 * 118_784 + 10_000 * 20_480
+    all_full = replace(
+        gemma,
+        window=0,
+        window_bytes=0,
+        window_pairs=0,
+        kv_bytes=gemma.kv_bytes + gemma.window_bytes,
+        pair_products=gemma.pair_products + gemma.window_pairs,
+    )
+    ours, other = scaled(RATES, gemma, "gemma"), scaled(RATES, all_full, "other")
+    for (rows, context, ms, _), (*_, other_ms, _) in zip(ours.steps, other.steps, strict=True):
+        assert ms == pytest.approx(other_ms) if context <= 1024 else ms < other_ms, (rows, context)
+    for (tokens, _, ms), (*_, other_ms) in zip(ours.prompts, other.prompts, strict=True):
+        assert ms == pytest.approx(other_ms) if tokens <= 1024 else ms < other_ms, tokens
+    assert ours.copies[-1][1] < other.copies[-1][1]
+
+
+@pytest.mark.parametrize("num_tokens", [500, 1024, 4096, 20_000])
+@pytest.mark.parametrize("model", ["gemma3-4b", "gemma4-12b", "qwen3-4b"])
+def test_as_many_sequences_have_room_as_in_a_pool_divided_by_workers(model: str, num_tokens: int) -> None:
+    shape, step_tokens = shape_of(settings(model)), 8192
+    room = Room(shape, RATES.memory_bytes)
+    assert room.step_tokens == step_tokens
+    layout = KVLayout("model", decoder_config(settings(model)).cache_groups(16, "bfloat16"))
+    pool_bytes = int(room.kv_tokens(0, 1) * shape.context_bytes(TYPICAL_TOKENS) / TYPICAL_TOKENS)
+    num_blocks = layout.divided(pool_bytes + step_tokens * shape.window_bytes, TYPICAL_TOKENS, step_tokens)
+    of_step = [group.num_places(step_tokens) if group.window else 0 for group in layout.groups]
+    wanted = zip(num_blocks, of_step, layout.most_blocks(num_tokens, 1), strict=True)
+    num_sequences = min((count - further) // blocks for count, further, blocks in wanted)
+    assert room.kv_tokens(0, 1) // room.taken(num_tokens) == pytest.approx(num_sequences, rel=0.03)

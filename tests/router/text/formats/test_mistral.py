@@ -29,6 +29,7 @@ CALLED: dict[str, Answer] = {
 MALFORMED: dict[str, Answer] = {
     '[TOOL_CALLS]f[ARGS]{"a": "b[TOOL_CALLS]g{}': Answer(calls=(("f", '{"a": "b'), ("g", "{}"))),
     '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1': Answer(calls=(("f", '{"a": 1'),)),
+    "[TOOL_CALLS]f[CALL_ID]\n{}": Answer(calls=(("f", "{}"),)),
     "[TOOL_CALLS]f[ARGS]{}} b": Answer(content="} b", calls=(("f", "{}"),)),
     '[TOOL_CALLS][{"name": "f", "arguments": {}}, 5]': Answer(content="5]", calls=(("f", "{}"),)),
     "[TOOL_CALLS][TOOL_CALLS]f{}": Answer(content="[TOOL_CALLS]", calls=(("f", "{}"),)),
