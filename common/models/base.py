@@ -30,7 +30,7 @@ class ModelConfig(Protocol):
 
     @property
     def num_weights(self) -> int:
-        """Return the elements of all matrices, without the input's table."""
+        """Return the elements of all matrices, without the input's table; packed elements count by their bytes."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class ModelConfig(Protocol):
         ...
 
     def step_weights(self, num_tokens: int) -> int:
-        """Return the elements of matrices read by a decode step of `num_tokens` sequences.
+        """Return the elements of matrices read by a decode step of `num_tokens` sequences; packed ones by their bytes.
 
         Experts that no sequence has chosen are not read; their number is a mean over choices without preference.
         """

@@ -24,9 +24,13 @@ class Layer:
     mlp: MLP
     is_scaled: bool = False  # the residual stream is multiplied by a weight at the end
 
-    def num_weights(self, hidden_size: int) -> int:
+    def num_weights(self, hidden_size: int) -> float:
         """Return the elements of all matrices."""
         return self.mixer.num_weights(hidden_size) + self.mlp.num_rows * hidden_size
+
+    def token_weights(self, hidden_size: int) -> int:
+        """Return the elements that a token is multiplied by."""
+        return self.mixer.num_weights(hidden_size) + self.mlp.token_rows * hidden_size
 
     def step_weights(self, hidden_size: int, num_tokens: int) -> float:
         """Return the elements read by a decode step of `num_tokens` sequences; of experts those chosen, on average."""
@@ -62,11 +66,20 @@ class DecoderConfig:
 
     @property
     def num_weights(self) -> int:
-        """Return the elements of all matrices, without the input's table."""
-        return self.hidden_size * self.vocab_size + sum(layer.num_weights(self.hidden_size) for layer in self.layers)
+        """Return the elements of all matrices, without the input's table; packed elements count by their bytes."""
+        of_layers = sum(layer.num_weights(self.hidden_size) for layer in self.layers)
+        return round(self.hidden_size * self.vocab_size + of_layers)
+
+    @property
+    def token_weights(self) -> int:
+        """Return the elements of matrices of layers that a token is multiplied by."""
+        return sum(layer.token_weights(self.hidden_size) for layer in self.layers)
 
     def step_weights(self, num_tokens: int) -> int:
-        """Return the elements of matrices read by a decode step of `num_tokens` sequences, on average."""
+        """Return the elements of matrices read by a decode step of `num_tokens` sequences, on average.
+
+        Packed elements count by their bytes.
+        """
         of_layers = sum(layer.step_weights(self.hidden_size, num_tokens) for layer in self.layers)
         return round(self.hidden_size * self.vocab_size + of_layers)
 

@@ -1,19 +1,23 @@
 """Layers of experts on a GPU: choice, grouping of pairs by expert, and products."""
 
 from dataclasses import asdict
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from common.kernels.base.expert_operands import Choice, Routing
+from common.base.routing import Route
+from common.kernels.base.expert_operands import Choice, ExpertMatrix, Routing
 from common.kernels.base.gpu import Gpu
+from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
 from common.kernels.experts.lone_token import lone_experts
 from common.kernels.experts.products import experts_down, experts_gate_up
-from common.kernels.experts.routing import route
+from common.kernels.experts.router_logits import FUSED_TOKENS, norm_logits, router_logits
 from common.kernels.experts.tiles import MANY_TOKENS, expert_tiles
+from common.kernels.experts.unpacking import unpacked
 from common.ops import reference
-from common.ops.base import ExpertWeights, Residual, Router
+from common.ops.base import ExpertWeights, Norm, Residual, Router
 
 
 class CudaExperts:
@@ -33,10 +37,19 @@ class CudaExperts:
         """Return the experts of each token of `x [num_tokens, hidden]`; none for padding."""
         if self._is_reference:
             return reference.route(x, router, present)
-        return route(
-            x,
-            router.weight,
-            Choice(**asdict(router.route)),
+        return self._choose(router_logits(x, router.weight, pdl=self._pdl), router, present)
+
+    def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing] | None:
+        """Return the normed rows and their experts; None where a norm has to come before."""
+        if self._is_reference or x.parts is not None or x.rows.shape[0] > FUSED_TOKENS or not x.rows.is_contiguous():
+            return None
+        normed, logits = norm_logits(x.rows, norm.weight, norm.eps, router.weight, pdl=self._pdl)
+        return normed, self._choose(logits, router, present)
+
+    def _choose(self, logits: Tensor, router: Router, present: Tensor) -> Routing:
+        return choose_experts(
+            logits,
+            _choice(router.route),
             present,
             num_experts=router.num_experts,
             num_shared=router.num_shared,
@@ -54,13 +67,38 @@ class CudaExperts:
         """
         if self._is_reference:
             return Residual((residual.rows + reference.experts(x, routing, weights)).to(x.dtype))
-        is_packed, (num_tokens, num_slots) = weights.gate_up_scales is not None, routing.experts.shape
-        gate_up, down, activation = weights.gate_up_matrix, weights.down_matrix, weights.activation.value
-        if num_tokens == 1 and not is_packed:
-            return Residual(lone_experts(x, routing, gate_up, down, activation, residual.rows, pdl=self._pdl))
+        if x.shape[0] == 1 and weights.gate_up_scales is None:
+            matrices = (weights.gate_up_matrix, weights.down_matrix, weights.activation.value)
+            return Residual(lone_experts(x, routing, *matrices, residual.rows, pdl=self._pdl))
+        return Residual(residual.rows, self._outputs(x, routing, weights))
+
+    def _outputs(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+        """Return the weighted outputs: `[num_slots, num_tokens, hidden]`."""
+        num_tokens, num_slots = routing.experts.shape
+        is_unpacked = weights.gate_up_scales is not None and unpacks(num_tokens * num_slots, weights)
+        is_packed = weights.gate_up_scales is not None and not is_unpacked
         tiles = expert_tiles(num_tokens, num_slots, weights.num, x.element_size(), self._gpu, is_packed=is_packed)
         groups = None if num_tokens == 1 else group_pairs(routing.experts, weights.num, tiles.pairs, pdl=self._pdl)
-        inner = experts_gate_up(x, gate_up, routing, groups, activation, tiles, pdl=self._pdl)
+
+        def matrix(each: ExpertMatrix) -> ExpertMatrix:
+            return unpacked(each, x.dtype) if is_unpacked else each
+
+        activation = weights.activation.value
+        inner = experts_gate_up(x, matrix(weights.gate_up_matrix), routing, groups, activation, tiles, pdl=self._pdl)
         dtype = torch.float32 if num_tokens <= MANY_TOKENS else x.dtype
-        parts = experts_down(inner, down, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
-        return Residual(residual.rows, parts)
+        down = matrix(weights.down_matrix)
+        return experts_down(inner, down, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
+
+
+def unpacks(num_pairs: int, weights: ExpertWeights) -> bool:
+    """Tell whether matrices in MXFP4 are unpacked before the products: if they take less memory than the pairs may.
+
+    The budget of a step counts for each pair (`Experts.activation_elements`) several times what kernels take.
+    """
+    inner, hidden = weights.inner, weights.hidden
+    return weights.num * 2 * inner * hidden * 2 <= num_pairs * (3 * inner + 2 * hidden) * 4
+
+
+@cache
+def _choice(route: Route) -> Choice:
+    return Choice(**asdict(route))

@@ -197,6 +197,8 @@ class CudaOps:
         return self._linear.normed(x, norm)
 
     def norm_route(self, x: Residual, norm: Norm, router: Router, present: Tensor) -> tuple[Tensor, Routing]:
+        if self.kernels.norm == "triton" and (fused := self._experts.norm_route(x, norm, router, present)) is not None:
+            return fused
         normed = self.norm(x, norm)
         return normed, self._experts.route(normed, router, present)
 

@@ -3,12 +3,22 @@
 from threading import Lock
 
 from common.kernels.attention.decode_division import MOST_PROGRAMS_PER_SM, limits_for
-from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
+from common.kernels.attention.decode_parts import MAX_PARTS, PartsWorkspace, make_workspace
 from common.kernels.attention.query_parts import QueryParts, make_query_parts
 from common.kernels.attention.shared_parts import make_shared_parts, most_shared_slots
 from common.kernels.base.attention_operands import SharedParts
-from common.kernels.base.gpu import gpu_of
+from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops.base import GroupCache
+
+
+def max_joins_for(num_rows: int, num_kv_heads: int, gpu: Gpu) -> int:
+    """Return the contexts, at most, whose parts are stored in decode steps of up to `num_rows` rows."""
+    return limits_for(num_rows, num_kv_heads, MOST_PROGRAMS_PER_SM * gpu.num_sms).max_joins
+
+
+def parts_bytes(num_rows: int, num_q_heads: int, num_kv_heads: int, head_dim: int, gpu: Gpu) -> int:
+    """Return about the bytes of `Workspaces.parts` for decode steps of up to `num_rows` rows."""
+    return max_joins_for(num_rows, num_kv_heads, gpu) * MAX_PARTS * num_q_heads * (head_dim + 2) * 4
 
 
 class Workspaces:
@@ -34,8 +44,7 @@ class Workspaces:
         """Return room for parts of contexts in decode steps."""
         with self._making:
             if self._parts is None:
-                num_programs = MOST_PROGRAMS_PER_SM * self._gpu.num_sms
-                max_joins = limits_for(self._max_num_seqs, self._num_kv_heads, num_programs).max_joins
+                max_joins = max_joins_for(self._max_num_seqs, self._num_kv_heads, self._gpu)
                 heads = (self._num_q_heads, self._num_kv_heads, self._head_dim)
                 self._parts = make_workspace(max_joins, *heads, self._device)
             return self._parts

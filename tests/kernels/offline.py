@@ -208,7 +208,13 @@ def run_other_experts(gpu: Gpu) -> None:
         gate_up_scales=empty(num + 1, 2 * inner, hidden // 32, dtype=byte),
         down_scales=empty(num + 1, hidden, inner // 32, dtype=byte),
     )
-    sizes = ((1, Score.SIGMOID), (8, Score.SOFTMAX), (300, Score.SQRT_SOFTPLUS), (1200, Score.SIGMOID))
+    sizes = (
+        (1, Score.SIGMOID),
+        (8, Score.SOFTMAX),
+        (300, Score.SQRT_SOFTPLUS),
+        (1200, Score.SIGMOID),
+        (5000, Score.SIGMOID),
+    )
     for num_tokens, score in sizes:
         rule = Route(4, score, groups=8, kept_groups=4 if num_tokens == 1 else 8, group_best=2)
         router = Router(empty(num + 1, hidden, dtype=BF16), rule, num, 1, **columns)
@@ -240,8 +246,9 @@ def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **gi
 
 
 def run_large_heads(gpu: Gpu) -> None:
-    """Heads whose tiles are the largest."""
+    """Heads whose tiles are the largest, and heads whose attention is never fused."""
     run_attention(gpu, Heads(16, 4, 256))
+    run_attention(gpu, Heads(16, 4, 32))
     run_attention(gpu, Heads(*GEMMA_4_31B_FULL[:3]), norms_values=True, shares_kv=True)
 
 

@@ -26,7 +26,7 @@ SHARED_BYTES = {
 BESIDE_GLUON = ("gather_kv.py", "shared_division.py", "shared_prefix_attention.py")  # for what is Hopper's alone
 PARTS = (("9.0", "8.0", "8.9"), ("10.0", "8.6", "12.0"))  # each takes a process about as long
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.medium]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.medium]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def compiled(request: pytest.FixtureRequest) -> dict[str, list[tuple[str, int]]]
     ]
     kernels: dict[str, list[tuple[str, int]]] = {capability: [] for capability in SHARED_BYTES}
     for process in processes:
-        lines, errors = process.communicate(timeout=800)
+        lines, errors = process.communicate(timeout=1700)
         assert process.returncode == 0, errors[-3000:]
         for capability, name, shared_bytes in map(json.loads, lines.splitlines()):
             kernels[capability].append((name, shared_bytes))

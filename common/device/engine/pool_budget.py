@@ -16,7 +16,7 @@ from common.base.errors import ConfigError
 from common.device.engine.step_rules import CHUNK_PART, CUDA_CONTEXT_BYTES, STEP_PART, StepSize, fitting_tokens
 from common.device.engine.step_rules import TYPICAL_TOKENS as TYPICAL_TOKENS
 from common.kernels.attention.query_parts import query_parts_bytes
-from common.kernels.attention.shared_parts import most_shared_slots, shared_parts_bytes
+from common.kernels.attention.shared_parts import MAX_SHARED_DIM, most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.memory.base.host_ram import ram_bytes
 from common.models.base import ModelConfig
@@ -118,7 +118,16 @@ def _workers_bytes(config: Config, model_config: ModelConfig, device: torch.devi
         count * (model_config.activation_bytes(*step) + _latent_bytes(model_config, step, gpu) + each_bytes)
         for count, step in steps
     )
-    return of_steps + config.kv.decode_sharers * _shared_bytes(config, model_config, device)
+    of_rows = _parts_bytes(config, model_config, device) + _shared_bytes(config, model_config, device)
+    return of_steps + config.kv.decode_sharers * of_rows
+
+
+def _parts_bytes(config: Config, model_config: ModelConfig, device: torch.device) -> int:
+    """Return a decode worker's bytes for parts of contexts that several programs read."""
+    from common.ops.workspaces import parts_bytes  # imports Triton, which may be missing where no GPU is
+
+    gpu, max_rows = gpu_of(device), config.decode.on(device.type).max_num_seqs
+    return sum(parts_bytes(max_rows, *heads, gpu) for heads in model_config.heads if heads)
 
 
 def _shared_bytes(config: Config, model_config: ModelConfig, device: torch.device) -> int:
@@ -130,7 +139,7 @@ def _shared_bytes(config: Config, model_config: ModelConfig, device: torch.devic
     return sum(
         shared_parts_bytes(max_rows, num_slots, heads.num_kv_heads, heads.head_dim)
         for heads in model_config.heads
-        if heads
+        if heads and heads.head_dim <= MAX_SHARED_DIM
     )
 
 

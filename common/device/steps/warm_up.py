@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 MAX_THREADS = 16
 # A (tokens, sequences) pair for each size class of kernels and plans.
 PROMPT_STEPS = ((1, 1), *((count, 1) for count in SHORT_STEPS), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))
-DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # for products; attention splits contexts differently for every count
+DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # for products; attention splits contexts differently for every count
 SAMPLED_ROWS = (1, 9)
 TIMED = 3
 

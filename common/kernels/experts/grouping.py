@@ -15,7 +15,7 @@ from torch import Tensor
 from common.kernels.base.expert_operands import Groups
 from common.kernels.base.pdl import wait_for_predecessor
 
-FEW_TOKENS = 16
+FEW_TOKENS, MANY_TOKENS = 16, 1024
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
@@ -29,6 +29,7 @@ def _group_pairs_kernel(
     TILE: tl.constexpr,
     FEW: tl.constexpr,  # as many tiles as pairs
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (num_experts + 1,). The last program is that of padding."""
@@ -36,7 +37,7 @@ def _group_pairs_kernel(
     lanes = tl.arange(0, BLOCK)
     wait_for_predecessor(PDL)
     before, equal = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, num_pairs, BLOCK):
+    for start in tl.range(0, num_pairs, BLOCK, num_stages=STAGES):
         experts = tl.load(experts_ptr + start + lanes, mask=start + lanes < num_pairs, other=num_experts + 1)
         experts = tl.where(experts < 0, num_experts, experts)
         before += (experts < own).to(tl.int32)
@@ -56,7 +57,7 @@ def _group_pairs_kernel(
         tl.store(tiles_ptr + 2 * num_tiles + tiles, tl.minimum(first_pair + TILE, begin + count), mask=tiles < end)
 
     place = begin
-    for start in range(0, tl.where(count > 0, num_pairs, 0), BLOCK):
+    for start in tl.range(0, tl.where(count > 0, num_pairs, 0), BLOCK, num_stages=STAGES):
         pairs = start + lanes
         experts = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=num_experts + 1)
         is_own = (tl.where(experts < 0, num_experts, experts) == own).to(tl.int32)
@@ -69,6 +70,7 @@ def group_pairs(experts: Tensor, num_experts: int, tile: int, *, pdl: bool = Fal
     assert experts.dtype == torch.int32 and experts.is_contiguous(), "experts: contiguous int32 needed"
     num_pairs, is_few = experts.numel(), experts.shape[0] <= FEW_TOKENS
     num_tiles = num_pairs if is_few else num_pairs // tile + num_experts + 1
+    block = 128 if is_few else 4096 if experts.shape[0] > MANY_TOKENS else 1024
     order = torch.empty(num_pairs, dtype=torch.int32, device=experts.device)
     tiles = torch.empty((3, num_tiles), dtype=torch.int32, device=experts.device)
     _group_pairs_kernel[(num_experts + 1,)](
@@ -80,9 +82,10 @@ def group_pairs(experts: Tensor, num_experts: int, tile: int, *, pdl: bool = Fal
         num_experts=num_experts,
         TILE=tile,
         FEW=is_few,
-        BLOCK=128 if is_few else 1024,
+        BLOCK=block,
+        STAGES=1 if is_few else 3,
         PDL=pdl,
-        num_warps=4,
+        num_warps=min(max(block // 256, 4), 16),
         launch_pdl=pdl,
     )
     return Groups(order, tiles)

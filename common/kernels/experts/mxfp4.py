@@ -5,6 +5,8 @@ import triton.language as tl
 
 GROUP = tl.constexpr(32)
 """Values with a scale in common, along a row."""
+SMALLEST_INVERSE = tl.constexpr(2.0**126)
+"""1 over the smallest normal fp32 number; 0.5 is subnormal there."""
 
 
 @triton.jit
@@ -24,9 +26,6 @@ def from_mxfp4(packed, scales, dtype: tl.constexpr):
 
 @triton.jit
 def _value(code):
-    """Return the value of four bits as fp32, built from bits: 0.5 is the only number without an exponent."""
-    exponent, mantissa = (code >> 1) & 3, code & 1
-    normal = ((126 + exponent).to(tl.uint32) << 23) | (mantissa.to(tl.uint32) << 22)
-    half = mantissa.to(tl.uint32) * 0x3F000000
-    bits = tl.where(exponent == 0, half, normal) | ((code >> 3).to(tl.uint32) << 31)
-    return bits.to(tl.float32, bitcast=True)
+    """Return the value of four bits as fp32: at their places in an fp32 number, they stand for 2 ** -126 of it."""
+    bits = ((code & 7).to(tl.uint32) << 22) | ((code & 8).to(tl.uint32) << 28)
+    return bits.to(tl.float32, bitcast=True) * SMALLEST_INVERSE

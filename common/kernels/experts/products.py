@@ -55,7 +55,7 @@ def _multiply(weights, scales, x, acc, PACKED: tl.constexpr):
     """Add the product of a tile of weights and a tile of pairs to `acc`."""
     if not PACKED:
         acc = tl.dot(weights, x, acc, input_precision="ieee")
-    elif x.dtype == tl.bfloat16:  # unpacked to bfloat16 by the compiler, in fewer instructions than here
+    elif x.dtype == tl.bfloat16:  # unpacked by the compiler, in fewer instructions than here
         acc = tl.dot_scaled(weights, scales, "e2m1", x, None, "bf16", acc, fast_math=True)
     else:
         acc = tl.dot(from_mxfp4(weights, scales, x.dtype), x, acc, input_precision="ieee")

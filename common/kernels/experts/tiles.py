@@ -26,15 +26,19 @@ def expert_tiles(
 ) -> ExpertTiles:
     """Return tiles that an expert's pairs fill, as far as their mean tells.
 
-    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. In MXFP4 they have fewer
-    rows: from 64 on, the matrix unit takes operands by another way, where copies of packed bytes are narrow.
+    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. Tiles in MXFP4 have 32
+    rows: from 64 on, Hopper's compiler copies packed bytes in small pieces, or tokens without a pipeline. Two warps
+    unpack a row once; of four, two would unpack the same rows.
     """
     if num_tokens <= MANY_TOKENS:
-        rows, block_k = (32, 256) if is_packed else (64, 128)
-        return _fitting(ExpertTiles(16, 32, rows, block_k, 4, 4), element_size, gpu, is_packed=is_packed)
+        tiles = ExpertTiles(16, 32, 32, 256, 4, 2) if is_packed else ExpertTiles(16, 32, 64, 128, 4, 4)
+        return _fitting(tiles, element_size, gpu, is_packed=is_packed)
     typical = 4 * MOST_TOKENS if num_tokens > MOST_TOKENS else MOST_TOKENS // 2
     pairs = min(128, max(16, triton.next_power_of_2(typical * num_slots // num_experts)))
-    tiles = ExpertTiles(pairs, 64, 128, 64, 4, 8 if pairs == 128 else 4)
+    if is_packed:
+        tiles = ExpertTiles(pairs, 32, 32, 128, 4, 2 if pairs < 64 else 4)
+    else:
+        tiles = ExpertTiles(pairs, 64, 128, 64, 4, 8 if pairs == 128 else 4)
     return _fitting(tiles, element_size, gpu, is_packed=is_packed)
 
 

@@ -55,18 +55,22 @@ class Experts:
         return self.num + bool(self.names.shared_gate)
 
     @property
-    def num_rows(self) -> int:
-        """Return the rows of all matrices, each as wide as the residual stream."""
-        return self.router_rows + 3 * self.inner * self.num_all
+    def num_rows(self) -> float:
+        """Return the rows of all matrices, each as wide as the residual stream; rows in MXFP4 count by their bytes."""
+        return self._held_rows(self.num_all)
+
+    @property
+    def token_rows(self) -> int:
+        """Return the rows that a token is multiplied by."""
+        return self.router_rows + 3 * self.inner * (self.route.per_token + self.num_shared)
 
     def step_rows(self, num_tokens: int) -> float:
-        """Return the rows read by a decode step, on average over choices without preference.
-
-        Rows in MXFP4 count by their bytes.
-        """
+        """Return the rows read by a decode step, on average over choices without preference."""
         num_unread = self.num * (1.0 - self.route.per_token / self.num) ** num_tokens
-        row = MXFP4_BITS / 16 if self.is_mxfp4 else 1.0
-        return self.router_rows + 3 * self.inner * (self.num_all - num_unread) * row
+        return self._held_rows(self.num_all - num_unread)
+
+    def _held_rows(self, num_experts: float) -> float:
+        return self.router_rows + 3 * self.inner * num_experts * (MXFP4_BITS / 16 if self.is_mxfp4 else 1.0)
 
     def activation_elements(self, hidden_size: int) -> int:
         """Return the fp32 elements held at once for each token, beside the residual stream."""

@@ -18,6 +18,11 @@ class GatedMLP:
         """Return the rows of all matrices, each as wide as the residual stream."""
         return 3 * self.inner
 
+    @property
+    def token_rows(self) -> int:
+        """Return the rows that a token is multiplied by: all."""
+        return self.num_rows
+
     def step_rows(self, num_tokens: int) -> float:
         """Return the rows read by a decode step: all."""
         return self.num_rows

@@ -18,9 +18,14 @@ class ParallelExperts:
     experts: Experts
 
     @property
-    def num_rows(self) -> int:
+    def num_rows(self) -> float:
         """Return the rows of all matrices, each as wide as the residual stream."""
         return self.dense.num_rows + self.experts.num_rows
+
+    @property
+    def token_rows(self) -> int:
+        """Return the rows that a token is multiplied by."""
+        return self.dense.num_rows + self.experts.token_rows
 
     def step_rows(self, num_tokens: int) -> float:
         """Return the rows read by a decode step, on average over choices without preference."""

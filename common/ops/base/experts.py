@@ -60,6 +60,10 @@ class ExpertWeights:
         return self.gate_up.shape[1] // 2
 
     @property
+    def hidden(self) -> int:
+        return self.down.shape[1]
+
+    @property
     def gate_up_matrix(self) -> ExpertMatrix:
         return ExpertMatrix(self.gate_up, self.gate_up_scales, self.gate_up_bias)
 

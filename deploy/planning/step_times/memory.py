@@ -40,7 +40,7 @@ class Room:
     def kv_tokens(self, num_prefill: int, num_decode: int) -> int:
         """Return tokens of KV beside the steps of the workers; 0 without room.
 
-        With windows, tokens of sequences of TYPICAL_TOKENS, by which a pool is divided among its groups.
+        With windows or states, tokens of sequences of TYPICAL_TOKENS, by which a pool is divided among its groups.
         """
         chunk_tokens = fitting_tokens(GPU_CHUNK_TOKENS, self.shape, self.beside_weights // CHUNK_PART)
         prefill = self.shape.activation_bytes(self.step_tokens, PrefillSection().max_num_seqs)
@@ -58,6 +58,8 @@ class Room:
             num_before: held once for many sequences.
         """
         window = self.shape.window
+        if self.shape.state_bytes:
+            return max(num_tokens, TYPICAL_TOKENS)
         if not window:
             return num_tokens
         in_window = min(num_tokens + num_before, window) * TYPICAL_TOKENS // min(window, TYPICAL_TOKENS)

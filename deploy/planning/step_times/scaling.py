@@ -67,7 +67,7 @@ def _pairs(pair_products: int, known: ModelShape) -> float:
 def _reading_ms(rates: Rates, shape: ModelShape, tokens: float) -> float:
     """Return the time of reading the weights for some tokens, as fast as the known model's decode steps read."""
     known = rates.shape
-    bytes_per_ms = max((known.step_bytes + rows * known.context_bytes(held)) / ms for rows, held, _, ms in rates.steps)
+    bytes_per_ms = max((known.step_bytes + rows * known.moved_bytes(held)) / ms for rows, held, _, ms in rates.steps)
     return shape.read_bytes(tokens) / bytes_per_ms
 
 
@@ -76,7 +76,7 @@ def _steps(rates: Rates, shape: ModelShape) -> Points:
     known, layers = rates.shape, shape.num_layers / rates.shape.num_layers
     points = []
     for rows, context, ms, least_ms in rates.steps:
-        read_bytes = known.read_bytes(rows) + rows * known.context_bytes(context)
-        scaled_ms = least_ms * (shape.read_bytes(rows) + rows * shape.context_bytes(context)) / read_bytes
+        read_bytes = known.read_bytes(rows) + rows * known.moved_bytes(context)
+        scaled_ms = least_ms * (shape.read_bytes(rows) + rows * shape.moved_bytes(context)) / read_bytes
         points.append((rows, context, scaled_ms + (ms - least_ms) * layers, scaled_ms))
     return tuple(points)

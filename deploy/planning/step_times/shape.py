@@ -7,7 +7,7 @@ from common.base.errors import ConfigError, ModelError
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
-from common.models.sizes.latent import Latent
+from common.models.sizes.delta_rule import DeltaRule
 
 DTYPE = "bfloat16"
 BYTES = 2
@@ -31,6 +31,7 @@ class ModelShape:
     window: int = 0  # tokens seen by a token in layers with a window, itself included; 0 without such layers
     window_bytes: int = 0  # of a token in all layers with a window
     window_pairs: int = 0  # as `pair_products`, of layers with a window
+    state_bytes: int = 0  # of a sequence in all layers with states
 
     def read_bytes(self, num_tokens: float) -> float:
         """Return the weights read by a step, where tokens choose experts without preference."""
@@ -38,8 +39,12 @@ class ModelShape:
         return self.step_bytes + self.expert_bytes * (1.0 - unread_share)
 
     def context_bytes(self, num_tokens: float) -> float:
-        """Return the KV bytes that a sequence of `num_tokens` holds, and that its next token reads."""
-        return self.kv_bytes * num_tokens + self.window_bytes * min(num_tokens, self.window)
+        """Return the bytes that a sequence of `num_tokens` holds."""
+        return self.kv_bytes * num_tokens + self.window_bytes * min(num_tokens, self.window) + self.state_bytes
+
+    def moved_bytes(self, num_tokens: float) -> float:
+        """Return the bytes that a sequence's next token reads, and of states also writes."""
+        return self.context_bytes(num_tokens) + self.state_bytes
 
     def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return an upper bound of the bytes held at once by a step."""
@@ -57,21 +62,19 @@ def read_shape(directory: Path) -> ModelShape:
 def shape_of(settings: Settings) -> ModelShape:
     """Return the shape of a model with this config.json; raises ModelError for a model that plan does not know."""
     config = decoder_config(settings)
-    mixers = [layer.mixer for layer in config.layers if isinstance(layer.mixer, Attention | Latent)]
+    mixers = [layer.mixer for layer in config.layers if not isinstance(layer.mixer, DeltaRule)]
     groups = config.cache_groups(1, DTYPE)
     pairs = {True: 0, False: 0}  # by whether a layer has a window
     for mixer in mixers:
         pairs[isinstance(mixer, Attention) and mixer.window > 0] += mixer.pair_products
-    if len(mixers) < len(config.layers):
-        raise ModelError(f"{settings.where}: plan knows models of which all layers have attention")
     head, any_step = config.hidden_size * config.vocab_size, config.step_weights(0)
     experts = config.num_weights - any_step
     return ModelShape(
         num_layers=len(config.layers),
-        layer_weights=config.step_weights(1) - head,
+        layer_weights=config.token_weights,
         step_bytes=BYTES * any_step,
         weight_bytes=BYTES * (config.num_weights + head * (not config.tied_embeddings)),
-        kv_bytes=sum(group.token_bytes for group in groups if not group.window),
+        kv_bytes=sum(group.token_bytes for group in groups if group.grows and not group.window),
         pair_products=pairs[False],
         token_bytes=config.activation_bytes(1, 0),
         logit_bytes=config.activation_bytes(0, 1),
@@ -80,4 +83,5 @@ def shape_of(settings: Settings) -> ModelShape:
         window=max(group.window for group in groups),
         window_bytes=sum(group.token_bytes for group in groups if group.window),
         window_pairs=pairs[True],
+        state_bytes=sum(group.block_bytes for group in groups if not group.grows),
     )

@@ -21,6 +21,7 @@ from common.models.loader import model_bytes
 from common.models.reading import read_config
 from common.models.sizes.mlp import GatedMLP
 from common.ops.cuda_latent import EXPANDED_BYTES
+from common.ops.workspaces import parts_bytes
 from common.settings.config import Config, DecodeSection, PrefillSection
 from common.settings.memory_sections import KVSection
 from common.wire.values.kv_layout import KVLayout
@@ -29,7 +30,7 @@ from tests.support.layouts import one_group
 GPU = torch.device("cuda", 0)
 GPU_BYTES = 80 * 10**9
 NUM_SMS = 132
-BLOCK_TOKENS, LAYERS, KV_HEADS, HEAD_DIM = 16, 36, 8, 128
+BLOCK_TOKENS, LAYERS, Q_HEADS, KV_HEADS, HEAD_DIM = 16, 36, 32, 8, 128
 LAYOUT = one_group("model", LAYERS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, "bfloat16")
 MAX_LEN = 32_768
 
@@ -85,14 +86,18 @@ def test_there_is_room_for_the_steps_of_each_worker_that_is_to_come(directory: P
 
 
 def test_there_is_room_for_the_parts_of_contexts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as run at once, of each worker that computes prompts."""
+    """As many as run at once, of each worker that computes prompts, and of each that decodes."""
+
+    def of_decode() -> int:
+        return parts_bytes(256, Q_HEADS, KV_HEADS, HEAD_DIM, gpu_of(GPU))
+
     config = Config(kv=KVSection(prefill_sharers=2, decode_sharers=1), decode=DecodeSection(share_prefixes=False))
-    few = reserved_bytes(directory, config)
+    few = reserved_bytes(directory, config) - of_decode()
     make_gpu(10 * NUM_SMS, monkeypatch)
-    parts_bytes = [query_parts_bytes(KV_HEADS, HEAD_DIM, gpu_of(GPU)) for _ in range(3)]
-    assert parts_bytes[0] > 80e6, "or nothing would be seen"
-    more = reserved_bytes(directory, config) - few
-    assert abs(more - 0.9 * sum(parts_bytes)) <= LAYOUT.groups[0].block_bytes
+    of_prompts = query_parts_bytes(KV_HEADS, HEAD_DIM, gpu_of(GPU))
+    assert min(of_prompts, of_decode()) > 80e6, "or nothing would be seen"
+    more = reserved_bytes(directory, config) - of_decode() - few
+    assert abs(more - 0.9 * 3 * of_prompts) <= LAYOUT.groups[0].block_bytes
 
 
 def test_there_is_room_for_what_rows_attend_to_together(directory: Path) -> None:

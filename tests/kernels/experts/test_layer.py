@@ -5,10 +5,11 @@ import torch
 
 from common.base.activation import Activation
 from common.base.routing import Route
+from common.kernels.experts import lone_token
 from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import ExpertWeights, Residual, Router, Routing
-from common.ops.cuda_experts import CudaExperts
+from common.ops.cuda_experts import CudaExperts, unpacks
 from tests.kernels.conftest import AssertClose, gpu_at
 
 HIDDEN, INNER, NUM = 48, 24, 6
@@ -41,12 +42,20 @@ def test_equals_the_law(
 
 @pytest.mark.parametrize("activation", Activation)
 def test_a_lone_token_s_experts_may_have_biases(
-    activation: Activation, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+    activation: Activation,
+    device: torch.device,
+    dtype: torch.dtype,
+    assert_close: AssertClose,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Rows of more tiles than are on the way at once."""
+    monkeypatch.setattr(lone_token, "GATE_STAGES", 1)
+    monkeypatch.setattr(lone_token, "DOWN_STAGES", 2)
+
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape).div(shape[-1] ** 0.5).to(device, dtype)
 
-    hidden, inner = 600, 260  # more than a tile, and not a whole number of them
+    hidden, inner = 301, 21
     weights = ExpertWeights(
         random(NUM, 2 * inner, hidden),
         random(NUM, hidden, inner),
@@ -58,6 +67,31 @@ def test_a_lone_token_s_experts_may_have_biases(
     routing = Routing(torch.tensor([[4, 0, 3]]).int().to(device), torch.tensor([[0.5, 0.3, 0.1]]).to(device))
     law = (rows + reference.experts(x, routing, weights)).to(dtype)
     layer = CudaExperts(gpu_at(device), is_reference=False, pdl=False)
+    assert_close(whole(layer.add(x, routing, weights, Residual(rows))), law)
+
+
+@pytest.mark.parametrize("num_tokens", [4, 30])
+def test_mxfp4_is_unpacked_where_the_budget_of_many_pairs_has_room(
+    num_tokens: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+) -> None:
+    def some_bytes(*shape: int, least: int = 0, end: int = 256) -> torch.Tensor:
+        return torch.randint(least, end, shape, dtype=torch.uint8).to(device)
+
+    width = 32
+    weights = ExpertWeights(
+        some_bytes(NUM, 2 * width, width // 2),
+        some_bytes(NUM, width, width // 2),
+        Activation.SILU,
+        gate_up_scales=some_bytes(NUM, 2 * width, 1, least=122, end=125),
+        down_scales=some_bytes(NUM, width, 1, least=122, end=125),
+    )
+    x, rows = torch.randn(2, num_tokens, width).to(device, dtype)
+    router = Router(torch.randn(NUM, width).to(device, dtype), Route(2), NUM)
+    present = torch.ones(num_tokens, dtype=torch.int32, device=device)
+    assert unpacks(2 * num_tokens, weights) == (num_tokens > 4)
+    layer = CudaExperts(gpu_at(device), is_reference=False, pdl=False)
+    routing = layer.route(x, router, present)
+    law = (rows + reference.experts(x, routing, weights)).to(dtype)
     assert_close(whole(layer.add(x, routing, weights, Residual(rows))), law)
 
 

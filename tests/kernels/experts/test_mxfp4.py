@@ -4,7 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from common.kernels.base.expert_operands import ExpertMatrix
 from common.kernels.experts.mxfp4 import from_mxfp4
+from common.kernels.experts.unpacking import unpacked
 from common.ops.reference.mxfp4 import GROUP
 from common.ops.reference.mxfp4 import from_mxfp4 as law
 
@@ -37,3 +39,12 @@ def test_the_law_is_transformers_s() -> None:
     scales = torch.randint(100, 140, (3, 10, 4), dtype=torch.uint8)
     theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, in, out]
     assert torch.equal(law(blocks.flatten(-2), scales), theirs.transpose(1, 2))
+
+
+def test_whole_matrices_are_unpacked(device: torch.device, dtype: torch.dtype) -> None:
+    data = torch.randint(256, (3, 7, 160), dtype=torch.uint8)
+    scales = torch.randint(118, 124, (3, 7, 10), dtype=torch.uint8)
+    matrix = ExpertMatrix(data.to(device), scales.to(device), torch.ones(3, 7))
+    found = unpacked(matrix, dtype)
+    assert found.scales is None and found.bias is matrix.bias
+    assert torch.equal(found.data.float().cpu(), law(data, scales)), "exact in all dtypes at such scales"

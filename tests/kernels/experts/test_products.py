@@ -16,7 +16,7 @@ from tests.kernels.conftest import AssertClose, gpu_at
 CASES = [
     (5, 8, 3, Activation.SILU, False),
     (1, 6, 2, Activation.CLAMPED_SWIGLU, True),
-    (16, 40, 4, Activation.GELU_TANH, False),
+    (16, 20, 3, Activation.GELU_TANH, False),
     (70, 5, 2, Activation.SILU, True),
 ]
 """Tokens, experts, experts of a token, activation, biases."""
@@ -67,12 +67,12 @@ def test_equals_the_law(
     assert_close(computed(x, gate_up, down, routing, activation, tiles, dtype), law)
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "per_token"), [(1, 3, 2), (7, 4, 2)])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "per_token"), [(5, 3, 2), (1, 3, 2)])
 def test_matrices_may_be_mxfp4(
     num_tokens: int, num_experts: int, per_token: int,
     device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
 ) -> None:  # fmt: skip
-    hidden, inner, activation = 96, 160, Activation.CLAMPED_SWIGLU
+    hidden, inner, activation = 96, 32, Activation.CLAMPED_SWIGLU
     x, routing = (
         torch.randn(num_tokens, hidden).to(device, dtype),
         make_routing(num_tokens, num_experts, per_token, device),

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from common.base.routing import Route, Score
-from common.kernels.base.expert_operands import Choice
+from common.kernels.base.expert_operands import Choice, Routing
+from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
-from common.kernels.experts.routing import route
+from common.kernels.experts.router_logits import norm_logits, router_logits
 from common.ops import reference
 from common.ops.base import Router
+from tests.kernels.conftest import AssertClose
 
 HIDDEN = 200
 CASES = [
@@ -29,6 +31,10 @@ CASES = [
 
 def choice(rule: Route) -> Choice:
     return Choice(**asdict(rule))
+
+
+def route(x: Tensor, weight: Tensor, rule: Choice, present: Tensor, **sizes: Any) -> Routing:
+    return choose_experts(router_logits(x, weight), rule, present, **sizes)
 
 
 def assert_law(x: Tensor, router: Router, present: Tensor, **changes: Any) -> None:
@@ -74,13 +80,27 @@ def test_groups_of_experts_are_chosen_first(device: torch.device, dtype: torch.d
     assert_law(x, Router(weight, rule, 12), present)
 
 
+@pytest.mark.parametrize(("num_tokens", "hidden", "n"), [(1, 200, 9), (5, 33, 4), (8, 1100, 2)])
+def test_norm_and_logits_at_once(
+    num_tokens: int, hidden: int, n: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
+) -> None:
+    x, norm = torch.randn(num_tokens, hidden).to(device, dtype), torch.randn(hidden).to(device, dtype)
+    weight = torch.randn(n, hidden).to(device, dtype)
+    normed, logits = norm_logits(x, norm, 1e-5, weight)
+    law = reference.rms_norm(x, norm, 1e-5)
+    assert_close(normed, law)
+    assert_close(logits.to(dtype), (law.float() @ weight.float().t()).to(dtype))
+
+
 def test_among_equal_scores_the_lowest_numbers_are_chosen(device: torch.device, dtype: torch.dtype) -> None:
     x, weight = torch.ones(2, HIDDEN).to(device, dtype), torch.ones(20, HIDDEN).to(device, dtype)
     found = route(x, weight, choice(Route(5)), torch.ones(2, dtype=torch.int32, device=device), num_experts=20)
     assert found.experts.tolist() == [[0, 1, 2, 3, 4]] * 2
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "tile"), [(1, 6, 16), (16, 40, 16), (60, 7, 16), (300, 9, 32)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "tile"), [(1, 6, 16), (16, 40, 16), (60, 7, 16), (300, 9, 32), (1100, 6, 64)]
+)
 def test_pairs_are_sorted_by_expert_and_every_pair_is_in_a_tile(
     num_tokens: int, num_experts: int, tile: int, device: torch.device
 ) -> None:

@@ -109,11 +109,10 @@ def test_another_model_takes_what_its_bytes_and_products_say() -> None:
         assert getattr(twice, name) == 2 * getattr(RATES, name)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_5_text"])
-def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(model_type: str, tmp_path: Path) -> None:
+def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(tmp_path: Path) -> None:
     assert shape_of(settings(RATES.model)) == RATES.shape
     assert RATES.shape.kv_bytes == 2 * 2 * 36 * 8 * 128
-    (tmp_path / "config.json").write_text(json.dumps(settings(RATES.model).values | {"model_type": model_type}))
+    (tmp_path / "config.json").write_text(json.dumps(settings(RATES.model).values | {"model_type": "gpt2"}))
     with pytest.raises(ConfigError, match=r"config\.json: "):
         read_shape(tmp_path)
 
@@ -122,6 +121,23 @@ def test_latents_are_counted_as_cached_and_their_products_as_expanded() -> None:
     shape = shape_of(settings("deepseek-v2-lite"))
     assert (shape.kv_bytes, shape.pair_products) == (27 * 576 * 2, 27 * 16 * (192 + 128) // 2)
     assert shape.expert_share == pytest.approx(6 / 64)
+
+
+def test_packed_experts_are_read_as_they_are_and_multiplied_in_full() -> None:
+    shape = shape_of(settings("gpt-oss-20b"))
+    assert shape.weight_bytes == pytest.approx(13.8e9, rel=0.01)
+    assert shape.layer_weights == pytest.approx(3.03e9, rel=0.01)
+    assert shape.expert_share == pytest.approx(4 / 32)
+
+
+def test_a_sequence_holds_a_state_whatever_its_length_and_a_step_reads_and_writes_it() -> None:
+    shape = shape_of(settings("qwen3.5-4b"))
+    assert shape.kv_bytes == 8 * 2 * 4 * 256 * 2
+    assert shape.state_bytes == pytest.approx(24 * 32 * 128 * 128 * 4, rel=0.1)
+    assert shape.context_bytes(100) == 100 * shape.kv_bytes + shape.state_bytes
+    assert shape.moved_bytes(100) == shape.context_bytes(100) + shape.state_bytes
+    room = Room(shape, RATES.memory_bytes, 0.5)
+    assert room.kv_tokens(1, 1) // room.taken(100) * shape.context_bytes(TYPICAL_TOKENS) < 0.5 * RATES.memory_bytes
 
 
 @pytest.mark.parametrize(

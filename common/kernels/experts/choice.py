@@ -1,7 +1,6 @@
-"""Choice of experts on the device: the law is `common.ops.reference.experts.route`.
+"""Choice of experts by logits, on the device: the law is `common.ops.reference.experts.route`.
 
-Two launches. The first multiplies tokens by the router's matrix, spread over outputs so that few tokens read the matrix
-fast. In the second a program chooses for a token: as many times as experts are wanted, the best of those left.
+A program chooses for a token: as many times as experts are wanted, the best of those left.
 """
 
 import torch
@@ -11,41 +10,9 @@ from torch import Tensor
 
 from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.pdl import wait_for_predecessor
-from common.kernels.products.gemv import gemv
 
-FEW_TOKENS = 64  # up to here, tiles have few tokens and long rows
-
-
-@triton.jit(do_not_specialize=["m"])
-def _router_logits_kernel(
-    x_ptr,  # [m, k], contiguous
-    weight_ptr,  # [n, k], contiguous
-    out_ptr,  # [m, n] fp32
-    m,
-    n,
-    K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Grid: (cdiv(n, BLOCK_N), cdiv(m, BLOCK_M))."""
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    tokens = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside_n, inside_m = (rows < n)[:, None], (tokens < m)[None, :]
-    x_row_ptr = x_ptr + tokens[None, :].to(tl.int64) * K
-    wait_for_predecessor(PDL)
-    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        columns = start + tl.arange(0, BLOCK_K)
-        inside_k = columns < K
-        x = tl.load(x_row_ptr + columns[:, None], mask=inside_m & inside_k[:, None], other=0.0)
-        weight = tl.load(
-            weight_ptr + rows[:, None] * K + columns[None, :], mask=inside_n & inside_k[None, :], other=0.0
-        )
-        acc = tl.dot(weight, x, acc, input_precision="ieee")
-    tl.store(out_ptr + tokens[None, :].to(tl.int64) * n + rows[:, None], acc, mask=inside_n & inside_m)
+LEAST = tl.constexpr(-(1 << 63))
+"""Below the keys of all values, of NaN as well."""
 
 
 @triton.jit
@@ -62,15 +29,29 @@ def _scores(logits, inside, SCORE: tl.constexpr):
 
 
 @triton.jit
-def _best(values, ids, END: tl.constexpr):
-    """Return the highest value, and the lowest of the `ids` that have it; END - 1 if all are NaN."""
-    best = tl.max(values, axis=0)
-    return best, tl.minimum(tl.min(tl.where(values == best, ids, END), axis=0), END - 1)
+def _keys(values, ids, BLOCK: tl.constexpr):
+    """Return integers in the order of `values`, and among equal values from the last of `ids` to the first."""
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (BLOCK - 1 - ids).to(tl.int64)
+
+
+@triton.jit
+def _value_of(key):
+    """Return the value that a key was made of."""
+    ordered = (key >> 32).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _id_of(key, BLOCK: tl.constexpr):
+    """Return the id that a key was made of."""
+    return BLOCK - 1 - (key & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
 def _within_groups(
-    wanted,
+    keys,
     ids,
     NUM: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -78,23 +59,24 @@ def _within_groups(
     KEPT_GROUPS: tl.constexpr,
     GROUP_BEST: tl.constexpr,
 ):
-    """Return the scores with -inf outside the best groups."""
+    """Return the keys of the experts in the best groups, and LEAST elsewhere."""
     of_group, groups = ids // (NUM // GROUPS), tl.arange(0, GROUPS_BLOCK)
-    worth = tl.full((GROUPS_BLOCK,), float("-inf"), tl.float32)
+    group_keys = tl.full((GROUPS_BLOCK,), LEAST, tl.int64)
     for group in tl.static_range(GROUPS):
-        left = tl.where(of_group == group, wanted, float("-inf"))
-        total = 0.0
+        left = tl.where(of_group == group, keys, LEAST)
+        worth = 0.0
         for _ in tl.static_range(GROUP_BEST):
-            best, place = _best(left, ids, NUM)
-            total += best
-            left = tl.where(ids == place, float("-inf"), left)
-        worth = tl.where(groups == group, total, worth)
+            best = tl.max(left, axis=0)
+            worth += _value_of(best)
+            left = tl.where(left == best, LEAST, left)
+        worths = tl.zeros((GROUPS_BLOCK,), tl.float32) + worth
+        group_keys = tl.where(groups == group, _keys(worths, groups, GROUPS_BLOCK), group_keys)
     kept = ids < 0
     for _ in tl.static_range(KEPT_GROUPS):
-        _, chosen = _best(worth, groups, GROUPS)
-        kept = kept | (of_group == chosen)
-        worth = tl.where(groups == chosen, float("-inf"), worth)
-    return tl.where(kept, wanted, float("-inf"))
+        best = tl.max(group_keys, axis=0)
+        kept = kept | (of_group == _id_of(best, GROUPS_BLOCK))
+        group_keys = tl.where(group_keys == best, LEAST, group_keys)
+    return tl.where(kept, keys, LEAST)
 
 
 @triton.jit
@@ -125,7 +107,7 @@ def _choose_experts_kernel(
     HAS_SHARED_GATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid: (m,). A program chooses for a token."""
+    """Grid: (m,). A program chooses for a token. A key in integers finds score and number of an expert at once."""
     token = tl.program_id(0).to(tl.int64)
     ids, slots = tl.arange(0, BLOCK), tl.arange(0, SLOTS_BLOCK)
     inside = ids < NUM
@@ -139,17 +121,20 @@ def _choose_experts_kernel(
     wanted = scores
     if HAS_SELECTION_BIAS:
         wanted += tl.load(selection_bias_ptr + ids, mask=inside, other=0.0).to(tl.float32)
-    wanted = tl.where(inside, wanted, float("-inf"))
+    keys = tl.where(inside, _keys(wanted, ids, BLOCK), LEAST)
     if KEPT_GROUPS < GROUPS:
-        wanted = _within_groups(wanted, ids, NUM, GROUPS, GROUPS_BLOCK, KEPT_GROUPS, GROUP_BEST)
+        keys = _within_groups(keys, ids, NUM, GROUPS, GROUPS_BLOCK, KEPT_GROUPS, GROUP_BEST)
 
     experts = slots + (NUM - PER_TOKEN)  # right for the shared experts
     weights = tl.zeros((SLOTS_BLOCK,), tl.float32)
     for slot in tl.static_range(PER_TOKEN):
-        _, chosen = _best(wanted, ids, NUM)
-        experts = tl.where(slots == slot, chosen, experts)
-        weights = tl.where(slots == slot, tl.sum(tl.where(ids == chosen, scores, 0.0), axis=0), weights)
-        wanted = tl.where(ids == chosen, float("-inf"), wanted)
+        best = tl.max(keys, axis=0)
+        weight = _value_of(best)
+        if HAS_SELECTION_BIAS:
+            weight = tl.sum(tl.where(keys == best, scores, 0.0), axis=0)
+        experts = tl.where(slots == slot, _id_of(best, BLOCK), experts)
+        weights = tl.where(slots == slot, weight, weights)
+        keys = tl.where(keys == best, LEAST, keys)
     if RENORMALIZES:
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
     weights *= scale
@@ -167,9 +152,8 @@ def _choose_experts_kernel(
     tl.store(weights_ptr + places, tl.where(is_padding, 0.0, weights), mask=is_slot)
 
 
-def route(
-    x: Tensor,  # [m, k], contiguous
-    weight: Tensor,  # [num_experts, k], or with a gate of the shared experts [num_experts + 1, k]
+def choose_experts(
+    logits: Tensor,  # [m, num_experts], or with a gate of the shared experts [m, num_experts + 1]; fp32, contiguous
     rule: Choice,
     present: Tensor,  # [m] int32, 0 for padding
     *,
@@ -181,17 +165,15 @@ def route(
     pdl: bool = False,
 ) -> Routing:
     """Choose the experts of each token; none for padding."""
-    (m, k), n, slots = x.shape, weight.shape[0], rule.per_token + num_shared
-    has_shared_gate = n > num_experts
-    assert weight.shape == (num_experts + has_shared_gate, k), f"router {tuple(weight.shape)}: [{num_experts}, {k}]"
-    assert x.is_contiguous() and weight.is_contiguous() and weight.dtype == x.dtype, "x and router: contiguous, alike"
+    (m, n), slots = logits.shape, rule.per_token + num_shared
+    assert n in (num_experts, num_experts + 1), f"{n} logits: {num_experts}, or one more"
+    assert logits.dtype == torch.float32 and logits.is_contiguous(), f"logits {logits.dtype}: contiguous fp32 needed"
     assert present.shape == (m,) and present.is_contiguous(), f"present {tuple(present.shape)}: [{m}] needed"
     assert num_experts % rule.groups == 0, f"{num_experts} experts: a multiple of {rule.groups} groups needed"
-    experts = torch.empty((m, slots), dtype=torch.int32, device=x.device)
-    weights = torch.empty((m, slots), dtype=torch.float32, device=x.device)
+    experts = torch.empty((m, slots), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((m, slots), dtype=torch.float32, device=logits.device)
     if m == 0:
         return Routing(experts, weights)
-    logits = _logits(x, weight, pdl=pdl)
     _choose_experts_kernel[(m,)](
         logits_ptr=logits,
         present_ptr=present,
@@ -216,34 +198,9 @@ def route(
         HAS_BIAS=bias is not None,
         HAS_SELECTION_BIAS=selection_bias is not None,
         HAS_EXPERT_SCALE=expert_scale is not None,
-        HAS_SHARED_GATE=has_shared_gate,
+        HAS_SHARED_GATE=n > num_experts,
         PDL=pdl,
         num_warps=1 if num_experts <= 256 else 2,
         launch_pdl=pdl,
     )
     return Routing(experts, weights)
-
-
-def _logits(x: Tensor, weight: Tensor, *, pdl: bool) -> Tensor:
-    """Return `x @ weight.T`: fp32 `[m, n]`."""
-    (m, k), n = x.shape, weight.shape[0]
-    logits = torch.empty((m, n), dtype=torch.float32, device=x.device)
-    if m == 1:
-        return gemv(x, weight, logits, rows=1, warps=1, stages=8, pdl=pdl)
-    block_m, block_n, block_k = (16, 16, 512) if m <= FEW_TOKENS else (64, 64, 128)
-    _router_logits_kernel[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
-        x_ptr=x,
-        weight_ptr=weight,
-        out_ptr=logits,
-        m=m,
-        n=n,
-        K=k,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k * 2 // x.element_size(),
-        STAGES=3,
-        PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
-    )
-    return logits
