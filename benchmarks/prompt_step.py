@@ -116,11 +116,11 @@ class PromptBench:
 
     def median_ms(self, runner: PromptRunner, num_tokens: int, *, whole_gpu: bool) -> float:
         chunks = self.chunks(num_tokens)
-        return _median_ms(lambda: run(runner, chunks, whole_gpu=whole_gpu))
+        return median_ms(lambda: run(runner, chunks, whole_gpu=whole_gpu))
 
     def together_ms(self, runner: PromptRunner, step: Together, *, whole_gpu: bool) -> float:
         chunks = self.together(step)
-        return _median_ms(lambda: runner.run(chunks, whole_gpu=whole_gpu))
+        return median_ms(lambda: runner.run(chunks, whole_gpu=whole_gpu))
 
     def profile(self, runner: PromptRunner, num_tokens: int, *, whole_gpu: bool) -> str:
         """Return a table of a prompt's kernels by time."""
@@ -130,7 +130,8 @@ class PromptBench:
         return str(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=16, max_name_column_width=60))
 
 
-def _median_ms(act: Callable[[], object]) -> float:
+def median_ms(act: Callable[[], object]) -> float:
+    """Return the median duration of an act, after warm-ups."""
     times_s = []
     for _ in range(WARM_UPS + REPEATS):
         begin_s = time.perf_counter()

@@ -88,11 +88,12 @@ class DecodeScheduler:
 
     def launched(self) -> list[DecodeSequence]:
         """Count a launched step over all rows; return its sequences by row."""
-        sequences, leaving = list(self.rows.sequences), list[int]()
+        sequences, leaving, is_append_only = list(self.rows.sequences), list[int](), self.layout.is_append_only
         for sequence in sequences:
             sequence.num_scheduled += 1
             sequence.num_in_flight += 1
-            leaving += take_gone(sequence.tables)
+            if not is_append_only:
+                leaving += take_gone(sequence.tables)
             if not sequence.wants_step:
                 self.rows.leave(sequence)
         self.leaving.append(leaving)
@@ -116,8 +117,8 @@ class DecodeScheduler:
         """Count a collected step; free the blocks of ended sequences without steps in flight."""
         for sequence in sequences:
             sequence.num_in_flight -= 1
-        if self.leaving:
-            self.allocator.free(self.leaving.popleft())
+        if self.leaving and (leaving := self.leaving.popleft()):
+            self.allocator.free(leaving)
         for sequence in [s for s in self.lingering if not s.num_in_flight]:
             self.lingering.remove(sequence)
             self.capacity.free(sequence)

@@ -22,7 +22,7 @@ from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import short_keys_in_group
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import KVLayout
-from common.wire.values.resumption import resumable
+from common.wire.values.resumption import needed, resumable
 
 MOMENT_S = 1.0
 """Seconds for a report to arrive after the end of its request."""
@@ -207,14 +207,31 @@ class PoolContents:
 
     def _find_resumable(self, keys: Sequence[int], most: int) -> Found:
         assert self.layout is not None, "the layout is not plain"
-        predicted, have = self._predictions.latest, []
+        predicted, have, parked = self._predictions.latest, list[np.ndarray](), list[np.ndarray]()
         for number in range(len(self.layout.groups)):
             of_group = short_keys_in_group(array("Q", keys), number)
             there = (key in self.reported or key in predicted for key in of_group)
             have.append(np.fromiter(there, bool, len(of_group)))
+            parked.append(np.fromiter((key in self.parked for key in of_group), bool, len(of_group)))
         num_alike = resumable(self.layout, have).num_alike
         num_there = resumable(self.layout, [of_group[:most] for of_group in have]).num_places
-        return Found(num_there, num_alike=num_alike)
+        if not self.parked:
+            return Found(num_there, num_alike=num_alike)
+        either = [(here | there)[:most] for here, there in zip(have, parked, strict=True)]
+        end = resumable(self.layout, either).num_places
+        num_slots = self._num_slots(have, end)
+        copy_us = -(-num_slots * self.copy_us // max(1, end - num_there))
+        return Found(num_there, end - num_there, end - num_there, copy_us, num_alike)
+
+    def _num_slots(self, have: Sequence[np.ndarray], end: int) -> int:
+        """Return the slots of host memory from which a text resumes behind `end` places."""
+        assert self.layout is not None, "the layout is not plain"
+        slot_bytes, num_slots = min(group.block_bytes for group in self.layout.groups), 0
+        for group, here in zip(self.layout.groups, have, strict=True):
+            places = needed(group, end)
+            num_lacking = int(np.count_nonzero(~here[places.start : places.stop]))
+            num_slots += num_lacking * -(-group.block_bytes // slot_bytes)
+        return num_slots
 
     def _void(self) -> None:
         self.reported.clear()

@@ -11,6 +11,7 @@ from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
 from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
+from tests.e2e.test_host_tier import crowd_out, tier
 from tests.e2e.test_prefixes import ANY_LENGTH, NUM_OUT, ask, full, metric
 from tests.e2e.test_replies import pulled, quiet
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.medium
 Checkpoint = Callable[[str], tuple[Path, Any]]
 VARIANTS = ("mistral-window", "qwen3.5")
 """A window of 24 tokens alone; the delta rule beside attention."""
-SMALL_POOL_BYTES = {"mistral-window": 16 * 16384, "qwen3.5": 24 * 8192 + 12 * 34000}
+SMALL_POOL_BYTES = {"mistral-window": 18 * 16384, "qwen3.5": 24 * 8192 + 6 * 34000}
 """Room for two or three of six growing texts."""
 
 
@@ -96,4 +97,23 @@ async def test_who_had_to_make_room_says_the_same(variant: str, checkpoint: Chec
         assert [c.text for c in completions] == [reference.text(prompt, 90, ignore_eos=True) for prompt in asked]
         print(system.health()["memory_servers"], system.log("decode-0")[-3000:])
         assert "out of KV blocks" in system.log("decode-0"), "nothing was preempted: the pool is too large for the test"
+        system.until(system.all_blocks_free)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_what_was_pushed_out_comes_back_from_host_memory(variant: str, checkpoint: Checkpoint) -> None:
+    """A window's last blocks; all blocks of tokens, and the snapshot of the state."""
+    directory, model = checkpoint(variant)
+    reference, [first, *others] = Reference(directory, model), prompts(5, 180, 200, seed=75)
+    num_blocks = full(len(first) - 1) // 16 + 1 if variant == "qwen3.5" else 2
+    pool_bytes, tier_flags = str(SMALL_POOL_BYTES[variant]), ("--memory-host-tier-bytes", str(8 << 20))
+    with SmallSystem(directory, *ANY_LENGTH, "--kv-pool-bytes", pool_bytes, memory_flags=tier_flags).start() as system:
+        assert (await ask(system, first)).num_cached == 0
+        await crowd_out(system, reference, others, num_blocks)
+        warm = await ask(system, first)
+        assert (warm.num_cached, warm.texts) == (
+            full(len(first) - 1),
+            [reference.text(first, NUM_OUT, ignore_eos=True)],
+        )
+        system.until(lambda: tier(system)["restored_blocks"] >= num_blocks)
         system.until(system.all_blocks_free)

@@ -19,6 +19,7 @@ from common.memory.blocks.lease_table import FREE, SEALED, BlockState, Claim
 from common.memory.blocks.offers import OFFERS
 from common.memory.client.demand import LACKING_S
 from common.wire.messages.memory import KVAccepted, KVDeclined, KVOffer, KVReceived, OfBlocks, OfPeers
+from common.wire.values.block_key import keys_in_group
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
@@ -396,17 +397,23 @@ class Machine(RuleBasedStateMachine):
     def host_memory_holds_what_its_keys_say(self) -> None:
         tier = self.house.tier
         slots, served = tier.slots, tier.served
-        assert (served is not None) == (len(self.shape.num_blocks) == 1)
-        for key, slot in slots.slot_of.items():
-            number, index = divmod(slot, 3)
-            piece = tier.room.pieces[number].content.tobytes()
-            assert piece[index * BLOCK_BYTES :][:BLOCK_BYTES] == key[:1] * BLOCK_BYTES, "another's"
+        assert (served is not None) == self.shape.layout.is_reusable
+        for first in slots.slot_of.values():
+            key, [byte] = slots._key[first].tobytes(), {self._in_slot(slot) for slot in slots.all_of(first)}
+            assert byte in {keys_in_group(key, number)[0] for number in range(len(self.shape.num_blocks))}, "another's"
         if served is not None:
-            leaving = list(chain.from_iterable(spill.slots.tolist() for spill in served.spills.under_way))
-            all_of_them = [*slots.slot_of.values(), *slots.free, *leaving]
+            leaving = [slot for spill in served.spills.under_way for of_block in spill.slots for slot in of_block]
+            kept = [slot for first in slots.slot_of.values() for slot in slots.all_of(first)]
+            all_of_them = [*kept, *slots.free, *leaving]
             assert sorted(all_of_them) == list(range(slots.num_slots)), "each is somewhere, once"
             read = Counter(chain.from_iterable(restore.slots.tolist() for restore in served.restores.restores))
             assert sum(read.values()) + len(slots._unread) == len(slots.slot_of) and max(read.values(), default=1) == 1
+
+    def _in_slot(self, slot: int) -> int:
+        """The first byte of a slot."""
+        tier = self.house.tier
+        number, index = divmod(slot, tier._num_in_piece)
+        return int(tier.room.pieces[number].content[index * tier.traffic.slot_bytes])
 
     @invariant()
     def what_was_written_stays(self) -> None:

@@ -211,7 +211,7 @@ def _due(index: BlockIndex, want: Want) -> Due:
 def _lacking(index: BlockIndex, want: Want) -> Counts:
     """Return the number of free blocks taken by a want; cached blocks of its prompt count as free."""
     due = _due(index, want)
-    return due.fresh if due.prefix is None else plus(due.fresh, index.sealed.num_unread(due.prefix))
+    return due.fresh if due.prefix is None else plus(due.fresh, index.sealed.num_unread(due.prefix.found))
 
 
 def _for_snapshots(layout: KVLayout, want: Want) -> Counts:

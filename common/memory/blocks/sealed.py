@@ -76,10 +76,6 @@ class SealedBlocks:
         """Cached blocks by group."""
         return tuple(map(len, self.cached))
 
-    def num_found(self, keys: Sequence[bytes]) -> int:
-        """Return how many leading keys find a block."""
-        return next((number for number, key in enumerate(keys) if key not in self.block_of), len(keys))
-
     def find(self, keys: bytes, first: int = 0, *, resumes: bool = True) -> CachedPrefix:
         """Return the blocks of a text that its leading packed keys find, from place `first` on.
 
@@ -100,9 +96,9 @@ class SealedBlocks:
         found = [of_group[at.start - first : at.stop - first] for of_group, at in zip(ids, places, strict=True)]
         return CachedPrefix(found, num_places, num_alike)
 
-    def num_unread(self, prefix: CachedPrefix) -> Counts:
-        """Return how many distinct blocks of a prefix have no readers, by group."""
-        return tuple(int(np.count_nonzero(self.readers.num_references[ids] == 0)) for ids in prefix.found)
+    def num_unread(self, found: Sequence[np.ndarray]) -> Counts:
+        """Return how many distinct blocks have no readers, by group: [num_blocks] intp each."""
+        return tuple(int(np.count_nonzero(self.readers.num_references[ids] == 0)) for ids in found)
 
     def read(self, client: int, block_ids: np.ndarray) -> None:
         """Let a client read found blocks, [num_blocks] intp, once more each."""

@@ -4,8 +4,8 @@
     begin:  copies begin.
     finish: copied blocks are sealed, and the waiting wants are granted.
 
-Blocks are not shared before their copies are over. The tier reads the beginning of the text meanwhile, so the text is
-whole in the end. Later wants of the text wait for the running copies.
+Blocks are not shared before their copies are over. The tier reads all other blocks of the text meanwhile, so the text
+is whole in the end. Later wants of the text wait for the running copies.
 """
 
 from collections import deque
@@ -19,16 +19,17 @@ from common.memory.blocks.pool import Want
 from common.memory.devices.backing import Copy
 from common.memory.host_tier.slots import HostSlots
 from common.memory.host_tier.traffic import MAX_AHEAD, Traffic
+from common.wire.values.kv_layout import Counts
 
 
 @dataclass(slots=True, eq=False)
 class Restore:
-    """A restore of consecutive blocks of a text."""
+    """A restore of the missing blocks of a text, group after group."""
 
     keys: list[bytes]
-    slots: np.ndarray  # [num_blocks] intp
+    slots: np.ndarray  # first slot of each block: [num_blocks] intp
     block_ids: np.ndarray  # leased by the tier: [num_blocks] intp
-    before: np.ndarray  # beginning of the text, read by the tier: [num_before] intp
+    others: np.ndarray  # blocks of the text in the pool, read by the tier: [num_others] intp
     wants: list[Want] = field(default_factory=list)  # waiting for the restore
     num_begun: int = 0
     num_over: int = 0
@@ -45,12 +46,12 @@ class Restores:
         self.traffic, self.slots, self.index = traffic, slots, traffic.pool.index
         self.restores: deque[Restore] = deque()  # oldest first
         self.of_key: dict[bytes, Restore] = {}
-        self.under_way: deque[tuple[Copy, Restore, int]] = deque()  # copies and their numbers of blocks
+        self.under_way: deque[tuple[Copy, Restore, np.ndarray]] = deque()  # copies and their blocks
 
-    def add(self, keys: Sequence[bytes], slots: np.ndarray, before: np.ndarray, want: Want) -> None:
-        """Begin to restore blocks of these slots, behind blocks `before` read by the tier."""
-        block_ids = self.index.lease(TIER, (len(slots),))
-        restore = Restore(list(keys[: len(slots)]), slots, block_ids, before, [want])
+    def add(self, keys: Sequence[bytes], counts: Counts, others: np.ndarray, want: Want) -> None:
+        """Begin to restore blocks, so many of each group, beside `others` read by the tier: [num_others] intp."""
+        slots = np.array([self.slots.slot_of[key] for key in keys], np.intp)
+        restore = Restore(list(keys), slots, self.index.lease(TIER, counts), others, [want])
         self.slots.hold(slots)
         self.of_key.update(dict.fromkeys(restore.keys, restore))
         self.restores.append(restore)
@@ -58,8 +59,8 @@ class Restores:
     def finish(self) -> Iterator[Restore]:
         """Yield finished restores; their keys find the blocks, and the tier still reads them. Raises CopyFailed."""
         while self.under_way and self.traffic.is_over(self.under_way[0][0], self.under_way[0][2], is_out=False):
-            _, restore, num_blocks = self.under_way.popleft()
-            restore.num_over += num_blocks
+            _, restore, block_ids = self.under_way.popleft()
+            restore.num_over += len(block_ids)
             if restore.is_over:
                 self._end(restore)
                 yield restore
@@ -68,11 +69,12 @@ class Restores:
         """Begin copies, oldest restore first; raises CopyFailed."""
         for restore in self.restores:
             while restore.num_begun < len(restore.keys) and len(self.under_way) < MAX_AHEAD:
-                some = slice(restore.num_begun, restore.num_begun + self.traffic.batch)
-                block_ids = restore.block_ids[some]
-                copy = self.traffic.begin(block_ids, restore.slots[some], is_out=False)
+                rest = restore.block_ids[restore.num_begun :]
+                block_ids = rest[: self.traffic.num_at_once(rest.tolist())]
+                firsts = restore.slots[restore.num_begun : restore.num_begun + len(block_ids)]
+                copy = self.traffic.begin(block_ids, list(map(self.slots.all_of, firsts.tolist())), is_out=False)
                 restore.num_begun += len(block_ids)
-                self.under_way.append((copy, restore, len(block_ids)))
+                self.under_way.append((copy, restore, block_ids))
 
     def cancel(self) -> list[Restore]:
         """Abandon and return all restores. Their blocks stay the tier's, because copies may still write."""

@@ -1,14 +1,16 @@
 """Slots of host memory and their blocks, found by key; the least recently used block is evicted first.
 
-take:      a free slot, or an evicted block's slot, is being filled.
-put:       the slot holds a block.
-give_back: the slot is free, not filled.
-hold:      the block is being read, so it is not evicted.
+take:      free slots, or evicted blocks' slots, are being filled.
+put:       the slots hold blocks.
+give_back: the slots are free, not filled.
+hold:      a block is being read, so it is not evicted.
 let_go:    the block is not read any more.
+
+A block takes as many slots as its bytes need, anywhere, and is named by its first slot.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress
 
 import numpy as np
 
@@ -17,14 +19,16 @@ from common.wire.values.block_key import KEY
 
 
 class HostSlots:
-    """At most `most` slots."""
+    """At most `most` slots; a block takes at most `largest`."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, largest: int = 1) -> None:
         self.is_growing = False  # more slots are coming, so nothing is evicted
-        self.slot_of: dict[bytes, int] = {}  # by key, being read or not
+        self.slot_of: dict[bytes, int] = {}  # first slot by key, being read or not
+        self._largest = largest
+        self._others: dict[int, list[int]] = {}  # by first slot, if the block takes several
         self.num_slots = 0
-        self._key = np.zeros(most, KEY)  # by slot
-        self._unread = CachedBlocks(most)  # evictable slots, in order of use
+        self._key = np.zeros(most, KEY)  # by first slot
+        self._unread = CachedBlocks(most)  # first slots of evictable blocks, in order of use
         self.free: list[int] = []  # taken from the end
         self.on_gone: Callable[[np.ndarray], None] | None = None  # called with evicted keys
 
@@ -37,50 +41,48 @@ class HostSlots:
         self.free[:0] = range(self.num_slots + num_slots - 1, self.num_slots - 1, -1)
         self.num_slots += num_slots
 
-    def find(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Return slots of the leading keys: [num_found] intp."""
-        slots = takewhile(lambda slot: slot is not None, map(self.slot_of.get, keys))
-        return np.array(list(slots), np.intp)
+    def all_of(self, first: int) -> list[int]:
+        """Return all slots of a block."""
+        return [first, *self._others.get(first, ())]
 
-    def take(self, count: int) -> np.ndarray:
-        """Take up to `count` slots to fill, free slots first, then those of the oldest blocks not being read.
+    def take(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Take slots to fill for leading blocks of these sizes, as many as fit.
 
-        Nothing is evicted while the room grows, because a text without room yet would evict its own beginning.
-
-        Returns [num_taken] intp, neighbours beside each other where possible.
+        Free slots go first, then those of the oldest blocks not being read. Nothing is evicted while the room grows,
+        because a text without room yet would evict its own beginning. Neighbours are beside each other where possible.
         """
-        taken = self.free[: -count - 1 : -1]
-        del self.free[len(self.free) - len(taken) :]
-        num_evicted = min(count - len(taken), len(self._unread))
-        if not num_evicted or self.is_growing:
-            return np.array(taken, np.intp)
-        evicted = self._unread.evict(num_evicted)
-        keys = self._key[evicted]
-        for key in keys.tolist():
-            del self.slot_of[key]
-        if self.on_gone is not None:
-            self.on_gone(keys)
-        return np.concatenate([np.array(taken, np.intp), np.sort(evicted)])
+        num_lacking = sum(sizes) - len(self.free)
+        if num_lacking > 0 and not self.is_growing:
+            self._evict(num_lacking)
+        taken: list[list[int]] = []
+        for size in sizes:
+            if size > len(self.free):
+                break
+            taken.append(self.free[: -size - 1 : -1])
+            del self.free[len(self.free) - size :]
+        return taken
 
-    def put(self, slots: np.ndarray, keys: Sequence[bytes]) -> None:
-        """Store blocks in filled slots; a slot is freed if another has its key."""
-        first_of_key = list(map(self.slot_of.setdefault, keys, slots.tolist()))
-        are_first = np.array(first_of_key, np.intp) == slots
-        self._key[slots] = np.frombuffer(b"".join(keys), KEY)
-        self._unread.add(slots[are_first][::-1])  # the end of a text is evicted first
-        self.give_back(slots[~are_first])
+    def put(self, slots: Sequence[list[int]], keys: Sequence[bytes]) -> None:
+        """Store blocks in filled slots; slots are freed if others have their key."""
+        firsts = [first for first, *_ in slots]
+        are_new = [self.slot_of.setdefault(key, first) == first for key, first in zip(keys, firsts, strict=True)]
+        self._key[firsts] = np.frombuffer(b"".join(keys), KEY)
+        new = np.array(firsts, np.intp)[are_new]
+        self._unread.add(new[::-1])  # the end of a text is evicted first
+        self._others.update((of_block[0], of_block[1:]) for of_block in compress(slots, are_new) if len(of_block) > 1)
+        self.give_back([of_block for of_block, is_new in zip(slots, are_new, strict=True) if not is_new])
 
-    def give_back(self, slots: np.ndarray) -> None:
+    def give_back(self, slots: Iterable[list[int]]) -> None:
         """Free slots that were not filled."""
-        self.free += slots.tolist()
+        self.free += chain.from_iterable(slots)
 
-    def hold(self, slots: np.ndarray) -> None:
-        """Protect slots from eviction, because their blocks are being read."""
-        self._unread.remove(slots)
+    def hold(self, firsts: np.ndarray) -> None:
+        """Protect blocks from eviction, because they are being read."""
+        self._unread.remove(firsts)
 
-    def let_go(self, slots: np.ndarray) -> None:
-        """Make slots evictable again, as the most recently used."""
-        self._unread.add(slots)
+    def let_go(self, firsts: np.ndarray) -> None:
+        """Make blocks evictable again, as the most recently used."""
+        self._unread.add(firsts)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Make the blocks of keys the most recently used, in order."""
@@ -90,12 +92,29 @@ class HostSlots:
         self._unread.add(slots)
 
     def unread_between(self, begin: int, end: int) -> np.ndarray:
-        """Return keys in slots [begin, end) that are not being read: [num_unread] KEY."""
+        """Return keys of blocks that begin in slots [begin, end) and are not being read: [num_unread] KEY."""
         keys: np.ndarray = self._key[begin:end][self._unread.have(np.arange(begin, end))]
         return keys
 
     def clear(self) -> None:
         """Forget all blocks, and free all slots."""
         self.slot_of.clear()
+        self._others.clear()
         self._unread = CachedBlocks(len(self._key))
         self.free = list(range(self.num_slots - 1, -1, -1))
+
+    def _evict(self, num_lacking: int) -> None:
+        """Evict the oldest blocks until so many slots more are free, or none is left."""
+        evicted: list[int] = []
+        while num_lacking > len(evicted) and len(self._unread):
+            count = max(1, (num_lacking - len(evicted)) // self._largest)
+            firsts = self._unread.evict(min(count, len(self._unread)))
+            keys = self._key[firsts]
+            for key in keys.tolist():
+                del self.slot_of[key]
+            evicted += firsts.tolist()
+            if self._others:
+                evicted += chain.from_iterable(self._others.pop(first, ()) for first in firsts.tolist())
+            if self.on_gone is not None:
+                self.on_gone(keys)
+        self.free[:0] = sorted(evicted, reverse=True)

@@ -11,12 +11,13 @@ block with its old generation afterwards.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
 from common.memory.devices.backing import Copy
 from common.memory.host_tier.slots import HostSlots
-from common.memory.host_tier.traffic import MAX_AHEAD, Traffic
+from common.memory.host_tier.traffic import MAX_AHEAD, MAX_BATCH, Traffic
 
 MAX_EXAMINED = 256
 """Queued keys examined in a turn."""
@@ -30,7 +31,7 @@ class Spill:
     keys: list[bytes]
     block_ids: np.ndarray  # [num_blocks] intp
     generations: np.ndarray  # [num_blocks] int32
-    slots: np.ndarray  # [num_blocks] intp
+    slots: list[list[int]]  # of each block
 
 
 class Spills:
@@ -48,14 +49,14 @@ class Spills:
 
     def finish(self) -> None:
         """Put finished copies into their slots; raises CopyFailed."""
-        while self.under_way and self.traffic.is_over(self.under_way[0].copy, len(self.under_way[0].keys), is_out=True):
+        while self.under_way and self.traffic.is_over(self.under_way[0].copy, self.under_way[0].block_ids, is_out=True):
             spill = self.under_way.popleft()
             block_ids = np.array([self.index.sealed.block_of.get(key, -1) for key in spill.keys], np.intp)
             generations = self.index.leases.generation[spill.block_ids]
             are_same = (block_ids == spill.block_ids) & (generations == spill.generations)
-            kept = np.flatnonzero(are_same)
-            self.slots.put(spill.slots[kept], [spill.keys[number] for number in kept.tolist()])
-            self.slots.give_back(spill.slots[~are_same])
+            kept = are_same.tolist()
+            self.slots.put(list(compress(spill.slots, kept)), list(compress(spill.keys, kept)))
+            self.slots.give_back(slots for slots, is_kept in zip(spill.slots, kept, strict=True) if not is_kept)
 
     def begin(self) -> None:
         """Begin copies of queued blocks while slots are free; raises CopyFailed."""
@@ -63,9 +64,9 @@ class Spills:
             return
         for _ in range(MAX_AHEAD - len(self.under_way)):
             keys, block_ids = self._next()
-            slots = self.slots.take(len(keys)) if keys else block_ids
+            slots = self.slots.take(self.traffic.sizes(block_ids.tolist()))
             self.queue.extendleft(reversed(keys[len(slots) :]))
-            if not len(slots):
+            if not slots:
                 return
             block_ids = block_ids[: len(slots)]
             copy = self.traffic.begin(block_ids, slots, is_out=True)
@@ -83,12 +84,16 @@ class Spills:
         """Take queued keys in the pool and not in host memory, with their blocks: [num_keys] intp."""
         keys: list[bytes] = []
         block_ids: list[int] = []
+        num_slots = 0
         for _ in range(min(MAX_EXAMINED, len(self.queue))):
             key = self.queue.popleft()
             block_id = self.index.sealed.block_of.get(key)
-            if block_id is not None and key not in self.slots.slot_of:
-                keys.append(key)
-                block_ids.append(block_id)
-            if len(keys) == self.traffic.batch:
+            if block_id is None or key in self.slots.slot_of:
+                continue
+            num_slots += self.traffic.sizes([block_id])[0]
+            if keys and (num_slots > self.traffic.most_slots or len(keys) == MAX_BATCH):
+                self.queue.appendleft(key)
                 break
+            keys.append(key)
+            block_ids.append(block_id)
         return keys, np.array(block_ids, np.intp)

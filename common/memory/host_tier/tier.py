@@ -17,16 +17,18 @@ from common.memory.base.host_ram import ram_bytes
 from common.memory.blocks.index import TIER
 from common.memory.blocks.pool import Pool, Want
 from common.memory.devices.backing import Backing, Copies, CopyFailed
+from common.memory.host_tier.missing import missing_of
 from common.memory.host_tier.restores import Restore, Restores
 from common.memory.host_tier.room import HostRoom
 from common.memory.host_tier.slots import HostSlots
 from common.memory.host_tier.spills import Spills
-from common.memory.host_tier.traffic import Traffic
+from common.memory.host_tier.traffic import Traffic, block_sizes, slot_bytes
 from common.settings.memory_sections import MemorySection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import unpacked
-from common.wire.values.fields import KEY_BYTES, MAX_INT32
+from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import are_enough, minus
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class ServedPool:
 
     @property
     def copy_us(self) -> int:
-        return min(math.ceil(self.traffic.block_us), MAX_INT32)
+        return min(math.ceil(self.traffic.slot_us), MAX_INT32)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         self.slots.touch(keys)
@@ -98,26 +100,29 @@ class HostTier:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether copies are under way."""
-        return self.served is not None and bool(self.served.spills.under_way or self.served.restores.under_way)
+        """Tell whether copies are under way or due."""
+        return self.served is not None and bool(self.served.spills.under_way or self.served.restores.restores)
 
     def attach(self, pool: Pool) -> None:
         """Serve a pool, unless another is served, or its blocks cannot be reused."""
-        num_in_piece = self.room.piece_bytes // pool.layout.groups[0].block_bytes
+        num_in_piece = self.room.piece_bytes // slot_bytes(pool.layout)
         most = num_in_piece * self.room.num_pieces
-        if self.served is not None or self.is_lost or not (_is_kept(pool.layout) and most):
+        if self.served is not None or self.is_lost or not (pool.layout.is_reusable and most):
             logger.info("this pool of KV blocks has no host tier")
             return
         if pool.layout != self.layout:
-            self.layout, self.slots, self._num_in_piece = pool.layout, HostSlots(most), num_in_piece
+            self.layout, self._num_in_piece = pool.layout, num_in_piece
+            self.slots = HostSlots(most, max(block_sizes(pool.layout)))
             self.slots.grow(num_in_piece * len(self.room.pieces))
         self.traffic.serve(pool, num_in_piece)
         self.served = ServedPool(pool, self.traffic, self.slots)
         self._begin_s = self._clock() + IDLE_S
-        ratio = most / sum(pool.index.shape.capacity)
+        num_bytes = most * self.traffic.slot_bytes
+        sizes = zip(pool.layout.groups, pool.index.shape.capacity, strict=True)
+        ratio = num_bytes / sum(group.block_bytes * count for group, count in sizes)
         logger.info(
-            "host tier: %d KV blocks, %.2f GB, %.1f times the pool%s",
-            most, most * self.traffic.block_bytes / 1e9, ratio,
+            "host tier: %d %s, %.2f GB, %.1f times the pool%s",
+            most, "KV blocks" if len(pool.layout.groups) == 1 else "slots for KV blocks", num_bytes / 1e9, ratio,
             "" if ratio >= 2 else ", which adds little: most of it is in the pool, too; make it twice as large",
         )  # fmt: skip
 
@@ -148,21 +153,25 @@ class HostTier:
         """
         if self.is_lost or self.served is None or self.served.pool is not pool or want.prompt is None:
             return False
-        keys, block_us = unpacked(want.prompt.keys), want.prompt.block_us
-        num_there = pool.index.sealed.num_found(keys)
-        lacking, restores = keys[num_there:], self.served.restores
-        if not (lacking and block_us):
+        prompt, restores, slots = want.prompt, self.served.restores, self.slots
+        if not (prompt.block_us and slots.slot_of):
             return False
-        if (restore := restores.of_key.get(lacking[0])) is not None:
-            restore.wants.append(want)
+        missing = missing_of(pool.index.sealed, slots.slot_of, prompt.keys)
+        if not missing.keys:
+            return False
+        if under_way := [restores.of_key[key] for key in missing.keys if key in restores.of_key]:
+            under_way[0].wants.append(want)
             return True
-        slots = self.slots.find(lacking)
-        slots = slots[: next((n for n, key in enumerate(lacking[: len(slots)]) if key in restores.of_key), len(slots))]
-        if not is_restore_faster(len(slots), pool.layout.groups[0].block_size, block_us, self.traffic.block_us):
+        num_slots = sum(len(slots.all_of(slots.slot_of[key])) for key in missing.keys)
+        copy_us = num_slots * self.traffic.slot_us / missing.num_places
+        if not is_restore_faster(missing.num_places, pool.layout.block_size, prompt.block_us, copy_us):
             return False
-        before = pool.index.sealed.find(want.prompt.keys[: num_there * KEY_BYTES]).block_ids
-        pool.index.sealed.read(TIER, before)
-        restores.add(lacking, slots, before, want)
+        free = minus(pool.index.num_free, pool.index.sealed.num_unread(missing.others))
+        if not are_enough(free, missing.counts):
+            return False
+        others = np.concatenate(missing.others)
+        pool.index.sealed.read(TIER, others)
+        restores.add(missing.keys, missing.counts, others, want)
         return True
 
     def update(self) -> list[tuple[Pool, Restore]]:
@@ -196,7 +205,7 @@ class HostTier:
         Blocks of an abandoned restore stay the tier's, because copies may still write them.
         """
         assert self.served is not None
-        block_ids = np.concatenate([restore.before, restore.block_ids]) if restore.is_over else restore.before
+        block_ids = np.concatenate([restore.others, restore.block_ids]) if restore.is_over else restore.others
         if len(block_ids):
             index = self.served.index
             index.free(TIER, block_ids, index.leases.generation[block_ids])
@@ -216,11 +225,6 @@ class HostTier:
         self.is_lost = True
         self.served.end()
         return self.served.restores.cancel()
-
-
-def _is_kept(layout: KVLayout) -> bool:
-    """Tell whether the tier keeps blocks of a layout: a single group, whose leading blocks are restored."""
-    return layout.is_plain
 
 
 def make_tier(backing: Backing, section: MemorySection) -> HostTier | None:

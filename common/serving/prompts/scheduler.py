@@ -117,7 +117,8 @@ class PromptScheduler(Generic[AnyPrompt]):
         """Record a finished step over the prompts; removed prompts without steps in flight free their blocks."""
         for prompt in prompts:
             prompt.num_in_flight -= 1
-            self.allocator.free(prompt.leaving.popleft())
+            if leaving := prompt.leaving.popleft():
+                self.allocator.free(leaving)
         for prompt in [prompt for prompt in self.removed if not prompt.num_in_flight]:
             self.removed.remove(prompt)
             self._free(prompt)

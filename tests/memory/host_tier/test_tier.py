@@ -38,7 +38,7 @@ from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import unpack_ids
 from tests.memory.parties import Bytes
 from tests.memory.tiers import ReadyRoom, slow_tier
-from tests.support.layouts import one_group, window
+from tests.support.layouts import one_group, state
 
 LAYOUT = one_group("model", 1, 1, 1, 16, "float16")  # eight blocks are worth a restore
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
@@ -91,7 +91,7 @@ class Rig:
     def copy(self) -> list[Answer]:
         """All that is to be copied, either way; what is told in the end."""
         answers = self.pools.update()
-        while self.copies.begun:
+        while self.tier.is_busy:
             self.copies.end()
             answers += self.pools.update()
         return answers
@@ -199,7 +199,7 @@ def test_who_lacks_more_than_another_waits_for_waits_for_that_first(rig: Rig) ->
 @pytest.mark.parametrize("num_blocks, block_us", [(7, BLOCK_US), (10, 0), (10, 101), (8, 100 + 1000 // 8)])
 def test_what_is_not_worth_it_is_not_restored(rig: Rig, num_blocks: int, block_us: int) -> None:
     rig.keep(1, num_blocks)
-    rig.tier.traffic.block_us = 100.0
+    rig.tier.traffic.slot_us = 100.0
     assert rig.found(rig.ask(ALICE, 1, num_blocks, block_us), ALICE, 1) == []
     rig.all_come_free()
 
@@ -457,7 +457,7 @@ def keys_in(text: int, num_blocks: int) -> set[bytes]:
 
 
 def test_a_pool_whose_blocks_cannot_be_used_again_has_none() -> None:
-    rig = Rig(layout=KVLayout("model", (window(16, 64),)))
+    rig = Rig(layout=KVLayout("model", (state(3),)))
     assert rig.tier.served is None and rig.pools.update() == []
 
 
@@ -480,19 +480,31 @@ class TestSlots:
     def test_neighbours_first_and_what_goes_is_found_no_more(self) -> None:
         slots = HostSlots(8)
         slots.grow(3)
-        assert slots.take(5).tolist() == [0, 1, 2]
-        slots.put(np.array([0, 1, 2]), [b"a" * 16, b"b" * 16, b"c" * 16])
+        assert slots.take([1] * 5) == [[0], [1], [2]]
+        slots.put([[0], [1], [2]], [b"a" * 16, b"b" * 16, b"c" * 16])
         slots.hold(np.array([2]))
-        assert slots.take(3).tolist() == [0, 1], "what is read stays"
-        assert slots.find([b"a" * 16]).tolist() == [] and slots.find([b"c" * 16]).tolist() == [2]
+        assert slots.take([1] * 3) == [[0], [1]], "what is read stays"
+        assert slots.slot_of == {b"c" * 16: 2}
         slots.grow(2)
-        assert slots.take(2).tolist() == [3, 4]
+        assert slots.take([1] * 2) == [[3], [4]]
+
+    def test_a_large_block_takes_slots_anywhere_and_the_oldest_make_room(self) -> None:
+        slots = HostSlots(8, largest=3)
+        slots.grow(6)
+        for size, key in ((1, b"a"), (3, b"b"), (1, b"c")):
+            slots.put(slots.take([size]), [key * 16])
+        assert slots.all_of(1) == [1, 2, 3] and slots.free == [5]
+        assert slots.take([3]) == [[5, 0, 1]] and slots.slot_of == {b"c" * 16: 4}
+        slots.put([[5, 0, 1]], [b"c" * 16])
+        assert sorted(slots.free) == [0, 1, 2, 3, 5], "of one key one is kept"
+        slots.put(slots.take([3]), [b"d" * 16])
+        assert len(slots.take([3, 3])) == 2 and not slots.slot_of
 
     def test_of_one_key_one_is_kept(self) -> None:
         slots = HostSlots(4)
         slots.grow(4)
-        slots.put(slots.take(1), [b"a" * 16])
-        slots.put(slots.take(1), [b"a" * 16])
+        slots.put(slots.take([1]), [b"a" * 16])
+        slots.put(slots.take([1]), [b"a" * 16])
         assert len(slots) == 1 and sorted(slots.free) == [1, 2, 3]
 
 

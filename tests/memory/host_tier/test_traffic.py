@@ -28,9 +28,9 @@ BLOCK_BYTES = LAYOUT.groups[0].block_bytes
 NUM_BLOCKS, NUM_IN_PIECE, NUM_PIECES = 65, 10, 4
 
 
-def wait(traffic: Traffic, copy: Copy, num_blocks: int, *, is_out: bool) -> None:
+def wait(traffic: Traffic, copy: Copy, block_ids: np.ndarray, *, is_out: bool) -> None:
     end_s = time.monotonic() + DEADLINE_S
-    while not traffic.is_over(copy, num_blocks, is_out=is_out):
+    while not traffic.is_over(copy, block_ids, is_out=is_out):
         assert time.monotonic() < end_s
 
 
@@ -49,21 +49,22 @@ def there_and_back(backing: Backing) -> None:
     slots = np.array([*range(20), *random.Random(1).sample(range(20, 40), 10)])
     for block_id, block in zip(sources.tolist(), content, strict=True):
         memory.write(pool.index.shape.place(block_id).offset, block.tobytes())
-    wait(traffic, traffic.begin(sources, slots, is_out=True), 30, is_out=True)
+    each = slots[:, None].tolist()
+    wait(traffic, traffic.begin(sources, each, is_out=True), sources, is_out=True)
     for number, slot in enumerate(slots.tolist()):
         piece, index = divmod(slot, NUM_IN_PIECE)
         assert (pieces[piece].content[index * BLOCK_BYTES :][:BLOCK_BYTES] == content[number]).all()
     for block_id in range(1, NUM_BLOCKS):
         memory.fill(*pool.index.shape.place(block_id), 0)
-    wait(traffic, traffic.begin(targets, slots, is_out=False), 30, is_out=False)
+    wait(traffic, traffic.begin(targets, each, is_out=False), targets, is_out=False)
     for piece in pieces:
         piece.content[:] = 0
-    wait(traffic, traffic.begin(targets, slots, is_out=True), 30, is_out=True)
+    wait(traffic, traffic.begin(targets, each, is_out=True), targets, is_out=True)
     for number, slot in enumerate(slots.tolist()):
         index = slot % NUM_IN_PIECE * BLOCK_BYTES
         assert (pieces[slot // NUM_IN_PIECE].content[index:][:BLOCK_BYTES] == content[number]).all()
     assert traffic.num_restored == 30 and traffic.out_bytes == 2 * traffic.in_bytes == 60 * BLOCK_BYTES
-    assert traffic.block_us > 0
+    assert traffic.slot_us > 0
     for piece in pieces:
         piece.close()
     memory.close()
@@ -105,8 +106,8 @@ def test_neighbours_are_one_run_within_a_piece() -> None:
     copies: Any = Copies()
     traffic = Traffic(copies, [HostPiece(np.zeros(1, np.uint8)) for _ in range(2)])
     traffic.serve(pool, NUM_IN_PIECE)
-    assert traffic.batch == MAX_BATCH
-    traffic.begin(np.array([5, 6, 7, 8, 2]), np.array([8, 9, 10, 11, 12]), is_out=True)
+    assert traffic.num_at_once(range(1, NUM_BLOCKS)) == MAX_BATCH
+    traffic.begin(np.array([5, 6, 7, 8, 2]), [[8], [9], [10], [11], [12]], is_out=True)
     [runs] = begun
     assert [(run.offset // BLOCK_BYTES, run.place // BLOCK_BYTES, run.num_bytes // BLOCK_BYTES) for run in runs] == [
         (5, 8, 2),

@@ -396,7 +396,8 @@ def test_what_is_not_looked_up_or_is_of_another_layout_is_not_expected() -> None
 
 def test_a_text_of_several_groups_is_known_as_far_as_it_can_be_resumed() -> None:
     layout = KVLayout("m", (full(1, 1, 1, 4, "float32"), window(4, 6), state(2)))
-    known, keys = PrefixMap(lambda: 0.0), array("Q", range(100, 110))
+    now_s, keys = [0.0], array("Q", range(100, 110))
+    known = PrefixMap(lambda: now_s[0])
     known.add(HERE, 60, layout)
     contents = known.contents(HERE)
     contents.begin()
@@ -415,3 +416,10 @@ def test_a_text_of_several_groups_is_known_as_far_as_it_can_be_resumed() -> None
     prediction = known.predict(HERE, keys)
     assert known.find(HERE, keys).num_there == 10
     known.end(prediction)
+    now_s[0] += 2 * MOMENT_S
+    contents.copy_us = 10
+    contents.apply(BlockEvent.PARKED, short_keys_in_group(keys[9:], 0))
+    for group in (1, 2):
+        contents.apply(BlockEvent.PARKED, short_keys_in_group(keys[8:], group))
+    num_slots = 1 + 2 + 1 * -(-layout.groups[2].block_bytes // min(each.block_bytes for each in layout.groups))
+    assert known.find(HERE, keys)[:3] == (8, 2, 2) and known.find(HERE, keys).copy_us >= 5 * num_slots
