@@ -47,7 +47,7 @@ def main() -> int:
         logger.warning("a mask was late")
         was_late(slots, sequence)
 
-    Slots.was_late = say_late  # type: ignore[method-assign]
+    Slots.was_late = say_late  # type: ignore[assignment, method-assign]
     program.make_followers = LateFollowers  # type: ignore[attr-defined]
     return worker_main(Role.DECODE, WORKER_SECTIONS, program.DESCRIPTION, program.build)
 
