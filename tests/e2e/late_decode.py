@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.late_decode`: a decode worker that gets each mask of a grammar some turns late, and says so."""
+"""`python -m tests.e2e.late_decode`: a decode worker that gets a mask after a step has missed it, and says so."""
 
 import logging
 import sys
@@ -15,13 +15,14 @@ from decode_worker import __main__ as program
 from decode_worker.sequences.sequence import DecodeSequence
 from decode_worker.sequences.slots import Slots
 
-TURNS = 3
+MOST_TURNS = 100
+"""Turns of the worker's loop, after which a sequence without steps gets its mask all the same."""
 
 logger = logging.getLogger(__name__)
 
 
 class LateFollowers(Followers[Any]):
-    """Hands out an outcome TURNS calls after it is known."""
+    """Hands out the outcome of a sequence after a step without the mask."""
 
     def __init__(self, path: Path, vocab: int) -> None:
         super().__init__(lambda: ServerProcess(path, vocab))
@@ -30,10 +31,10 @@ class LateFollowers(Followers[Any]):
 
     def take(self) -> list[tuple[Any, Outcome]]:
         self.num_calls += 1
-        self.held += [(self.num_calls + TURNS, each) for each in super().take()]
-        due = [each for call, each in self.held if call <= self.num_calls]
-        self.held = [(call, each) for call, each in self.held if call > self.num_calls]
-        return due
+        self.held += [(self.num_calls + MOST_TURNS, each) for each in super().take()]
+        due = [(call, each) for call, each in self.held if each[0].mask_slot.num_late or call <= self.num_calls]
+        self.held = [held for held in self.held if held not in due]
+        return [each for _, each in due]
 
     @property
     def num_pending(self) -> int:

@@ -32,5 +32,5 @@ async def test_late_masks_change_no_text(variant: str, checkpoint: Checkpoint) -
             assert [completion.error for completion in completions] == [None] * len(asked)
             texts.append([completion.text for completion in completions])
             num_late = system.log("decode-0").count("a mask was late")
-    assert num_late > 20 and texts[0] == texts[1]
+    assert num_late >= 35 and texts[0] == texts[1]
     assert len(set(texts[0])) > 1 and all(text[-5:].isdigit() for text in texts[0])
