@@ -47,7 +47,8 @@ def pool_blocks(
         pool_bytes = room_bytes - _workers_bytes(config, model_config, device, max_len)
     if device.type == "cpu":
         _warn_of_little_ram(pool_bytes + model_bytes(model_config, layout.groups[0].dtype))
-    step_tokens = min(prompt_step(config, device, max_len).num_tokens, max_len)
+    of_decode = config.decode.on(device.type).local_chunk_tokens  # prompts are computed there, too
+    step_tokens = min(max(prompt_step(config, device, max_len).num_tokens, of_decode), max_len)
     num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS, step_tokens)
     if min(num_blocks) < 4:
         sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
