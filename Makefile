@@ -16,11 +16,12 @@ long_tests := tests/kernels tests/e2e tests/benchmarks tests/deploy/bench
 chosen := not gpu and not gpu_types and not slow
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-side_by_side = $(MAKE) --no-print-directory --jobs=2 LABELLED=1
-# Of two runs side by side, each line says whose it is, as it comes.
+side_by_side = $(MAKE) --no-print-directory --jobs=3 LABELLED=1
+compiled := tests/kernels/test_offline.py
+# Of runs side by side, each line says whose it is, as it comes.
 labelled = $(if $(LABELLED),2>&1 | sed -u 's/^/$@ | /')
 
-.PHONY: help setup demo check test test-all test-long test-others test-gpu test-gpu-types lint clean
+.PHONY: help setup demo check test test-all test-long test-others test-compiled test-gpu test-gpu-types lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -35,22 +36,25 @@ check: $(dev) ## lint and the fast tests: under 2 minutes on two cores
 	@$(side_by_side) --keep-going chosen="not gpu and not gpu_types and not slow and not medium" test-others lint test-long
 
 test: $(dev) ## all but the slow tests and those that need a GPU: under 10 minutes on two cores
-	@$(side_by_side) test-long test-others
+	@$(side_by_side) test-long test-others test-compiled
 
 test-all: $(dev) ## every test that needs no GPU, but the kernels of rarer types of GPUs
-	@$(side_by_side) chosen="not gpu and not gpu_types" test-long test-others
+	@$(side_by_side) chosen="not gpu and not gpu_types" test-long test-others test-compiled
 
 test-long: $(dev)
-	$(PY) -m pytest -m "$(chosen)" $(long_tests) $(labelled)
+	$(PY) -m pytest -m "$(chosen)" $(long_tests) --ignore=$(compiled) $(labelled)
 
 test-others: $(dev)
 	$(PY) -m pytest -m "$(chosen)" $(long_tests:%=--ignore=%) $(labelled)
+
+test-compiled: $(dev)
+	nice $(PY) -m pytest -m "$(chosen)" $(compiled) $(labelled)
 
 test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
 
 test-gpu-types: $(dev) ## compile every kernel for each type of GPU; needs none
-	$(PY) -m pytest tests/kernels/test_offline.py
+	$(PY) -m pytest $(compiled)
 
 lint: $(dev) ## ruff, mypy, and how docstrings read
 	@{ set -ex; \
