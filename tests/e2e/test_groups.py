@@ -20,8 +20,9 @@ pytestmark = pytest.mark.medium
 Checkpoint = Callable[[str], tuple[Path, Any]]
 VARIANTS = ("mistral-window", "qwen3.5")
 """A window of 24 tokens alone; the delta rule beside attention."""
-SMALL_POOL_BYTES = {"mistral-window": 13 * 16384, "qwen3.5": 24 * 8192 + 6 * 34000}
+SMALL_POOL_BYTES = {"mistral-window": 18 * 16384, "qwen3.5": 24 * 8192 + 6 * 34000}
 """Room for two or three of six growing texts."""
+MOST_ROUNDS = 12
 
 
 class SmallSystem(System):
@@ -93,9 +94,14 @@ async def test_who_had_to_make_room_says_the_same(variant: str, checkpoint: Chec
     directory, model = checkpoint(variant)
     reference, asked = Reference(directory, model), prompts(6, 60, 100, seed=74)
     with SmallSystem(directory, *ANY_LENGTH, "--kv-pool-bytes", str(SMALL_POOL_BYTES[variant])).start() as system:
-        completions = await complete_all(system.url, asked, max_tokens=90, ignore_eos=True)
-        assert [c.text for c in completions] == [reference.text(prompt, 90, ignore_eos=True) for prompt in asked]
-        assert "out of KV blocks" in system.log("decode-0"), "nothing was preempted: the pool is too large for the test"
+        expected = [reference.text(prompt, 90, ignore_eos=True) for prompt in asked]
+        for _ in range(MOST_ROUNDS):  # who comes first decides whether texts grow at the same time
+            completions = await complete_all(system.url, asked, max_tokens=90, ignore_eos=True)
+            assert [c.text for c in completions] == expected
+            if "out of KV blocks" in system.log("decode-0"):
+                break
+        else:
+            pytest.fail("nothing was preempted: the pool is too large for the test")
         system.until(system.all_blocks_free)
 
 
