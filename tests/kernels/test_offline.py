@@ -24,7 +24,7 @@ SHARED_BYTES = {
 }
 BESIDE_GLUON = ("gather_kv.py", "shared_division.py", "shared_prefix_attention.py")  # for what is Hopper's alone
 PARTS = (("9.0", "8.6", "8.9"), ("8.0", "10.0", "12.0"))  # each takes a process about as long
-MARKS: dict[str, Any] = {"9.0": (), "8.0": pytest.mark.slow}  # the others are not in `make test-all`
+MARKS: dict[str, Any] = {"9.0": ()}  # the others are not in `make test-all`
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.medium]
 
