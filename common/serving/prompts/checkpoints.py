@@ -1,10 +1,10 @@
 """Checkpoints of prompts: what later texts need, beside blocks of append-only groups, to resume within a prompt.
 
-    windows: full blocks, sealed like those of append-only groups. A sealed block is never written again, so it is
+    windows: full blocks, sealed like those of append-only groups. A sealed block is never written again. So it is
              sealed only if the prompt does not need its room, or a free block takes its place.
     states:  a **snapshot**, which is another block of the group. The state is copied there behind a step. Snapshots
-             are taken at the last full block before a prompt's end, where a text parted from this one, and at chunk
-             ends that are multiples of `INTERVAL_TOKENS`. So chunks end there.
+             are taken at the last full block before a prompt's end, and where a text parted from this one. Others
+             are taken at chunk ends that are multiples of `INTERVAL_TOKENS`. So chunks end there.
 
 A checkpoint takes free blocks: of states one that came with the prompt's other blocks, else any at hand. No sequence
 waits for a checkpoint. Without a free block there is none. A sealed snapshot is let go at once, and evicted like any
