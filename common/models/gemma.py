@@ -2,11 +2,9 @@
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
-from common.models.settings import MAX_LAYERS, Settings
+from common.models.settings import FULL, MAX_LAYERS, SLIDING, Settings
 from common.models.sizes.rope import Rope, inverse_frequencies
 
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 PERIOD = 6
 """Layers from one that sees all to the next, by default."""
 BASES = {FULL: 1_000_000.0, SLIDING: 10_000.0}

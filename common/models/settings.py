@@ -8,6 +8,8 @@ from common.base.errors import ModelError
 from common.base.json_file import JsonObject, text_fields
 from common.settings.config import MAX_TOKENS
 
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+"""Kinds of layers, as config.json lists them."""
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
 MAX_EXPERTS = 1 << 12
@@ -108,12 +110,10 @@ class Settings:
         kinds = self.values.get("layer_types")
         if kinds is None:
             return
-        others = (
-            sorted({str(kind) for kind in kinds} - {"full_attention"}) if isinstance(kinds, list) else [repr(kinds)]
-        )
+        others = sorted({str(kind) for kind in kinds} - {FULL}) if isinstance(kinds, list) else [repr(kinds)]
         if others:
             raise ModelError(
-                f"{self.where}: layer_types has {', '.join(others):.200}, only 'full_attention' is supported; "
+                f"{self.where}: layer_types has {', '.join(others):.200}, only {FULL!r} is supported; "
                 "serve another checkpoint"
             )
 

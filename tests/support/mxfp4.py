@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from common.ops.reference.mxfp4 import GROUP, MAGNITUDES, from_mxfp4
+from common.base.mxfp4 import GROUP
+from common.ops.reference.mxfp4 import MAGNITUDES, from_mxfp4
 
 
 def to_mxfp4(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-GROUP = tl.constexpr(32)
-"""Values with a scale in common, along a row."""
+from common.base import mxfp4
+
+GROUP = tl.constexpr(mxfp4.GROUP)
 SMALLEST_INVERSE = tl.constexpr(2.0**126)
 """1 over the smallest normal fp32 number; 0.5 is subnormal there."""
 

@@ -3,8 +3,8 @@
 from common.base.activation import Activation
 from common.models.config import DecoderConfig, Layer
 from common.models.dense import read_heads
-from common.models.gemma import FULL, SLIDING, layer_kinds, refuse_others, rope_of
-from common.models.settings import MAX_WIDTH, Settings
+from common.models.gemma import layer_kinds, refuse_others, rope_of
+from common.models.settings import FULL, MAX_WIDTH, SLIDING, Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.stacks import SANDWICH_NORMS, Source

@@ -5,8 +5,8 @@ from common.base.errors import ModelError
 from common.base.routing import Route
 from common.models.config import MLP, DecoderConfig, Layer
 from common.models.dense import read_heads
-from common.models.gemma import FULL, SLIDING, layer_kinds, refuse_others, rope_of
-from common.models.settings import MAX_EXPERTS, MAX_WIDTH, Settings
+from common.models.gemma import layer_kinds, refuse_others, rope_of
+from common.models.settings import FULL, MAX_EXPERTS, MAX_WIDTH, SLIDING, Settings
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.experts import ExpertNames, Experts
 from common.models.sizes.mlp import GatedMLP

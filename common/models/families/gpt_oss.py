@@ -1,18 +1,18 @@
 """gpt-oss (20B, 120B): every other layer sees a window, heads have sinks, and experts are in MXFP4 or 16 bits."""
 
+from common.base import mxfp4
 from common.base.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 from common.base.json_file import JsonObject
 from common.base.routing import Route
 from common.models.config import DecoderConfig, Layer
 from common.models.dense import read_heads
 from common.models.rope_scaling import yarn_rope
-from common.models.settings import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Settings
+from common.models.settings import FULL, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, SLIDING, Settings
 from common.models.sizes.attention import Attention
-from common.models.sizes.experts import MXFP4_GROUP, ExpertNames, Experts
+from common.models.sizes.experts import ExpertNames, Experts
 from common.models.sizes.stacks import Source
 from common.settings.config import MAX_TOKENS
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 NAMES = ExpertNames(router="mlp.router")
 LEFT_OUT: JsonObject = {
     "head_dim": 64,
@@ -59,7 +59,7 @@ def _experts(settings: Settings) -> Experts:
     is_mxfp4 = _is_mxfp4(settings)
     if is_mxfp4:
         for key in ("hidden_size", "intermediate_size"):
-            settings.multiple(key, MXFP4_GROUP, MAX_WIDTH)
+            settings.multiple(key, mxfp4.GROUP, MAX_WIDTH)
     return Experts(
         num,
         settings.count("intermediate_size", MAX_WIDTH),

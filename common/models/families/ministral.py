@@ -5,11 +5,8 @@ from dataclasses import replace
 from common.models.config import DecoderConfig, Layer
 from common.models.dense import dense_config
 from common.models.rope_scaling import plain_rope
-from common.models.settings import Settings
+from common.models.settings import FULL, SLIDING, Settings
 from common.models.sizes.attention import Attention
-
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:

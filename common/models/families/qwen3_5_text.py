@@ -6,7 +6,7 @@ from dataclasses import replace
 from common.base.errors import ModelError
 from common.models.config import MLP, DecoderConfig, Layer, Mixer
 from common.models.dense import read_heads
-from common.models.settings import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from common.models.settings import FULL, LINEAR, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.mlp import GatedMLP
@@ -35,7 +35,7 @@ def hybrid_config(settings: Settings, mlps: Sequence[MLP], *, by_key_head: bool 
     if settings.values.get("output_gate_type") != "swish":
         settings.refuse("output_gate_type", "silu")
     delta_rule = replace(_delta_rule(settings), by_key_head=by_key_head)
-    mixers: dict[str, Mixer] = {"full_attention": _attention(settings), "linear_attention": delta_rule}
+    mixers: dict[str, Mixer] = {FULL: _attention(settings), LINEAR: delta_rule}
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
@@ -53,8 +53,8 @@ def _layer_kinds(settings: Settings) -> list[str]:
         settings.count("num_hidden_layers", MAX_LAYERS),
         settings.count("full_attention_interval", MAX_LAYERS, 4),
     )
-    every = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
-    return settings.layer_kinds("linear_attention", "full_attention") or every
+    every = [LINEAR if (i + 1) % interval else FULL for i in range(count)]
+    return settings.layer_kinds(LINEAR, FULL) or every
 
 
 def _attention(settings: Settings) -> Attention:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from common.base import mxfp4
 from common.base.activation import Activation
 from common.base.routing import Route
 from common.models.sizes.stacks import Order, Piece, Source, Stack, Stacks, stacked
@@ -21,10 +22,6 @@ class ExpertNames(NamedTuple):
 
 
 NAMES = ExpertNames()
-MXFP4_BITS = 4.25
-"""Bits of a weight and its part of a scale."""
-MXFP4_GROUP = 32
-"""Weights with a scale in common, along a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class Experts:
         return self._held_rows(self.num_all - num_unread)
 
     def _held_rows(self, num_experts: float) -> float:
-        return self.router_rows + 3 * self.inner * num_experts * (MXFP4_BITS / 16 if self.is_mxfp4 else 1.0)
+        return self.router_rows + 3 * self.inner * num_experts * (mxfp4.BITS / 16 if self.is_mxfp4 else 1.0)
 
     def activation_elements(self, hidden_size: int) -> int:
         """Return the fp32 elements held at once for each token, beside the residual stream."""
@@ -106,8 +103,8 @@ class Experts:
         """Return stacks of bytes: values, two a byte, and scales."""
         stacks = {}
         for matrix, sides, rows, width in (("gate_up", 2, self.inner, hidden), ("down", 1, hidden, self.inner)):
-            groups = width // MXFP4_GROUP
-            for key, stored, inside in (("", "blocks", (groups, MXFP4_GROUP // 2)), ("_scales", "scales", (groups,))):
+            groups = width // mxfp4.GROUP
+            for key, stored, inside in (("", "blocks", (groups, mxfp4.GROUP // 2)), ("_scales", "scales", (groups,))):
                 row = math.prod(inside)
                 view = (self.num, sides, rows, row)
                 file = (0, 2, 1, 3) if self.alternates else (0, 1, 2, 3)

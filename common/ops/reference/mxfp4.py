@@ -7,8 +7,8 @@ the first of two values. A scale of `s` stands for `2 ** (s - 127)`.
 import torch
 from torch import Tensor
 
-GROUP = 32
-"""Values with a scale in common, along a row."""
+from common.base.mxfp4 import GROUP
+
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

@@ -4,10 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
+from common.base.mxfp4 import GROUP
 from common.kernels.base.expert_operands import ExpertMatrix
 from common.kernels.experts.mxfp4 import from_mxfp4
 from common.kernels.experts.unpacking import unpacked
-from common.ops.reference.mxfp4 import GROUP
 from common.ops.reference.mxfp4 import from_mxfp4 as law
 
 
