@@ -3,9 +3,8 @@
 import triton
 import triton.language as tl
 
-from common.base import mxfp4
-
-GROUP = tl.constexpr(mxfp4.GROUP)
+GROUP = tl.constexpr(32)
+"""Values with a scale in common, along a row; `common.base.mxfp4` says so to rooms above the kernels."""
 SMALLEST_INVERSE = tl.constexpr(2.0**126)
 """1 over the smallest normal fp32 number; 0.5 is subnormal there."""
 
