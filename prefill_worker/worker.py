@@ -87,9 +87,9 @@ class PrefillWorker:
         order = prompt_order(config.prefill, batching=config.worker.batching)
         self.scheduler = PromptScheduler(order, engine.allocator, engine.max_len, self.prefixes)
         self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT)
-        num_tokens, capacity = config.prefill.max_batch_tokens, engine.allocator.capacity
+        num_tokens, shares = config.prefill.max_batch_tokens, engine.allocator.shape.shares
         num_blocks = engine.pool.layout.most_blocks(num_tokens, num_tokens)
-        blocks_a_step = map(min, num_blocks, (count // AT_HAND_SHARE for count in capacity))
+        blocks_a_step = map(min, num_blocks, (count // AT_HAND_SHARE for count in shares))
         self.level = tuple(map(max, blocks_a_step, self.prefixes.checkpoints.level))
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)

@@ -58,7 +58,7 @@ class Offers:
         Return why the memory server of the pool is lost, once.
         """
         floor = self.scheduler.capacity.num_growing
-        idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
+        idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.shape.shares)
         self.shared.update(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()
 

@@ -95,7 +95,7 @@ class House:
         prompt, begin = chunk.sequence, chunk.sequence.num_scheduled_tokens
         tables = [
             [block_id - first for block_id in table.block_ids]
-            for table, first in zip(prompt.tables, self.shape.proof_ids, strict=True)
+            for table, first in zip(prompt.tables, self.shape.begins, strict=True)
         ]
         for position in range(begin, begin + chunk.num_tokens):
             self.texts[prompt] = self.memory.step(tables, position, prompt.token_ids[position])
@@ -104,7 +104,7 @@ class House:
 
     def _copy(self, copy: StateCopy) -> None:
         group = self.shape.group_of(copy.source_id)
-        first = self.shape.proof_ids[group]
+        first = self.shape.begins[group]
         self.memory.copy(self.memory, group, copy.source_id - first, copy.target_id - first)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from common.memory.blocks.event_log import EventLog
+from common.memory.blocks.index import BlockIndex
 from common.memory.devices.backing import Backing
 from common.memory.server.pools import Pools
 from common.memory.server.regions import Regions
@@ -12,7 +13,7 @@ from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
 
 
 class Usage(NamedTuple):
-    """Blocks by state, summed over groups; the rest are leased or read."""
+    """Blocks by state, as if all were of the main group (see `KVLayout.main`); the rest are leased or read."""
 
     num_blocks: int
     num_free: int  # cached blocks included
@@ -22,17 +23,24 @@ class Usage(NamedTuple):
 
 def usage(pools: Pools) -> Usage:
     """Return the sums over all pools."""
-    indexes = [pool.index for pool in set(pools.of_client.values())]
+    usages = [_usage(pool.index) for pool in set(pools.of_client.values())]
+    return Usage(*map(sum, zip(*usages, strict=True))) if usages else Usage(0, 0, 0, 0)
+
+
+def _usage(index: BlockIndex) -> Usage:
+    layout = index.shape.layout
+    num_blocks = index.shape.capacity[layout.main]
+    offered = [block_id for offer in index.offers.values() for block_id in offer.leased.tolist()]
     return Usage(
-        num_blocks=sum(sum(index.shape.capacity) for index in indexes),
-        num_free=sum(sum(index.num_free) for index in indexes),
-        num_offered=sum(len(offered.leased) for index in indexes for offered in index.offers.values()),
-        num_quarantined=sum(index.num_quarantined.total() for index in indexes),
+        num_blocks=num_blocks,
+        num_free=max(0, num_blocks - layout.in_main(index.slabs.num_used)),
+        num_offered=layout.in_main(index.shape.count(offered)),
+        num_quarantined=layout.in_main(index.shape.count(index.quarantined.tolist())),
     )
 
 
 def num_cached(pools: Pools) -> int:
-    """Return the number of cached blocks, included in the free blocks of `usage`."""
+    """Return the number of cached blocks of all groups; `usage` counts their memory as free."""
     return sum(sum(pool.index.sealed.num_cached) for pool in set(pools.of_client.values()))
 
 

@@ -8,7 +8,7 @@
 
 A checkpoint takes free blocks: of states one that came with the prompt's other blocks, else any at hand. No sequence
 waits for a checkpoint. Without a free block there is none. A sealed snapshot is let go at once, and evicted like any
-cached block. So snapshots never take more memory than the pool has for states, and cost a copy of a state each.
+cached block. So snapshots take memory only until others ask for it, and cost a copy of a state each.
 
 A snapshot where texts part: Pan et al. "Marconi: Prefix Caching for the Era of Hybrid LLMs" (MLSys 2025).
 """
@@ -67,7 +67,7 @@ class Checkpoints(Generic[AnyPrompt]):
         """Blocks to have at hand for snapshots, by group."""
         return tuple(
             min(AT_HAND, max(1, count // AT_HAND_SHARE)) if number in self.states else 0
-            for number, count in enumerate(self.leases.capacity)
+            for number, count in enumerate(self.leases.shape.shares)
         )
 
     def next_stop(self, prompt: AnyPrompt, num_tokens: int) -> int:
