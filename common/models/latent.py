@@ -12,7 +12,6 @@ from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.rope import Rope
 from common.models.sizes.stacks import Source
-from common.settings.config import MAX_TOKENS
 
 
 def latent_config(settings: Settings, experts: Experts) -> DecoderConfig:
@@ -24,7 +23,7 @@ def latent_config(settings: Settings, experts: Experts) -> DecoderConfig:
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(Layer(mixer, mlp) for mlp in mlps),

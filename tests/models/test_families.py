@@ -136,6 +136,14 @@ def test_smollm3() -> None:
 @pytest.mark.parametrize(
     ("published", "message"),
     [
+        (
+            QWEN3_5_27B | {"text_config": QWEN3_5_27B["text_config"] | {"rope_parameters": {"type": "yarn"}}},
+            "rope_type = 'yarn' is not supported, only 'default'",
+        ),
+        (
+            MINISTRAL_3 | {"text_config": MINISTRAL_3["text_config"] | {"rope_parameters": None}},
+            "rope_parameters are left out",
+        ),
         (SMOLLM3 | {"no_rope_layers": [1, 0]}, r"no_rope_layers = \[1, 0\], 36 of 0 and 1 are needed"),
         (SMOLLM3 | {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window = True is not supported"),
         (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),

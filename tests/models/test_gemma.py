@@ -193,6 +193,10 @@ def test_values_of_their_own_have_as_many_heads_as_in_a_window() -> None:
         (GEMMA3_1B | {"hidden_activation": "gelu"}, "hidden_activation = 'gelu' is not supported"),
         (GEMMA3_1B | {"layer_types": ["full_attention"]}, "layer_types = .'full_attention'., 26 of"),
         (GEMMA3_1B | {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "rope_type = 'yarn' is not supported"),
+        (
+            GEMMA3_1B | {"rope_parameters": {"rope_type": "linear"}},
+            "an object is needed, of full_attention and sliding",
+        ),
         (GEMMA3_1B | {"rope_parameters": [1]}, "rope_parameters = .1., an object is needed"),
         (GEMMA3_1B | {"num_attention_heads": 3, "num_key_value_heads": 2}, "3 query heads over 2 KV heads"),
         (GEMMA3_4B | {"text_config": {"model_type": "gemma2"}}, "model_type = 'gemma2' is not supported"),

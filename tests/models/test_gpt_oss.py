@@ -81,6 +81,7 @@ def test_16_bit_experts_are_read_where_no_quantization_is_named() -> None:
     [
         ({"swiglu_limit": 10.0}, r"swiglu_limit = 10\.0 is not supported, only 7\.0"),
         ({"swiglu_alpha": 1.0}, r"swiglu_alpha = 1\.0 is not supported, only 1\.702"),
+        ({"rope_scaling": None}, "rope_parameters are left out"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu'"),
         ({"attention_bias": False}, "attention_bias = False is not supported, only True"),
         ({"layer_types": ["full_attention"]}, "layer_types = .*24 of full_attention, sliding_attention are needed"),

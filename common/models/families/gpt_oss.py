@@ -18,6 +18,7 @@ LEFT_OUT: JsonObject = {
     "head_dim": 64,
     "sliding_window": 128,
     "rope_theta": 150_000.0,
+    "max_position_embeddings": 131_072,
 }
 """Settings that config.json may leave out."""
 
@@ -28,12 +29,13 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     for key, wanted in (("hidden_act", "silu"), ("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
         settings.refuse(key, wanted)
     settings.refuse("attention_bias", True)
+    settings.require_rope_table()
     experts, window = _experts(settings), settings.count("sliding_window", MAX_TOKENS)
     layers = {kind: Layer(_attention(settings, size), experts) for kind, size in ((FULL, 0), (SLIDING, window))}
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-5),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS, 131_072),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(layers[kind] for kind in _kinds(settings)),
