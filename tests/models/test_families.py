@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
 
-from common.base.errors import ModelError
+from benchmarks.presets import PRESETS
+from common.base.errors import ConfigError, ModelError
 from common.memory.server.pools import MAX_BLOCK_BYTES
+from common.models.loader import resolve_dtype
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
@@ -164,3 +167,13 @@ def test_smollm3() -> None:
 def test_others_are_refused_by_name(published: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         decoder_config(Settings(published, "config.json"))
+
+
+@pytest.mark.parametrize("preset", ["deepseek-v2-lite", "gemma3-4b", "gemma4-12b", "gpt-oss-20b"])
+def test_float16_is_never_chosen_where_activations_exceed_it(preset: str) -> None:
+    gpu, published = torch.device("cuda"), PRESETS[preset] | {"dtype": "float16"}
+    config = decoder_config(Settings(published, "config.json"))
+    assert resolve_dtype("auto", config, gpu) == "bfloat16"
+    assert resolve_dtype("float32", config, gpu) == "float32"
+    with pytest.raises(ConfigError, match="activations exceed 65504"):
+        resolve_dtype("float16", config, gpu)

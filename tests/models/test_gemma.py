@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.base.errors import ConfigError, ModelError
+from common.base.errors import ModelError
 from common.models.config import DecoderConfig
-from common.models.loader import resolve_dtype
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
@@ -205,14 +204,6 @@ def test_values_of_their_own_have_as_many_heads_as_in_a_window() -> None:
 def test_others_are_refused_by_name(published: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_of(published)
-
-
-def test_float16_is_never_chosen() -> None:
-    gpu, config = torch.device("cuda"), config_of(GEMMA3_1B | {"torch_dtype": "float16"})
-    assert resolve_dtype("auto", config, gpu) == "bfloat16"
-    assert resolve_dtype("float32", config, gpu) == "float32"
-    with pytest.raises(ConfigError, match="activations exceed 65504"):
-        resolve_dtype("float16", config, gpu)
 
 
 @torch.inference_mode()

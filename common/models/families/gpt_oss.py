@@ -40,6 +40,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
         dtype=settings.dtype(),
         layers=tuple(layers[kind] for kind in _kinds(settings)),
         source=Source(settings.count("hidden_size", MAX_WIDTH)),
+        exceeds_float16=True,
     )
 
 
