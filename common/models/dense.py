@@ -33,7 +33,8 @@ def dense_config(
         window: tokens seen by a token, in every layer; 0: all.
     """
     settings.refuse("hidden_act", "silu")
-    settings.refuse("attention_bias", qkv_bias)
+    if not qkv_bias:
+        settings.refuse("attention_bias", False)
     settings.refuse("mlp_bias", False)
     settings.refuse("quantization_config", None)
     settings.refuse_other_layers()

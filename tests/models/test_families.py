@@ -78,6 +78,7 @@ SMOLLM3: dict[str, Any] = {
     "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
     "torch_dtype": "bfloat16", "use_cache": False, "use_sliding_window": False, "vocab_size": 128256,
 }  # fmt: skip
+QWEN2: dict[str, Any] = PRESETS["qwen2.5-7b"]
 FP8 = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None}
 
 
@@ -134,6 +135,25 @@ def test_smollm3() -> None:
     turned = [len(mixer.rope.inverse_frequencies) for mixer in mixers if isinstance(mixer, Attention)]
     assert turned == [64, 64, 64, 0] * 9
     assert decoder_config(Settings(SMOLLM3 | {"no_rope_layers": None}, "config.json")) == config, "by the interval"
+
+
+def without_kind(published: dict[str, Any]) -> dict[str, Any]:
+    return published | {"text_config": published["text_config"] | {"model_type": None}}
+
+
+@pytest.mark.parametrize("published", [MISTRAL_SMALL, QWEN3_5_27B])
+def test_a_text_model_without_a_name_is_the_usual_one_of_what_it_stands_in(published: dict[str, Any]) -> None:
+    named = decoder_config(Settings(published, "config.json"))
+    assert decoder_config(Settings(without_kind(published), "config.json")) == named
+    del (left_out := without_kind(published)["text_config"])["model_type"]
+    assert decoder_config(Settings(published | {"text_config": left_out}, "config.json")) == named
+
+
+def test_qwen2_has_biases_whatever_its_file_says() -> None:
+    config = decoder_config(Settings(QWEN2, "config.json"))
+    assert decoder_config(Settings(QWEN2 | {"attention_bias": False}, "config.json")) == config
+    [mixer] = {layer.mixer for layer in config.layers}
+    assert isinstance(mixer, Attention) and mixer.has_bias
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,9 @@ def test_a_text_model_inside_another_has_its_sizes_and_ends(tmp_path: Path) -> N
     assert (info.vocab_size, info.max_model_len, info.eos_token_ids) == (VOCAB, 512, (1,))
 
 
-def test_sizes_that_a_published_file_leaves_out_are_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [{"model_type": "gemma3_text"}, {"hidden_size": 2560}])
+def test_sizes_that_a_published_file_leaves_out_are_known(tmp_path: Path, text: dict[str, object]) -> None:
     write_checkpoint("gemma3", tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
     info = Tokenizer(ModelSection(path=str(tmp_path))).info
     assert (info.vocab_size, info.max_model_len) == (262_208, 131_072)
