@@ -17,7 +17,7 @@ def refuse_others(settings: Settings) -> None:
     """Raise ModelError for a setting that would change the computation of any Gemma."""
     settings.refuse("hidden_activation", "gelu_pytorch_tanh")
     settings.refuse("attention_bias", False)
-    settings.refuse("quantization_config", None)
+    settings.quantization()
 
 
 def layer_kinds(settings: Settings) -> list[str]:

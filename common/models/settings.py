@@ -90,6 +90,21 @@ class Settings:
                 f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
             )
 
+    def quantization(self, *supported: str) -> str | None:
+        """Return the format of packed weights, None for plain ones; raises ModelError unless it is `supported`."""
+        keys = ("quantization_config", "compression_config")  # the second of old compressed-tensors
+        key, table = next(((key, self.values[key]) for key in keys if self.values.get(key)), ("", None))
+        if table is None:
+            return None
+        named = table if isinstance(table, dict) else {}
+        if named.get("quant_method") in supported:
+            return str(named["quant_method"])
+        names = [f"{named[name]!r:.80}" for name in ("quant_method", "format", "quant_algo") if named.get(name)]
+        raise ModelError(
+            f"{self.where}: {key}: weights in {' '.join(names) or f'{table!r:.80}'} are not supported, because no "
+            f"kernel multiplies by them; serve a checkpoint of this model in {' or '.join(('16 bits', *supported))}"
+        )
+
     def window(self) -> int:
         """Return the tokens seen by a token, itself included; 0 where a token sees all."""
         return 0 if self.values.get("sliding_window") is None else self.count("sliding_window", MAX_TOKENS)

@@ -171,12 +171,24 @@ def test_qwen2_has_biases_whatever_its_file_says() -> None:
         (SMOLLM3 | {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window = True is not supported"),
         (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),
         (MISTRAL_SMALL | {"text_config": {"model_type": "ministral"}}, "model_type = 'ministral' is not supported"),
-        (MINISTRAL_3 | {"quantization_config": FP8}, r"quantization_config = .*'fp8'.* is not supported"),
+        (
+            MINISTRAL_3 | {"quantization_config": FP8},
+            "weights in 'fp8' are not supported, because no kernel .* in 16 bits",
+        ),
+        (
+            SMOLLM3 | {"compression_config": {"format": "pack-quantized"}},
+            "weights in 'pack-quantized' are not supported",
+        ),
+        (
+            MISTRAL_V01 | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
+            "'modelopt' 'FP8' are",
+        ),
+        (MISTRAL_V01 | {"quantization_config": {"bits": 4}}, "weights in .'bits': 4. are not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),
         ({"model_type": "gemma2"}, "model_type = 'gemma2'; supported: "),
         (
             QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8"}},
-            r"quantization_config = .'quant_method': 'fp8'. is not supported",
+            "quantization_config: weights in 'fp8' are not supported",
         ),
         (
             QWEN3_5_27B | {"text_config": QWEN3_5_27B["text_config"] | {"output_gate_type": "sigmoid"}},

@@ -59,7 +59,7 @@ def _attention(settings: Settings, window: int) -> Attention:
 def _experts(settings: Settings) -> Experts:
     num = settings.count("num_local_experts", MAX_EXPERTS)
     per_token = settings.count("num_experts_per_tok", num, settings.count("experts_per_token", num, 4))
-    is_mxfp4 = _is_mxfp4(settings)
+    is_mxfp4 = settings.quantization("mxfp4") is not None
     if is_mxfp4:
         for key in ("hidden_size", "intermediate_size"):
             settings.multiple(key, mxfp4.GROUP, MAX_WIDTH)
@@ -74,13 +74,3 @@ def _experts(settings: Settings) -> Experts:
         is_mxfp4=is_mxfp4,
         names=NAMES,
     )
-
-
-def _is_mxfp4(settings: Settings) -> bool:
-    """Tell whether experts are in MXFP4; raises ModelError for another quantization."""
-    table = settings.values.get("quantization_config")
-    if table is None:
-        return False
-    if not isinstance(table, dict) or table.get("quant_method") != "mxfp4":
-        settings.refuse("quantization_config", {"quant_method": "mxfp4"})
-    return True
