@@ -195,7 +195,7 @@ def test_a_prompt_of_any_length_evicts_few_checkpoints_of_other_texts(layout: KV
 def test_stock_never_waits_for_states() -> None:
     layout = LAYOUTS["states"]
     house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=40))
-    house.index.lease(OTHER, (0, 39))
+    house.index.lease(OTHER, (0, house.index.num_free[1] - 1))
     prompt = house.add(list(range(30)))
     assert house.step() and prompt.is_started, "the last state is for a prompt"
     for _ in range(5):
@@ -205,7 +205,8 @@ def test_stock_never_waits_for_states() -> None:
 
 def test_nobody_waits_for_a_snapshot_that_will_not_come() -> None:
     layout = LAYOUTS["states"]
-    house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=2))
+    house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=20))
+    house.index.lease(OTHER, (0, house.index.num_free[1] - 2))
     first = house.add(list(range(60)))
     assert house.step() == STEP_TOKENS and not any(table.spare for table in first.tables)
     second = house.add(list(range(60)))
