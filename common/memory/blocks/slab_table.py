@@ -9,7 +9,6 @@ Knows no keys and no clients. The law of what fits is in `slabs`.
 
 import heapq
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -62,12 +61,6 @@ class SlabTable:
         """Blocks in use, neither free nor cached, by group."""
         used = self._size[self.owner] - self.num_free - self.num_cached
         return tuple(int(used[self.owner == group].sum()) - 1 for group in self._groups)  # without the proof block
-
-    @property
-    def all_free(self) -> Sequence[Sequence[int]]:
-        """Free blocks in owned slabs, by group."""
-        ids = [[self.free_ids[slab] for slab in np.flatnonzero(self.owner == group)] for group in self._groups]
-        return [list(chain.from_iterable(of_group)) for of_group in ids]
 
     @property
     def _are_pinned(self) -> np.ndarray:

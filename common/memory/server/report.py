@@ -1,7 +1,9 @@
 """Reports of a memory server's use: for its heartbeat, and block events for the router."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from common.memory.blocks.event_log import EventLog
 from common.memory.blocks.index import BlockIndex
@@ -10,6 +12,7 @@ from common.memory.server.pools import Pools
 from common.memory.server.regions import Regions
 from common.wire.messages.memory import MAX_BYTES
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.values.kv_layout import Counts
 
 
 class Usage(NamedTuple):
@@ -30,13 +33,20 @@ def usage(pools: Pools) -> Usage:
 def _usage(index: BlockIndex) -> Usage:
     layout = index.shape.layout
     num_blocks = index.shape.capacity[layout.main]
-    offered = [block_id for offer in index.offers.values() for block_id in offer.leased.tolist()]
     return Usage(
         num_blocks=num_blocks,
         num_free=max(0, num_blocks - layout.in_main(index.slabs.num_used)),
-        num_offered=layout.in_main(index.shape.count(offered)),
-        num_quarantined=layout.in_main(index.shape.count(index.quarantined.tolist())),
+        num_offered=layout.in_main(_by_group(index, [offer.leased for offer in index.offers.values()])),
+        num_quarantined=layout.in_main(_by_group(index, [index.quarantined])),
     )
+
+
+def _by_group(index: BlockIndex, blocks: Sequence[np.ndarray]) -> Counts:
+    """Count blocks by group; each array is [num_blocks] intp."""
+    begins, counts = index.shape.begins, np.zeros(len(index.shape.begins), np.intp)
+    for block_ids in blocks:
+        counts += np.bincount(np.searchsorted(begins, block_ids, side="right") - 1, minlength=len(begins))
+    return tuple(counts.tolist())
 
 
 def num_cached(pools: Pools) -> int:
