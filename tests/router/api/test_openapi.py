@@ -103,7 +103,13 @@ async def test_keys_are_part_of_the_document(start_cluster: StartCluster, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
-async def test_requests_made_of_the_document_get_what_it_promises(cluster: Cluster, mode: GenerationMode) -> None:
+async def test_requests_made_of_the_document_get_what_it_promises(
+    start_cluster: StartCluster, mode: GenerationMode
+) -> None:
+    cluster = await start_cluster()
+    cluster.prefill()
+    cluster.decode().is_hasty = True
+    await cluster.until_paths(1)
     schema = schemathesis.openapi.from_dict(await described(cluster))
     operations: list[Any] = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) > 10
