@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from router.text.formats.parts import MAX_CALLS, CallWriter, Part
-from router.text.formats.registry import FORMATS, answer_reader
+from router.text.formats.registry import FORMATS
 from router.text.formats.shapes import SHAPES, THINK_TAGS, Thoughts, ThoughtTags, ToolFormat
 from router.text.formats.typed_values import ToolSchemas
 
@@ -59,8 +59,9 @@ class AnswerParser:
         schemas: ToolSchemas = NO_SCHEMAS,
     ) -> None:
         calls_format = ToolFormat(tool_format)
-        self._calls = CallWriter(FORMATS[calls_format].new_id, MAX_CALLS if takes_calls else 0)
-        self._reader = answer_reader(calls_format, thoughts, tags, self._calls, schemas)
+        found = FORMATS[calls_format]
+        self._calls = CallWriter(found.new_id, MAX_CALLS if takes_calls else 0)
+        self._reader = found.new_reader(thoughts, tags, self._calls, schemas)
         self._tells_thoughts = tells_thoughts
         self._forced = ForcedCalls(forced, calls_format) if forced else None
 

@@ -6,7 +6,10 @@ withheld until the text ends, because a model may forget to end a text. In such 
 
 import json
 import re
+from collections.abc import Sequence
 
+from common.base.json_file import JsonObject
+from router.text.formats.history import with_results
 from router.text.formats.parts import CallWriter, HeldText, Part, Step, behind_call, in_json, num_begun
 from router.text.formats.shapes import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from router.text.formats.typed_values import WORDS
@@ -224,6 +227,19 @@ class GemmaArguments:
         """End all objects and lists before an early end tag."""
         self._written += [CLOSERS[each] for each in reversed(self._open)]
         self._open.clear()
+
+
+def with_responses(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return messages as every published template takes them: results of calls inside the message with the calls."""
+    changed = []
+    for message, results in with_results(messages):
+        names = {call.get("id"): call["function"]["name"] for call in message.get("tool_calls") or ()}
+        responses = [
+            {"name": names.get(each.get("tool_call_id"), each.get("name") or "unknown"), "response": each["content"]}
+            for each in results
+        ]
+        changed.append(message | ({"tool_responses": responses} if responses else {}))
+    return changed
 
 
 def _scalar(text: str) -> str:

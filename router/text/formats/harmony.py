@@ -4,15 +4,17 @@ A header ends with `<|message|>`, a message with a tag. Messages of the channel 
 recipient are calls, and all others are content. A tag inside a string of a call's JSON is text.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from itertools import takewhile
 
-from common.base.json_file import JsonObject
+from common.base.json_file import Json, JsonObject
+from router.text.formats.history import with_results
 from router.text.formats.json_arguments import ArgumentsReader
 from router.text.formats.parts import CallWriter, HeldText, Part, num_begun
 from router.text.formats.shapes import CHANNEL, CONSTRAIN, HARMONY_CALL, MESSAGE, MESSAGE_END, RETURN, START, Thoughts
+from router.text.formats.typed_values import properties_of
 
 ENDS = (MESSAGE_END, HARMONY_CALL, RETURN, START, CHANNEL)
 """Tags that end a message; the last two begin the next header."""
@@ -140,12 +142,8 @@ def with_thinking(messages: Sequence[JsonObject]) -> list[JsonObject]:
     The results of several calls follow each its own call. Text beside a call becomes part of the thoughts.
     """
     changed: list[JsonObject] = []
-    for index, message in enumerate(messages):
-        if message.get("role") == "assistant":
-            results = list(takewhile(lambda each: each.get("role") == "tool", messages[index + 1 :]))
-            changed += _turn(message, results)
-        elif message.get("role") != "tool" or not changed or changed[-1].get("role") not in ("assistant", "tool"):
-            changed.append(message)
+    for message, results in with_results(messages):
+        changed += _turn(message, results) if message.get("role") == "assistant" else [message]
     return changed
 
 
@@ -169,3 +167,25 @@ def _answer(message: JsonObject, call: JsonObject | None, *, is_first: bool) -> 
         thoughts, content = "\n\n".join(filter(None, (thoughts, content))), ""
         changed["tool_calls"] = [call]
     return changed | {"content": content} | ({"thinking": thoughts} if thoughts else {})
+
+
+def with_descriptions(tools: Sequence[Json]) -> list[Json]:
+    """Return tools as the template takes them: each with a description, and defaults of choices as texts."""
+    return [tool | {"function": _described(tool["function"])} for tool in tools]
+
+
+def _described(function: JsonObject) -> JsonObject:
+    schema: JsonObject = function.get("parameters") or {}
+    properties = properties_of(schema)
+    changed: JsonObject = {"description": function.get("description") or ""}
+    if properties:
+        changed["parameters"] = {**schema, "properties": {key: _text_default(each) for key, each in properties.items()}}
+    return function | changed
+
+
+def _text_default(schema: Json) -> Json:
+    """Return a parameter's schema with a text as default, where the template joins the default to a text."""
+    has_choices = isinstance(schema, dict) and bool(schema.get("enum") or schema.get("oneOf"))
+    if not has_choices or "default" not in schema or isinstance(schema["default"], str):
+        return schema
+    return schema | {"default": json.dumps(schema["default"], ensure_ascii=False)}

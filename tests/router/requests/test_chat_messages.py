@@ -29,6 +29,10 @@ def test_calls_of_tools_reach_the_template_as_it_reads_them() -> None:
     assert found == {"role": "assistant", "content": "", "tool_calls": [READ_CALL]}
 
 
+def test_an_empty_list_of_calls_does_not_reach_the_template() -> None:
+    assert read({"role": "assistant", "content": "a", "tool_calls": []}) == [{"role": "assistant", "content": "a"}]
+
+
 def test_what_libraries_keep_of_a_message_is_ignored() -> None:
     function = CALL["function"] | {"parsed_arguments": {"a": [1]}}  # type: ignore[operator]
     kept = {
