@@ -7,11 +7,13 @@ without being a call is content. If calls are forced, an answer has no content.
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from router.text.formats.parts import MAX_CALLS, CallWriter, Part
+from router.text.formats.parts import MAX_CALLS, CallWriter, Part, joined
 from router.text.formats.registry import FORMATS
 from router.text.formats.shapes import SHAPES, THINK_TAGS, Thoughts, ThoughtTags, ToolFormat
 from router.text.formats.typed_values import ToolSchemas
 
+MAX_PIECE_CHARS = 4096
+"""Characters given to a reader at once, because each of its steps copies the rest."""
 NO_SCHEMAS: ToolSchemas = MappingProxyType({})
 
 
@@ -82,17 +84,16 @@ class AnswerParser:
 
     def feed(self, text: str, *, is_last: bool = False) -> Part:
         """Return all certain results after this text; with `is_last`, also the rest."""
-        whole = Part()
-        for part in self.parts(text, is_last=is_last):
-            whole.add(part)
-        return whole
+        return joined(self.parts(text, is_last=is_last))
 
     def parts(self, text: str, *, is_last: bool = False) -> list[Part]:
         """Return the results of `feed` in written order, each part of a single kind."""
-        self._reader.held.text += text
-        parts = [Part()]
-        while self._reader.step(parts[-1], is_last):
+        parts: list[Part] = []
+        for begin in range(0, max(len(text), 1), MAX_PIECE_CHARS):
+            self._reader.held.text += text[begin : begin + MAX_PIECE_CHARS]
             parts.append(Part())
+            while self._reader.step(parts[-1], is_last and begin + MAX_PIECE_CHARS >= len(text)):
+                parts.append(Part())
         if not self._tells_thoughts:
             for part in parts:
                 part.thought = ""

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 
 from common.base.json_file import JsonObject
 from router.text.formats.history import with_results
-from router.text.formats.parts import CallWriter, HeldText, Part, Step, behind_call, in_json, num_begun
+from router.text.formats.parts import (
+    MAX_WITHHELD_CHARS,
+    CallWriter,
+    HeldText,
+    Part,
+    Step,
+    behind_call,
+    in_json,
+    num_begun,
+)
 from router.text.formats.shapes import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from router.text.formats.typed_values import WORDS
 
@@ -69,6 +78,7 @@ class GemmaArguments:
         self._at = 0  # position in `_held`; earlier text has been searched
         self._open: list[str] = []  # braces and brackets
         self._read = self._value  # reader of what comes next
+        self._quoted = ""  # key before a colon
         self._is_first = True  # in the innermost object or list
         self._written: list[str] = []
 
@@ -123,7 +133,8 @@ class GemmaArguments:
             self._read = self._behind
             return True
         self._at = len(self._held) - num_begun(self._held, GEMMA_QUOTE)
-        tag = self._held.find(GEMMA_CALL_END)
+        tag = self._held.rfind(GEMMA_CALL_END, 0, max(0, len(self._held) - MAX_WITHHELD_CHARS))
+        tag = self._held.find(GEMMA_CALL_END, tag + 1)
         num_sure = min(self._at, tag if tag >= 0 else len(self._held) - num_begun(self._held, GEMMA_CALL_END))
         if is_last and tag >= 0:
             self._written.append(f'{in_json(self._take(tag))}"')
@@ -154,35 +165,46 @@ class GemmaArguments:
         end = self._find(KEY_END, (GEMMA_CALL_END,))
         if end is None:
             return self._lose_key(is_last)
-        key = self._take(end.start()).strip()
-        if end[0] == ":":
-            self._write_key(key)
-            self._take(1)
-        elif end[0] == "}":
-            self._close()
-        else:
-            self._close_all()
+        self._end_key(self._take(end.start()).strip(), end[0])
         return True
 
     def _quoted_key(self, is_last: bool) -> bool:
         end = self._held.find(GEMMA_QUOTE, max(self._at, len(GEMMA_QUOTE)))
-        colon = self._held.find(":", end) if end >= 0 else -1
-        if colon < 0:
+        if end < 0:
+            self._at = len(self._held) - num_begun(self._held, GEMMA_QUOTE)
             return self._lose_key(is_last)
-        self._write_key(self._held[len(GEMMA_QUOTE) : end])
-        self._take(colon + 1)
+        self._quoted = self._held[len(GEMMA_QUOTE) : end]
+        self._take(end + len(GEMMA_QUOTE))
+        self._read = self._colon
         return True
+
+    def _colon(self, is_last: bool) -> bool:
+        """Find the colon behind a quoted key; a key without a value is dropped."""
+        end = self._find(KEY_END, (GEMMA_CALL_END,))
+        if end is None:
+            self._take(self._at)
+            return False
+        self._take(end.start())
+        self._end_key(self._quoted, end[0])
+        return True
+
+    def _end_key(self, key: str, sign: str) -> None:
+        """Write a key before its colon; another sign ends the object, or all."""
+        if sign == ":":
+            self._separate()
+            self._written.append(f"{json.dumps(key, ensure_ascii=False)}: ")
+            self._read = self._value
+            self._take(1)
+        elif sign == "}":
+            self._close()
+        else:
+            self._close_all()
 
     def _lose_key(self, is_last: bool) -> bool:
         """Drop a key that is cut off."""
         if is_last:
             self._take(len(self._held))
         return False
-
-    def _write_key(self, key: str) -> None:
-        self._separate()
-        self._written.append(f"{json.dumps(key, ensure_ascii=False)}: ")
-        self._read = self._value
 
     def _item(self, is_last: bool) -> bool:
         """Begin an item, or end a list."""
