@@ -16,22 +16,26 @@ from router.text.formats.parts import (
     HeldText,
     Part,
     Step,
+    begun,
     behind_call,
     in_json,
     num_begun,
+    read_head,
 )
 from router.text.formats.shapes import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from router.text.formats.typed_values import WORDS
 
-HEAD = re.compile(r"\s*call:([^{<\n]{1,256})(?=\{)")
-MAX_HEAD_CHARS = 512
-"""Most characters from the trigger to the arguments."""
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 CONSTANTS = ("true", "false", "null")
 CLOSERS = {"{": "}", "[": "]"}
 TAG = re.escape(GEMMA_CALL_END)
 KEY_END = re.compile(rf"[:}}]|{TAG}")
 VALUE_END = re.compile(rf"[,}}\]]|{TAG}")
+JSON_SIGN = re.compile(rf'"|\\.|{TAG}', re.DOTALL)
+"""The end of a text between JSON's quotes, an escape in it, or the end of the call."""
+HEAD = re.compile(rf"\s{{0,64}}call:([^{{<\n]{{1,256}})(?:(?=\{{)|(?={TAG})(?P<none>))")
+"""Beginning of a call, up to its arguments, or up to the end tag if there are none."""
+BEGUN_HEAD = re.compile(rf"\s{{0,64}}(?:{begun('call:')}|call:[^{{<\n]{{0,256}}{begun(GEMMA_CALL_END)})")
 
 
 class GemmaCall:
@@ -57,17 +61,17 @@ class GemmaCall:
         return Step.AGAIN
 
     def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        text = held.text[:MAX_HEAD_CHARS]
-        head = None if self._calls.is_full else HEAD.match(text)
-        if head is not None:
-            self._calls.begin(part, head[1].strip())
-            held.text = held.text[head.end() :]
-            self._arguments = GemmaArguments()
-            return Step.AGAIN
-        may_come = not is_last and not self._calls.is_full and len(text) < MAX_HEAD_CHARS
-        if may_come and GEMMA_CALL_END not in text and "{" not in text:
-            return Step.WAIT
-        return Step.TEXT
+        """Begin the call if its head is complete, or content if the text cannot become a call."""
+        head = read_head(HEAD, BEGUN_HEAD, held, self._calls, is_last)
+        if isinstance(head, Step):
+            return head
+        self._calls.begin(part, head[1].strip())
+        self._arguments = GemmaArguments()
+        if head["none"] is not None:
+            self._calls.add_arguments(part, "{}")
+            self._calls.end()
+            self._is_behind = True
+        return Step.AGAIN
 
 
 class GemmaArguments:
@@ -120,6 +124,8 @@ class GemmaArguments:
             self._open.append(char)
             self._written.append(char)
             self._is_first, self._read = True, self._key if char == "{" else self._item
+        elif char == '"':
+            self._read = self._json_text
         else:
             self._read = self._bare
         return True
@@ -145,13 +151,27 @@ class GemmaArguments:
         self._held, self._at = self._held[num_sure:], self._at - num_sure
         return False
 
+    def _json_text(self, is_last: bool) -> bool:
+        """Write a text between JSON's quotes once it is complete; a text without an end is a bare value."""
+        self._at = max(self._at, 1)
+        while sign := JSON_SIGN.search(self._held, self._at):
+            if sign[0] == '"':
+                self._written.append(_requoted(self._take(sign.end())))
+                self._read = self._behind
+                return True
+            if sign[0] == GEMMA_CALL_END:
+                self._at, self._read = 0, self._bare
+                return True
+            self._at = sign.end()
+        num_begun_chars = max(self._held.endswith("\\"), num_begun(self._held, GEMMA_CALL_END))
+        self._at = max(self._at, len(self._held) - num_begun_chars)
+        return self._lose(is_last)
+
     def _bare(self, is_last: bool) -> bool:
         """Write a value without quotation tags, once it is complete."""
         end = self._find(VALUE_END, (GEMMA_CALL_END,))
         if end is None:
-            if is_last:
-                self._take(len(self._held))
-            return False
+            return self._lose(is_last)
         self._written.append(_scalar(self._take(end.start()).strip()))
         self._read = self._behind
         return True
@@ -164,7 +184,7 @@ class GemmaArguments:
             return self._quoted_key(is_last)
         end = self._find(KEY_END, (GEMMA_CALL_END,))
         if end is None:
-            return self._lose_key(is_last)
+            return self._lose(is_last)
         self._end_key(self._take(end.start()).strip(), end[0])
         return True
 
@@ -172,7 +192,7 @@ class GemmaArguments:
         end = self._held.find(GEMMA_QUOTE, max(self._at, len(GEMMA_QUOTE)))
         if end < 0:
             self._at = len(self._held) - num_begun(self._held, GEMMA_QUOTE)
-            return self._lose_key(is_last)
+            return self._lose(is_last)
         self._quoted = self._held[len(GEMMA_QUOTE) : end]
         self._take(end + len(GEMMA_QUOTE))
         self._read = self._colon
@@ -189,8 +209,9 @@ class GemmaArguments:
         return True
 
     def _end_key(self, key: str, sign: str) -> None:
-        """Write a key before its colon; another sign ends the object, or all."""
+        """Write a key before its colon, without JSON's quotes; another sign ends the object, or all."""
         if sign == ":":
+            key = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
             self._separate()
             self._written.append(f"{json.dumps(key, ensure_ascii=False)}: ")
             self._read = self._value
@@ -200,8 +221,8 @@ class GemmaArguments:
         else:
             self._close_all()
 
-    def _lose_key(self, is_last: bool) -> bool:
-        """Drop a key that is cut off."""
+    def _lose(self, is_last: bool) -> bool:
+        """Drop a key or value that is cut off."""
         if is_last:
             self._take(len(self._held))
         return False
@@ -262,6 +283,14 @@ def with_responses(messages: Sequence[JsonObject]) -> list[JsonObject]:
         ]
         changed.append(message | ({"tool_responses": responses} if responses else {}))
     return changed
+
+
+def _requoted(text: str) -> str:
+    """Return the JSON of a text between quotes, which may have line breaks and wrong escapes."""
+    try:
+        return json.dumps(json.loads(text, strict=False), ensure_ascii=False)
+    except ValueError:
+        return json.dumps(text[1:-1], ensure_ascii=False)
 
 
 def _scalar(text: str) -> str:

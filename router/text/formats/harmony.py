@@ -13,7 +13,17 @@ from common.base.json_file import Json, JsonObject
 from router.text.formats.history import with_results
 from router.text.formats.json_arguments import ArgumentsReader
 from router.text.formats.parts import CallWriter, HeldText, Part, num_begun
-from router.text.formats.shapes import CHANNEL, CONSTRAIN, HARMONY_CALL, MESSAGE, MESSAGE_END, RETURN, START, Thoughts
+from router.text.formats.shapes import (
+    CHANNEL,
+    CONSTRAIN,
+    HARMONY_CALL,
+    MESSAGE,
+    MESSAGE_END,
+    NEXT_MESSAGE,
+    RETURN,
+    START,
+    Thoughts,
+)
 from router.text.formats.typed_values import properties_of
 
 ENDS = (MESSAGE_END, HARMONY_CALL, RETURN, START, CHANNEL)
@@ -39,7 +49,11 @@ class Kind(Enum):
 
 
 class HarmonyAnswer:
-    """Reader of an answer; text without a header is content. Each part gets text of a single message."""
+    """Reader of an answer; text without a header is content. Each part gets text of a single message.
+
+    Attributes:
+        cut_header: header of the last message, if the answer ended inside of it.
+    """
 
     def __init__(self, thoughts: Thoughts, calls: CallWriter) -> None:
         self._calls = calls
@@ -48,7 +62,9 @@ class HarmonyAnswer:
         self._written: set[Kind] = set()  # kinds of text that the answer has
         self._break = ""  # between two messages of a kind
         self._arguments: ArgumentsReader | None = None
+        self._has_arguments = False  # of the current call
         self.held = HeldText(follows_tag=False)
+        self.cut_header = ""
 
     @property
     def holds_content(self) -> bool:
@@ -77,7 +93,8 @@ class HarmonyAnswer:
             self.held.text = self.held.text[len(header) + len(tag) :]
             self._begin_message(header, part)
         elif may_wait:
-            self.held.text = "" if is_last else self.held.text
+            if is_last:
+                self.cut_header, self.held.text = text.removeprefix(NEXT_MESSAGE), ""
             return False
         else:  # too long for a header
             self._begin(Kind.CONTENT)
@@ -94,7 +111,7 @@ class HarmonyAnswer:
         if is_call and not self._calls.is_full:
             self._is_header = False
             self._calls.begin(part, called)
-            self._arguments = ArgumentsReader(HARMONY_CALL)
+            self._arguments, self._has_arguments = ArgumentsReader(HARMONY_CALL), False
         else:
             self._begin(Kind.THOUGHT if is_thought else Kind.CONTENT)
 
@@ -105,9 +122,12 @@ class HarmonyAnswer:
     def _argue(self, reader: ArgumentsReader, part: Part, is_last: bool) -> bool:
         arguments, rest = reader.feed(self.held.text, is_last=is_last)
         self._calls.add_arguments(part, arguments)
+        self._has_arguments = self._has_arguments or bool(arguments.strip())
         self.held.text = rest or ""
         if rest is None:
             return False
+        if not self._has_arguments:
+            self._calls.add_arguments(part, "{}")
         self._calls.end()
         self._arguments = None
         self._begin(Kind.NONE)

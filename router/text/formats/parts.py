@@ -11,6 +11,8 @@ from typing import Protocol
 
 MAX_CALLS = 128
 """Calls of an answer; further text is content."""
+MAX_HEAD_CHARS = 512
+"""Most characters of a call from the trigger to the arguments."""
 MAX_DROPPED_CHARS = 256
 """Most characters between a call and its end tag."""
 MAX_WITHHELD_CHARS = 16_384
@@ -139,6 +141,24 @@ class CallReader(Protocol):
     """
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step: ...
+
+
+def read_head(
+    head: re.Pattern[str], begun_head: re.Pattern[str], held: HeldText, calls: CallWriter, is_last: bool
+) -> re.Match[str] | Step:
+    """Take the head of a call from the front of the text; without a head, tell whether to wait or that there is none.
+
+    Args:
+        head: matches a head of at most `MAX_HEAD_CHARS`.
+        begun_head: matches the beginnings of heads.
+    """
+    text = held.text[:MAX_HEAD_CHARS]
+    found = None if calls.is_full else head.match(text)
+    if found is not None:
+        held.text = held.text[found.end() :]
+        return found
+    may_come = not is_last and not calls.is_full and len(text) < MAX_HEAD_CHARS
+    return Step.WAIT if may_come and begun_head.fullmatch(text) else Step.TEXT
 
 
 def behind_call(held: HeldText, trigger: str, end_tag: str, is_last: bool) -> Step:

@@ -48,9 +48,14 @@ Tools = Sequence[Json]
 
 
 class AnswerReader(Protocol):
-    """Incremental reader of a whole answer; the caller appends text to `held`."""
+    """Incremental reader of a whole answer; the caller appends text to `held`.
+
+    Attributes:
+        cut_header: header of a message, if the answer ended inside of it; always "" for answers without headers.
+    """
 
     held: HeldText
+    cut_header: str
 
     @property
     def holds_content(self) -> bool: ...

@@ -45,6 +45,8 @@ class TaggedAnswer:
         self._reader = new_reader()
         self.held = HeldText(follows_tag=is_thinking)
 
+    cut_header = ""
+
     @property
     def holds_content(self) -> bool:
         return self._section in (Section.START, Section.CONTENT) and bool(self.held.text.strip())

@@ -299,6 +299,19 @@ def test_a_stop_string_inside_a_call_is_no_end_with_calls(tool_format: str, text
         ("hermes", "<think>why</think>\n\n", None),
         ("llama", '{"na', None),
         ("llama", '{"name": "fe', "fetch"),
+        ("mistral ids", "[TOOL_CALLS]fi", "find"),
+        ("mistral ids", "[TOOL_CALLS]find[CALL_ID]abc", "find"),
+        ("mistral ids", "[TOOL_CALLS]find[CALL_ID]abcdefghi[AR", "find"),
+        ("mistral list", '[TOOL_CALLS][{"name": "find", "arg', "find"),
+        ("harmony", "<|channel|>comm", None),
+        ("harmony", "<|channel|>commentary to=functions.fe", "fetch"),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.fi",
+            "find",
+        ),
+        ("gemma", "<|tool_call>call:fe", "fetch"),
+        ("xml", "<tool_call>\n<function=fi", "find"),
     ],
 )
 def test_of_a_forced_call_nothing_is_said_and_its_name_is_told_once_it_is_certain(

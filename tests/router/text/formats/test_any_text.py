@@ -23,7 +23,7 @@ PIECES = {
     ],
     ToolFormat.GEMMA: [
         "<|channel>thought", "<channel|>", "<|tool_call>", "call:f{", "a:", '<|"|>', "<tool_call|>",
-        "<|tool_call>call:f{a:",
+        "<|tool_call>call:f{a:", "<|tool_call>call:f<tool_call|>", '{a:"',
     ],
     ToolFormat.XML: [
         "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>",

@@ -17,6 +17,8 @@ ARGUMENTS = {
     '{a:<|"|><tool_call|><|"|>}': '{"a": "<tool_call|>"}',
     "{ a : 1 , b : [ ] }": '{"a": 1, "b": []}',
     '{<|"|>a:b<|"|>:1}': '{"a:b": 1}',
+    '{city:"Oslo, Norway",n:3}': '{"city": "Oslo, Norway", "n": 3}',
+    '{"a":"\\"}\\n","b":["x" , "\n\\z"]}': r'{"a": "\"}\n", "b": ["x", "\n\\z"]}',
     "{a:hello world,b:0x10,c:1.,d:01}": '{"a": "hello world", "b": "0x10", "c": "1.", "d": "01"}',
 }
 MALFORMED: dict[str, Answer] = {
@@ -32,6 +34,9 @@ MALFORMED: dict[str, Answer] = {
     '<|tool_call>call:f{<|"|>a<|"|>}<tool_call|>': Answer(calls=(("f", "{}"),)),
     '<|tool_call>call:f{<|"|>a<|"|><tool_call|>': Answer(calls=(("f", "{}"),)),
     '<|tool_call>call:f{<|"|>a<|"|> ': Answer(calls=(("f", "{"),)),
+    "<|tool_call>call:f<tool_call|> b": Answer("", " b", (("f", "{}"),)),
+    '<|tool_call>call:f{a:"b}<tool_call|>': Answer(calls=(("f", '{"a": "\\"b"}'),)),
+    '<|tool_call>call:f{a:"b\\': Answer(calls=(("f", '{"a": '),)),
     "<|tool_call>call:f{,}<tool_call|>": Answer(calls=(("f", "{}"),)),
     "<|tool_call>call:f{a:1}} b": Answer("", "} b", (("f", '{"a": 1}'),)),
     "<|tool_call>call:f{a:1}": Answer(calls=(("f", '{"a": 1}'),)),

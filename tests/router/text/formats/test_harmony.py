@@ -41,6 +41,8 @@ MALFORMED: dict[str, Answer] = {
     f"{CALL}nope<|call|>": Answer(calls=(("f", "nope"),)),
     f"{CALL}{{}}nope<|call|>": Answer(calls=(("f", "{}"),)),
     f"{CALL}": Answer(calls=(("f", ""),)),
+    f"{CALL}<|call|>": Answer(calls=(("f", "{}"),)),
+    f"{CALL}{{}}{NEXT}{CALL}<|call|>": Answer(calls=(("f", "{}"), ("f", "{}"))),
 }
 
 
