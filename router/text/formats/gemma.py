@@ -185,7 +185,9 @@ class GemmaArguments:
         end = self._find(KEY_END, (GEMMA_CALL_END,))
         if end is None:
             return self._lose(is_last)
-        self._end_key(self._take(end.start()).strip(), end[0])
+        key = self._take(end.start()).strip()
+        is_quoted = len(key) > 1 and key[0] == key[-1] == '"'
+        self._end_key(key[1:-1] if is_quoted else key, end[0])
         return True
 
     def _quoted_key(self, is_last: bool) -> bool:
@@ -209,9 +211,8 @@ class GemmaArguments:
         return True
 
     def _end_key(self, key: str, sign: str) -> None:
-        """Write a key before its colon, without JSON's quotes; another sign ends the object, or all."""
+        """Write a key before its colon; another sign ends the object, or all."""
         if sign == ":":
-            key = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
             self._separate()
             self._written.append(f"{json.dumps(key, ensure_ascii=False)}: ")
             self._read = self._value
