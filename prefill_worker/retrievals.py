@@ -22,9 +22,8 @@ from common.serving.prompts.rate import PromptRate
 from common.serving.prompts.requests import Key
 from common.serving.worker.peer_servers import PeerServer
 from common.wire.messages.memory import PromptBlocks
-from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import unpack_ids
-from common.wire.values.pool_shape import are_enough
 from common.wire.values.resumption import bytes_to_resume, needed
 from common.wire.values.step_counts import PullMeter
 from prefill_worker.reply_pools import ReplyPool, ReplyPools
@@ -138,7 +137,8 @@ class Retrievals:
             return
         pool = self.reply_pools.find(*named)
         counts = tuple(len(needed(group, len(digests))) for group in self.layout.groups)
-        if pool is None or not self._may_have(pool, len(digests)) or not self._has_room(counts):
+        num_free = self.prefixes.checkpoints.num_free
+        if pool is None or not self._may_have(pool, len(digests)) or not self.grants.may_lend(prompt, counts, num_free):
             return
         assert pool.server is not None, "who is found is connected"
         targets, first = self.grants.lend(prompt, counts), prompt.beginning.num_sealed
@@ -161,12 +161,6 @@ class Retrievals:
             self.late.remove(each)
             self.leases.free(each.target_ids)
             each.free_found()
-
-    def _has_room(self, counts: Counts) -> bool:
-        """Tell whether blocks of windows and states are at hand; those of other groups are the prompt's."""
-        pairs = zip(self.layout.groups, counts, strict=True)
-        at_hand = tuple(0 if group.is_append_only else count for group, count in pairs)
-        return are_enough(self.prefixes.checkpoints.num_free, at_hand)
 
     def _may_have(self, pool: ReplyPool, num_blocks: int) -> bool:
         is_free = len(self.under_way) + len(self.late) < MAX_AT_ONCE

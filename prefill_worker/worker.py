@@ -35,6 +35,7 @@ from common.serving.worker.peer_servers import PeerServers, export_of
 from common.settings.config import Config, PrefillSection
 from common.wire.messages.worker import PromptCached, WorkerReady
 from common.wire.transport.router_link import RouterLink
+from common.wire.values.kv_layout import Counts, KVLayout
 from prefill_worker.handoffs import Handoffs
 from prefill_worker.inbox import Inbox
 from prefill_worker.outputs import Outputs
@@ -59,6 +60,15 @@ def prompt_order(section: PrefillSection, *, batching: bool) -> PromptOrder:
         max_mixed_tokens=section.max_mixed_tokens,
         chunking=section.chunking,
     )
+
+
+def stock(layout: KVLayout, num_blocks: Counts, step_tokens: int) -> Counts:
+    """Return the blocks leased in advance, by group, from a pool of `num_blocks`: as many as a step fills.
+
+    States come with prompts, because few are free: a stock would keep them from other workers, or wait for them.
+    """
+    columns = zip(layout.groups, layout.most_blocks(step_tokens, step_tokens), num_blocks, strict=True)
+    return tuple(min(most, count // AT_HAND_SHARE) if group.grows else 0 for group, most, count in columns)
 
 
 class PrefillWorker:
@@ -87,10 +97,7 @@ class PrefillWorker:
         order = prompt_order(config.prefill, batching=config.worker.batching)
         self.scheduler = PromptScheduler(order, engine.allocator, engine.max_len, self.prefixes)
         self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT)
-        num_tokens, capacity = config.prefill.max_batch_tokens, engine.allocator.capacity
-        num_blocks = engine.pool.layout.most_blocks(num_tokens, num_tokens)
-        blocks_a_step = map(min, num_blocks, (count // AT_HAND_SHARE for count in capacity))
-        self.level = tuple(map(max, blocks_a_step, self.prefixes.checkpoints.level))
+        self.level = stock(engine.pool.layout, engine.allocator.capacity, config.prefill.max_batch_tokens)
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
         reply_pools = ReplyPools(PeerServers(engine, worker, self.poller), is_on=ready.takes_replies)

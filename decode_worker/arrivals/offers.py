@@ -55,10 +55,13 @@ class Offers:
     def lease_blocks(self, foreseen: Counts) -> str:
         """Keep blocks at hand for every sequence to grow, for foreseen handoffs, and some more while idle.
 
+        States do not grow, so none is kept idle.
+
         Return why the memory server of the pool is lost, once.
         """
         floor = self.scheduler.capacity.num_growing
-        idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) for count in self.scheduler.allocator.capacity)
+        columns = zip(self.scheduler.layout.groups, self.scheduler.allocator.capacity, strict=True)
+        idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) if group.grows else 0 for group, count in columns)
         self.shared.update(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()
 

@@ -115,14 +115,8 @@ class Prefixes:
         if not handoff.root:
             return
         sequence, digests = handoff.sequence, handoff.digests
-        num_found, num_full = sequence.chain.num_blocks, len(digests)
-        pulled = [
-            full
-            for table in sequence.tables
-            for full in full_blocks(table, range(0 if table.group.window else num_found, num_full))
-        ]
-        if pulled:
-            self.leases.seal([full.block_id for full in pulled], [digests[full.place] for full in pulled])
+        if pulled := full_blocks(sequence.tables, sequence.chain.num_blocks, digests):
+            self.leases.seal([full.block_id for full in pulled], [full.digest for full in pulled])
         sequence.chain = SealedChain(len(digests), digests[-1] if digests else handoff.root)
 
     def forget(self, handoff: Handoff) -> None:

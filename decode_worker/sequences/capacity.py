@@ -3,7 +3,7 @@
 from collections import Counter
 
 from common.kv.blocks import Allocator
-from common.kv.tables import Tables, held_by, num_lacking, num_seen
+from common.kv.tables import Tables, held_by, num_lacking, num_seen, take_gone
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import plus
 from decode_worker.sequences.row_queue import Group, group_of
@@ -71,6 +71,12 @@ class Capacity:
         fresh = self.allocator.allocate(num_lacking(tables, num_tokens, num_tokens))
         pairs = enumerate(zip(tables, fresh, strict=True))
         return [(group, at) for group, (table, ids) in pairs for at in table.extend(num_tokens, num_tokens, ids)]
+
+    def let_go(self, sequence: DecodeSequence) -> None:
+        """Free sealed blocks that the next token does not see; no launched step may touch the sequence."""
+        for table in sequence.tables:
+            table.extend(sequence.num_scheduled, sequence.num_slots)
+        self.allocator.free(take_gone(sequence.tables))
 
     def free(self, sequence: DecodeSequence) -> None:
         """Free all blocks of a sequence; no launched step may touch any."""

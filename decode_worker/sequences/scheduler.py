@@ -17,6 +17,7 @@ sight. Sealed ones are freed instead, after the steps launched so far, which may
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from common.kv.blocks import Allocator
@@ -46,6 +47,7 @@ class DecodeScheduler:
         self.active: dict[Key, DecodeSequence] = {}  # oldest first
         self.lingering: list[DecodeSequence] = []  # ended, blocks still touched by steps in flight
         self.leaving: deque[list[int]] = deque()  # blocks to free after each step in flight, oldest first
+        self.on_end: Callable[[DecodeSequence], None] = lambda sequence: None  # called before its blocks are freed
         self.paused: RowQueue[Paused] = RowQueue(self.capacity.num_rows_of.__getitem__)
 
     def reserve(self, sequence: DecodeSequence, brought: Tables) -> None:
@@ -102,6 +104,7 @@ class DecodeScheduler:
     def end(self, sequence: DecodeSequence) -> None:
         """End a finished, failed or aborted sequence; its blocks are freed once no step touches any."""
         sequence.ended = True
+        self.on_end(sequence)
         del self.active[sequence.key]
         if sequence.is_paused:
             self.paused.remove(Paused(sequence))

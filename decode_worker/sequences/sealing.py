@@ -1,25 +1,47 @@
 """Sealing of decoded blocks, so that the next turn of a conversation finds the reply as well as the prompt."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from common.kv.tables import BlockTable
+from common.kv.tables import Tables
 from common.memory.client.lease_cache import LeaseCache
+from common.serving.prompts.stops import is_doubling
 from common.wire.messages.memory import KVOffer
 from common.wire.values.block_key import digests
 from common.wire.values.flags import unpack_flags
+from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids
+from common.wire.values.pool_shape import minus
+from common.wire.values.resumption import needed
 from decode_worker.sequences.sequence import DecodeSequence, SealedChain
 
 
-class Sealing:
-    """Full blocks at the end of a step, sealed all at once."""
+class FullBlock(NamedTuple):
+    """A full block, to be sealed under the digest of its place."""
 
-    def __init__(self, leases: LeaseCache) -> None:
+    block_id: int
+    digest: bytes
+
+
+class Sealing:
+    """Full blocks at the end of a step, sealed all at once.
+
+    Blocks of windows are sealed at stops only (see `stops`), which are the doublings and the end of a sequence. A
+    sealed block is not used again for the sequence's later places. So it is sealed at a doubling only if other blocks
+    are at hand.
+
+    Args:
+        reserve: returns free blocks to leave at hand, by group.
+    """
+
+    def __init__(self, leases: LeaseCache, reserve: Callable[[], Counts] | None = None) -> None:
         self.leases, self.layout = leases, leases.shape.layout
+        self.reserve = reserve or (lambda: self.layout.nothing)
         self.block_size = self.layout.block_size
+        widths = (group.window for group in self.layout.groups if group.window)
+        self.most_seen = max((width // self.block_size + 1 for width in widths), default=0)
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
@@ -31,40 +53,66 @@ class Sealing:
             sequence.chain = SealedChain(num_full, offer.digest)
 
     def seal(self, sequences: Iterable[DecodeSequence]) -> None:
-        """Seal blocks that the last logged tokens have made full; call before any of them is freed.
+        """Seal blocks that the last logged tokens have made full, and windows of ended sequences.
 
-        KV of all tokens before the last is written, and a full block is not written again.
+        Call before any of them is freed. KV of all tokens before the last is written.
         """
-        block_ids, sealed = list[int](), list[bytes]()
-        for sequence in sequences:
-            chain, num_written = sequence.chain, len(sequence.token_ids) - 1
-            while chain.digest and (chain.num_blocks + 1) * self.block_size <= num_written:
-                begin = chain.num_blocks * self.block_size
-                tokens = pack_ids(sequence.token_ids[begin : begin + self.block_size])
-                [chain.digest] = digests(chain.digest, tokens, self.block_size)
-                places = range(chain.num_blocks, chain.num_blocks + 1)
-                full = [each for table in sequence.tables for each in full_blocks(table, places)]
-                block_ids += [each.block_id for each in full]
-                sealed += [chain.digest] * len(full)
-                chain.num_blocks += 1
-        if block_ids:
-            self.leases.seal(block_ids, sealed)
+        full = [each for sequence in sequences for each in self._full(sequence)]
+        if full:
+            self.leases.seal([each.block_id for each in full], [each.digest for each in full])
+
+    def _full(self, sequence: DecodeSequence) -> Iterator[FullBlock]:
+        """Yield the blocks of a sequence to seal."""
+        chain, num_written = sequence.chain, len(sequence.token_ids) - 1
+        if not (chain.digest and sequence.tables):
+            return
+        while (chain.num_blocks + 1) * self.block_size <= num_written:
+            begin = chain.num_blocks * self.block_size
+            tokens = pack_ids(sequence.token_ids[begin : begin + self.block_size])
+            [digest] = digests(chain.digest, tokens, self.block_size)
+            chain.add(digest, self.most_seen)
+            for table in sequence.tables:
+                if table.group.is_append_only:
+                    yield FullBlock(table.block_ids[chain.num_blocks - 1], chain.digest)
+            if is_doubling(chain.num_blocks, self.block_size):
+                yield from self._seen(sequence, spares=True)
+        if sequence.ended:
+            yield from self._seen(sequence, spares=False)
+
+    def _seen(self, sequence: DecodeSequence, *, spares: bool) -> Iterator[FullBlock]:
+        """Yield the blocks of windows that the next token behind the sealed places sees, if all can be sealed.
+
+        Args:
+            spares: leave the sequence blocks to go on with.
+        """
+        chain, free = sequence.chain, minus(self.leases.num_free, self.reserve())
+        for table, num_free in zip(sequence.tables, free, strict=True):
+            if not table.group.window:
+                continue
+            places = needed(table.group, chain.num_blocks)
+            unsealed = [place for place in places if table.block_ids[place] not in table.sealed]
+            is_known = unsealed and unsealed[0] >= max(table.num_gone, chain.num_blocks - len(chain.latest))
+            if is_known and not (spares and len(unsealed) > num_free):
+                block_ids = [table.block_ids[place] for place in unsealed]
+                table.sealed.update(block_ids)
+                found = (chain.latest[place - chain.num_blocks] for place in unsealed)
+                yield from map(FullBlock, block_ids, found)
 
 
-class FullBlock(NamedTuple):
-    """A full block, to be sealed under the digest of its place."""
+def full_blocks(tables: Tables, num_found: int, of_text: Sequence[bytes]) -> list[FullBlock]:
+    """Return the full blocks of a text with these digests that are not sealed yet, without its first places.
 
-    place: int
-    block_id: int
+    Blocks of windows count as sealed from now on.
 
-
-def full_blocks(table: BlockTable, places: range) -> list[FullBlock]:
-    """Return the blocks of full places that are not sealed yet; blocks of windows count as sealed from now on."""
-    if not table.group.grows:
-        return []
-    in_sight = range(max(places.start, table.num_gone), places.stop)
-    full = [FullBlock(place, table.block_ids[place]) for place in in_sight]
-    if table.group.window:
-        full = [each for each in full if each.block_id not in table.sealed]
-        table.sealed.update(each.block_id for each in full)
+    Args:
+        num_found: first places whose blocks are sealed in append-only groups.
+    """
+    full = list[FullBlock]()
+    for table in tables:
+        begin = num_found if table.group.is_append_only else table.num_gone
+        places = range(begin, len(of_text)) if table.group.grows else ()
+        unsealed = [place for place in places if table.block_ids[place] not in table.sealed]
+        full += [FullBlock(table.block_ids[place], of_text[place]) for place in unsealed]
+        if table.group.window:
+            table.sealed.update(table.block_ids[place] for place in unsealed)
     return full

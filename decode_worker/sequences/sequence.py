@@ -1,6 +1,7 @@
 """A request being decoded here."""
 
 import time
+from collections import deque
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,16 @@ class SealedChain:
 
     num_blocks: int = 0  # sealed, from the first on
     digest: bytes = b""  # of the last sealed block; b"": the sequence is not sealed
+    latest: deque[bytes] = field(default_factory=deque)  # digests of the last blocks, as far as windows see
+
+    def add(self, digest: bytes, most_seen: int) -> None:
+        """Append a block, and keep the digests of the last `most_seen` blocks."""
+        self.digest = digest
+        self.num_blocks += 1
+        if most_seen:
+            self.latest.append(digest)
+            if len(self.latest) > most_seen:
+                self.latest.popleft()
 
 
 @dataclass(slots=True)

@@ -66,10 +66,15 @@ class Slots:
         )
 
     def _has_slot(self, sequence: DecodeSequence) -> bool:
-        """Tell whether the next token has a slot; allocates blocks if needed and free."""
+        """Tell whether the next token has a slot; allocates blocks if needed and free.
+
+        Without a slot, a sequence gives sealed blocks back that the token does not see.
+        """
         if sequence.num_scheduled <= sequence.num_slots:
             return True
         if not self.capacity.allocator.fetch(_num_lacking(sequence)):
+            if not sequence.num_in_flight:
+                self.capacity.let_go(sequence)
             return False
         for group, place in self.capacity.grow(sequence.tables, sequence.num_scheduled):
             self.rows.grown(sequence, group, place, sequence.tables[group].block_ids[place])

@@ -16,7 +16,6 @@ from common.serving.prompts.rate import PromptRate
 from common.serving.prompts.requests import Key
 from common.serving.prompts.sequence import AnyPrompt
 from common.wire.messages.memory import PromptBlocks
-from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import Counts
 from common.wire.values.resumption import needed
 
@@ -26,24 +25,27 @@ class PromptGrants(Generic[AnyPrompt]):
 
     Args:
         on_found: called with a prompt whose cached blocks were found.
-
-    Attributes:
-        step_tokens: most tokens of a chunk.
+        num_snapshots: returns how many snapshots a prompt takes of each state, if blocks are free.
     """
 
-    def __init__(self, leases: LeaseCache, on_found: Callable[[AnyPrompt], None], rate: PromptRate) -> None:
+    def __init__(
+        self,
+        leases: LeaseCache,
+        on_found: Callable[[AnyPrompt], None],
+        rate: PromptRate,
+        num_snapshots: Callable[[AnyPrompt], int],
+    ) -> None:
         self.leases, self.on_found, self.rate = leases, on_found, rate
-        self.layout, self.step_tokens = leases.shape.layout, MAX_INT32
+        self.layout, self.num_snapshots = leases.shape.layout, num_snapshots
         self.asked: dict[Key, AnyPrompt] = {}
 
     def ask(self, prompt: AnyPrompt) -> None:
         """Ask for all blocks of a prompt without any."""
         block_size = self.layout.block_size
-        counts = self.layout.most_blocks(prompt.num_slots, self.step_tokens)
         self.asked[prompt.key] = prompt
         block_us = self.rate.block_us(block_size)
-        wanted = prompt.key, prompt.lacking(block_size), counts, prompt.priority, block_us
-        self.leases.want_prompt(*wanted, num_snapshots=1)
+        wanted = prompt.key, prompt.lacking(block_size), prompt.beginning.num_blocks, prompt.priority, block_us
+        self.leases.want_prompt(*wanted, num_snapshots=self.num_snapshots(prompt))
 
     def ask_again(self, prompt: AnyPrompt) -> None:
         """Free the grant of a prompt, if any, and ask for all blocks."""
@@ -74,21 +76,31 @@ class PromptGrants(Generic[AnyPrompt]):
             self.leases.unwant_prompt(prompt.key)
         self._release(prompt)
 
+    def may_lend(self, prompt: AnyPrompt, counts: Counts, num_free: Counts) -> bool:
+        """Tell whether `lend` has the blocks: of windows `num_free` may be taken, of states the spare ones."""
+        assert prompt.beginning.grant is not None, "its blocks are granted"
+        columns = zip(self.layout.groups, prompt.beginning.grant.fresh, counts, num_free, strict=True)
+        return all(
+            count <= (free if group.window else len(fresh) - (not group.grows)) for group, fresh, count, free in columns
+        )
+
     def lend(self, prompt: AnyPrompt, counts: Counts) -> list[list[int]]:
         """Take blocks to fill, by group; the prompt waits until their return.
 
-        Of append-only groups, the prompt's first fresh blocks are taken; of other groups, blocks at hand.
+        Of append-only groups, the prompt's first fresh blocks are taken, of states the last. Of windows, blocks at hand
+        are taken.
         """
         grant = prompt.beginning.grant
         assert grant is not None, "its blocks are granted"
         groups = self.layout.groups
         lent = self.leases.allocate(
-            tuple(0 if group.is_append_only else count for group, count in zip(groups, counts, strict=True))
+            tuple(count if group.window else 0 for group, count in zip(groups, counts, strict=True))
         )
         for group, fresh, taken, count in zip(groups, grant.fresh, lent, counts, strict=True):
-            if group.is_append_only:
-                taken += fresh[:count]
-                del fresh[:count]
+            if not group.window:
+                begin = 0 if group.grows else len(fresh) - count
+                taken += fresh[begin : begin + count]
+                del fresh[begin : begin + count]
         prompt.beginning.is_filling = True
         return lent
 
@@ -106,16 +118,19 @@ class PromptGrants(Generic[AnyPrompt]):
             return
         num_places = grant.num_places + num_filled
         for number, group in enumerate(self.layout.groups):
-            if group.is_append_only:
+            if group.window:
+                self.leases.free(unfilled[number])
+            elif group.grows:
                 grant.fresh[number][:0] = unfilled[number]
             else:
-                self.leases.free(unfilled[number])
+                grant.fresh[number] += unfilled[number]
             if num_filled and needed(group, num_places).start >= grant.num_places:
                 self.leases.free(grant.found[number])
                 grant.found[number].clear()
             grant.found[number] += sealed[number]
         if num_filled:
-            beginning.grant = grant._replace(num_places=num_places)
+            beginning.num_alike = max(grant.num_alike, num_places)
+            beginning.grant = grant._replace(num_places=num_places, num_alike=beginning.num_alike)
             self._begin_behind_found(prompt)
 
     def return_nothing(self, prompt: AnyPrompt) -> None:

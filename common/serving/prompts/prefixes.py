@@ -54,11 +54,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
         self.layout, self.min_tokens = leases.shape.layout, section.prefix_min_tokens
         self.is_on = section.prefix_cache and self.layout.is_reusable
         self.block_size = self.layout.block_size
-        self.grants = PromptGrants(leases, on_found, self.rate)
         reserve = reserve or (lambda: self.layout.nothing)
         self.checkpoints: Checkpoints[AnyPrompt] = Checkpoints(
             leases, is_on=self.is_on, min_tokens=self.min_tokens, reserve=reserve
         )
+        self.grants = PromptGrants(leases, on_found, self.rate, self.checkpoints.num_snapshots)
         self.computing: dict[bytes, AnyPrompt] = {}  # digest: prompt that can be resumed there next
         self.on_grant: Callable[[AnyPrompt], None] = lambda prompt: None  # called with a prompt after a grant
         self._digests = TextDigests(self.block_size)
@@ -80,6 +80,7 @@ class PromptPrefixes(Generic[AnyPrompt]):
         if is_outdated and prompt.lacking(self.block_size):
             self.grants.ask_again(prompt)
         else:
+            self.leases.free(self.checkpoints.take_surplus(prompt))
             self.on_grant(prompt)
 
     def is_held_up(self, prompt: AnyPrompt) -> bool:
@@ -88,16 +89,11 @@ class PromptPrefixes(Generic[AnyPrompt]):
             return False
         if prompt.key in self.grants.asked or prompt.beginning.is_filling:
             return True
-        other = self._awaited(prompt)
-        return other is not None and (not other.num_left or turn_of(other) <= turn_of(prompt))
+        return self._awaited(prompt) is not None
 
-    def take_blocks(self, prompt: AnyPrompt, counts: Counts) -> Tables | None:
-        """Take all blocks of a prompt for admission; None if the prompt has to wait.
-
-        Args:
-            counts: number of the prompt's blocks in each group.
-        """
-        grant = prompt.beginning.grant
+    def take_blocks(self, prompt: AnyPrompt) -> Tables | None:
+        """Take all blocks of a prompt for admission; None if the prompt has to wait."""
+        grant, counts = prompt.beginning.grant, prompt.beginning.num_blocks
         if grant is None and self._is_looked_up(prompt):
             self.grants.ask(prompt)
             return None
@@ -108,8 +104,8 @@ class PromptPrefixes(Generic[AnyPrompt]):
         else:
             tables = tables_behind(self.layout, prompt.num_slots, grant.num_places, grant.found, grant.fresh)
             prompt.beginning.snapshots = [block_id for number in self.layout.states for block_id in grant.found[number]]
-        prompt.beginning.grant = None
         self._compute_next(prompt)
+        prompt.beginning.grant = None
         return tables
 
     def computed(self, reached: Iterable[tuple[AnyPrompt, int]], waiting: Iterable[AnyPrompt]) -> None:
@@ -152,34 +148,40 @@ class PromptPrefixes(Generic[AnyPrompt]):
             self.leases.seal(block_ids, digests)
         beginning.num_sealed = end
         self._compute_next(prompt)
-        if not self.layout.states:
+        if self.layout.is_append_only:
             return beginning.digests[begin:end]
+        if not self.layout.states:
+            return [beginning.digests[stop - 1] for stop in self.checkpoints.stops(prompt) if begin < stop <= end]
         snapshots = [each for each in due if self.leases.shape.group_of(each.block_id) in self.layout.states]
         self.leases.free([each.block_id for each in snapshots])
         return [beginning.digests[each.place] for each in snapshots]
 
     def _awaited(self, prompt: AnyPrompt) -> AnyPrompt | None:
         """Return another prompt that will soon have computed some of what the prompt lacks."""
-        if not self.layout.states:
-            lacking = prompt.lacking(self.block_size)
-            return self.computing.get(lacking[0]) if lacking else None
+
+        def is_sooner(other: AnyPrompt) -> bool:
+            return not other.num_left or turn_of(other) <= turn_of(prompt)
+
         lacking, num_sealed = prompt.lacking(self.block_size), prompt.beginning.num_sealed
+        if self.layout.is_append_only:
+            other = self.computing.get(lacking[0]) if lacking else None
+            return other if other is not None and is_sooner(other) else None
         stops = ((digest, other, other.beginning.stop - num_sealed) for digest, other in self.computing.items())
-        return next((other for digest, other, n in stops if 0 < n <= len(lacking) and lacking[n - 1] == digest), None)
+        fits = (other for digest, other, n in stops if 0 < n <= len(lacking) and lacking[n - 1] == digest)
+        return next(filter(is_sooner, fits), None)
 
     def _is_helped(self, prompt: AnyPrompt, digests: Container[bytes]) -> bool:
         """Tell whether a prompt gets on by blocks that were just sealed with these digests."""
-        if not self.layout.states:
+        if self.layout.is_append_only:
             return prompt.beginning.next_digest in digests
         return any(digest in digests for digest in prompt.lacking(self.block_size))
 
     def _compute_next(self, prompt: AnyPrompt) -> None:
         beginning = prompt.beginning
-        if self.layout.states:
-            num_tokens = beginning.num_sealed * self.block_size
-            beginning.stop = self.checkpoints.next_stop(prompt, num_tokens) // self.block_size
-        else:
+        if self.layout.is_append_only:
             beginning.stop = beginning.num_sealed + 1 if beginning.next_digest else 0
+        else:
+            beginning.stop = self.checkpoints.next_awaited(prompt, beginning.num_sealed)
         if beginning.stop:
             self.computing.setdefault(beginning.digests[beginning.stop - 1], prompt)
 

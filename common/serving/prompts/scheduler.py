@@ -75,7 +75,6 @@ class PromptScheduler(Generic[AnyPrompt]):
         self.rows: PromptRows[AnyPrompt] = rows or PromptRows()
         self.layout = allocator.shape.layout
         self.step_tokens = order.max_tokens if order.chunking else max_len
-        prefixes.grants.step_tokens = prefixes.checkpoints.step_tokens = self.step_tokens
         self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, self.step_tokens))
         self.prompts: dict[Key, AnyPrompt] = {}  # in order of arrival
         self._attempts: dict[str, list[int]] = {}  # of each request; mostly single
@@ -95,6 +94,7 @@ class PromptScheduler(Generic[AnyPrompt]):
 
     def add(self, prompt: AnyPrompt) -> None:
         """Queue a prompt, and look up its prefix."""
+        prompt.beginning.num_blocks = self.layout.most_blocks(prompt.num_slots, self.step_tokens)
         self.prefixes.begin(prompt)
         self.prompts[prompt.key] = prompt
         self._attempts.setdefault(prompt.request.request_id, []).append(prompt.request.attempt)
@@ -146,8 +146,7 @@ class PromptScheduler(Generic[AnyPrompt]):
 
     def _admit(self, prompt: AnyPrompt) -> bool:
         """Admit a prompt with a row and blocks for the whole prompt; return false when something is missing."""
-        counts = self.layout.most_blocks(prompt.num_slots, self.step_tokens)
-        if not self.rows.has_row(prompt) or (tables := self.prefixes.take_blocks(prompt, counts)) is None:
+        if not self.rows.has_row(prompt) or (tables := self.prefixes.take_blocks(prompt)) is None:
             return False
         prompt.tables = tables
         self.rows.reserve(prompt)

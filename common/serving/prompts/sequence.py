@@ -10,10 +10,11 @@ from common.kv.tables import Tables
 from common.memory.client.lease_cache import Grant
 from common.serving.prompts.requests import Key
 from common.wire.messages.worker import PrefillRequest
+from common.wire.values.kv_layout import Counts
 from common.wire.values.sampling_params import SamplingParams
 
 
-class Due(NamedTuple):
+class DueBlock(NamedTuple):
     """A block to seal once the full block of an append-only group at `place` is sealed."""
 
     place: int
@@ -30,8 +31,9 @@ class Beginning:
     num_alike: int = 0  # leading places that another text had, though it cannot be resumed there
     num_marked: int = 0  # leading places whose blocks of windows are sealed, due, or never sealed
     stop: int = 0  # places after which others can resume the prompt next; 0: unknown
-    due: list[Due] = field(default_factory=list)  # of windows and states
+    due: list[DueBlock] = field(default_factory=list)  # of windows and states
     snapshots: list[int] = field(default_factory=list)  # found states, to be copied before the first step
+    num_blocks: Counts = ()  # most blocks that the prompt holds, by group
     grant: Grant | None = None  # all blocks, until admission
     is_outdated: bool = False  # more blocks were sealed since the request for blocks
     is_filling: bool = False  # some granted blocks are lent, to be filled from another pool

@@ -16,7 +16,7 @@ class Resumable(NamedTuple):
     """Lengths of a text's cached prefixes, in places."""
 
     num_places: int  # computing may go on behind them
-    num_alike: int  # their blocks of append-only groups are cached
+    num_alike: int  # their blocks of append-only groups are cached; never fewer
 
 
 def needed(group: KVGroup, num_places: int, first: int = 0) -> range:
@@ -40,16 +40,16 @@ def resumable(layout: KVLayout, have: Sequence[np.ndarray], first: int = 0) -> R
         have: which places have a cached block, by group: [num_places] bool.
         first: places before are known to be there, in all groups.
     """
-    num_alike, *_ = have[0].shape
+    most, *_ = have[0].shape
+    lasting = [_num_leading(here) for group, here in zip(layout.groups, have, strict=True) if group.is_append_only]
+    most = min(lasting, default=most)
+    fits = np.ones(most, bool)  # by length - 1
     for group, of_group in zip(layout.groups, have, strict=True):
-        if group.is_append_only:
-            num_alike = min(num_alike, _num_leading(of_group))
-    fits = np.ones(num_alike, bool)  # by length - 1
-    for group, of_group in zip(layout.groups, have, strict=True):
-        if not group.is_append_only and num_alike:
-            fits &= _in_sight(group, of_group, num_alike, first) if group.grows else of_group[:num_alike]
+        if not group.is_append_only and most:
+            fits &= _in_sight(group, of_group, most, first) if group.grows else of_group[:most]
     lengths = np.flatnonzero(fits)
-    return Resumable(int(lengths[-1]) + 1 if len(lengths) else 0, num_alike)
+    num_places = int(lengths[-1]) + 1 if len(lengths) else 0
+    return Resumable(num_places, most if lasting else num_places)
 
 
 def _num_leading(have: np.ndarray) -> int:
