@@ -66,7 +66,13 @@ class AnswerParser:
 
     @property
     def has_called(self) -> bool:
-        return self._calls.num_calls > 0
+        """True if the answer has calls, all of them complete."""
+        return self._calls.num_calls > 0 and not self.is_calling
+
+    @property
+    def is_calling(self) -> bool:
+        """True inside of a call; also at the end, if the call is cut off."""
+        return self._calls.is_open
 
     @property
     def holds_content(self) -> bool:

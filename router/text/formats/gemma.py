@@ -7,7 +7,7 @@ withheld until the text ends, because a model may forget to end a text. In such 
 import json
 import re
 
-from router.text.formats.parts import CallWriter, HeldText, Part, Step, in_json, num_begun
+from router.text.formats.parts import CallWriter, HeldText, Part, Step, behind_call, in_json, num_begun
 from router.text.formats.shapes import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from router.text.formats.typed_values import WORDS
 
@@ -32,14 +32,17 @@ class GemmaCall:
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step:
         if self._is_behind:
-            return self._end(held, is_last)
+            return behind_call(held, GEMMA_CALL, GEMMA_CALL_END, is_last)
         if self._arguments is None:
             return self._begin(held, part, is_last)
         arguments, rest = self._arguments.feed(held.text, is_last=is_last)
         self._calls.add_arguments(part, arguments)
         held.text = rest or ""
-        self._is_behind = rest is not None
-        return Step.AGAIN if self._is_behind else Step.WAIT
+        if rest is None:
+            return Step.WAIT
+        self._calls.end()
+        self._is_behind = True
+        return Step.AGAIN
 
     def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
         text = held.text[:MAX_HEAD_CHARS]
@@ -52,17 +55,7 @@ class GemmaCall:
         may_come = not is_last and not self._calls.is_full and len(text) < MAX_HEAD_CHARS
         if may_come and GEMMA_CALL_END not in text and "{" not in text:
             return Step.WAIT
-        part.content += GEMMA_CALL
-        return Step.OVER
-
-    def _end(self, held: HeldText, is_last: bool) -> Step:
-        """Drop the end tag and white space before."""
-        held.text = held.text.lstrip()
-        if not is_last and GEMMA_CALL_END.startswith(held.text) and held.text != GEMMA_CALL_END:
-            return Step.WAIT
-        is_begun = is_last and GEMMA_CALL_END.startswith(held.text)
-        held.text = "" if is_begun else held.text.removeprefix(GEMMA_CALL_END)
-        return Step.OVER
+        return Step.TEXT
 
 
 class GemmaArguments:
@@ -81,9 +74,8 @@ class GemmaArguments:
         self._held += text
         while self._read(is_last) and self._open:
             pass
-        is_over = not self._open or is_last
         written, self._written = "".join(self._written), []
-        return written, self._held if is_over else None
+        return written, None if self._open else self._held
 
     def _take(self, num_chars: int) -> str:
         taken, self._held, self._at = self._held[:num_chars], self._held[num_chars:], 0

@@ -106,6 +106,7 @@ class HarmonyAnswer:
         self.held.text = rest or ""
         if rest is None:
             return False
+        self._calls.end()
         self._arguments = None
         self._begin(Kind.NONE)
         return True

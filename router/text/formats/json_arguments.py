@@ -29,15 +29,13 @@ class ArgumentsReader:
         """Return certain arguments, and once the arguments have ended, the text behind; None before the end."""
         self._held += text
         end = self._followed()
-        if end is not None:
-            return self._cut(end)
-        sure = self._num_sure()
-        if not is_last:
-            told, self._held = self._held[:sure], self._held[sure:]
-            self._at, self._string = self._at - sure, max(0, self._string - sure) if self._string >= 0 else -1
-            return told, None
-        is_cut_off = self._string >= 0 and not (self._end_tag and self._held.startswith(self._end_tag, sure))
-        return self._cut(len(self._held) if is_cut_off else sure)
+        sure = self._num_sure() if end is None else end
+        is_over = end is not None or (is_last and bool(self._end_tag) and self._held.startswith(self._end_tag, sure))
+        if is_last and not is_over and self._string >= 0:
+            sure = len(self._held)
+        told, self._held = self._held[:sure], self._held[sure:]
+        self._at, self._string = self._at - sure, max(0, self._string - sure) if self._string >= 0 else -1
+        return told, self._held if is_over else None
 
     def _followed(self) -> int | None:
         """Follow the withheld text; return the end of the arguments, None before it."""
@@ -66,7 +64,3 @@ class ArgumentsReader:
         """Return the number of characters certain to be arguments."""
         tag = self._held.find(self._end_tag, self._string) if self._string >= 0 and self._end_tag else -1
         return min(self._at, tag if tag >= 0 else len(self._held) - num_begun(self._held, self._end_tag))
-
-    def _cut(self, end: int) -> tuple[str, str]:
-        told, rest, self._held = self._held[:end], self._held[end:], ""
-        return told, rest

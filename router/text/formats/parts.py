@@ -1,6 +1,7 @@
 """Parts of an answer, and tools shared by readers of all formats."""
 
 import json
+import re
 import secrets
 import string
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Protocol
 
 MAX_CALLS = 128
 """Calls of an answer; further text is content."""
+MAX_DROPPED_CHARS = 256
+"""Most characters between a call and its end tag."""
 ID_CHARS = string.ascii_letters + string.digits
 SHORT_ID_CHARS = 9
 
@@ -58,11 +61,15 @@ def is_short_id(text: str) -> bool:
 
 
 class CallWriter:
-    """Writer of calls into parts, numbered within the answer."""
+    """Writer of calls into parts, numbered within the answer.
+
+    Attributes:
+        is_open: true until the end of the call begun last; stays true if the call is cut off.
+    """
 
     def __init__(self, new_id: Callable[[], str] = long_id, max_calls: int = MAX_CALLS) -> None:
         self._new_id, self._max_calls = new_id, max_calls
-        self.num_calls = 0
+        self.num_calls, self.is_open = 0, False
 
     @property
     def is_full(self) -> bool:
@@ -71,6 +78,11 @@ class CallWriter:
     def begin(self, part: Part, name: str, arguments: str = "", call_id: str = "") -> None:
         part.calls.append(CallPiece(self.num_calls, arguments, call_id or self._new_id(), name))
         self.num_calls += 1
+        self.is_open = True
+
+    def end(self) -> None:
+        """End the call begun last."""
+        self.is_open = False
 
     def add_arguments(self, part: Part, arguments: str) -> None:
         """Add arguments to the call begun last."""
@@ -106,21 +118,41 @@ class Step(Enum):
     WAIT = "wait"  # more text is needed
     AGAIN = "again"  # another part follows
     OVER = "over"  # the held text is behind the calls
+    TEXT = "text"  # there is no call: trigger and held text are content
 
 
 class CallReader(Protocol):
     """Incremental reader of the text behind a trigger: one call, or several calls in a row.
 
-    A step takes text from the front of `held`, and adds calls, or content if the text is no call, to `part`. A part
-    gets either of the two. With `is_last`, no more text comes, and the reader does not wait.
+    A step takes text from the front of `held`, and adds calls to `part`, or content if the text is no call. A part gets
+    either of the two. With `is_last`, no more text comes, and the reader does not wait.
     """
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step: ...
 
 
+def behind_call(held: HeldText, trigger: str, end_tag: str, is_last: bool) -> Step:
+    """Drop the end tag of a call, with little text before it; without an end tag, the text is content."""
+    held.text = held.text.lstrip()
+    text = held.text[: MAX_DROPPED_CHARS + len(end_tag)]
+    end, begin = text.find(end_tag), text.find(trigger)
+    if end >= 0 and not 0 <= begin < end:
+        held.text = held.text[end + len(end_tag) :]
+    elif begin < 0 and len(text) < MAX_DROPPED_CHARS + len(end_tag):
+        if not is_last:
+            return Step.WAIT
+        held.text = text[: len(text) - num_begun(text, end_tag)]
+    return Step.OVER
+
+
 def num_begun(text: str, tag: str) -> int:
     """Count characters at the end of a text that may begin a tag."""
     return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
+
+
+def begun(tag: str) -> str:
+    """Return a regular expression for all beginnings of a tag, the empty one included."""
+    return "(?:" + "".join(f"(?:{re.escape(char)}" for char in tag[:-1]) + ")?" * len(tag[:-1]) + ")"
 
 
 def in_json(text: str) -> str:

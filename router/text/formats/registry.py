@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from common.base.json_file import JsonObject
 from router.text.formats.gemma import GemmaCall
 from router.text.formats.harmony import HARMONY_TOKENS, HarmonyAnswer, with_thinking
-from router.text.formats.json_calls import JsonCalls
+from router.text.formats.json_calls import CallObjects, TaggedCalls
 from router.text.formats.mistral import MistralCalls, with_short_ids
 from router.text.formats.parts import CallReader, CallWriter, HeldText, Part, long_id, short_id
 from router.text.formats.shapes import (
@@ -87,11 +87,11 @@ class AnswerFormat(NamedTuple):
 
 
 def _alone(calls: CallWriter, _: ToolSchemas) -> CallReader:
-    return JsonCalls(calls, "")
+    return CallObjects(calls)
 
 
 def _hermes(calls: CallWriter, _: ToolSchemas) -> CallReader:
-    return JsonCalls(calls, CALL_END)
+    return TaggedCalls(calls)
 
 
 def _mistral(calls: CallWriter, _: ToolSchemas) -> CallReader:

@@ -93,6 +93,8 @@ class TaggedAnswer:
 
     def _call(self, part: Part, is_last: bool) -> bool:
         step = self._reader.step(self.held, part, is_last)
-        if step is Step.OVER:
-            self._section, self.held.follows_tag = Section.CONTENT, True
+        if step in (Step.OVER, Step.TEXT):
+            self._section, self.held.follows_tag = Section.CONTENT, step is Step.OVER
+        if step is Step.TEXT:
+            part.content = self._trigger + part.content
         return step is not Step.WAIT

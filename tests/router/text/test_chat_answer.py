@@ -148,6 +148,17 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
         ("hermes", f"<tool_call>{F}\n{F}\n</tool_call>\n a", ("", " a", [F_CALL, F_CALL])),
         ("hermes", f'<tool_call>{F[:-1]}, "id": 5}}\n</tool_call>', ("", "", [F_CALL])),
         ("hermes", f"<tool_call>{F}\nWell.", ("", "Well.", [F_CALL])),
+        ("hermes", f"<tool_call>{F}\n<tool_call>{F}</tool_call>", ("", "", [F_CALL, F_CALL])),
+        ("hermes", f"<tool_call>{F}\nWell.\n<tool_call>{F}", ("", "Well.", [F_CALL, F_CALL])),
+        ("hermes", f"<tool_call>{F}, nothing</tool_call>", ("", "", [F_CALL])),
+        ("hermes", f"<tool_call>{F}{'.' * 300}</tool_call>", ("", f"{'.' * 300}</tool_call>", [F_CALL])),
+        ("hermes", f"<tool_call>{F[:-1]}</tool_call> a", ("", " a", [F_CALL])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", "", [("f", "{}")])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"ü\\"}"}</tool_call>', ("", "", [F_CALL])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "a"}',
+         ("", '<tool_call>{"name": "f", "arguments": "a"}', [])),
+        ("hermes", f'<tool_call>{{"a": 1}}<tool_call>{F}</tool_call>', ("", '<tool_call>{"a": 1}', [F_CALL])),
+        ("hermes", "<tool_call>\n\nno", ("", "<tool_call>\n\nno", [])),
         ("hermes", f"<tool_call>{F}\n</tool_", ("", "", [F_CALL])),
         ("hermes", f"<tool_call>{NO_NAME}", ("", f"<tool_call>{NO_NAME}", [])),
         ("llama", f"It is {LLAMA_F}", ("", f"It is {LLAMA_F}", [])),
@@ -247,6 +258,28 @@ def test_a_call_that_is_cut_off_is_a_call(arguments: str, content: str) -> None:
     assert whole["message"]["content"] == (" c" if content else None)
     message, _ = streamed(list(text), options("hermes"))
     assert message["tool_calls"][0]["function"] == call["function"] and message["content"] == (content and " c")
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("hermes", f"<tool_call>{F[:-4]}"),
+        ("hermes", f"<tool_call>{F}</tool_call><tool_call>{F[:-4]}"),
+        ("xml", "<tool_call><function=f><parameter=a>\nb"),
+        ("xml", "<tool_call><function=f><parameter=a>\nb\n</parameter>\n"),
+        ("llama", LLAMA_F[:-4]),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1'),
+        ("harmony", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1'),
+        ("gemma", '<|tool_call>call:f{a:<|"|>b'),
+    ],
+)
+def test_a_stop_string_inside_a_call_is_no_end_with_calls(tool_format: str, text: str) -> None:
+    form = options(tool_format)
+    whole = chat_choice_body(text, completion(), form)
+    assert whole["finish_reason"] == streamed(list(text), form)[1] == "stop"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(whole["message"]["tool_calls"][-1]["function"]["arguments"])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ PIECES = {
     ],
     ToolFormat.XML: [
         "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>",
-        "<parameter=n>", "</parameter>",
+        "<parameter=n>", "</parameter>", "\n<parameter=n>\n", "</function></tool_call>",
     ],
     ToolFormat.HERMES: ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, CALL[:28], f"<tool_call>{CALL}"],
     ToolFormat.LLAMA: ["<|python_tag|>", '{"name": "f", "parameters": {', CALL, ";"],
