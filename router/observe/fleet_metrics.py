@@ -40,7 +40,7 @@ WORKER_GAUGES: dict[str, tuple[str, OfWorker]] = {
         lambda worker: worker.work.outstanding_tokens,
     ),
     "used_blocks": ("KV blocks of its pool that it uses", lambda worker: worker.num_used_blocks),
-    "blocks": ("KV blocks of its pool, which others may share", lambda worker: sum(worker.ready.num_blocks)),
+    "blocks": ("KV blocks of its pool, which others may share", lambda worker: worker.num_blocks),
     "draining": ("whether it finishes what it has, and leaves", lambda worker: worker.draining),
 }
 BEAT_GAUGES: dict[str, tuple[str, OfBeat]] = {
@@ -199,6 +199,7 @@ class FleetMetrics(Collector):
             known.add_metric([server.id], num_known)
             parked.add_metric([server.id], num_parked)
         yield from (known, parked)
+        yield from self._groups()
         yield from self._gpus()
         for kind, values in ((GaugeMetricFamily, MEMORY_GAUGES), (CounterMetricFamily, MEMORY_COUNTERS)):
             for name, (text, value) in values.items():
@@ -206,6 +207,22 @@ class FleetMetrics(Collector):
                 for server in self._memory_servers:
                     family.add_metric([server.id], value(server.beat) if server.beat else 0.0)
                 yield family
+
+    def _groups(self) -> Iterator[Metric]:
+        """Yield metrics of groups of layers, which lend memory to each other; `group` is their place in the layout."""
+        labels = ["server", "group", "kind"]
+        used = GaugeMetricFamily(
+            "baton_memory_group_used_blocks", "KV blocks of a group of layers, leased or read", labels=labels
+        )
+        num_bytes = GaugeMetricFamily(
+            "baton_memory_group_bytes", "memory of a pool that is a group's now", labels=labels
+        )
+        for server in self._memory_servers:
+            for number, group in enumerate(server.beat.groups if server.beat else ()):
+                values = [server.id, str(number), group.kind.name.lower()]
+                used.add_metric(values, group.num_used_blocks)
+                num_bytes.add_metric(values, group.num_bytes)
+        yield from (used, num_bytes)
 
     def _gpus(self) -> Iterator[Metric]:
         """Yield metrics of GPUs, for memory servers able to read the values."""
@@ -228,7 +245,7 @@ def kv_usage(pool: Iterable[Member], memory_servers: MemoryServers) -> float:
     num_used = sum(server.num_blocks_in_use(workers) for server in memory_servers)
     num_used += sum(worker.num_used_blocks for worker in alone)
     num_blocks = sum(server.beat.num_blocks for server in memory_servers if server.beat)
-    num_blocks += sum(sum(worker.ready.num_blocks) for worker in alone)
+    num_blocks += sum(worker.num_blocks for worker in alone)
     return num_used / max(1, num_blocks)
 
 
