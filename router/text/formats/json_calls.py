@@ -34,12 +34,12 @@ class CallObjects:
     """Reader of calls in a row, of which each is an object. `Step.TEXT` tells that the first is none.
 
     Args:
-        end_tag: ends a call in which a string has no end; "": none.
+        tags: end a call that a model forgot to end.
         separators: characters between calls.
     """
 
-    def __init__(self, calls: CallWriter, end_tag: str = "", separators: str = " \n\r\t;") -> None:
-        self._calls, self._end_tag, self._separators = calls, end_tag, separators
+    def __init__(self, calls: CallWriter, *tags: str, separators: str = " \n\r\t;") -> None:
+        self._calls, self._tags, self._separators = calls, tags, separators
         self._call: ObjectCall | None = None
         self._blank = ""  # before the first call
         self._has_called = False
@@ -62,7 +62,7 @@ class CallObjects:
         opening = OPENING.match(held.text)
         if opening is not None and not self._calls.is_full:
             self._blank, held.text = opening[1], held.text[opening.end(1) :]
-            self._call = ObjectCall(self._calls, self._end_tag)
+            self._call = ObjectCall(self._calls, *self._tags)
             return Step.AGAIN
         return Step.WAIT if BLANK.fullmatch(held.text) and not is_last else self._end(held)
 
@@ -76,9 +76,9 @@ class CallObjects:
 class ObjectCall:
     """Reader of a call written as an object, whose brace has come. `Step.TEXT` leaves an object that is no call."""
 
-    def __init__(self, calls: CallWriter, end_tag: str) -> None:
-        self._calls, self._end_tag = calls, end_tag
-        self._reader = ArgumentsReader(end_tag)  # of the whole object, of the arguments, or of the fields behind
+    def __init__(self, calls: CallWriter, *tags: str) -> None:
+        self._calls, self._tags = calls, tags
+        self._reader = ArgumentsReader(*tags)  # of the whole object, of the arguments, or of the fields behind
         self._num_followed = 0  # characters of the whole object
         self._read: Callable[[HeldText, Part, bool], Step] = self._begin
 
@@ -91,7 +91,7 @@ class ObjectCall:
             name, end = head
             self._calls.begin(part, name)
             held.text = held.text[end:]
-            self._reader, self._read = ArgumentsReader(self._end_tag), self._argue
+            self._reader, self._read = ArgumentsReader(*self._tags), self._argue
             return Step.AGAIN
         text = held.text[:MAX_WHOLE_CHARS]
         rest = self._reader.feed(text[self._num_followed :], is_last=is_last)[1]
@@ -125,7 +125,7 @@ class ObjectCall:
         held.text = held.text[behind.end() :]
         if behind[1] == "}":
             return Step.OVER
-        self._reader, self._read = ArgumentsReader(self._end_tag, depth=1), self._drop
+        self._reader, self._read = ArgumentsReader(*self._tags, depth=1), self._drop
         return Step.AGAIN
 
     def _drop(self, held: HeldText, _: Part, is_last: bool) -> Step:
@@ -139,7 +139,7 @@ class TaggedCalls:
     """Reader of calls between call tags."""
 
     def __init__(self, calls: CallWriter) -> None:
-        self._objects = CallObjects(calls, CALL_END)
+        self._objects = CallObjects(calls, CALL_END, CALL)
         self._is_behind = False  # the calls
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step:

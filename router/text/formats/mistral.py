@@ -12,17 +12,31 @@ from collections.abc import Sequence
 from common.base.json_file import Json, JsonObject
 from router.text.formats.json_arguments import ArgumentsReader
 from router.text.formats.json_calls import CallObjects
-from router.text.formats.parts import ID_CHARS, SHORT_ID_CHARS, CallWriter, HeldText, Part, Step, begun, is_short_id
+from router.text.formats.parts import (
+    ID_CHARS,
+    MAX_HEAD_CHARS,
+    SHORT_ID_CHARS,
+    CallWriter,
+    HeldText,
+    Part,
+    Step,
+    begun,
+    is_short_id,
+    read_head,
+)
 from router.text.formats.shapes import ARGS, CALL_ID, CALLS
 
-NAME = r"\s*(?P<name>[^\s\[\]{}](?:[^\n\[\]{}]{0,254}[^\s\[\]{}])?)[ \t]*"
+SPACE = r"\s{0,32}"
+NAME = rf"{SPACE}(?P<name>[^\s\[\]{{}}](?:[^\n\[\]{{}}]{{0,254}}[^\s\[\]{{}}])?)[ \t]{{0,32}}"
 ID = rf"{re.escape(CALL_ID)}(?P<id>[^\[\]{{}}\n]{{0,64}})"
-HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{re.escape(ARGS)})?\s*(?=\{{)")
-"""Beginning of a named call, up to its arguments."""
-BEGUN = re.compile(rf"[^\[\]{{}}]*(?:{begun(CALL_ID)}|(?:{ID}\s*)?(?:{begun(ARGS)}|{re.escape(ARGS)}\s*))")
+ARGS_MARK = re.escape(ARGS)
+ENDS = rf"(?:{ARGS_MARK})?{SPACE}(?=\{{)|{ARGS_MARK}{SPACE}(?P<none>(?={re.escape(CALLS)}))"
+HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{ENDS})")
+"""Beginning of a named call, up to its arguments, or up to the next call if there are none."""
+LAST_HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{ENDS}|{ARGS_MARK}{SPACE}\Z)")
+"""Beginning of a named call that may be cut off before the arguments."""
+BEGUN_HEAD = re.compile(rf"[^\[\]{{}}]*(?:{begun(CALL_ID)}|(?:{ID}\s*)?(?:{begun(ARGS)}|{ARGS_MARK}\s*{begun(CALLS)}))")
 """Every text that such a beginning may begin with, and some more."""
-MAX_HEAD_CHARS = 512
-"""Most characters from the trigger to the arguments of a named call."""
 
 
 class MistralCalls:
@@ -63,18 +77,17 @@ class NamedCall:
 
     def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
         """Begin the call if its head is complete, or content if the text cannot become a call."""
-        text = held.text[:MAX_HEAD_CHARS]
-        head = None if self._calls.is_full else HEAD.match(text)
-        if head is not None:
-            call_id = (head["id"] or "").strip()
-            self._calls.begin(part, head["name"], call_id=call_id if is_short_id(call_id) else "")
-            held.text = held.text[head.end() :]
-            self._arguments = ArgumentsReader(CALLS)
+        head = read_head(LAST_HEAD if is_last else HEAD, BEGUN_HEAD, held, self._calls, is_last)
+        if isinstance(head, Step):
+            return head
+        call_id = (head["id"] or "").strip()
+        self._calls.begin(part, head["name"], call_id=call_id if is_short_id(call_id) else "")
+        self._arguments = ArgumentsReader(CALLS)
+        if head["none"] is None:
             return Step.AGAIN
-        may_come = not is_last and not self._calls.is_full and len(text) < MAX_HEAD_CHARS
-        if may_come and BEGUN.fullmatch(text):
-            return Step.WAIT
-        return Step.TEXT
+        self._calls.add_arguments(part, "{}")
+        self._calls.end()
+        return Step.OVER
 
 
 class CallList:

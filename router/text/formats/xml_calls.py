@@ -11,13 +11,23 @@ is complete only behind an end tag.
 import json
 import re
 
-from router.text.formats.parts import CallWriter, HeldText, Part, Step, begun, behind_call, in_json, num_begun
+from router.text.formats.parts import (
+    CallWriter,
+    HeldText,
+    Part,
+    Step,
+    begun,
+    behind_call,
+    in_json,
+    num_begun,
+    read_head,
+)
 from router.text.formats.shapes import CALL, CALL_END, FUNCTION, FUNCTION_END
 from router.text.formats.typed_values import ToolSchemas, properties_of, typed, types_of
 
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MAX_NAME_CHARS = 256
-MAX_HEAD_CHARS = len(PARAMETER) + MAX_NAME_CHARS
+MAX_TAG_CHARS = len(PARAMETER) + MAX_NAME_CHARS
 """Most characters of the head of a call or parameter without its last."""
 SPACE = r"\s{0,64}"
 BEGUN_NAME = rf"[^>\n]{{0,{MAX_NAME_CHARS}}}"
@@ -80,15 +90,13 @@ class XmlCall:
 
     def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
         """Begin a call if its head is complete, or content if the text cannot become a call."""
-        head = None if self._calls.is_full else HEAD.match(held.text)
-        if head is not None:
-            name = head[1].strip()
-            self._calls.begin(part, name, "{")
-            self._parameters, self._is_behind = Parameters(self._schemas, name), False
-            held.text = held.text[head.end() :]
-            return Step.AGAIN
-        is_begun = BEGUN_HEAD.fullmatch(held.text) is not None
-        return Step.WAIT if is_begun and not is_last and not self._calls.is_full else Step.TEXT
+        head = read_head(HEAD, BEGUN_HEAD, held, self._calls, is_last)
+        if isinstance(head, Step):
+            return head
+        name = head[1].strip()
+        self._calls.begin(part, name, "{")
+        self._parameters, self._is_behind = Parameters(self._schemas, name), False
+        return Step.AGAIN
 
     def _find_next(self, held: HeldText, part: Part, is_last: bool) -> Step:
         """Find another call, or the end of the calls."""
@@ -113,7 +121,7 @@ class Parameters:
         while self._read_value(held, is_last):
             found = INSIDE.search(held.text)
             if found is None:
-                held.text = "" if is_last else held.text[-MAX_HEAD_CHARS:]
+                held.text = "" if is_last else held.text[-MAX_TAG_CHARS:]
                 break
             held.text = held.text[found.end() :]
             if found[1] is None:
