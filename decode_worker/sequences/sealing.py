@@ -47,8 +47,7 @@ class Sealing:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
         num_full, offered = (len(sequence.token_ids) - 1) // self.block_size, np.frombuffer(offer.block_ids, np.int32)
         sealed = offered[unpack_flags(offer.are_sealed, len(offered))]
-        groups = np.searchsorted(self.leases.shape.proof_ids, sealed, side="right") - 1
-        num_sealed = np.bincount(groups, minlength=len(self.layout.groups))
+        num_sealed = np.bincount(self.leases.shape.groups_of(sealed), minlength=len(self.layout.groups))
         if all(num_sealed[n] == num_full for n, group in enumerate(self.layout.groups) if group.is_append_only):
             sequence.chain = SealedChain(num_full, offer.digest)
 
