@@ -7,6 +7,7 @@ from itertools import chain, product, starmap
 import torch
 from torch import Tensor
 
+from common.base.activation import Activation
 from common.device.steps.adjustments import Adjustments, SlotFill
 from common.device.steps.warm_up import sampling_tensors
 from common.kernels.base.attention_operands import AttentionWeights
@@ -73,7 +74,7 @@ def gate_case(num_tokens: int) -> Case:
     gates = random(variants_for(num_bytes), num_tokens, 2 * INNER)
 
     def expected() -> Tensor:
-        return reference.silu_mul(gates[0])
+        return reference.gate_mul(gates[0], Activation.SILU)
 
     return Case(f"silu_mul {num_tokens}", lambda i: gate_mul(gates[i]), expected, len(gates), num_bytes)
 
@@ -104,7 +105,7 @@ def gated_gemm_cases(num_tokens: int) -> Iterator[Case]:
         return gate_mul(x @ weights[i].t())
 
     def expected() -> Tensor:
-        return reference.silu_mul(x.float() @ weights[0].float().t()).to(x.dtype)
+        return reference.gate_mul(x.float() @ weights[0].float().t(), Activation.SILU).to(x.dtype)
 
     yield Case(f"gated_gemm {num_tokens}", lambda i: gated_gemm(x, weights[i]), expected, 4, num_bytes, flops)
     yield Case(f"cuBLAS and silu_mul {num_tokens}", separate, expected, 4, num_bytes, flops)

@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.linear_candidates import Operands, Shape, candidates, shapes_of
 from benchmarks.own_memory import require_gpu
@@ -56,22 +57,12 @@ class Step:
     """A decode step of a few layers of a model's shapes."""
 
     def __init__(self, preset: str, tokens: int) -> None:
-        config = _decoder_config(preset)
-        tensors = {}
-        for name, stack in config.stacks().items():
-            shape = stack.shape
-            tensors[name] = torch.randn(shape, device="cuda", dtype=torch.bfloat16) * (0.02 if len(shape) == 2 else 1)
-        self.model = Decoder(config, tensors, CONTEXT)
-        num_blocks = tokens * CONTEXT // BLOCK_SIZE
-        caches = [
-            GroupCache(
-                torch.randn(num_blocks, *group.block_shape, device="cuda", dtype=DTYPES[group.dtype]), num_q_heads
-            )
-            for group, num_q_heads in zip(config.cache_groups(BLOCK_SIZE, "bfloat16"), config.q_heads, strict=True)
-        ]
+        config, device = few_layers(preset), torch.device("cuda")
+        self.model = Decoder(config, made_weights(config, device), CONTEXT)
+        caches = made_caches(config, tokens, device)
         self.ops = CudaOps(caches, KernelsSection(), tokens, pdl=_gpu().has_dependent_launch)
         self.chosen = self.ops.plans = ChosenPlans(shapes_of(preset), tokens)
-        self.batch = _decode_batch(tokens, num_blocks, len(caches))
+        self.batch = decode_batch(config, tokens, device)
 
     def median_us(self) -> float:
         """Return the time of a layer, with its share of the logits."""
@@ -126,21 +117,48 @@ def _gpu() -> Gpu:
     return gpu_of(torch.device("cuda"))
 
 
-def _decoder_config(preset: str) -> DecoderConfig:
-    return decoder_config(Settings(PRESETS[preset] | {"num_hidden_layers": LAYERS}, preset))
+def few_layers(preset: str) -> DecoderConfig:
+    """Return the config of the first LAYERS layers of a known model."""
+    published = PRESETS[preset]
+    kinds = published.get("layer_types")
+    cut = {"num_hidden_layers": LAYERS, "layer_types": kinds and kinds[:LAYERS]}
+    return decoder_config(Settings(published | cut, preset))
 
 
-def _decode_batch(tokens: int, num_blocks: int, num_groups: int) -> ForwardBatch:
-    """Make a batch of the last token of each of `tokens` sequences of CONTEXT tokens, in scattered blocks."""
-    last = torch.full((tokens,), CONTEXT - 1, dtype=torch.int32, device="cuda")
-    tables = torch.randperm(num_blocks, device="cuda").int().view(tokens, -1)
+def made_weights(config: DecoderConfig, device: torch.device) -> dict[str, Tensor]:
+    """Return random weights, those in MXFP4 with scales of 1/512 to 1/8."""
+    tensors = {}
+    for name, stack in config.stacks().items():
+        if stack.dtype == "uint8":
+            low, high = (118, 125) if name.endswith("_scales") else (0, 256)
+            tensors[name] = torch.randint(low, high, stack.shape, dtype=torch.uint8, device=device)
+        else:
+            made = torch.randn(stack.shape, dtype=DTYPES[stack.dtype or "bfloat16"], device=device)
+            tensors[name] = made.mul_(0.02) if made.ndim == 2 else made
+    return tensors
+
+
+def made_caches(config: DecoderConfig, tokens: int, device: torch.device) -> list[GroupCache]:
+    """Return random caches of each group, for `tokens` sequences of CONTEXT tokens."""
+    caches = []
+    for group, num_q_heads in zip(config.cache_groups(BLOCK_SIZE, "bfloat16"), config.q_heads, strict=True):
+        shape = (tokens * group.num_places(CONTEXT), *group.block_shape)
+        blocks = torch.randn(shape, dtype=DTYPES[group.dtype], device=device)
+        caches.append(GroupCache(blocks, num_q_heads, group.window))
+    return caches
+
+
+def decode_batch(config: DecoderConfig, tokens: int, device: torch.device) -> ForwardBatch:
+    """Return a batch of the last token of each of `tokens` sequences of CONTEXT tokens, in scattered blocks."""
+    last = torch.full((tokens,), CONTEXT - 1, dtype=torch.int32, device=device)
+    places = [group.num_places(CONTEXT) for group in config.cache_groups(BLOCK_SIZE, "bfloat16")]
     return ForwardBatch(
-        token_ids=torch.arange(tokens, dtype=torch.int32, device="cuda"),
+        token_ids=torch.arange(tokens, dtype=torch.int32, device=device),
         positions=last,
-        slots=(tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1,) * num_groups,
-        block_tables=(tables,) * num_groups,
+        slots=(),
+        block_tables=tuple(torch.randperm(tokens * num, device=device).int().view(tokens, num) for num in places),
         seq_lens=last + 1,
-        cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device="cuda"),
+        cu_seqlens=torch.arange(tokens + 1, dtype=torch.int32, device=device),
         last_tokens=None,
         max_query_len=1,
         max_seq_len=CONTEXT,

@@ -11,8 +11,9 @@ Json: TypeAlias = Any
 JsonObject: TypeAlias = dict[str, Json]
 
 
-LEFT_OUT: dict[str, JsonObject] = {"gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
-"""Fields of text models that published files leave out, by `model_type`."""
+GEMMA3: JsonObject = {"vocab_size": 262_208, "max_position_embeddings": 131_072}
+LEFT_OUT = {"gemma3_text": GEMMA3, "gemma3": GEMMA3}
+"""Fields of text models that published files leave out, by `model_type` of the text model or of what it stands in."""
 
 
 def read_json(path: Path) -> JsonObject:
@@ -32,8 +33,13 @@ def read_text_config(model_dir: Path) -> JsonObject:
 
 
 def text_fields(config: JsonObject) -> JsonObject:
-    """Return a model's config with the fields of its text model first, where the text model is one of several."""
+    """Return a model's config with the fields of its text model first, where the text model is one of several.
+
+    `model_type` is that of the text model, and absent if the text model names none.
+    """
     inner = config.get("text_config")
     if not isinstance(inner, dict):
         return config
-    return LEFT_OUT.get(str(inner.get("model_type")), {}) | config | inner
+    outer = {key: value for key, value in config.items() if key != "model_type"}
+    kind = inner.get("model_type") or config.get("model_type")
+    return LEFT_OUT.get(str(kind), {}) | outer | inner

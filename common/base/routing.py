@@ -9,7 +9,6 @@ class Score(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
-    SQRT_SOFTPLUS = "sqrtsoftplus"
 
 
 @dataclass(frozen=True, slots=True)

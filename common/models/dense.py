@@ -9,7 +9,6 @@ from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.rope import Rope
 from common.models.sizes.stacks import Source
-from common.settings.config import MAX_TOKENS
 
 Rotation = Callable[[Settings, int], Rope]
 """Reads the rotation of heads of some dimensions from config.json; raises ModelError for an unsupported scaling."""
@@ -34,9 +33,10 @@ def dense_config(
         window: tokens seen by a token, in every layer; 0: all.
     """
     settings.refuse("hidden_act", "silu")
-    settings.refuse("attention_bias", qkv_bias)
+    if not qkv_bias:
+        settings.refuse("attention_bias", False)
     settings.refuse("mlp_bias", False)
-    settings.refuse("quantization_config", None)
+    settings.quantization()
     settings.refuse_other_layers()
     hidden_size, heads = settings.count("hidden_size", MAX_WIDTH), read_heads(settings)
     layer = Layer(
@@ -46,7 +46,7 @@ def dense_config(
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", default_eps),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=(layer,) * settings.count("num_hidden_layers", MAX_LAYERS),

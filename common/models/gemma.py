@@ -17,7 +17,7 @@ def refuse_others(settings: Settings) -> None:
     """Raise ModelError for a setting that would change the computation of any Gemma."""
     settings.refuse("hidden_activation", "gelu_pytorch_tanh")
     settings.refuse("attention_bias", False)
-    settings.refuse("quantization_config", None)
+    settings.quantization()
 
 
 def layer_kinds(settings: Settings) -> list[str]:
@@ -30,35 +30,41 @@ def layer_kinds(settings: Settings) -> list[str]:
 
 
 def rope_of(settings: Settings, kind: str, head_dim: int) -> Rope:
-    """Return the rotation of layers of a kind, from either spelling in use; raises ModelError for another scaling."""
+    """Return the rotation of layers of a kind; raises ModelError for another scaling."""
     table = _rope_table(settings, kind)
     inner = Settings(table, f"{settings.where}, RoPE of {kind}")
     base = inner.positive_float("rope_theta", settings.positive_float(OLD_BASES[kind], BASES[kind]))
-    frequencies, scaling = inverse_frequencies(base, head_dim), table.get("rope_type", table.get("type", "default"))
-    if scaling == "linear":
-        factor = inner.positive_float("factor")
-        return Rope(tuple(frequency / factor for frequency in frequencies))
+    frequencies, scaling = inverse_frequencies(base, head_dim), table.get("rope_type")
     if scaling == "proportional":
-        return _proportional(inner, frequencies)
-    inner.refuse("rope_type", "default", {"rope_type": scaling})
+        turning = frequencies[: int(_share(inner) * len(frequencies))]
+        return Rope(_slowed(turning, inner.positive_float("factor", 1.0)), is_leading=False)
     inner.refuse("partial_rotary_factor", 1.0)
+    if scaling == "linear":
+        return Rope(_slowed(frequencies, inner.positive_float("factor")))
+    inner.refuse("rope_type", "default")
     return Rope(tuple(frequencies))
 
 
 def _rope_table(settings: Settings, kind: str) -> JsonObject:
     """Return the rotary settings of a kind of layers; a scaling outside `rope_parameters` is of full attention."""
     tables = settings.values.get("rope_parameters") or {}
-    scaling = settings.values.get("rope_scaling") or {}
-    table = tables.get(kind) or {} if isinstance(tables, dict) else tables
-    for name, value in (("rope_parameters", table), ("rope_scaling", scaling)):
-        if not isinstance(value, dict):
-            raise ModelError(f"{settings.where}: {name} = {value!r:.200}, an object is needed")
-    return {**scaling, **table} if kind == FULL else table
+    if not isinstance(tables, dict) or not set(tables) <= set(BASES):
+        raise ModelError(
+            f"{settings.where}: rope_parameters = {tables!r:.200}, an object is needed, of {' and '.join(BASES)}"
+        )
+    values = {"rope_parameters": tables.get(kind), "rope_theta": settings.values.get(OLD_BASES[kind])}
+    if kind == FULL:
+        values["rope_scaling"] = settings.values.get("rope_scaling")
+    return Settings(values, settings.where).rope_table()
 
 
-def _proportional(settings: Settings, frequencies: list[float]) -> Rope:
-    """Return frequencies of a whole head, of which the leading ones turn; a pair is an element of each half."""
+def _slowed(frequencies: list[float], factor: float) -> tuple[float, ...]:
+    return tuple(frequency / factor for frequency in frequencies)
+
+
+def _share(settings: Settings) -> float:
+    """Return the share of pairs that turn; a pair is an element of each half of a head."""
     share = settings.positive_float("partial_rotary_factor", 1.0)
     if share > 1.0:
         raise ModelError(f"{settings.where}: partial_rotary_factor = {share!r:.80}, at most 1 is needed")
-    return Rope(tuple(frequencies[: int(share * len(frequencies))]), is_leading=False)
+    return share

@@ -12,24 +12,30 @@ from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.rope import Rope
 from common.models.sizes.stacks import Source
-from common.settings.config import MAX_TOKENS
 
 
 def latent_config(settings: Settings, experts: Experts) -> DecoderConfig:
     """Return the config of a decoder of latent attention and experts; raises ModelError for an unsupported setting."""
     settings.refuse("hidden_act", "silu")
-    settings.refuse("quantization_config", None)
+    settings.quantization()
     mixer, mlps = read_latent(settings), mlps_behind_dense(settings, experts)
-    predicting = f"model.layers.{len(mlps)}."  # a further layer that predicts a second token
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(Layer(mixer, mlp) for mlp in mlps),
-        source=Source(settings.count("hidden_size", MAX_WIDTH), ignored=(predicting,)),
+        source=Source(settings.count("hidden_size", MAX_WIDTH), ignored=_ignored(settings, len(mlps))),
+        exceeds_float16=True,
     )
+
+
+def _ignored(settings: Settings, num_layers: int) -> tuple[str, ...]:
+    """Return beginnings of names of tensors of further layers, which predict tokens behind the next."""
+    predicting = settings.values.get("num_nextn_predict_layers")
+    count = settings.count("num_nextn_predict_layers", MAX_LAYERS) if predicting else 0
+    return tuple(f"model.layers.{number}." for number in range(num_layers, num_layers + count))
 
 
 def read_latent(settings: Settings) -> Latent:
@@ -100,8 +106,9 @@ def mlps_behind_dense(settings: Settings, experts: Experts) -> list[MLP]:
     settings.refuse("moe_layer_freq", 1)
     settings.refuse("mlp_bias", False)
     num_layers = settings.count("num_hidden_layers", MAX_LAYERS)
-    num_dense = settings.values.get("first_k_dense_replace") or 0
-    if not isinstance(num_dense, int) or not 0 <= num_dense <= num_layers:
+    num_dense = settings.values.get("first_k_dense_replace")
+    num_dense = 0 if num_dense is None else num_dense
+    if type(num_dense) is not int or not 0 <= num_dense <= num_layers:
         raise ModelError(f"{settings.where}: first_k_dense_replace = {num_dense!r:.80}, 0 to {num_layers} is needed")
     dense: list[MLP] = [GatedMLP(settings.count("intermediate_size", MAX_WIDTH))] * num_dense if num_dense else []
     return dense + [experts] * (num_layers - num_dense)

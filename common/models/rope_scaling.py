@@ -108,7 +108,7 @@ def yarn_rope(settings: Settings, dim: int) -> Rope:
 
 def score_factor(settings: Settings, scaling: JsonObject) -> float:
     """Return the factor of scores that YaRN asks for in families of latent attention; 1 without YaRN."""
-    return read_yarn(settings, scaling).score_factor if _kind(scaling) == "yarn" else 1.0
+    return read_yarn(settings, scaling).score_factor if scaling.get("rope_type") == "yarn" else 1.0
 
 
 def _scaled_by_yarn(settings: Settings, base: float, dim: int, scaling: JsonObject) -> Rope:
@@ -120,13 +120,9 @@ def _scaled_by_yarn(settings: Settings, base: float, dim: int, scaling: JsonObje
 
 
 def _check_kind(settings: Settings, scaling: JsonObject, *supported: str) -> str:
-    """Return the kind of scaling, in either spelling in use; raises ModelError for kinds that are not supported."""
-    kind = _kind(scaling)
+    """Return the kind of scaling; raises ModelError for kinds that are not supported."""
+    kind = scaling.get("rope_type", "default")
     if kind not in supported:
         model_type = settings.values.get("model_type")
         raise ModelError(f"{settings.where}: RoPE scaling {kind!r:.80} is not supported for {model_type}, remove it")
     return str(kind)
-
-
-def _kind(scaling: JsonObject) -> object:
-    return scaling.get("rope_type", scaling.get("type", "default"))

@@ -2,10 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import TypeGuard
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject, text_fields
+from common.base.rotary import is_positive, num_positions, rotary_table
 from common.settings.config import MAX_TOKENS
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -90,6 +90,21 @@ class Settings:
                 f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
             )
 
+    def quantization(self, *supported: str) -> str | None:
+        """Return the format of packed weights, None for plain ones; raises ModelError unless it is `supported`."""
+        keys = ("quantization_config", "compression_config")  # the second of old compressed-tensors
+        key, table = next(((key, self.values[key]) for key in keys if self.values.get(key)), ("", None))
+        if table is None:
+            return None
+        named = table if isinstance(table, dict) else {}
+        if named.get("quant_method") in supported:
+            return str(named["quant_method"])
+        names = [f"{named[name]!r:.80}" for name in ("quant_method", "format", "quant_algo") if named.get(name)]
+        raise ModelError(
+            f"{self.where}: {key}: weights in {' '.join(names) or f'{table!r:.80}'} are not supported, because no "
+            f"kernel multiplies by them; serve a checkpoint of this model in {' or '.join(('16 bits', *supported))}"
+        )
+
     def window(self) -> int:
         """Return the tokens seen by a token, itself included; 0 where a token sees all."""
         return 0 if self.values.get("sliding_window") is None else self.count("sliding_window", MAX_TOKENS)
@@ -129,11 +144,31 @@ class Settings:
             raise ModelError(f"{self.where}: head_dim = {head_dim}, an even number is needed: RoPE rotates pairs")
         return head_dim
 
+    def max_positions(self) -> int:
+        """Return the positions of the model, those that YaRN adds included."""
+        try:
+            return num_positions(self.values, MAX_TOKENS)
+        except ValueError as error:
+            raise ModelError(f"{self.where}: {error}") from None
+
+    def rope_table(self) -> JsonObject:
+        """Return the rotary settings of all layers, with their kind as `rope_type`; empty where there are none."""
+        try:
+            table = rotary_table(self.values)
+        except ValueError as error:
+            raise ModelError(f"{self.where}: {error}") from None
+        for kind in (FULL, SLIDING):
+            self.refuse(kind, None, table)
+        return table
+
+    def require_rope_table(self) -> None:
+        """Raise ModelError without rotary settings, in families that scale by default."""
+        if not self.rope_table():
+            raise ModelError(f"{self.where}: rope_parameters are left out; fetch the model again")
+
     def rope(self) -> tuple[float, JsonObject]:
-        """Return the rotary base and the scaling table, from either spelling in use."""
-        table = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
-        if not isinstance(table, dict):
-            raise ModelError(f"{self.where}: rope_parameters = {table!r:.200}, an object is needed")
+        """Return the rotary base and the table of rotary settings."""
+        table = self.rope_table()
         for place in (self.values, table):
             self.refuse("partial_rotary_factor", 1.0, place)
         base = table.get("rope_theta", self.values.get("rope_theta", 10000.0))
@@ -143,9 +178,7 @@ class Settings:
 
     def partial_rope(self) -> tuple[float, float]:
         """Return the rotary base, and the share of a head's dimensions that turns; raises ModelError for a scaling."""
-        table = self.values.get("rope_parameters") or self.values.get("rope_scaling") or {}
-        if not isinstance(table, dict):
-            raise ModelError(f"{self.where}: rope_parameters = {table!r:.200}, an object is needed")
+        table = self.rope_table()
         self.refuse("rope_type", "default", table)
         inner = Settings({**self.values, **table}, self.where)
         base, share = inner.positive_float("rope_theta"), inner.positive_float("partial_rotary_factor", 1.0)
@@ -163,11 +196,3 @@ class Settings:
     def dtype(self) -> str:
         """Return the checkpoint's dtype; bfloat16 if config.json names none."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "bfloat16")
-
-
-def is_positive(value: object) -> TypeGuard[int | float]:
-    """Tell whether a JSON value is a number above 0 whose powers and quotients do not overflow.
-
-    Python's parser lets NaN, Infinity and whole numbers of any length pass.
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-12 <= value <= 1e12

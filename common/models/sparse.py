@@ -35,7 +35,7 @@ def _num_shared(settings: Settings, inner: int) -> int:
 def sparse_layers(settings: Settings, experts: Experts) -> list[MLP]:
     """Return experts, or an MLP where config.json says so, for each layer."""
     count, alone = settings.count("num_hidden_layers", MAX_LAYERS), settings.values.get("mlp_only_layers") or []
-    if not isinstance(alone, list) or not all(isinstance(each, int) for each in alone):
+    if not isinstance(alone, list) or not all(type(each) is int for each in alone):
         raise ModelError(f"{settings.where}: mlp_only_layers = {alone!r:.80}, a list of numbers of layers is needed")
     step = settings.count("decoder_sparse_step", MAX_LAYERS, 1)
     is_sparse = [layer not in alone and (layer + 1) % step == 0 for layer in range(count)]

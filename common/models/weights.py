@@ -30,6 +30,9 @@ _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float
 _BYTE_TYPES = {"U8": torch.uint8}
 WRAPPERS = ("model.language_model.", "language_model.")
 """Beginnings of names in checkpoints that hold a text model among others."""
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+"""Names of the matrix of logits and of the input's table; tied models have one matrix for both."""
+COMPARED_ROWS = 64
 _SHOWN = 5
 ALIGNMENT_BYTES = 256
 
@@ -120,6 +123,8 @@ def load_weights(
     _check_names(model_dir, wanted, stored, ignored, _instead(layout.stacks.values(), stored))
     packed = {piece.checkpoint_name for name, pieces in chosen.items() if layout.is_packed(name) for piece in pieces}
     dtypes = _check_shapes(model_dir, wanted, stored, packed)
+    if HEAD not in wanted and HEAD in stored and TABLE in wanted:
+        _check_tied(model_dir, stored[HEAD], stored[TABLE])
     offsets = {path: _offsets(path) for path in {each.path for each in stored.values()}}
     tensors, parts = layout.tensors(region), []
     for name, pieces in chosen.items():
@@ -245,6 +250,24 @@ def _check_shapes(
     if problems:
         raise ModelError(f"{model_dir}: {_listed(problems)}; fetch the model again")
     return dtypes
+
+
+def _check_tied(model_dir: Path, head: Stored, table: Stored) -> None:
+    """Raise ModelError if the stored head is another matrix than the input's table, by some rows of all."""
+    with _opened(head.path) as of_head, _opened(table.path) as of_table:
+        if head.name not in of_head.keys():  # noqa: SIM118 - not a mapping
+            raise ModelError(f"{model_dir}: {HEAD} is not in {head.path.name}, where the index has it; fetch it again")
+        heads, rows = of_head.get_slice(head.name), of_table.get_slice(table.name)
+        num_rows = rows.get_shape()[0]
+        chosen = range(0, num_rows, -(-num_rows // COMPARED_ROWS))
+        if heads.get_shape() == rows.get_shape() and all(
+            torch.equal(heads[row].float(), rows[row].float()) for row in chosen
+        ):
+            return
+    raise ModelError(
+        f"{model_dir}: config.json says that {HEAD} is tied to {TABLE}, but the checkpoint holds another {HEAD}; "
+        "set tie_word_embeddings to false"
+    )
 
 
 def _offsets(path: Path) -> dict[str, int]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.base.routing import Route
-from common.kernels.base.expert_operands import Choice, ExpertMatrix, Routing
+from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.gpu import Gpu
 from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
@@ -15,7 +15,6 @@ from common.kernels.experts.lone_token import lone_experts
 from common.kernels.experts.products import experts_down, experts_gate_up
 from common.kernels.experts.router_logits import FUSED_TOKENS, norm_logits, router_logits
 from common.kernels.experts.tiles import MANY_TOKENS, expert_tiles
-from common.kernels.experts.unpacking import unpacked
 from common.ops import reference
 from common.ops.base import ExpertWeights, Norm, Residual, Router
 
@@ -75,28 +74,13 @@ class CudaExperts:
     def _outputs(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
         """Return the weighted outputs: `[num_slots, num_tokens, hidden]`."""
         num_tokens, num_slots = routing.experts.shape
-        is_unpacked = weights.gate_up_scales is not None and unpacks(num_tokens * num_slots, weights)
-        is_packed = weights.gate_up_scales is not None and not is_unpacked
+        is_packed = weights.gate_up_scales is not None
         tiles = expert_tiles(num_tokens, num_slots, weights.num, x.element_size(), self._gpu, is_packed=is_packed)
         groups = None if num_tokens == 1 else group_pairs(routing.experts, weights.num, tiles.pairs, pdl=self._pdl)
-
-        def matrix(each: ExpertMatrix) -> ExpertMatrix:
-            return unpacked(each, x.dtype) if is_unpacked else each
-
         activation = weights.activation.value
-        inner = experts_gate_up(x, matrix(weights.gate_up_matrix), routing, groups, activation, tiles, pdl=self._pdl)
+        inner = experts_gate_up(x, weights.gate_up_matrix, routing, groups, activation, tiles, pdl=self._pdl)
         dtype = torch.float32 if num_tokens <= MANY_TOKENS else x.dtype
-        down = matrix(weights.down_matrix)
-        return experts_down(inner, down, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
-
-
-def unpacks(num_pairs: int, weights: ExpertWeights) -> bool:
-    """Tell whether matrices in MXFP4 are unpacked before the products: if they take less memory than the pairs may.
-
-    The budget of a step counts for each pair (`Experts.activation_elements`) several times what kernels take.
-    """
-    inner, hidden = weights.inner, weights.hidden
-    return weights.num * 2 * inner * hidden * 2 <= num_pairs * (3 * inner + 2 * hidden) * 4
+        return experts_down(inner, weights.down_matrix, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
 
 
 @cache

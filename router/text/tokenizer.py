@@ -17,6 +17,7 @@ from tokenizers import processors
 from common.base.errors import ConfigError
 from common.base.json_file import JsonObject, read_text_config
 from common.base.process import trim_memory
+from common.base.rotary import num_positions
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -289,7 +290,10 @@ def _end_ids(path: Path, special: Mapping[int, str], template: ChatTemplate | No
 
 
 def _max_model_len(section: ModelSection, config: JsonObject, path: Path) -> int:
-    limit = _count(config, "max_position_embeddings", path)
+    try:
+        limit = num_positions(config, MAX_TOKENS)
+    except ValueError as error:
+        raise ConfigError(f"{path / 'config.json'}: {error}") from None
     if section.max_len > limit:
         raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
     return section.max_len or limit

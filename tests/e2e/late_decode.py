@@ -15,30 +15,32 @@ from decode_worker import __main__ as program
 from decode_worker.sequences.sequence import DecodeSequence
 from decode_worker.sequences.slots import Slots
 
-MOST_TURNS = 100
-"""Turns of the worker's loop, after which a sequence without steps gets its mask all the same."""
-
 logger = logging.getLogger(__name__)
 
 
 class LateFollowers(Followers[Any]):
-    """Hands out the outcome of a sequence after a step without the mask."""
+    """Hands out the outcome of a sequence after a step without the mask, or once no step may follow.
+
+    Without a plain text beside them, sequences under grammars would get no step to miss their masks, and wait for ever.
+    """
 
     def __init__(self, path: Path, vocab: int) -> None:
         super().__init__(lambda: ServerProcess(path, vocab))
-        self.held: list[tuple[int, tuple[Any, Outcome]]] = []
-        self.num_calls = 0
+        self.held: list[tuple[DecodeSequence, Outcome]] = []
 
     def take(self) -> list[tuple[Any, Outcome]]:
-        self.num_calls += 1
-        self.held += [(self.num_calls + MOST_TURNS, each) for each in super().take()]
-        due = [(call, each) for call, each in self.held if each[0].mask_slot.num_late or call <= self.num_calls]
-        self.held = [held for held in self.held if held not in due]
-        return [each for _, each in due]
+        known = [*self.held, *super().take()]
+        self.held = [each for each in known if _may_be_late(each[0])]
+        return [each for each in known if not _may_be_late(each[0])]
 
     @property
     def num_pending(self) -> int:
         return super().num_pending + len(self.held)
+
+
+def _may_be_late(sequence: DecodeSequence) -> bool:
+    """Tell whether the mask is still to be missed by a step."""
+    return sequence.wants_step and not sequence.mask_slot.num_late
 
 
 def main() -> int:

@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
 
-from common.base.errors import ModelError
+from benchmarks.presets import PRESETS
+from common.base.errors import ConfigError, ModelError
 from common.memory.server.pools import MAX_BLOCK_BYTES
+from common.models.loader import resolve_dtype
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
@@ -75,6 +78,7 @@ SMOLLM3: dict[str, Any] = {
     "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
     "torch_dtype": "bfloat16", "use_cache": False, "use_sliding_window": False, "vocab_size": 128256,
 }  # fmt: skip
+QWEN2: dict[str, Any] = PRESETS["qwen2.5-7b"]
 FP8 = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None}
 
 
@@ -133,19 +137,58 @@ def test_smollm3() -> None:
     assert decoder_config(Settings(SMOLLM3 | {"no_rope_layers": None}, "config.json")) == config, "by the interval"
 
 
+def without_kind(published: dict[str, Any]) -> dict[str, Any]:
+    return published | {"text_config": published["text_config"] | {"model_type": None}}
+
+
+@pytest.mark.parametrize("published", [MISTRAL_SMALL, QWEN3_5_27B])
+def test_a_text_model_without_a_name_is_the_usual_one_of_what_it_stands_in(published: dict[str, Any]) -> None:
+    named = decoder_config(Settings(published, "config.json"))
+    assert decoder_config(Settings(without_kind(published), "config.json")) == named
+    del (left_out := without_kind(published)["text_config"])["model_type"]
+    assert decoder_config(Settings(published | {"text_config": left_out}, "config.json")) == named
+
+
+def test_qwen2_has_biases_whatever_its_file_says() -> None:
+    config = decoder_config(Settings(QWEN2, "config.json"))
+    assert decoder_config(Settings(QWEN2 | {"attention_bias": False}, "config.json")) == config
+    [mixer] = {layer.mixer for layer in config.layers}
+    assert isinstance(mixer, Attention) and mixer.has_bias
+
+
 @pytest.mark.parametrize(
     ("published", "message"),
     [
+        (
+            QWEN3_5_27B | {"text_config": QWEN3_5_27B["text_config"] | {"rope_parameters": {"type": "yarn"}}},
+            "rope_type = 'yarn' is not supported, only 'default'",
+        ),
+        (
+            MINISTRAL_3 | {"text_config": MINISTRAL_3["text_config"] | {"rope_parameters": None}},
+            "rope_parameters are left out",
+        ),
         (SMOLLM3 | {"no_rope_layers": [1, 0]}, r"no_rope_layers = \[1, 0\], 36 of 0 and 1 are needed"),
         (SMOLLM3 | {"use_sliding_window": True, "sliding_window": 4096}, "use_sliding_window = True is not supported"),
         (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),
         (MISTRAL_SMALL | {"text_config": {"model_type": "ministral"}}, "model_type = 'ministral' is not supported"),
-        (MINISTRAL_3 | {"quantization_config": FP8}, r"quantization_config = .*'fp8'.* is not supported"),
+        (
+            MINISTRAL_3 | {"quantization_config": FP8},
+            "weights in 'fp8' are not supported, because no kernel .* in 16 bits",
+        ),
+        (
+            SMOLLM3 | {"compression_config": {"format": "pack-quantized"}},
+            "weights in 'pack-quantized' are not supported",
+        ),
+        (
+            MISTRAL_V01 | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
+            "'modelopt' 'FP8' are",
+        ),
+        (MISTRAL_V01 | {"quantization_config": {"bits": 4}}, "weights in .'bits': 4. are not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),
         ({"model_type": "gemma2"}, "model_type = 'gemma2'; supported: "),
         (
             QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8"}},
-            r"quantization_config = .'quant_method': 'fp8'. is not supported",
+            "quantization_config: weights in 'fp8' are not supported",
         ),
         (
             QWEN3_5_27B | {"text_config": QWEN3_5_27B["text_config"] | {"output_gate_type": "sigmoid"}},
@@ -156,3 +199,13 @@ def test_smollm3() -> None:
 def test_others_are_refused_by_name(published: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         decoder_config(Settings(published, "config.json"))
+
+
+@pytest.mark.parametrize("preset", ["deepseek-v2-lite", "gemma3-4b", "gemma4-12b", "gpt-oss-20b"])
+def test_float16_is_never_chosen_where_activations_exceed_it(preset: str) -> None:
+    gpu, published = torch.device("cuda"), PRESETS[preset] | {"dtype": "float16"}
+    config = decoder_config(Settings(published, "config.json"))
+    assert resolve_dtype("auto", config, gpu) == "bfloat16"
+    assert resolve_dtype("float32", config, gpu) == "float32"
+    with pytest.raises(ConfigError, match="activations exceed 65504"):
+        resolve_dtype("float16", config, gpu)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.base.errors import ConfigError, ModelError
+from common.base.errors import ModelError
 from common.models.config import DecoderConfig
-from common.models.loader import resolve_dtype
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
@@ -193,6 +192,10 @@ def test_values_of_their_own_have_as_many_heads_as_in_a_window() -> None:
         (GEMMA3_1B | {"hidden_activation": "gelu"}, "hidden_activation = 'gelu' is not supported"),
         (GEMMA3_1B | {"layer_types": ["full_attention"]}, "layer_types = .'full_attention'., 26 of"),
         (GEMMA3_1B | {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "rope_type = 'yarn' is not supported"),
+        (
+            GEMMA3_1B | {"rope_parameters": {"rope_type": "linear"}},
+            "an object is needed, of full_attention and sliding",
+        ),
         (GEMMA3_1B | {"rope_parameters": [1]}, "rope_parameters = .1., an object is needed"),
         (GEMMA3_1B | {"num_attention_heads": 3, "num_key_value_heads": 2}, "3 query heads over 2 KV heads"),
         (GEMMA3_4B | {"text_config": {"model_type": "gemma2"}}, "model_type = 'gemma2' is not supported"),
@@ -201,14 +204,6 @@ def test_values_of_their_own_have_as_many_heads_as_in_a_window() -> None:
 def test_others_are_refused_by_name(published: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_of(published)
-
-
-def test_float16_is_never_chosen() -> None:
-    gpu, config = torch.device("cuda"), config_of(GEMMA3_1B | {"torch_dtype": "float16"})
-    assert resolve_dtype("auto", config, gpu) == "bfloat16"
-    assert resolve_dtype("float32", config, gpu) == "float32"
-    with pytest.raises(ConfigError, match="activations exceed 65504"):
-        resolve_dtype("float16", config, gpu)
 
 
 @torch.inference_mode()

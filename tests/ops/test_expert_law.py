@@ -34,7 +34,6 @@ def make_weights(num: int = NUM, activation: Activation = Activation.SILU) -> Ex
 SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
     Score.SOFTMAX: lambda logits: logits.exp() / logits.exp().sum(-1, keepdim=True),
     Score.SIGMOID: lambda logits: 1.0 / (1.0 + (-logits).exp()),
-    Score.SQRT_SOFTPLUS: lambda logits: (1.0 + logits.exp()).log().sqrt(),
 }
 
 

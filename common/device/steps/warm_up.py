@@ -78,10 +78,9 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_p
 def compile_prompt_kernels(engine: Engine) -> None:
     """Compile every operation of a prompt step."""
     ops, model, position = engine.ops, engine.model, torch.zeros(1, dtype=torch.int32, device=engine.device)
-    steps = [(num_tokens, _padding(engine, num_tokens, num_seqs)) for num_tokens, num_seqs in reversed(PROMPT_STEPS)]
     tasks: list[Task] = [
         task
-        for _, batch in steps
+        for batch in _prompt_batches(engine)
         for of_last in (False, True)
         for task in model.attention_tasks(ops, batch, of_last=of_last)
     ]
@@ -91,7 +90,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
         partial(_adjust, engine),
         lambda: engine.sampler.logprobs(_logits(engine, 1), position, position),
     ]
-    for num_tokens, _ in steps:
+    for num_tokens, _ in reversed(PROMPT_STEPS):
         tasks += model.product_tasks(ops, num_tokens)
     _compile("prompt", engine, tasks)
 
@@ -173,6 +172,15 @@ def _padding(engine: Engine, num_tokens: int, num_seqs: int) -> ForwardBatch:
         max_seq_len=engine.max_len,
         num_keys=num_tokens if num_tokens > num_seqs else 0,
     )
+
+
+def _prompt_batches(engine: Engine) -> list[ForwardBatch]:
+    """Return a batch of each kind distinguished by attention, the largest first.
+
+    Latents of more keys than are gathered are attended as those of a step without a known number of keys.
+    """
+    batches = [_padding(engine, num_tokens, num_seqs) for num_tokens, num_seqs in reversed(PROMPT_STEPS)]
+    return [*batches, *(replace(batch, num_keys=0) for batch in batches if engine.model.config.latents)]
 
 
 def _decode_batches(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool) -> list[ForwardBatch]:

@@ -16,7 +16,7 @@ class Choice(NamedTuple):
     """Rules of a token's choice of experts: fields of `common.base.routing.Route`."""
 
     per_token: int
-    score: str  # softmax, sigmoid or sqrtsoftplus
+    score: str  # softmax or sigmoid
     renormalizes: bool
     scale: float
     logit_scale: float

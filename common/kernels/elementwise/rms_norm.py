@@ -40,7 +40,8 @@ def _rms_norm_kernel(
         wait_for_predecessor(PDL)
         parts_ptr += token * HIDDEN
         for part in tl.static_range(SPLITS):
-            x += tl.load(parts_ptr + part * tl.num_programs(0) * HIDDEN + columns, mask=inside, other=0.0)
+            part_ptr = parts_ptr + part * tl.num_programs(0).to(tl.int64) * HIDDEN
+            x += tl.load(part_ptr + columns, mask=inside, other=0.0)
         rounded = x.to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + columns, rounded, mask=inside)
         x = rounded.to(tl.float32)

@@ -21,10 +21,8 @@ def _scores(logits, inside, SCORE: tl.constexpr):
     if SCORE == "softmax":
         powers = tl.where(inside, tl.exp(logits - tl.max(tl.where(inside, logits, float("-inf")), axis=0)), 0.0)
         scores = powers / tl.sum(powers, axis=0)
-    elif SCORE == "sigmoid":
-        scores = 1.0 / (1.0 + tl.exp(-logits))
     else:
-        scores = tl.sqrt(tl.where(logits > 20.0, logits, tl.log(1.0 + tl.exp(tl.minimum(logits, 20.0)))))
+        scores = 1.0 / (1.0 + tl.exp(-logits))
     return scores
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.kernels.base.expert_operands import ExpertMatrix, Groups, Routing
 from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
-from common.kernels.experts.mxfp4 import from_mxfp4
+from common.kernels.experts.mxfp4 import mxfp4_factors, mxfp4_values, shifted_back
 from common.kernels.experts.tiles import ExpertTiles
 
 
@@ -51,21 +51,67 @@ def _weights_at(
 
 
 @triton.jit
-def _multiply(weights, scales, x, acc, PACKED: tl.constexpr):
-    """Add the product of a tile of weights and a tile of pairs to `acc`."""
+def _factors_at(
+    scales_ptr,
+    rows,  # [BLOCK_N, 1] int64
+    inside_n,  # [BLOCK_N, 1]
+    start,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Return the factors of a tile of MXFP4 that begins at group `start`; past the end of a row, any."""
+    groups = start + tl.arange(0, BLOCK)[None, :]
+    return mxfp4_factors(tl.load(scales_ptr + rows * WIDTH + groups, mask=inside_n & (groups < WIDTH), other=64), dtype)
+
+
+@triton.jit
+def _tokens_at(x_ptr, row_starts, columns, inside, PACKED: tl.constexpr):
+    """Load a tile of tokens `[BLOCK_K, PAIRS]`; beside PACKED weights, the four tiles that belong to their values.
+
+    Args:
+        columns: [BLOCK_K], of x; beside PACKED weights, of four columns of x each.
+        inside: [BLOCK_K, PAIRS].
+    """
     if not PACKED:
-        acc = tl.dot(weights, x, acc, input_precision="ieee")
-    elif x.dtype == tl.bfloat16:  # unpacked by the compiler, in fewer instructions than here
-        acc = tl.dot_scaled(weights, scales, "e2m1", x, None, "bf16", acc, fast_math=True)
+        x = tl.load(x_ptr + row_starts[None, :] + columns[:, None], mask=inside, other=0.0)
+    elif x_ptr.dtype.element_ty.primitive_bitwidth == 16:
+        four_ptr = x_ptr.to(tl.pointer_type(tl.uint64)) + (row_starts // 4)[None, :]
+        four = tl.load(four_ptr + columns[:, None], mask=inside, other=0)
+        dtype: tl.constexpr = x_ptr.dtype.element_ty
+        x = (
+            four.to(tl.uint16).to(dtype, bitcast=True),
+            (four >> 16).to(tl.uint16).to(dtype, bitcast=True),
+            (four >> 32).to(tl.uint16).to(dtype, bitcast=True),
+            (four >> 48).to(tl.uint16).to(dtype, bitcast=True),
+        )
     else:
-        acc = tl.dot(from_mxfp4(weights, scales, x.dtype), x, acc, input_precision="ieee")
+        first_ptr = x_ptr + row_starts[None, :] + 4 * columns[:, None]
+        x = (
+            tl.load(first_ptr, mask=inside, other=0.0),
+            tl.load(first_ptr + 1, mask=inside, other=0.0),
+            tl.load(first_ptr + 2, mask=inside, other=0.0),
+            tl.load(first_ptr + 3, mask=inside, other=0.0),
+        )
+    return x
+
+
+@triton.jit
+def _multiply(weights, factors, x, acc, PACKED: tl.constexpr, dtype: tl.constexpr):
+    """Add the product of a tile of weights and a tile of tokens to `acc`."""
+    if PACKED:
+        values = mxfp4_values(weights, factors, dtype)
+        for i in tl.static_range(4):
+            acc = tl.dot(values[i], x[i], acc, input_precision="ieee")
+    else:
+        acc = tl.dot(weights, x, acc, input_precision="ieee")
     return acc
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _experts_gate_up_kernel(
     x_ptr,  # [m, K], contiguous
-    data_ptr,  # [num_experts, 2 * n, K], gate first; PACKED: [.., K / 2] uint8
+    data_ptr,  # [num_experts, 2 * n, K], gate first; PACKED: [.., K / 4] uint16
     scales_ptr,  # [num_experts, 2 * n, K / 32] uint8, if PACKED
     bias_ptr,  # [num_experts, 2 * n], if HAS_BIAS
     experts_ptr,  # [num_pairs] int32, if LONE
@@ -87,7 +133,11 @@ def _experts_gate_up_kernel(
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, BLOCK_N), num_tiles). A program computes BLOCK_N outputs of a tile of pairs."""
-    columns, lanes = tl.arange(0, BLOCK_K), tl.arange(0, PAIRS)
+    VALUES: tl.constexpr = 4 if PACKED else 1  # in a number of data
+    WIDTH: tl.constexpr = K // VALUES
+    BLOCK: tl.constexpr = BLOCK_K // VALUES
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    columns, lanes = tl.arange(0, BLOCK), tl.arange(0, PAIRS)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = (rows < n)[:, None]
     wait_for_predecessor(PDL)
@@ -101,24 +151,24 @@ def _experts_gate_up_kernel(
     up_rows = gate_rows + n
     gate = tl.zeros((BLOCK_N, PAIRS), tl.float32)
     up = tl.zeros((BLOCK_N, PAIRS), tl.float32)
-    BYTES: tl.constexpr = 2 if PACKED else 1  # elements of K in an element of data
-    GROUPS: tl.constexpr = BLOCK_K // 32
-    gate_scales, up_scales = 0, 0
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    gate_factors, up_factors = 0, 0
     if PACKED:  # loaded a tile ahead, because their rows are too narrow for the asynchronous copies of the rest
-        gate_scales = _weights_at(scales_ptr, gate_rows, inside_n, 0, K // 32, GROUPS)
-        up_scales = _weights_at(scales_ptr, up_rows, inside_n, 0, K // 32, GROUPS)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        inside_k = (start + columns < K)[:, None]
-        x = tl.load(
-            x_ptr + tokens[None, :] * K + (start + columns)[:, None], mask=inside[None, :] & inside_k, other=0.0
-        )
-        gates = _weights_at(data_ptr, gate_rows, inside_n, start // BYTES, K // BYTES, BLOCK_K // BYTES)
-        gate = _multiply(gates, gate_scales, x, gate, PACKED)
-        ups = _weights_at(data_ptr, up_rows, inside_n, start // BYTES, K // BYTES, BLOCK_K // BYTES)
-        up = _multiply(ups, up_scales, x, up, PACKED)
+        gate_factors = _factors_at(scales_ptr, gate_rows, inside_n, 0, K // 32, GROUPS, dtype)
+        up_factors = _factors_at(scales_ptr, up_rows, inside_n, 0, K // 32, GROUPS, dtype)
+    for start in tl.range(0, WIDTH, BLOCK, num_stages=STAGES):
+        is_inside = inside[None, :] & (start + columns < WIDTH)[:, None]
+        x = _tokens_at(x_ptr, tokens * K, start + columns, is_inside, PACKED)
+        gates = _weights_at(data_ptr, gate_rows, inside_n, start, WIDTH, BLOCK)
+        gate = _multiply(gates, gate_factors, x, gate, PACKED, dtype)
+        ups = _weights_at(data_ptr, up_rows, inside_n, start, WIDTH, BLOCK)
+        up = _multiply(ups, up_factors, x, up, PACKED, dtype)
         if PACKED:
-            gate_scales = _weights_at(scales_ptr, gate_rows, inside_n, start // 32 + GROUPS, K // 32, GROUPS)
-            up_scales = _weights_at(scales_ptr, up_rows, inside_n, start // 32 + GROUPS, K // 32, GROUPS)
+            ahead = start // 8 + GROUPS
+            gate_factors = _factors_at(scales_ptr, gate_rows, inside_n, ahead, K // 32, GROUPS, dtype)
+            up_factors = _factors_at(scales_ptr, up_rows, inside_n, ahead, K // 32, GROUPS, dtype)
+    if PACKED:
+        gate, up = shifted_back(gate, dtype), shifted_back(up, dtype)
     if HAS_BIAS:
         gate += tl.load(bias_ptr + gate_rows, mask=inside_n, other=0.0).to(tl.float32)
         up += tl.load(bias_ptr + up_rows, mask=inside_n, other=0.0).to(tl.float32)
@@ -129,7 +179,7 @@ def _experts_gate_up_kernel(
 @triton.jit(do_not_specialize=["num_tiles", "m"])
 def _experts_down_kernel(
     x_ptr,  # [num_pairs, K], in the order of pairs
-    data_ptr,  # [num_experts, n, K]; PACKED: [.., K / 2] uint8
+    data_ptr,  # [num_experts, n, K]; PACKED: [.., K / 4] uint16
     scales_ptr,  # [num_experts, n, K / 32] uint8, if PACKED
     bias_ptr,  # [num_experts, n], if HAS_BIAS
     weights_ptr,  # [num_pairs] fp32
@@ -152,7 +202,11 @@ def _experts_down_kernel(
     PDL: tl.constexpr,
 ):
     """Grid: (cdiv(n, BLOCK_N), num_tiles). A program computes BLOCK_N outputs of a tile of pairs; 0 for padding."""
-    columns, lanes = tl.arange(0, BLOCK_K), tl.arange(0, PAIRS)
+    VALUES: tl.constexpr = 4 if PACKED else 1  # in a number of data
+    WIDTH: tl.constexpr = K // VALUES
+    BLOCK: tl.constexpr = BLOCK_K // VALUES
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    columns, lanes = tl.arange(0, BLOCK), tl.arange(0, PAIRS)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = (rows < n)[:, None]
     wait_for_predecessor(PDL)
@@ -164,20 +218,21 @@ def _experts_down_kernel(
     pairs = _pairs_at(order_ptr, places, inside, LONE)
     weight_rows = expert * n + rows[:, None]
     acc = tl.zeros((BLOCK_N, PAIRS), tl.float32)
-    BYTES: tl.constexpr = 2 if PACKED else 1
-    GROUPS: tl.constexpr = BLOCK_K // 32
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     is_expert = inside_n & (expert >= 0)
-    scales = 0
+    factors = 0
     if PACKED:
-        scales = _weights_at(scales_ptr, weight_rows, is_expert, 0, K // 32, GROUPS)
-    for start in tl.range(0, tl.where(expert < 0, 0, K), BLOCK_K, num_stages=STAGES):
-        inside_k = (start + columns < K)[:, None]
-        x_elements = places[None, :].to(tl.int64) * K + (start + columns)[:, None]
-        x = tl.load(x_ptr + x_elements, mask=inside[None, :] & inside_k, other=0.0)
-        weights = _weights_at(data_ptr, weight_rows, inside_n, start // BYTES, K // BYTES, BLOCK_K // BYTES)
-        acc = _multiply(weights, scales, x, acc, PACKED)
+        factors = _factors_at(scales_ptr, weight_rows, is_expert, 0, K // 32, GROUPS, dtype)
+    for start in tl.range(0, tl.where(expert < 0, 0, WIDTH), BLOCK, num_stages=STAGES):
+        is_inside = inside[None, :] & (start + columns < WIDTH)[:, None]
+        x = _tokens_at(x_ptr, places.to(tl.int64) * K, start + columns, is_inside, PACKED)
+        weights = _weights_at(data_ptr, weight_rows, inside_n, start, WIDTH, BLOCK)
+        acc = _multiply(weights, factors, x, acc, PACKED, dtype)
         if PACKED:
-            scales = _weights_at(scales_ptr, weight_rows, is_expert, start // 32 + GROUPS, K // 32, GROUPS)
+            ahead = start // 8 + GROUPS
+            factors = _factors_at(scales_ptr, weight_rows, is_expert, ahead, K // 32, GROUPS, dtype)
+    if PACKED:
+        acc = shifted_back(acc, dtype)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + weight_rows, mask=is_expert, other=0.0).to(tl.float32)
     acc *= tl.load(weights_ptr + pairs, mask=inside, other=0.0)[None, :]
@@ -208,7 +263,7 @@ def experts_gate_up(
     out = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     _experts_gate_up_kernel[(triton.cdiv(inner, tiles.gate_rows), num_tiles)](
         x_ptr=x,
-        data_ptr=matrix.data,
+        data_ptr=_numbers(matrix),
         scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
         bias_ptr=x if matrix.bias is None else matrix.bias,
         experts_ptr=routing.experts,
@@ -250,7 +305,7 @@ def experts_down(
     out = torch.empty((num_slots, m, n), dtype=out_dtype, device=x.device)
     _experts_down_kernel[(triton.cdiv(n, tiles.down_rows), num_tiles)](
         x_ptr=x,
-        data_ptr=matrix.data,
+        data_ptr=_numbers(matrix),
         scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
         bias_ptr=x if matrix.bias is None else matrix.bias,
         weights_ptr=routing.weights,
@@ -275,6 +330,11 @@ def experts_down(
         launch_pdl=pdl,
     )
     return out
+
+
+def _numbers(matrix: ExpertMatrix) -> Tensor:
+    """Return the matrix as kernels read it: MXFP4 as numbers of 16 bits, with four values each."""
+    return matrix.data if matrix.scales is None else matrix.data.view(torch.uint16)
 
 
 def _check(x: Tensor, matrix: ExpertMatrix, routing: Routing, groups: Groups | None, num_rows: int) -> int:

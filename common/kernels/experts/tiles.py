@@ -6,7 +6,7 @@ import triton
 
 from common.kernels.base.gpu import Gpu
 
-MANY_TOKENS, MOST_TOKENS = 128, 1024
+FEW_TOKENS, MANY_TOKENS, MOST_TOKENS = 16, 128, 1024
 """From the next count on, tiles are larger."""
 
 
@@ -26,17 +26,17 @@ def expert_tiles(
 ) -> ExpertTiles:
     """Return tiles that an expert's pairs fill, as far as their mean tells.
 
-    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. Tiles in MXFP4 have 32
-    rows: from 64 on, Hopper's compiler copies packed bytes in small pieces, or tokens without a pipeline. Two warps
-    unpack a row once; of four, two would unpack the same rows.
+    Few pairs take narrow tiles with long rows, because the time is that of reading matrices. Matrices in MXFP4 take as
+    long as it takes to bring values into 16 bits. So their tiles have few lanes for pairs that may be missing.
     """
-    if num_tokens <= MANY_TOKENS:
-        tiles = ExpertTiles(16, 32, 32, 256, 4, 2) if is_packed else ExpertTiles(16, 32, 64, 128, 4, 4)
-        return _fitting(tiles, element_size, gpu, is_packed=is_packed)
     typical = 4 * MOST_TOKENS if num_tokens > MOST_TOKENS else MOST_TOKENS // 2
     pairs = min(128, max(16, triton.next_power_of_2(typical * num_slots // num_experts)))
-    if is_packed:
-        tiles = ExpertTiles(pairs, 32, 32, 128, 4, 2 if pairs < 64 else 4)
+    if num_tokens <= MANY_TOKENS:
+        tiles = ExpertTiles(16, 64, 64, 128, 3, 2) if is_packed else ExpertTiles(16, 32, 64, 128, 4, 4)
+        if is_packed and num_tokens <= FEW_TOKENS:
+            tiles = ExpertTiles(8, 16, 16, 256, 4, 1)
+    elif is_packed:
+        tiles = ExpertTiles(pairs, 128, 128, 128, 3, 8 if pairs == 128 else 4)
     else:
         tiles = ExpertTiles(pairs, 64, 128, 64, 4, 8 if pairs == 128 else 4)
     return _fitting(tiles, element_size, gpu, is_packed=is_packed)

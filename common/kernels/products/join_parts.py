@@ -23,8 +23,9 @@ def _join_parts_kernel(
     inside = elements < num_elements
     wait_for_predecessor(PDL)
     acc = tl.load(rows_ptr + elements, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(SPLITS):
-        acc += tl.load(parts_ptr + part * num_elements + elements, mask=inside, other=0.0)
+    for _ in tl.static_range(SPLITS):
+        acc += tl.load(parts_ptr + elements, mask=inside, other=0.0)
+        parts_ptr += num_elements
     tl.store(rows_ptr + elements, acc.to(rows_ptr.dtype.element_ty), mask=inside)
 
 

@@ -8,7 +8,6 @@ from common.models.settings import FULL, MAX_WIDTH, SLIDING, Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.stacks import SANDWICH_NORMS, Source
-from common.settings.config import MAX_TOKENS
 
 LEFT_OUT = {
     "num_attention_heads": 8,
@@ -34,7 +33,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(Layer(mixers[kind], mlp) for kind in layer_kinds(settings)),

@@ -12,7 +12,6 @@ from common.models.sizes.experts import ExpertNames, Experts
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
 from common.models.sizes.stacks import SANDWICH_NORMS, Source
-from common.settings.config import MAX_TOKENS
 
 LEFT_OUT = {
     "global_head_dim": 512,
@@ -43,7 +42,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(Layer(_attention(settings, *each), mlp, is_scaled=True) for each in enumerate(kinds)),

@@ -18,6 +18,7 @@ LEFT_OUT: JsonObject = {
     "head_dim": 64,
     "sliding_window": 128,
     "rope_theta": 150_000.0,
+    "max_position_embeddings": 131_072,
 }
 """Settings that config.json may leave out."""
 
@@ -28,16 +29,18 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     for key, wanted in (("hidden_act", "silu"), ("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
         settings.refuse(key, wanted)
     settings.refuse("attention_bias", True)
+    settings.require_rope_table()
     experts, window = _experts(settings), settings.count("sliding_window", MAX_TOKENS)
     layers = {kind: Layer(_attention(settings, size), experts) for kind, size in ((FULL, 0), (SLIDING, window))}
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-5),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS, 131_072),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(layers[kind] for kind in _kinds(settings)),
         source=Source(settings.count("hidden_size", MAX_WIDTH)),
+        exceeds_float16=True,
     )
 
 
@@ -56,7 +59,7 @@ def _attention(settings: Settings, window: int) -> Attention:
 def _experts(settings: Settings) -> Experts:
     num = settings.count("num_local_experts", MAX_EXPERTS)
     per_token = settings.count("num_experts_per_tok", num, settings.count("experts_per_token", num, 4))
-    is_mxfp4 = _is_mxfp4(settings)
+    is_mxfp4 = settings.quantization("mxfp4") is not None
     if is_mxfp4:
         for key in ("hidden_size", "intermediate_size"):
             settings.multiple(key, mxfp4.GROUP, MAX_WIDTH)
@@ -71,13 +74,3 @@ def _experts(settings: Settings) -> Experts:
         is_mxfp4=is_mxfp4,
         names=NAMES,
     )
-
-
-def _is_mxfp4(settings: Settings) -> bool:
-    """Tell whether experts are in MXFP4; raises ModelError for another quantization."""
-    table = settings.values.get("quantization_config")
-    if table is None:
-        return False
-    if not isinstance(table, dict) or table.get("quant_method") != "mxfp4":
-        settings.refuse("quantization_config", {"quant_method": "mxfp4"})
-    return True

@@ -4,9 +4,10 @@ import math
 
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject
+from common.base.rotary import is_positive
 from common.models.config import DecoderConfig
 from common.models.dense import dense_config
-from common.models.settings import Settings, is_positive
+from common.models.settings import Settings
 from common.models.sizes.rope import Rope, inverse_frequencies
 
 FACTORS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -25,7 +26,7 @@ def _rope(settings: Settings, dim: int) -> Rope:
 
 def _scaled(frequencies: list[float], scaling: JsonObject, where: str) -> list[float]:
     """Scale by Llama 3.1's rule: stretch long wavelengths by `factor`, keep short ones, blend those between."""
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = scaling.get("rope_type", "default")
     if kind == "default":
         return frequencies
     if kind != "llama3":

@@ -11,6 +11,7 @@ from common.models.sizes.rope import Rope
 
 def decoder_config(settings: Settings) -> DecoderConfig:
     """Return the config of the forward pass; raises ModelError for an unsupported setting."""
+    settings.require_rope_table()
     return dense_config(settings, default_eps=1e-5, rotation=_rope, window=settings.window())
 
 

@@ -21,14 +21,11 @@ def decoder_config(settings: Settings) -> DecoderConfig:
 
 def _without_share(settings: Settings) -> Settings:
     """Return the settings without the share of a head that turns, where it says what the sizes say as well."""
-    table = settings.values.get("rope_parameters")
-    share = table.get("partial_rotary_factor") if isinstance(table, dict) else None
+    settings.require_rope_table()
+    table = settings.rope_table()
+    share = table.get("partial_rotary_factor")
     turned, still = (settings.count(f"qk_{name}_head_dim", MAX_HEAD_DIM) for name in ("rope", "nope"))
-    if (
-        not isinstance(table, dict)
-        or not isinstance(share, float)
-        or not math.isclose(share, turned / (turned + still))
-    ):
+    if not isinstance(share, float) or not math.isclose(share, turned / (turned + still)):
         return settings
     others = {key: value for key, value in table.items() if key != "partial_rotary_factor"}
-    return Settings(settings.values | {"rope_parameters": others}, settings.where)
+    return Settings(settings.values | {"rope_parameters": others, "rope_scaling": None}, settings.where)

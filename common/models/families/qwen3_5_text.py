@@ -12,7 +12,6 @@ from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.rope import Rope, inverse_frequencies
 from common.models.sizes.stacks import Source
-from common.settings.config import MAX_TOKENS
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
@@ -29,7 +28,7 @@ def hybrid_config(settings: Settings, mlps: Sequence[MLP], *, by_key_head: bool 
     """
     settings.refuse("hidden_act", "silu")
     settings.refuse("attention_bias", False)
-    settings.refuse("quantization_config", None)
+    settings.quantization()
     settings.refuse("attn_output_gate", True)
     settings.refuse("mamba_ssm_dtype", "float32")
     if settings.values.get("output_gate_type") != "swish":
@@ -39,7 +38,7 @@ def hybrid_config(settings: Settings, mlps: Sequence[MLP], *, by_key_head: bool 
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),
         norm_eps=settings.positive_float("rms_norm_eps", 1e-6),
-        max_positions=settings.count("max_position_embeddings", MAX_TOKENS),
+        max_positions=settings.max_positions(),
         tied_embeddings=settings.flag("tie_word_embeddings"),
         dtype=settings.dtype(),
         layers=tuple(Layer(mixers[kind], mlp) for kind, mlp in zip(_layer_kinds(settings), mlps, strict=True)),

@@ -16,7 +16,6 @@ from common.ops.reference.layers import paged_attention as paged_attention
 from common.ops.reference.layers import qk_norm_rope_kv as qk_norm_rope_kv
 from common.ops.reference.layers import rms_norm as rms_norm
 from common.ops.reference.layers import rotate as rotate
-from common.ops.reference.layers import silu_mul as silu_mul
 from common.ops.reference.rows import advance as advance
 from common.ops.reference.rows import gather_blocks as gather_blocks
 from common.ops.reference.rows import land as land

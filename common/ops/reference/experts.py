@@ -40,13 +40,7 @@ def route(x: Tensor, router: Router, present: Tensor) -> Routing:
 
 
 def _scores(logits: Tensor, score: Score) -> Tensor:
-    match score:
-        case Score.SOFTMAX:
-            return logits.softmax(-1)
-        case Score.SIGMOID:
-            return logits.sigmoid()
-        case Score.SQRT_SOFTPLUS:
-            return torch.sqrt(functional.softplus(logits))
+    return logits.softmax(-1) if score is Score.SOFTMAX else logits.sigmoid()
 
 
 def _within_groups(wanted: Tensor, rule: Route) -> Tensor:

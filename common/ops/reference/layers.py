@@ -35,11 +35,6 @@ def gate_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     return (opened * up).to(gate_up.dtype)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """Return `silu(gate) * up` of `[num_tokens, 2 * inner]`, gate first."""
-    return gate_mul(gate_up, Activation.SILU)
-
-
 def rotate(x: Tensor, rope: Tensor, positions: Tensor) -> Tensor:
     """Apply rotary embedding (Su et al., 2021), halves convention, to fp32 `[num_tokens, heads, head_dim]`."""
     cos, sin = rope[positions.long()].unsqueeze(1).chunk(2, dim=-1)  # each [num_tokens, 1, head_dim / 2]

@@ -9,12 +9,21 @@ from typing import Any, cast
 import pytest
 import torch
 
+from benchmarks.presets import settings as preset_settings
 from common.device.engine.engine import Engine
 from common.device.engine.step_rules import batch_buckets
 from common.device.steps.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
-from common.device.steps.warm_up import _decode_batches, compile_decode_kernels, compile_prompt_kernels, warm_up_prompts
+from common.device.steps.warm_up import (
+    _decode_batches,
+    _prompt_batches,
+    compile_decode_kernels,
+    compile_prompt_kernels,
+    warm_up_prompts,
+)
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
+from common.models.reading import decoder_config
+from common.ops.cuda_latent import FEW_TOKENS
 from common.settings.config import Config, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from common.wire.values.sampling_params import SamplingParams
@@ -100,11 +109,23 @@ def test_decode_steps_compile_nothing(real_shapes: Path, compiled: Compiled, sta
     assert set(compiled) <= {"_update_rows_kernel"}, "what is left is not worth a thread"
 
 
+def stand_in(preset: str) -> Engine:
+    """An engine without memory."""
+    config = decoder_config(preset_settings(preset))
+    layout = SimpleNamespace(groups=config.cache_groups(16, "bfloat16"))
+    fields = {"device": torch.device("meta"), "max_len": 100, "pool": SimpleNamespace(layout=layout)}
+    return cast(Engine, SimpleNamespace(**fields, model=SimpleNamespace(config=config)))
+
+
+@pytest.mark.parametrize(("preset", "has_latents"), [("deepseek-v2-lite", True), ("qwen3-4b", False)])
+def test_prompts_of_more_keys_than_are_gathered_compile_nothing(preset: str, has_latents: bool) -> None:
+    long = [batch for batch in _prompt_batches(stand_in(preset)) if batch.token_ids.shape[0] > FEW_TOKENS]
+    assert any(batch.num_keys == 0 for batch in long) == has_latents
+    assert any(batch.num_keys > 0 for batch in long)
+
+
 def test_steps_that_share_are_compiled_where_they_may_be_run() -> None:
-    device, groups = torch.device("meta"), pool_of(1, 16).layout.groups
-    engine = cast(
-        Engine, SimpleNamespace(device=device, max_len=100, pool=SimpleNamespace(layout=SimpleNamespace(groups=groups)))
-    )
+    engine = stand_in("qwen3-4b")
     counts = [1, 2, MAX_SHARING_ROWS, MAX_SHARING_ROWS + 1]
 
     def kinds(*, share_prefixes: bool) -> list[tuple[int, bool]]:

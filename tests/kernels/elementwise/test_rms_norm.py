@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from common.kernels.elementwise.rms_norm import rms_norm
+from common.kernels.elementwise.rms_norm import _rms_norm_kernel, rms_norm
 from common.ops import reference
 from tests.kernels.conftest import AssertClose
+from tests.support.far_memory import far_apart
 
 
 @pytest.mark.parametrize(("num_tokens", "hidden"), [(0, 64), (1, 2560), (3, 33), (5, 1024), (17, 1)])
@@ -31,6 +32,15 @@ def test_parts_are_added_first(
     out = rms_norm(x, weight, 1e-6, parts=parts)
     assert_close(x, whole)
     assert_close(out, reference.rms_norm(whole, weight, 1e-6))
+
+
+def test_parts_may_be_far_apart(device: torch.device) -> None:
+    parts, last = far_apart(device, 16)
+    last.fill_(5)
+    x, weight, out = (torch.ones(16, device=device) for _ in range(3))
+    shape = {"HIDDEN": 1 << 30, "BLOCK": 16, "SPLITS": 3, "PDL": False}  # a program for the first columns of a wide row
+    _rms_norm_kernel[(1,)](x, weight, parts, out, 16, 1e-6, **shape)
+    assert x.tolist() == [6.0] * 16
 
 
 def test_rows_may_be_strided(device: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:

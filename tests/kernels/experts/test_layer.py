@@ -9,7 +9,7 @@ from common.kernels.experts import lone_token
 from common.kernels.products.join_parts import join_parts
 from common.ops import reference
 from common.ops.base import ExpertWeights, Residual, Router, Routing
-from common.ops.cuda_experts import CudaExperts, unpacks
+from common.ops.cuda_experts import CudaExperts
 from tests.kernels.conftest import AssertClose, gpu_at
 
 HIDDEN, INNER, NUM = 48, 24, 6
@@ -70,25 +70,24 @@ def test_a_lone_token_s_experts_may_have_biases(
     assert_close(whole(layer.add(x, routing, weights, Residual(rows))), law)
 
 
-@pytest.mark.parametrize("num_tokens", [4, 30])
-def test_mxfp4_is_unpacked_where_the_budget_of_many_pairs_has_room(
+@pytest.mark.parametrize("num_tokens", [1, 4, 30, 130, pytest.param(1030, marks=pytest.mark.gpu)])
+def test_matrices_may_be_mxfp4(
     num_tokens: int, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
 ) -> None:
     def some_bytes(*shape: int, least: int = 0, end: int = 256) -> torch.Tensor:
         return torch.randint(least, end, shape, dtype=torch.uint8).to(device)
 
-    width = 32
+    width = 160
     weights = ExpertWeights(
         some_bytes(NUM, 2 * width, width // 2),
         some_bytes(NUM, width, width // 2),
         Activation.SILU,
-        gate_up_scales=some_bytes(NUM, 2 * width, 1, least=122, end=125),
-        down_scales=some_bytes(NUM, width, 1, least=122, end=125),
+        gate_up_scales=some_bytes(NUM, 2 * width, 5, least=120, end=123),
+        down_scales=some_bytes(NUM, width, 5, least=120, end=123),
     )
     x, rows = torch.randn(2, num_tokens, width).to(device, dtype)
     router = Router(torch.randn(NUM, width).to(device, dtype), Route(2), NUM)
     present = torch.ones(num_tokens, dtype=torch.int32, device=device)
-    assert unpacks(2 * num_tokens, weights) == (num_tokens > 4)
     layer = CudaExperts(gpu_at(device), is_reference=False, pdl=False)
     routing = layer.route(x, router, present)
     law = (rows + reference.experts(x, routing, weights)).to(dtype)

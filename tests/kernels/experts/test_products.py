@@ -67,12 +67,12 @@ def test_equals_the_law(
     assert_close(computed(x, gate_up, down, routing, activation, tiles, dtype), law)
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "per_token"), [(5, 3, 2), (1, 3, 2)])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "per_token"), [(5, 3, 2), (1, 3, 2), (200, 3, 2)])
 def test_matrices_may_be_mxfp4(
     num_tokens: int, num_experts: int, per_token: int,
     device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
 ) -> None:  # fmt: skip
-    hidden, inner, activation = 96, 32, Activation.CLAMPED_SWIGLU
+    hidden, inner, activation = 160, 96, Activation.CLAMPED_SWIGLU
     x, routing = (
         torch.randn(num_tokens, hidden).to(device, dtype),
         make_routing(num_tokens, num_experts, per_token, device),
@@ -88,3 +88,5 @@ def test_matrices_may_be_mxfp4(
     weights = ExpertWeights(gate_up.data, down.data, activation, *biases, *scales)
     law = reference.experts(x, routing, weights).to(dtype)
     assert_close(computed(x, gate_up, down, routing, activation, TILES), law)
+    tiles = expert_tiles(num_tokens, per_token, num_experts, x.element_size(), gpu_at(device), is_packed=True)
+    assert_close(computed(x, gate_up, down, routing, activation, tiles), law)

@@ -23,7 +23,7 @@ CASES = [
     (70, 130, Route(3)),
     (5, 33, Route(4, renormalizes=False, scale=2.5)),
     (5, 33, Route(2, Score.SIGMOID, logit_scale=0.5)),
-    (5, 33, Route(3, Score.SQRT_SOFTPLUS, renormalizes=False)),
+    (5, 33, Route(3, Score.SIGMOID, renormalizes=False)),
     (5, 33, Route(1)),
 ]
 """Tokens, experts, rules."""

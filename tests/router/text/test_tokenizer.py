@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
+from common.models.reading import read_config
 from common.settings.config import ModelSection
 from router.text.tokenizer import Tokenizer
 from tests.router.conftest import MAX_MODEL_LEN
@@ -30,6 +31,21 @@ def test_model_len_is_capped_by_the_option_and_never_beyond_the_model(model_dir:
 
 
 @pytest.mark.parametrize(
+    ("yarn", "positions"),
+    [({"original_max_position_embeddings": 384}, 1536), ({"original_max_position_embeddings": 64}, 512), ({}, 2048)],
+)
+def test_router_and_model_know_the_positions_that_yarn_adds(
+    tmp_path: Path, yarn: dict[str, int], positions: int
+) -> None:
+    write_checkpoint("qwen3-tied", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    table = {"type": "yarn", "factor": 4.0, **yarn}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": None, "rope_scaling": table}))
+    assert Tokenizer(ModelSection(path=str(tmp_path))).info.max_model_len == positions
+    assert read_config(tmp_path).max_positions == positions
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("tokenizer.json", None),
@@ -40,6 +56,7 @@ def test_model_len_is_capped_by_the_option_and_never_beyond_the_model(model_dir:
         ("config.json", json.dumps({"vocab_size": 0, "max_position_embeddings": 9})),
         ("config.json", json.dumps({"vocab_size": 9, "max_position_embeddings": "9"})),
         ("config.json", json.dumps({"vocab_size": 9, "max_position_embeddings": 10**10})),
+        ("config.json", json.dumps({"vocab_size": 9, "max_position_embeddings": 9, "rope_scaling": [1]})),
         ("config.json", '{"a":' * 100_000),
         ("generation_config.json", json.dumps({"eos_token_id": "x"})),
         ("generation_config.json", json.dumps({"eos_token_id": [10**20]})),
@@ -61,10 +78,9 @@ def test_a_text_model_inside_another_has_its_sizes_and_ends(tmp_path: Path) -> N
     assert (info.vocab_size, info.max_model_len, info.eos_token_ids) == (VOCAB, 512, (1,))
 
 
-def test_sizes_that_a_published_file_leaves_out_are_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [{"model_type": "gemma3_text"}, {"hidden_size": 2560}])
+def test_sizes_that_a_published_file_leaves_out_are_known(tmp_path: Path, text: dict[str, object]) -> None:
     write_checkpoint("gemma3", tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
     info = Tokenizer(ModelSection(path=str(tmp_path))).info
     assert (info.vocab_size, info.max_model_len) == (262_208, 131_072)
