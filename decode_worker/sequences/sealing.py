@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.kv.tables import Tables
 from common.memory.client.lease_cache import LeaseCache
 from common.serving.prompts.stops import is_doubling
 from common.wire.messages.memory import KVOffer
@@ -28,9 +27,9 @@ class FullBlock(NamedTuple):
 class Sealing:
     """Full blocks at the end of a step, sealed all at once.
 
-    Blocks of windows are sealed at stops only (see `stops`), which are the doublings and the end of a sequence. A
-    sealed block is not used again for the sequence's later places. So it is sealed at a doubling only if other blocks
-    are at hand.
+    Blocks of windows are sealed at stops only (see `stops`): behind a pulled prompt, at doublings, and at the end of a
+    sequence. A sealed block is not used again for the sequence's later places. So before the end it is sealed only if
+    other blocks are at hand.
 
     Args:
         reserve: returns free blocks to leave at hand, by group.
@@ -51,12 +50,29 @@ class Sealing:
         if all(num_sealed[n] == num_full for n, group in enumerate(self.layout.groups) if group.is_append_only):
             sequence.chain = SealedChain(num_full, offer.digest)
 
+    def begin_pulled(self, sequence: DecodeSequence, root: bytes, of_prompt: Sequence[bytes], num_found: int) -> None:
+        """Seal the blocks of a pulled prompt with these digests, and continue its chain of keys.
+
+        Args:
+            root: of the chain.
+            num_found: leading places whose blocks are sealed in append-only groups.
+        """
+        chain = sequence.chain = SealedChain(len(of_prompt), of_prompt[-1] if of_prompt else root)
+        chain.latest.extend(of_prompt[-self.most_seen :] if self.most_seen else ())
+        full = list(self._seen(sequence, spares=True))
+        for table in sequence.tables:
+            if table.group.is_append_only:
+                full += map(FullBlock, table.block_ids[num_found : len(of_prompt)], of_prompt[num_found:])
+        self._seal(full)
+
     def seal(self, sequences: Iterable[DecodeSequence]) -> None:
         """Seal blocks that the last logged tokens have made full, and windows of ended sequences.
 
         Call before any of them is freed. KV of all tokens before the last is written.
         """
-        full = [each for sequence in sequences for each in self._full(sequence)]
+        self._seal([each for sequence in sequences for each in self._full(sequence)])
+
+    def _seal(self, full: Sequence[FullBlock]) -> None:
         if full:
             self.leases.seal([each.block_id for each in full], [each.digest for each in full])
 
@@ -96,22 +112,3 @@ class Sealing:
                 table.sealed.update(block_ids)
                 found = (chain.latest[place - chain.num_blocks] for place in unsealed)
                 yield from map(FullBlock, block_ids, found)
-
-
-def full_blocks(tables: Tables, num_found: int, of_text: Sequence[bytes]) -> list[FullBlock]:
-    """Return the full blocks of a text with these digests that are not sealed yet, without its first places.
-
-    Blocks of windows count as sealed from now on.
-
-    Args:
-        num_found: first places whose blocks are sealed in append-only groups.
-    """
-    full = list[FullBlock]()
-    for table in tables:
-        begin = num_found if table.group.is_append_only else table.num_gone
-        places = range(begin, len(of_text)) if table.group.grows else ()
-        unsealed = [place for place in places if table.block_ids[place] not in table.sealed]
-        full += [FullBlock(table.block_ids[place], of_text[place]) for place in unsealed]
-        if table.group.window:
-            table.sealed.update(table.block_ids[place] for place in unsealed)
-    return full
