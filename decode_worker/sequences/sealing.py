@@ -39,8 +39,8 @@ class Sealing:
         self.leases, self.layout = leases, leases.shape.layout
         self.reserve = reserve or (lambda: self.layout.nothing)
         self.block_size = self.layout.block_size
-        widths = (group.window for group in self.layout.groups if group.window)
-        self.most_seen = max((width // self.block_size + 1 for width in widths), default=0)
+        windows = (group for group in self.layout.groups if group.window)
+        self.most_seen = max((len(needed(group, group.window)) for group in windows), default=0)
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""

@@ -98,7 +98,7 @@ class SealedBlocks:
         groups, ids = self.layout.groups, look_up(self.layout, keys, self.block_of.get)
         if self.layout.is_plain:
             return CachedPrefix(ids, len(ids[0]), len(ids[0]))
-        num_places, num_alike = resumable(self.layout, [of_group >= 0 for of_group in ids], first)
+        num_places, num_alike = resumable(self.layout, [of_group >= 0 for of_group in ids])
         if not resumes:
             alike = [
                 of_group if group.is_append_only else of_group[:0] for group, of_group in zip(groups, ids, strict=True)
