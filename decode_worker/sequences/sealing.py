@@ -15,6 +15,7 @@ from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import minus
 from common.wire.values.resumption import needed
 from decode_worker.sequences.sequence import DecodeSequence, SealedChain
+from decode_worker.sequences.snapshot_distance import distance
 
 
 class FullBlock(NamedTuple):
@@ -29,7 +30,7 @@ class Sealing:
 
     Blocks of windows are sealed at stops only (see `stops`): behind a pulled prompt, at doublings, and at the end of a
     sequence. A sealed block is not used again for the sequence's later places. So before the end it is sealed only if
-    other blocks are at hand.
+    other blocks are at hand. Of states, the last snapshot is sealed at the end (see `snapshots`).
 
     Args:
         reserve: returns free blocks to leave at hand, by group.
@@ -40,7 +41,8 @@ class Sealing:
         self.reserve = reserve or (lambda: self.layout.nothing)
         self.block_size = self.layout.block_size
         windows = (group for group in self.layout.groups if group.window)
-        self.most_seen = max((len(needed(group, group.window)) for group in windows), default=0)
+        most_seen = max((len(needed(group, group.window)) for group in windows), default=0)
+        self.most_kept = max(most_seen, distance(self.layout) + 1 if self.layout.states else 0)
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
@@ -58,7 +60,7 @@ class Sealing:
             num_found: leading places whose blocks are sealed in append-only groups.
         """
         chain = sequence.chain = SealedChain(len(of_prompt), of_prompt[-1] if of_prompt else root)
-        chain.latest.extend(of_prompt[-self.most_seen :] if self.most_seen else ())
+        chain.latest.extend(of_prompt[-self.most_kept :] if self.most_kept else ())
         full = list(self._seen(sequence, spares=True))
         for table in sequence.tables:
             if table.group.is_append_only:
@@ -71,6 +73,10 @@ class Sealing:
         Call before any of them is freed. KV of all tokens before the last is written.
         """
         self._seal([each for sequence in sequences for each in self._full(sequence)])
+
+    def seal_snapshot(self, sequence: DecodeSequence) -> None:
+        """Seal the last snapshot of a sequence, if its copy is over; the sequence may go on without."""
+        self._seal(list(self._snapshot(sequence)))
 
     def _seal(self, full: Sequence[FullBlock]) -> None:
         if full:
@@ -85,7 +91,7 @@ class Sealing:
             begin = chain.num_blocks * self.block_size
             tokens = pack_ids(sequence.token_ids[begin : begin + self.block_size])
             [digest] = digests(chain.digest, tokens, self.block_size)
-            chain.add(digest, self.most_seen)
+            chain.add(digest, self.most_kept)
             for table in sequence.tables:
                 if table.group.is_append_only:
                     yield FullBlock(table.block_ids[chain.num_blocks - 1], chain.digest)
@@ -93,6 +99,16 @@ class Sealing:
                 yield from self._seen(sequence, spares=True)
         if sequence.ended:
             yield from self._seen(sequence, spares=False)
+            yield from self._snapshot(sequence)
+
+    def _snapshot(self, sequence: DecodeSequence) -> Iterator[FullBlock]:
+        """Yield the last snapshot of each state, if its copy is over: the step behind it is."""
+        chain, place = sequence.chain, sequence.snapshot_place
+        num_behind, is_over = chain.num_blocks - place, len(sequence.token_ids) >= place * self.block_size + 2
+        sequence.snapshot_place = 0
+        if place and is_over and num_behind < len(chain.latest):
+            for number in self.layout.states:
+                yield FullBlock(sequence.tables[number].spare[-1], chain.latest[-1 - num_behind])
 
     def _seen(self, sequence: DecodeSequence, *, spares: bool) -> Iterator[FullBlock]:
         """Yield the blocks of windows that the next token behind the sealed places sees, if all can be sealed.
