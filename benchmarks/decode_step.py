@@ -26,14 +26,14 @@ from rich.table import Table
 
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
-from benchmarks.own_memory import own_memory, require_gpu, take_all
+from benchmarks.own_memory import own_memory, require_gpu, separate, take_all
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
 from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
-from common.wire.values.kv_layout import DTYPE_BYTES, KVGroup
+from common.wire.values.kv_layout import DTYPE_BYTES, Counts, KVGroup
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
@@ -60,6 +60,12 @@ ASKS = {
 def _num_held(group: KVGroup, num_tokens: int) -> int:
     """Return the blocks that a sequence needs to grow to `num_tokens` tokens by MORE_TOKENS steps."""
     return group.num_places(num_tokens) - group.first_seen(max(0, num_tokens - MORE_TOKENS))
+
+
+def _scattered(block_ids: list[int]) -> Iterator[int]:
+    """Return an iterator over blocks in random order."""
+    order = torch.randperm(len(block_ids), generator=torch.Generator().manual_seed(len(block_ids)))
+    return (block_ids[index] for index in order.tolist())
 
 
 class StepBench:
@@ -91,7 +97,7 @@ class StepBench:
         if not self.fits(lengths):
             return False
         pool = self.engine.pool
-        ids = [self._scattered(group) for group in range(len(pool.layout.groups))]
+        ids = list(map(_scattered, separate(pool.shape, self._counts(lengths))))
         shared = list(islice(ids[0], self.prefix.num_tokens // self.block_size))
         changes: list[Change] = []
         for row, (context, length) in enumerate(zip(contexts, lengths, strict=True)):
@@ -110,15 +116,10 @@ class StepBench:
         self.batch.grammars.positions_cpu[: len(contexts)] = torch.tensor(contexts, dtype=torch.int32)
         return True
 
-    def _scattered(self, group: int) -> Iterator[int]:
-        """Return an iterator over all blocks of a group, in random order."""
-        capacity, first = self.engine.allocator.capacity[group], self.engine.pool.shape.proof_ids[group] + 1
-        return iter((torch.randperm(capacity, generator=torch.Generator().manual_seed(group)) + first).tolist())
-
     def _set_states(self, tables: Sequence[BlockTable], num_tokens: int) -> None:
         """Have the states of a sequence, if any, be those after `num_tokens` tokens."""
         pool = self.engine.pool
-        for cache, table, first in zip(pool.caches, tables, pool.shape.proof_ids, strict=True):
+        for cache, table, first in zip(pool.caches, tables, pool.shape.begins, strict=True):
             if not table.group.grows:
                 state = cache[table.block_ids[0] - first]
                 state.zero_()
@@ -126,9 +127,11 @@ class StepBench:
 
     def fits(self, lengths: Sequence[int]) -> bool:
         """Tell whether the pool holds sequences of such lengths, and the model allows them."""
-        pairs = zip(self.engine.pool.layout.groups, self.engine.allocator.capacity, strict=True)
-        has_room = all(sum(_num_held(group, each) for each in lengths) <= capacity for group, capacity in pairs)
-        return has_room and max(lengths) <= self.engine.max_len
+        return self.engine.pool.shape.fits(self._counts(lengths)) and max(lengths) <= self.engine.max_len
+
+    def _counts(self, lengths: Sequence[int]) -> Counts:
+        """Return the blocks of sequences of such lengths, by group."""
+        return tuple(sum(_num_held(group, each) for each in lengths) for group in self.engine.pool.layout.groups)
 
     def launch(self, num_rows: int) -> PendingOutput:
         """Launch a step with the present sampling."""

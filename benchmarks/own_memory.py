@@ -17,6 +17,8 @@ from common.memory.client.shared_pool import SharedPool
 from common.memory.client.starter import Starter
 from common.settings.config import Config, NetSection
 from common.settings.memory_sections import MemorySection
+from common.wire.values.kv_layout import Counts
+from common.wire.values.pool_shape import PoolShape
 
 LINGER_S = 10.0
 """Time until the server ends after its worker was killed."""
@@ -48,11 +50,31 @@ def own_memory(device: str) -> Iterator[MemoryClient]:
 
 
 def take_all(shared: SharedPool) -> None:
-    """Lease every block of a pool that no other client uses."""
+    """Lease every block of a pool that no other client uses, of several groups as texts of usual length have them."""
     leases, end_s = shared.leases, time.monotonic() + END_S
-    while not leases.fetch(leases.capacity):
+    counts = usual(leases.shape)
+    while not leases.fetch(counts):
         if time.monotonic() > end_s:
             raise MemoryLost("not all blocks of the pool have come")
         leases.update(leases.shape.layout.nothing, leases.shape.layout.nothing)
         select.select([shared], [], [], 1.0)
         shared.receive()
+
+
+def usual(shape: PoolShape) -> Counts:
+    """Return the blocks of each group of which a pool is full with texts of usual length."""
+    counts = shape.shares
+    while not shape.fits(counts):
+        counts = tuple(max(1, count * 99 // 100) for count in counts)
+    return counts
+
+
+def separate(shape: PoolShape, counts: Counts) -> list[list[int]]:
+    """Return blocks of each group that share no byte with blocks of others, at least `counts`, which must fit."""
+    begin, blocks = len(counts), list[list[int]]()
+    for group, count in enumerate(counts):
+        num_more = max(0, -(-(count + 1) // shape.slabs.num_in_each[group]) - 1)
+        slabs = [group, *range(begin, begin + num_more)]  # the slab of the proof block first
+        begin += num_more
+        blocks.append([i for slab in slabs for i in shape.ids_in(group, slab)][1:])
+    return blocks

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.own_memory import own_memory, require_gpu
+from benchmarks.own_memory import own_memory, require_gpu, separate, usual
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import make_share
 from common.device.steps.prompt_buffers import PromptChunk
@@ -90,8 +90,8 @@ class PromptBench:
         generator = torch.Generator().manual_seed(num_tokens)
         ids = torch.randint(self.engine.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
         tables = [  # a block that no token sees any more comes again
-            [first + 1 + place % (count - 1) for place in range(group.num_places(num_tokens))]
-            for group, first, count in zip(shape.layout.groups, shape.proof_ids, shape.num_blocks, strict=True)
+            [block_ids[place % len(block_ids)] for place in range(group.num_places(num_tokens))]
+            for group, block_ids in zip(shape.layout.groups, separate(shape, usual(shape)), strict=True)
         ]
         greedy = SamplingParams(temperature=0.0)
         return [

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.own_memory import own_memory, require_gpu
+from benchmarks.own_memory import own_memory, require_gpu, separate, usual
 from benchmarks.prompt_step import PromptBench, median_ms, run
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
@@ -41,8 +41,8 @@ class SnapshotBench:
     def __init__(self, bench: PromptBench) -> None:
         self.bench, shape = bench, bench.engine.pool.shape
         self.layout = shape.layout
-        states = [shape.proof_ids[number] for number in self.layout.states]
-        self.copies = [(first + 1, first + 2) for first in states]  # a prompt's states are in the first blocks
+        blocks = separate(shape, usual(shape))
+        self.copies = [(blocks[n][0], blocks[n][1]) for n in self.layout.states]  # a prompt's states are in the first
         self.num_bytes = sum(self.layout.groups[number].block_bytes for number in self.layout.states)
 
     def times(self, runner: PromptRunner, num_tokens: int) -> SnapshotTimes:

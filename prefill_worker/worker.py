@@ -97,7 +97,7 @@ class PrefillWorker:
         order = prompt_order(config.prefill, batching=config.worker.batching)
         self.scheduler = PromptScheduler(order, engine.allocator, engine.max_len, self.prefixes)
         self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT)
-        self.level = stock(engine.pool.layout, engine.allocator.capacity, config.prefill.max_batch_tokens)
+        self.level = stock(engine.pool.layout, engine.allocator.shape.shares, config.prefill.max_batch_tokens)
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
         reply_pools = ReplyPools(PeerServers(engine, worker, self.poller), is_on=ready.takes_replies)

@@ -50,8 +50,8 @@ class CudaPeerPool:
         with torch.cuda.stream(self.stream):
             begin = _recorded(self.stream)
             uploaded = [ids_cpu.to(self.device, non_blocking=True) for ids_cpu in pinned]
-            for ids, blocks, offset in zip(uploaded, target.blocks, self.shape.offsets, strict=False):
-                gather_blocks(self.address + offset, ids[0], blocks, ids[1])
+            for ids, blocks in zip(uploaded, target.blocks, strict=True):
+                gather_blocks(self.address, ids[0], blocks, ids[1])
             return CudaPull(begin, _recorded(self.stream), (pinned, uploaded))
 
     def close(self) -> None:

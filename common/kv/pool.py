@@ -10,21 +10,22 @@ from common.wire.values.pool_shape import PoolShape
 
 
 class KVPool:
-    """Blocks over `memory [num_bytes]` uint8."""
+    """Blocks over `memory [num_bytes]` uint8; views of all groups span the whole memory."""
 
     def __init__(self, shape: PoolShape, memory: Tensor) -> None:
-        self.shape, self.layout = shape, shape.layout
-        self.blocks: list[Tensor] = []  # of each group `[num_blocks, block_bytes]` uint8
-        self.caches: list[Tensor] = []  # of each group `[num_blocks, *block_shape]`
-        for group, count, offset in zip(shape.layout.groups, shape.num_blocks, shape.offsets, strict=False):
-            used = memory[offset : offset + count * group.block_bytes]
+        self.shape, self.layout, self.memory = shape, shape.layout, memory
+        self.blocks: list[Tensor] = []  # of each group `[num_ids, block_bytes]` uint8
+        self.caches: list[Tensor] = []  # of each group `[num_ids, *block_shape]`
+        for group in shape.layout.groups:
+            count = shape.num_bytes // group.block_bytes
+            used = memory[: count * group.block_bytes]
             self.blocks.append(used.view(count, group.block_bytes))
             self.caches.append(used.view(DTYPES[group.dtype]).view(count, *group.block_shape))
 
     def block(self, block_id: int) -> Tensor:
         """Return the memory of a block: `[block_bytes]` uint8."""
         number = self.shape.group_of(block_id)
-        return self.blocks[number][block_id - self.shape.proof_ids[number]]
+        return self.blocks[number][block_id - self.shape.begins[number]]
 
     def copy(self, source_id: int, target_id: int) -> None:
         """Copy a block to another of the same group, on the current stream."""

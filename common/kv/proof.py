@@ -41,7 +41,7 @@ def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator)
         for proof_id, first in zip(theirs.proof_ids, firsts, strict=True):
             yield from _comparison(ours.read_block(first), pool_id, proof_id)
         target_ids = list(chain.from_iterable(targets))
-        sources = (range(begin, begin + len(ids)) for begin, ids in zip(theirs.proof_ids, targets, strict=True))
+        sources = (range(first, first + len(ids)) for first, ids in zip(theirs.proof_ids, targets, strict=True))
         source_ids = list(chain.from_iterable(sources))
         for _ in range(_REPEATS):
             pull = peer.pull(source_ids, ours, target_ids)
@@ -56,7 +56,7 @@ def _measured(ours: KVPool, theirs: PoolShape, allocator: Allocator) -> Counts:
     """Return the blocks of each group to pull for timing."""
     num_bytes = _MEASURED_BYTES[ours.blocks[0].device.type] // len(ours.blocks)
     wanted = (num_bytes // group.block_bytes for group in ours.layout.groups)
-    return tuple(map(min, wanted, theirs.capacity, (count // _AT_MOST for count in allocator.capacity)))
+    return tuple(map(min, wanted, theirs.capacity, (count // _AT_MOST for count in ours.shape.shares)))
 
 
 def _room(allocator: Allocator, num_wanted: Counts) -> Iterator[None]:

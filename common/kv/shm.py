@@ -30,10 +30,10 @@ class ShmPeerPool:
         begin_s = time.perf_counter()
         for number, (sources, targets) in enumerate(pairs_by_group(self.shape, source_ids, target.shape, target_ids)):
             blocks = target.blocks[number].numpy()  # [num_blocks, block_bytes]
-            offset, block_bytes = self.shape.offsets[number], blocks.shape[1]
+            block_bytes = blocks.shape[1]
             for source, block in zip(sources, targets, strict=True):
-                if os.preadv(self.descriptor, [blocks[block]], offset + source * block_bytes) != block_bytes:
-                    block_id = self.shape.proof_ids[number] + source
+                if os.preadv(self.descriptor, [blocks[block]], source * block_bytes) != block_bytes:
+                    block_id = self.shape.begins[number] + source
                     raise TransferFailed(f"block {block_id} of the pool of worker {self.worker_id} is not all there")
         return FinishedPull(time.perf_counter() - begin_s)
 

@@ -60,7 +60,7 @@ class Offers:
         Return why the memory server of the pool is lost, once.
         """
         floor = self.scheduler.capacity.num_growing
-        columns = zip(self.scheduler.layout.groups, self.scheduler.allocator.capacity, strict=True)
+        columns = zip(self.scheduler.layout.groups, self.scheduler.allocator.shape.shares, strict=True)
         idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) if group.grows else 0 for group, count in columns)
         self.shared.update(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()

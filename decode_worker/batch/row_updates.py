@@ -31,7 +31,7 @@ def table_places(pool: PoolShape, max_rows: int, max_len: int) -> list[TablePlac
     """Return the range of each group, in order."""
     row_places = [group.num_places(max_len) for group in pool.layout.groups]
     ends = list(accumulate(count * max_rows for count in row_places))
-    columns = zip([0, *ends[:-1]], ends, row_places, pool.proof_ids, strict=True)
+    columns = zip([0, *ends[:-1]], ends, row_places, pool.begins, strict=True)
     return [TablePlaces(*column) for column in columns]
 
 

@@ -21,7 +21,7 @@ class Capacity:
     def __init__(self, allocator: Allocator, max_num_seqs: int, max_len: int, step_tokens: int) -> None:
         self.allocator, self.layout = allocator, allocator.shape.layout
         self.max_num_seqs, self.step_tokens = max_num_seqs, step_tokens
-        self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, step_tokens))
+        self.max_len = min(max_len, allocator.shape.most_tokens(step_tokens))
         self.num_taken = 0  # rows taken, or promised to reserved sequences
         self.num_rows: Counter[Group] = Counter()  # taken or promised, by group
         self.num_rows_of: Counter[int] = Counter()  # taken or promised, by client

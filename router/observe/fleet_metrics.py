@@ -40,7 +40,7 @@ WORKER_GAUGES: dict[str, tuple[str, OfWorker]] = {
         lambda worker: worker.work.outstanding_tokens,
     ),
     "used_blocks": ("KV blocks of its pool that it uses", lambda worker: worker.num_used_blocks),
-    "blocks": ("KV blocks of its pool, which others may share", lambda worker: sum(worker.ready.num_blocks)),
+    "blocks": ("KV blocks of its pool, which others may share", lambda worker: worker.num_blocks),
     "draining": ("whether it finishes what it has, and leaves", lambda worker: worker.draining),
 }
 BEAT_GAUGES: dict[str, tuple[str, OfBeat]] = {
@@ -228,7 +228,7 @@ def kv_usage(pool: Iterable[Member], memory_servers: MemoryServers) -> float:
     num_used = sum(server.num_blocks_in_use(workers) for server in memory_servers)
     num_used += sum(worker.num_used_blocks for worker in alone)
     num_blocks = sum(server.beat.num_blocks for server in memory_servers if server.beat)
-    num_blocks += sum(sum(worker.ready.num_blocks) for worker in alone)
+    num_blocks += sum(worker.num_blocks for worker in alone)
     return num_used / max(1, num_blocks)
 
 

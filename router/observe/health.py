@@ -58,7 +58,7 @@ def _worker(worker: Member, now_s: float) -> JsonObject:
         "num_waiting": beat.num_waiting if beat else None,
         "num_handoffs": beat.num_handoffs if beat else None,
         "used_blocks": worker.num_used_blocks if beat else None,
-        "blocks": sum(ready.num_blocks),
+        "blocks": worker.num_blocks,
         "last_step_age_s": round(beat.last_step_age_s, 3) if beat else None,
     }
 

@@ -138,12 +138,12 @@ class Costs:
 
 
 def decode_load(worker: Member) -> float:
-    """Return the highest utilization of rows and blocks; 1 is full.
+    """Return the highest utilization of rows and memory; 1 is full.
 
-    Blocks count if held now or expected to be held.
+    Blocks count if held now or expected to be held, of each group by its share of the memory that the groups divide.
     """
     ready, work = worker.ready, worker.work
     num_free = ready.num_blocks if worker.beat is None else worker.beat.num_free_blocks
     groups = zip(ready.num_blocks, num_free, work.expected_blocks, strict=False)  # a heartbeat is unchecked
     shares = [max(count - free, expected) / max(1, count) for count, free, expected in groups]
-    return max(work.num_assigned / max(1, ready.max_num_seqs), *shares)
+    return max(work.num_assigned / max(1, ready.max_num_seqs), sum(shares))

@@ -118,9 +118,17 @@ class Member:
         return not (self.draining or self.silent or self.in_reserve)
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, as if all were of the main group (see `KVLayout.main`)."""
+        return self.ready.num_blocks[self.ready.kv_layout.main]
+
+    @property
     def num_used_blocks(self) -> int:
-        """Blocks of the pool used by the worker itself, without those of other workers sharing the pool."""
-        return sum(self.ready.num_blocks) - sum(self.beat.num_free_blocks) if self.beat else 0
+        """Blocks used by the worker itself, counted alike, without those of other workers sharing the pool."""
+        if self.beat is None:
+            return 0
+        pairs = zip(self.ready.num_blocks, self.beat.num_free_blocks, strict=False)  # a heartbeat is unchecked
+        return self.ready.kv_layout.in_main(tuple(count - free for count, free in pairs))
 
     def __str__(self) -> str:
         return f"{self.role_name} worker {self.id} (epoch {self.epoch:x}, pid {self.ready.pid})"

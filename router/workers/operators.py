@@ -86,7 +86,7 @@ def _load(worker: Member, num_partners: int) -> WorkerLoad:
         num_rows=beat.num_running + beat.num_handoffs if beat and ready.role is Role.DECODE else 0,
         most_rows=ready.max_num_seqs,
         pool_id=ready.pool_id,
-        num_blocks=sum(ready.num_blocks),
+        num_blocks=worker.num_blocks,
         num_used_blocks=max(0, worker.num_used_blocks),
         num_steps=sum(beat.steps.durations) if beat else 0,
         step_us=beat.steps.total_us if beat else 0,

@@ -106,7 +106,7 @@ class Device:
 
     def _tables(self, sequence: DecodeSequence) -> Sequence[list[int]]:
         """As the device is told."""
-        begins = zip(sequence.tables, self.shape.proof_ids, strict=True)
+        begins = zip(sequence.tables, self.shape.begins, strict=True)
         return [[block_id - begin for block_id in table.block_ids] for table, begin in begins]
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.medium
 Checkpoint = Callable[[str], tuple[Path, Any]]
 VARIANTS = ("mistral-window", "qwen3.5")
 """A window of 24 tokens alone; the delta rule beside attention."""
-SMALL_POOL_BYTES = {"mistral-window": 18 * 16384, "qwen3.5": 24 * 8192 + 6 * 34000}
+SMALL_POOL_BYTES = {"mistral-window": 18 * 16384, "qwen3.5": 24 * 8192 + 6 * 34000, "gemma3": 20 * 24576}
 """Room for two or three of six growing texts."""
 MOST_ROUNDS = 12
 
@@ -95,7 +95,7 @@ async def test_after_a_death_texts_go_on_behind_what_is_cached(variant: str, che
         system.until(system.all_blocks_free)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, "gemma3"])
 async def test_who_had_to_make_room_says_the_same(variant: str, checkpoint: Checkpoint) -> None:
     directory, model = checkpoint(variant)
     reference, asked = Reference(directory, model), prompts(6, 60, 100, seed=74)
@@ -111,7 +111,7 @@ async def test_who_had_to_make_room_says_the_same(variant: str, checkpoint: Chec
         system.until(system.all_blocks_free)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, "gemma3"])
 async def test_what_was_pushed_out_comes_back_from_host_memory(variant: str, checkpoint: Checkpoint) -> None:
     """A window's last blocks; all blocks of tokens, and the snapshot of the state."""
     directory, model = checkpoint(variant)

@@ -28,7 +28,7 @@ class Side:
         self.allocator, self.memory = BlockAllocator(self.shape), GroupMemory(layout)
 
     def step(self, tables: Tables, position: int, token: int) -> int:
-        begins = zip(tables, self.shape.proof_ids, strict=True)
+        begins = zip(tables, self.shape.begins, strict=True)
         within = [[block_id - begin for block_id in table.block_ids] for table, begin in begins]
         return self.memory.step(within, position, token)
 

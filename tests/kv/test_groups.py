@@ -18,7 +18,7 @@ from common.memory.client.mapping import Mapping
 from common.memory.devices.host_backing import HostMemory
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import PoolShape
-from tests.support.allocator import BlockAllocator
+from tests.support.allocator import BlockAllocator, disjoint_ids
 from tests.support.layouts import full, latent, state, window
 from tests.support.messages import pool_export
 
@@ -73,8 +73,8 @@ def pools(request: pytest.FixtureRequest) -> Iterator[Pools]:
 
 
 def scattered(shape: PoolShape, counts: Counts, rng: random.Random) -> list[int]:
-    """So many blocks of each group, in any order within it."""
-    ids = shape.by_group(range(shape.num_ids))
+    """So many blocks of each group, in any order within it, none over another."""
+    ids = disjoint_ids(shape)
     return [block_id for of_group, count in zip(ids, counts, strict=True) for block_id in rng.sample(of_group, count)]
 
 
@@ -87,22 +87,24 @@ def test_blocks_of_every_group_arrive_and_no_other_is_touched(pools: Pools, seed
     for blocks in pools.ours.blocks:
         blocks.fill_(0xAB)
     assert pools.peer.pull(sources, pools.ours, targets).done()
-    arrived = dict(zip(targets, sources, strict=True))
-    for block_id in range(pools.ours.shape.num_ids):
-        size = pools.ours.shape.place(block_id).num_bytes
-        wanted = pools.theirs.read_block(arrived[block_id]) if block_id in arrived else b"\xab" * size
-        assert pools.ours.read_block(block_id) == wanted
+    wanted = bytearray(b"\xab" * pools.ours.shape.num_bytes)
+    for target, source in zip(targets, sources, strict=True):
+        offset, num_bytes = pools.ours.shape.place(target)
+        wanted[offset : offset + num_bytes] = pools.theirs.read_block(source)
+    assert pools.ours.memory.numpy().tobytes() == wanted
 
 
 def test_caches_are_the_blocks_of_their_group_as_kernels_see_them(pools: Pools) -> None:
-    for number, group in enumerate(pools.ours.layout.groups):
-        cache = pools.ours.caches[number]
-        assert cache.shape == (pools.ours.shape.num_blocks[number], *group.block_shape)
-        cache[3] = number + 1
-        block = pools.ours.read_block(pools.ours.shape.proof_ids[number] + 3)
-        assert block == cache[3].contiguous().view(torch.uint8).numpy().tobytes()
+    shape = pools.ours.shape
+    chosen = [ids[3] for ids in disjoint_ids(shape)]
+    [indexes] = zip(*shape.within_groups(chosen), strict=True)
+    for number, group in enumerate(shape.layout.groups):
+        cache, index = pools.ours.caches[number], indexes[number]
+        assert cache.shape == (shape.num_bytes // group.block_bytes, *group.block_shape)
+        cache[index] = number + 1
+        assert pools.ours.read_block(chosen[number]) == cache[index].contiguous().view(torch.uint8).numpy().tobytes()
     for number, cache in enumerate(pools.ours.caches):
-        assert bool((cache[3] == number + 1).all()), "groups lie side by side"
+        assert bool((cache[indexes[number]] == number + 1).all()), "blocks of different groups do not overlap"
 
 
 def test_the_path_of_every_group_is_proven(pools: Pools) -> None:

@@ -24,6 +24,7 @@ from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.packing import unpack_ids
 from common.wire.values.pool_shape import PoolShape, minus, plus
 from tests.memory.parties import MOST_SEALED, NUM_SLOTS, House, Party, Peer, Worker, blocks_in, references_of
+from tests.memory.slab_audit import check_slabs
 from tests.support.allocator import check_owned
 from tests.support.layouts import one_group, state, window
 
@@ -31,9 +32,9 @@ LAYOUT = one_group("model", 1, 1, 1, 128, "float16")  # 512 bytes a block, of wh
 BLOCK_BYTES = LAYOUT.groups[0].block_bytes
 NUM_BLOCKS = 13
 ONE = PoolShape(LAYOUT, (NUM_BLOCKS,))
-TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(128, 200))), (NUM_BLOCKS, 8))
-THREE = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(128, 200), state(5))), (9, 8, 5))
-UNEQUAL = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6))  # never used again
+TWO = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(128, 200))), (NUM_BLOCKS, 8), (4, 3))
+THREE = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(128, 200), state(100))), (9, 8, 5), (4, 3, 2))
+UNEQUAL = PoolShape(KVLayout("model", (LAYOUT.groups[0], window(1, 3, 2))), (NUM_BLOCKS, 6), (5, 3))  # never used again
 MOST_WORKERS, MOST_PEERS = 4, 2
 """Connected at a time."""
 FEW = st.integers(0, 9)
@@ -101,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         return self.num_bytes
 
     def _level(self, count: int) -> Counts:
-        return tuple(min(count, most) for most in self.shape.capacity)
+        return tuple(min(count, most) for most in self.shape.assured)
 
     def _connected(self) -> list[Party]:
         return [party for party in [*self.workers, *self.peers] if party.is_connected]
@@ -165,14 +166,14 @@ class Machine(RuleBasedStateMachine):
     def start(self, is_decoding: bool) -> None:
         worker = Worker(next(self.numbers), self.house, is_decoding=is_decoding)
         self.workers.append(worker)
-        self._answer(self.house.pools.want(worker.user, self.shape.layout, self.shape.num_blocks))
+        self._answer(self.house.pools.want(worker.user, self.shape.layout, self.shape.num_blocks, self.shape.floor))
         worker.leases.update(self._level(2), self.shape.layout.nothing)
 
     @rule(index=FEW, numbers=st.tuples(*[st.integers(0, NUM_BLOCKS)] * 3), asks=st.booleans())
     def begin(self, index: int, numbers: Counts, asks: bool) -> None:
         """With what is at hand, or what is asked for and may be there when it is asked for again."""
         worker = any_of(self._active(), index)
-        counts = tuple(map(min, numbers, self.shape.capacity if asks else worker.leases.num_free))
+        counts = tuple(map(min, numbers, self.shape.assured if asks else worker.leases.num_free))
         if any(counts) and worker.leases.fetch(counts):
             worker.begin(self._byte(), counts)
 
@@ -458,10 +459,7 @@ class Machine(RuleBasedStateMachine):
         index, proof_ids = self.house.index, self.shape.proof_ids
         claims = claims_of(index)
         states = Counter(claim.state for claim in claims)
-        free_ids = list(chain.from_iterable(index.free_ids))
-        assert states[BlockState.FREE] - len(proof_ids) == len(free_ids) == len(set(free_ids))
-        assert sum(index.num_free) == len(free_ids) + sum(index.sealed.num_cached)
-        assert self.shape.by_group(free_ids) == index.free_ids
+        check_slabs(index)
         assert states[BlockState.LEASED] == index.leases.num_leased.total()
         assert states[BlockState.OFFERED] == sum(len(leased) for leased, _ in index.offers.values())
         assert states[BlockState.QUARANTINED] == index.num_quarantined.total()
@@ -481,7 +479,7 @@ class Machine(RuleBasedStateMachine):
         assert set(cached) <= found.keys() <= readings.keys() | set(cached)
         assert {block_id: key for key, block_id in sealed.block_of.items()} == found
         for proof_id in proof_ids:
-            assert claims[proof_id] == FREE and proof_id not in free_ids
+            assert claims[proof_id] == FREE
             size = self.shape.place(proof_id).num_bytes
             assert self.house.block(proof_id) == pattern(self.house.pool_id, proof_id, size)
 
@@ -497,13 +495,13 @@ class Machine(RuleBasedStateMachine):
             self.all_arrives()
             for party in self._connected():
                 party.let_everything_go()
-            if turn > 8 and last.leases.fetch(self.shape.capacity):
+            if turn > 8 and last.leases.fetch(self.shape.assured):
                 assert not any(worker.owned for worker in self._members()), "its owner was never told"
                 return
             for worker in self._members():
                 worker.now_s += LACKING_S / 2
                 worker.leases.update(self._level(2), self.shape.layout.nothing)
-        raise AssertionError(f"{last.leases.num_free} of {self.shape.capacity} blocks at hand in the end")
+        raise AssertionError(f"{last.leases.num_free} of {self.shape.assured} blocks at hand in the end")
 
 
 class MachineOfTwo(Machine):

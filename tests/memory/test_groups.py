@@ -33,13 +33,14 @@ from common.wire.messages.memory import (
     PoolShortage,
 )
 from common.wire.values.kv_layout import KVLayout
-from common.wire.values.pool_shape import PoolShape
+from common.wire.values.pool_shape import PoolShape, plus
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.arrivals.offers import Offers
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 from prefill_worker.sequence import PrefillSequence
+from tests.memory.slab_audit import check_slabs
 from tests.support.allocator import check_owned
 from tests.support.group_model import LAYOUTS, GroupMemory, next_token
 from tests.support.layouts import no_prefixes
@@ -69,11 +70,12 @@ class Memory:
     def close(self) -> None: ...
 
     def fill(self, offset: int, num_bytes: int, byte: int) -> None:
-        number = max(number for number, begin in enumerate(self.shape.offsets[:-1]) if begin <= offset)
-        block = (offset - self.shape.offsets[number]) // num_bytes
-        self.content.states.pop((number, block), None)
-        for at in range(self.shape.layout.groups[number].block_size):
-            self.content.slots.pop((number, block, at), None)
+        """Empty all blocks that lie there, whatever their group."""
+        for number, group in enumerate(self.shape.layout.groups):
+            for block in range(offset // group.block_bytes, -(-(offset + num_bytes) // group.block_bytes)):
+                self.content.states.pop((number, block), None)
+                for at in range(group.block_size):
+                    self.content.slots.pop((number, block, at), None)
 
     def spoil(self, block_ids: Iterable[int]) -> None:
         """What a device does late."""
@@ -90,7 +92,7 @@ class Server:
     def __init__(self, layout: KVLayout, rng: random.Random) -> None:
         self.rng, self.now_s = rng, 0.0
         most = layout.most_blocks(MAX_LEN, BUDGET)
-        self.shape = PoolShape(layout, tuple(max(4, count * 5 // 2) for count in most))
+        self.shape = PoolShape.lending(layout, tuple(max(4, count * 5 // 2) for count in most), MAX_LEN, BUDGET)
         self.memory = Memory(self.shape)
         self.pools = Pools(lambda num_bytes: self.memory, 0.1, poisons=True)
         self.workers: list[Worker] = []
@@ -118,7 +120,7 @@ class Worker:
         self.said, self.heard = deque[MemoryMessage](), deque[Any]()
         server.workers.append(self)
         user, shape = User(self.client, (f"w{self.client}", 1), self.is_decoding), server.shape
-        answer, *others = server.pools.want(user, shape.layout, shape.num_blocks)
+        answer, *others = server.pools.want(user, shape.layout, shape.num_blocks, shape.floor)
         server.answer(others)
         assert isinstance(answer.message, PoolRegion)
         client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=self._arrived)
@@ -131,7 +133,7 @@ class Worker:
 
     def tables(self, tables: Tables) -> Sequence[list[int]]:
         """As the device is told."""
-        begins = zip(tables, self.server.shape.proof_ids, strict=True)
+        begins = zip(tables, self.server.shape.begins, strict=True)
         return [[block_id - begin for block_id in table.block_ids] for table, begin in begins]
 
     def step(self) -> None:
@@ -241,6 +243,7 @@ class Fleet:
                 self.server.read(worker)
             worker.step()
             check_owned(worker.shared.leases, worker.blocks())
+        check_slabs(self.server.pools.pools[self.server.shape.layout].index)
         for _, block_ids in self.dying:
             self.server.memory.spoil(block_ids)
         if self.dying and self.rng.random() < 0.1:
@@ -307,19 +310,19 @@ def test_whoever_dies_and_whatever_is_short_texts_are_right_and_every_block_come
             ids[position] == next_token(layout, ids[:position])
             for position in range(len(ids) - sequence.num_outputs, len(ids))
         )
-    used, num_held = usage(fleet.server.pools), 0
+    used, held = usage(fleet.server.pools), layout.nothing
     assert (used.num_offered, used.num_quarantined) == (0, 0), "somebody hangs"
     for worker in fleet.workers:
         assert not any(worker.blocks())
-        num_held += sum(worker.shared.leases.num_free)
-    assert used.num_free + num_held == used.num_blocks
+        held = plus(held, worker.shared.leases.num_free)
+    assert used.num_free + layout.in_main(held) == used.num_blocks
 
 
 def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() -> None:
     """Each of two has all that there is of one group, at hand, and wants some of both."""
     server = Server(LAYOUTS["windowed"], random.Random(0))
     workers = first, second = Prefill(server), Prefill(server)
-    capacity, nothing = server.shape.capacity, server.shape.layout.nothing
+    capacity, nothing = server.shape.assured, server.shape.layout.nothing
 
     def turn() -> None:
         server.now_s += TURN_S
@@ -348,11 +351,11 @@ def test_nobody_keeps_blocks_of_one_group_while_it_waits_for_those_of_another() 
 
 def test_who_waits_for_one_group_holds_up_nobody_who_wants_another() -> None:
     server = Server(LAYOUTS["windowed"], random.Random(0))
-    pools, capacity = server.pools, server.shape.capacity
+    pools, shape = server.pools, server.shape
     workers = [Prefill(server) for _ in range(3)]
-    pools.handle(0, BlocksWanted((capacity[0], 0)))
+    pools.handle(0, BlocksWanted((shape.capacity[0], 0)))
     waits = pools.handle(1, BlocksWanted((1, 1)))
     assert {type(answer.message) for answer in waits} == {PoolShortage} and len(waits) == len(workers)
-    [leased] = pools.handle(2, BlocksWanted((0, capacity[1] - 1)))
+    [leased] = pools.handle(2, BlocksWanted((0, shape.assured[1] - 1)))
     assert leased.client == 2, "what is left of it is enough for who came before"
     assert pools.handle(2, BlocksWanted((0, 1))) == [], "and that is his"

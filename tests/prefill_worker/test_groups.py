@@ -81,7 +81,7 @@ class House:
         return self.index.sealed.find(keys).num_places == (len(token_ids) - 1) // size
 
     def exchange(self) -> None:
-        self.leases.update(stock(self.shape.layout, self.shape.capacity, STEP_TOKENS), self.shape.layout.nothing)
+        self.leases.update(stock(self.shape.layout, self.shape.shares, STEP_TOKENS), self.shape.layout.nothing)
         while self.said:
             for client, message, _ in self.pools.handle(US, cast(OfBlocks, self.said.pop(0))):
                 if client != US:
@@ -122,7 +122,7 @@ class House:
         prompt, begin = chunk.sequence, chunk.sequence.num_scheduled_tokens
         tables = [
             [block_id - first for block_id in table.block_ids]
-            for table, first in zip(prompt.tables, self.shape.proof_ids, strict=True)
+            for table, first in zip(prompt.tables, self.shape.begins, strict=True)
         ]
         for position in range(begin, begin + chunk.num_tokens):
             self.texts[prompt] = self.memory.step(tables, position, prompt.token_ids[position])
@@ -131,7 +131,7 @@ class House:
 
     def _copy(self, copy: StateCopy) -> None:
         group = self.shape.group_of(copy.source_id)
-        first = self.shape.proof_ids[group]
+        first = self.shape.begins[group]
         self.memory.copy(self.memory, group, copy.source_id - first, copy.target_id - first)
 
 
@@ -207,7 +207,7 @@ def test_a_chunk_is_cut_at_a_doubling_unless_that_loses_much(begin: int, num_tok
 def test_stock_never_waits_for_states() -> None:
     layout = LAYOUTS["states"]
     house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=40))
-    house.index.lease(OTHER, (0, 39))
+    house.index.lease(OTHER, (0, house.index.num_free[1] - 1))
     prompt = house.add(list(range(30)))
     assert house.step() and prompt.is_started, "the last state is for a prompt"
     for _ in range(5):
@@ -217,7 +217,8 @@ def test_stock_never_waits_for_states() -> None:
 
 def test_nobody_waits_for_a_snapshot_that_will_not_come() -> None:
     layout = LAYOUTS["states"]
-    house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=2))
+    house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=20))
+    house.index.lease(OTHER, (0, house.index.num_free[1] - 2))
     first = house.add(list(range(60)))
     assert house.step() == STEP_TOKENS and not any(table.spare for table in first.tables)
     second = house.add(list(range(60)))

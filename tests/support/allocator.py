@@ -1,6 +1,7 @@
 """An allocator that has a pool to itself, for what needs one and no memory server."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,11 +23,9 @@ class BlockAllocator:
             counts = shown(shape.num_blocks)
             raise KVError(f"a pool of {counts} blocks holds nothing beside the proof block")
         self.shape = shape
-        self.capacity = shape.capacity
-        self._free = [
-            list(range(begin + count - 1, begin, -1))
-            for begin, count in zip(shape.proof_ids, shape.num_blocks, strict=True)
-        ]
+        self.capacity = shape.assured
+        self._free = [list(reversed(ids)) for ids in disjoint_ids(shape)]
+        self._all = sorted(chain.from_iterable(self._free))
         self._others: set[int] = set()  # that were given away
         self._is_free = bytearray([1]) * shape.num_ids
         for block_id in shape.proof_ids:
@@ -76,7 +75,7 @@ class BlockAllocator:
     def check(self, owned: Iterable[Iterable[int]]) -> None:
         """Raise KVError unless `owned` and the free lists together are every block, each once."""
         seen = [block_id for block_ids in (*owned, *self._free, self._others) for block_id in block_ids]
-        if sorted(seen) != [i for i in range(self.shape.num_ids) if i not in self.shape.proof_ids]:
+        if sorted(seen) != self._all:
             raise KVError(f"{len(seen)} blocks accounted for, {sum(self.capacity)} in the pool")
 
     def generations(self, block_ids: Sequence[int]) -> np.ndarray:
@@ -92,6 +91,16 @@ class BlockAllocator:
         """Others are done with them: they are free."""
         self._others -= set(block_ids)
         self.free(block_ids)
+
+
+def disjoint_ids(shape: PoolShape) -> list[list[int]]:
+    """Blocks of each group that share no byte with another's, without proof blocks: as many as are assured."""
+    begin, ids = len(shape.num_blocks), list[list[int]]()
+    for group, (count, proof_id) in enumerate(zip(shape.slabs.floor, shape.proof_ids, strict=True)):
+        slabs = [group, *range(begin, begin + count - 1)]
+        begin += count - 1
+        ids.append([i for slab in slabs for i in shape.ids_in(group, slab) if i != proof_id])
+    return ids
 
 
 def check_owned(allocator: Allocator, owned: Iterable[Iterable[int]]) -> None:

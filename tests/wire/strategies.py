@@ -219,6 +219,9 @@ def _with_a_sound_layout(message: Any) -> Any:
             if "num_blocks" in message.__struct_fields__:
                 num_blocks = (message.num_blocks * len(groups))[: len(groups)]
                 message = replace(message, num_blocks=num_blocks)
+    if isinstance(floor := getattr(message, "floor", None), tuple):
+        floors = (floor * len(message.num_blocks))[: len(message.num_blocks)]
+        message = replace(message, floor=tuple(map(min, floors, (count - 1 for count in message.num_blocks))))
     return message
 
 

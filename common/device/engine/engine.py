@@ -14,7 +14,7 @@ from threading import Thread
 import torch
 
 from common.base.errors import ConfigError, ModelError
-from common.device.engine.pool_budget import pool_blocks
+from common.device.engine.pool_budget import pool_shape
 from common.device.engine.weights_memory import ServedWeights
 from common.kernels.base.attention_operands import HEAD_DIMS
 from common.kernels.base.gpu import MIN_CAPABILITY, gpu_of
@@ -34,8 +34,8 @@ from common.ops.base import GroupCache, Ops
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint
-from common.wire.values.kv_layout import Counts, KVLayout
-from common.wire.values.pool_shape import shown
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape, shown
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +103,9 @@ def build_engine(
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
-        num_blocks = pool_blocks(config, model_config, layout, device, max_len)
-        pool, shared = claimed_pool(memory, layout, num_blocks, device)
-        _log_pool(config, pool, device, num_blocks)
+        wanted = pool_shape(config, model_config, layout, device, max_len)
+        pool, shared = claimed_pool(memory, wanted, device)
+        _log_pool(config, pool, device, wanted)
         pdl = launches_early(config, device)
         ops, step_ops, graph_safe = _make_ops(config, model_config, pool, device, logit_rows)
         sampling = config.kernels.sampling if device.type == "cuda" else "torch"
@@ -120,7 +120,7 @@ def build_engine(
             allocator=shared.leases,
             shared=shared,
             transport=make_transport(config.kv.transport, device),
-            max_len=min(max_len, layout.most_tokens(shared.leases.capacity, step_tokens)),
+            max_len=min(max_len, pool.shape.most_tokens(step_tokens)),
             graph_safe=graph_safe,
         )
         logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
@@ -143,22 +143,23 @@ def _import_ahead(config: Config) -> None:
         Thread(target=importlib.import_module, args=("common.device.steps.kernel_code",), daemon=True).start()
 
 
-def _log_pool(config: Config, pool: KVPool, device: torch.device, num_blocks: Counts) -> None:
+def _log_pool(config: Config, pool: KVPool, device: torch.device, wanted: PoolShape) -> None:
     shape = pool.shape
     logger.info(
-        "%s on %s in %s; KV pool of %s blocks, %d tokens, %.2f GB",
+        "%s on %s in %s; KV pool of %s blocks%s, %d tokens, %.2f GB",
         config.model.served_name,
         device,
         shape.layout.groups[0].dtype,
         shown(shape.num_blocks),
+        "" if len(shape.num_blocks) == 1 else f" for texts of usual length, in {shape.slabs.num_slabs} slabs",
         shape.layout.most_tokens(shape.capacity, 1),
         shape.num_bytes / 1e9,
     )
-    if shape.num_blocks != num_blocks:
+    if (shape.num_blocks, shape.floor) != (wanted.num_blocks, wanted.floor):
         logger.warning(
             "another worker made this pool; the settings of this one would make %s blocks, so that there may be too "
             "little memory beside it: give all workers of a device the same [model], [prefill], [decode] and [kv]",
-            shown(num_blocks),
+            shown(wanted.num_blocks),
         )
 
 
@@ -237,14 +238,12 @@ def _make_ops(
     return prompt_ops, step_ops, graph_safe
 
 
-def claimed_pool(
-    client: MemoryClient, layout: KVLayout, num_blocks: Counts, device: torch.device
-) -> tuple[KVPool, SharedPool]:
+def claimed_pool(client: MemoryClient, wanted: PoolShape, device: torch.device) -> tuple[KVPool, SharedPool]:
     """Return the pool shared by all workers of the layout and this worker's part, with a block at hand.
 
-    The first worker sets the size. Raises ConfigError or MemoryLost.
+    The first worker sets the shape. Raises ConfigError or MemoryLost.
     """
-    claim = client.claim_pool(layout, num_blocks)
+    claim = client.claim_pool(wanted.layout, wanted.num_blocks, wanted.floor)
     mapping, shape = Mapping(claim, device), claim.shape
     pool = KVPool(shape, mapping.tensor(writable=True))
     mapping.release()

@@ -23,15 +23,16 @@ from common.models.base import ModelConfig
 from common.models.loader import model_bytes, resolve_dtype
 from common.models.reading import read_config
 from common.settings.config import Config
-from common.wire.values.kv_layout import Counts, KVLayout
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape
 
 logger = logging.getLogger(__name__)
 
 
-def pool_blocks(
+def pool_shape(
     config: Config, model_config: ModelConfig, layout: KVLayout, device: torch.device, max_len: int
-) -> Counts:
-    """Count the blocks, by group, of the pool shared by all workers of a device.
+) -> PoolShape:
+    """Return the shape of the pool shared by all workers of a device.
 
     Raises ConfigError when there is room for too few blocks.
 
@@ -49,14 +50,14 @@ def pool_blocks(
         _warn_of_little_ram(pool_bytes + model_bytes(model_config, layout.groups[0].dtype))
     of_decode = config.decode.on(device.type).local_chunk_tokens  # prompts are computed there, too
     step_tokens = min(max(prompt_step(config, device, max_len).num_tokens, of_decode), max_len)
-    num_blocks = layout.divided(pool_bytes, TYPICAL_TOKENS, step_tokens)
-    if min(num_blocks) < 4:
+    shape = PoolShape.within(pool_bytes, layout, TYPICAL_TOKENS, max_len, step_tokens)
+    if min(shape.num_blocks) < 4:
         sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
         raise ConfigError(
             f"{pool_bytes / 1e9:.2f} GB are left for KV blocks of {sizes} MB each; raise "
             "kv.memory_fraction or kv.pool_bytes, or lower the batch limits, kv.prefill_sharers or kv.decode_sharers"
         )
-    return num_blocks
+    return shape
 
 
 def _warn_of_little_ram(needed_bytes: int) -> None:

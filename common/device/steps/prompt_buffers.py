@@ -90,7 +90,7 @@ class PromptBuffers:
     def __init__(
         self, max_tokens: int, max_seqs: int, max_len: int, pool: PoolShape, vocab: int, device: torch.device
     ) -> None:
-        self.begins = pool.proof_ids
+        self.begins = pool.begins
         self.groups = pool.layout.groups
         self.tables = [f"block_tables.{number}" for number in range(len(self.begins))]
         self.slots = [f"slots.{number}" for number in range(len(self.begins))]

@@ -29,6 +29,16 @@ class CachedBlocks:
         block_ids: np.ndarray = self._log[self._begin : self._end][self._are_there(self._begin, self._end)]
         return block_ids
 
+    def oldest(self, count: int) -> np.ndarray:
+        """Return the `count` longest cached blocks, or all if there are fewer: [num_blocks] intp."""
+        length = count + SPARE
+        while True:
+            end = min(self._begin + length, self._end)
+            block_ids: np.ndarray = self._log[self._begin : end][self._are_there(self._begin, end)][:count]
+            if len(block_ids) == count or end == self._end:
+                return block_ids
+            length *= 2
+
     def have(self, block_ids: np.ndarray) -> np.ndarray:
         """Tell for each block whether it is cached: [num_blocks] bool."""
         are_there: np.ndarray = self._place[block_ids] != NOWHERE

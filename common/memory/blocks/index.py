@@ -25,9 +25,13 @@ import numpy as np
 from common.memory.blocks.answers import ProtocolError
 from common.memory.blocks.lease_table import BlockState, Holding, LeaseTable
 from common.memory.blocks.offers import OFFERS, OfferKey, Offers
+from common.memory.blocks.readers import NONE_NAMED
 from common.memory.blocks.sealed import SealedBlocks
+from common.memory.blocks.slab_table import SlabTable
+from common.memory.blocks.supply import Supply
 from common.wire.values.kv_layout import Counts
-from common.wire.values.pool_shape import PoolShape, are_enough, plus
+from common.wire.values.pool_shape import PoolShape, plus
+from common.wire.values.slabs import Room
 
 TIER = -3
 """Client number that writes and reads blocks restored from host memory (see `host_tier`)."""
@@ -42,31 +46,41 @@ class BlockIndex:
 
     def __init__(self, shape: PoolShape, on_free: Callable[[Sequence[int]], None] | None = None) -> None:
         self.shape, self.on_free = shape, on_free
-        begins = zip(shape.proof_ids, shape.num_blocks, strict=True)
-        self.free_ids = [list(range(begin + count - 1, begin, -1)) for begin, count in begins]  # by group
-        self.sealed = SealedBlocks(shape)
+        self.slabs = SlabTable(shape)
+        self.sealed = SealedBlocks(shape, self.slabs)
+        self.supply = Supply(self.slabs, self.sealed, self._release)
         self.leases = LeaseTable(shape.num_ids, self.sealed.readers)
         self.offers = Offers(self.sealed.readers)
         self.num_quarantined: Counter[int] = Counter()  # by client
 
     @property
     def num_free(self) -> Counts:
-        """Free blocks by group, cached blocks included."""
-        return plus(tuple(map(len, self.free_ids)), self.sealed.num_cached)
+        """Blocks that could be leased of each group, if the others got none; cached blocks are evicted for that."""
+        return self.slabs.room.most
+
+    @property
+    def quarantined(self) -> np.ndarray:
+        """All quarantined blocks: [num_blocks] intp."""
+        return self.leases.in_state(BlockState.QUARANTINED) if self.num_quarantined else NONE_NAMED.block_ids
+
+    def fits(self, counts: Counts, found: Sequence[np.ndarray] = ()) -> bool:
+        """Tell whether so many blocks can be leased, and cached blocks of each group read: [num_found] intp."""
+        return self.fits_in(self.slabs.room, counts, found)
+
+    def fits_in(self, room: Room, counts: Counts, found: Sequence[np.ndarray] = ()) -> bool:
+        """Tell the same for a room that may be smaller than the pool's."""
+        if not found:
+            return room.fits(counts)
+        unread = self.sealed.unread(found)
+        return room.fits(plus(counts, tuple(map(len, unread))), self.slabs.pins(unread))
 
     def lease(self, client: int, counts: Counts) -> np.ndarray:
         """Lease free blocks of each group: [sum(counts)] intp.
 
-        The caller checks `num_free` first. Evicts cached blocks if needed.
+        The caller checks that they fit first. Evicts cached blocks if needed.
         """
-        assert are_enough(self.num_free, counts), "who leases looks first"
-        for group, (free_ids, count) in enumerate(zip(self.free_ids, counts, strict=True)):
-            if (num_lacking := count - len(free_ids)) > 0:
-                self._release(self.sealed.evict(group, num_lacking))
-        leased: list[int] = []
-        for free_ids, count in zip(self.free_ids, counts, strict=True):
-            leased += free_ids[: -count - 1 : -1]
-            del free_ids[len(free_ids) - count :]
+        assert self.slabs.room.fits(counts), "who leases looks first"
+        leased = self.supply.take(counts)
         block_ids = np.array(leased, np.intp)
         self.leases.begin(client, block_ids)
         return block_ids
@@ -152,5 +166,4 @@ class BlockIndex:
         if self.on_free is not None:
             self.on_free(freed)
         self.leases.set(block_ids, BlockState.FREE)
-        for free_ids, of_group in zip(self.free_ids, self.shape.by_group(freed), strict=True):
-            free_ids += of_group
+        self.slabs.free(freed)

@@ -68,6 +68,10 @@ class LeaseTable:
         """Return blocks claimed by the client, in any state: [num_claimed] intp."""
         return np.flatnonzero(self._codes >> STATE_BITS == client)
 
+    def in_state(self, state: BlockState) -> np.ndarray:
+        """Return all blocks in a state: [num_blocks] intp."""
+        return np.flatnonzero(self._codes & ((1 << STATE_BITS) - 1) == state)
+
     def holds(self, client: int) -> bool:
         """Tell whether a client holds blocks, to write or to read."""
         return self.num_leased[client] > 0 or self.readers.num_of_client[client] > 0

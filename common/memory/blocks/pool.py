@@ -8,6 +8,7 @@ all others are asked to give back spare blocks.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import count
 from typing import NamedTuple
 
@@ -28,7 +29,8 @@ from common.wire.messages.memory import (
     PromptWanted,
 )
 from common.wire.values.kv_layout import Counts, KVLayout
-from common.wire.values.pool_shape import are_enough, minus, plus
+from common.wire.values.pool_shape import minus, plus
+from common.wire.values.slabs import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class Pool:
     def add_user(self, user: User) -> Answer:
         """Let a client use the pool; return the pool's memory, for the client."""
         self.users[user.client] = user
-        region = PoolRegion(self.pool_id, self.memory.handle, self.index.shape.num_blocks)
+        shape = self.index.shape
+        region = PoolRegion(self.pool_id, self.memory.handle, shape.num_blocks, shape.floor)
         return Answer(user.client, region, self.memory.descriptor)
 
     def want(self, client: int, num_blocks: Counts, prompt: PromptWanted | None = None) -> None:
@@ -122,27 +125,29 @@ class Pool:
 
     def grant(self) -> list[Answer]:
         """Grant wants in order; a small want may pass larger ones for a while."""
-        answers, available = [], self.index.num_free
+        answers: list[Answer] = []
         waiting: list[Want] = []
+        ahead: list[Counts] = []  # blocks kept for wants before
         for want in self._in_order():
-            lacking, reserve = _lacking(self.index, want), self._reserve_before(want.client)
-            is_next = are_enough(minus(available, reserve), lacking)
-            fits = is_next or are_enough(minus(self.index.num_free, reserve), lacking)
-            if is_next or (fits and self.may_pass(waiting, lacking)):
+            due = _due(self.index, want)
+            lacking, reserve = _lacking(self.index, due), self._reserve_before(want.client)
+            is_next = not any(lacking) or self._fits(ahead, due, reserve)
+            if is_next or (self._fits((), due, reserve) and self.may_pass(waiting, lacking)):
+                free = self.index.num_free
                 if self.restore(self, want):
                     want.is_restoring = True
-                else:
-                    for other in waiting:
-                        other.num_passed += sum(lacking)
-                    del self.wants[want.key]
-                    spare = _for_snapshots(self.index.shape.layout, want)
-                    if waiting or not are_enough(minus(available, plus(lacking, reserve)), spare):
-                        spare = self.layout.nothing
-                    answers.append(_granted(self.index, want, spare))
-                    available = minus(available, spare)
+                    ahead.append(minus(lacking, minus(free, self.index.num_free)))
+                    continue
+                for other in waiting:
+                    other.num_passed += sum(lacking)
+                del self.wants[want.key]
+                spare = _for_snapshots(self.index.shape.layout, want)
+                if waiting or not self._fits(ahead, due, plus(reserve, spare)):
+                    spare = self.layout.nothing
+                answers.append(_granted(self.index, want, due, spare))
             else:
                 waiting.append(want)
-            available = minus(available, lacking)
+                ahead.append(lacking)
         if self.is_short != bool(waiting):
             self.is_short = bool(waiting)
             users = [user.client for user in self.users.values() if not user.is_peer]
@@ -167,6 +172,11 @@ class Pool:
         return not any(self.users[want.client].is_decoding for want in waiting) and all(
             want.num_passed + sum(wanted) <= sum(want.num_blocks) // 2 for want in waiting
         )
+
+    def _fits(self, ahead: Iterable[Counts], due: "Due", more: Counts) -> bool:
+        """Tell whether there is room for a want and `more` blocks, beside blocks kept for wants `ahead`."""
+        room = reduce(Room.without, ahead, self.index.slabs.room)
+        return self.index.fits_in(room, plus(due.fresh, more), () if due.prefix is None else due.prefix.found)
 
     def _reserve_before(self, client: int) -> Counts:
         """Return the number of blocks that a client must leave to decoding."""
@@ -203,15 +213,17 @@ def _due(index: BlockIndex, want: Want) -> Due:
             fresh[number] -= len(prefix.found[number])
         elif group.grows and num_places and prompt.resumes:
             fresh[number] = min(fresh[number], num_places - prefix.num_places)
-    if are_enough(index.shape.capacity, plus(tuple(map(len, prefix.found)), tuple(fresh))):
+    counts = plus(tuple(map(len, prefix.found)), tuple(fresh))
+    if index.slabs.slabs.empty.fits(counts, index.slabs.pins(prefix.found, is_empty=True)):
         return Due(prefix, tuple(fresh))
     return Due(index.sealed.find(b""), wanted)
 
 
-def _lacking(index: BlockIndex, want: Want) -> Counts:
+def _lacking(index: BlockIndex, due: Due) -> Counts:
     """Return the number of free blocks taken by a want; cached blocks of its prompt count as free."""
-    due = _due(index, want)
-    return due.fresh if due.prefix is None else plus(due.fresh, index.sealed.num_unread(due.prefix.found))
+    if due.prefix is None:
+        return due.fresh
+    return plus(due.fresh, tuple(map(len, index.sealed.unread(due.prefix.found))))
 
 
 def _for_snapshots(layout: KVLayout, want: Want) -> Counts:
@@ -220,10 +232,9 @@ def _for_snapshots(layout: KVLayout, want: Want) -> Counts:
     return tuple(0 if group.grows else count for group in layout.groups)
 
 
-def _granted(index: BlockIndex, want: Want, spare: Counts) -> Answer:
+def _granted(index: BlockIndex, want: Want, due: Due, spare: Counts) -> Answer:
     """Return the answer to a want, with spare blocks."""
-    prefix, fresh = _due(index, want)
-    fresh = plus(fresh, spare)
+    prefix, fresh = due.prefix, plus(due.fresh, spare)
     if prefix is None:
         leased = index.lease(want.client, fresh)
         return Answer(want.client, BlocksLeased(*packed(leased, index.leases.generation[leased])))

@@ -22,6 +22,7 @@ from common.memory.blocks.cached import CachedBlocks
 from common.memory.blocks.event_log import EventLog, HostBlocks
 from common.memory.blocks.look_up import look_up
 from common.memory.blocks.readers import NONE_NAMED, Named, Readers, named
+from common.memory.blocks.slab_table import SlabTable
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import KEY, unpacked
 from common.wire.values.kv_layout import Counts
@@ -48,14 +49,16 @@ class CachedPrefix(NamedTuple):
 class SealedBlocks:
     """Sealed blocks of a pool."""
 
-    def __init__(self, shape: PoolShape) -> None:
+    def __init__(self, shape: PoolShape, slabs: SlabTable) -> None:
         self.shape, self.layout, num_ids = shape, shape.layout, shape.num_ids
+        self.slabs = slabs  # told which blocks are cached
         self.block_of: dict[bytes, int] = {}  # by key, in order of sealing
         self.key = np.zeros(num_ids, KEY)  # by block, valid where `is_found`
         self.is_found = np.zeros(num_ids, bool)
         self.readers = Readers(num_ids)
         self.cached = [CachedBlocks(num_ids) for _ in self.layout.groups]  # found and not read, by group
         self._found = dict[tuple[bytes, int, bool], CachedPrefix]()  # answers of `find` since the last change of keys
+        self.tick = np.zeros(num_ids, np.int64)  # by block, order in which blocks were cached
         self._host: HostBlocks | None = None
         self.log = EventLog(num_ids, self._keys_between)
 
@@ -108,16 +111,18 @@ class SealedBlocks:
         found = [of_group[at.start - first : at.stop - first] for of_group, at in zip(ids, places, strict=True)]
         return CachedPrefix(found, num_places, num_alike)
 
-    def num_unread(self, found: Sequence[np.ndarray]) -> Counts:
-        """Return how many distinct blocks have no readers, by group: [num_blocks] intp each."""
-        return tuple(int(np.count_nonzero(self.readers.num_references[ids] == 0)) for ids in found)
+    def unread(self, found: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return those of distinct blocks that have no readers, by group: [num_blocks] intp each."""
+        return [ids[self.readers.num_references[ids] == 0] for ids in found]
 
     def read(self, client: int, block_ids: np.ndarray) -> None:
         """Let a client read found blocks, [num_blocks] intp, once more each."""
         if len(block_ids):
             blocks = named(block_ids)
-            for cached, unread in self._by_group(blocks.block_ids[self.readers.num_references[blocks.block_ids] == 0]):
-                cached.remove(unread)
+            unread = blocks.block_ids[self.readers.num_references[blocks.block_ids] == 0]
+            self.slabs.uncache(unread)
+            for cached, of_group in self._by_group(unread):
+                cached.remove(of_group)
             self.readers.add(client, blocks)
 
     def _by_group(self, block_ids: np.ndarray) -> Sequence[tuple[CachedBlocks, np.ndarray]]:
@@ -149,12 +154,21 @@ class SealedBlocks:
 
         There must be so many, and `count` must be at least 1.
         """
-        block_ids = self.cached[group].evict(count)
+        return self._unbound(self.cached[group].evict(count))
+
+    def evict_these(self, group: int, block_ids: np.ndarray) -> np.ndarray:
+        """Evict cached blocks of a group, [num_blocks] intp, forget their keys, and return the blocks."""
+        self.cached[group].remove(block_ids)
+        return self._unbound(block_ids)
+
+    def _unbound(self, block_ids: np.ndarray) -> np.ndarray:
+        """Forget the keys of blocks that are cached no more, [num_blocks] intp, and return the blocks."""
+        self.slabs.uncache(block_ids)
         keys = self.key[block_ids]
         self._found.clear()
         for key in keys.tolist():
             del self.block_of[key]
-        are_parked = np.zeros(count, bool)
+        are_parked = np.zeros(len(block_ids), bool)
         if self._host is not None and self.log.is_on:
             are_parked = self._host.have(keys.tolist())
         self.log.add(BlockEvent.PARKED, keys[are_parked])
@@ -170,6 +184,8 @@ class SealedBlocks:
     def _cache(self, unread: np.ndarray) -> np.ndarray:
         """Cache unread blocks, [num_unread] intp, if a key finds them; return the others: [num_free] intp."""
         are_found = self.is_found[unread]
+        self.slabs.cache(unread[are_found])
+        self.tick[unread[are_found]] = self.slabs.tick
         for cached, of_group in self._by_group(unread[are_found]):
             cached.add(of_group)
         if self._host is not None and are_found.any():

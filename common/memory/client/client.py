@@ -101,11 +101,11 @@ class MemoryClient:
         region, descriptor = self._next(ANSWER_S, WeightsRegion)
         return WeightsClaim(region.handle, descriptor, region.num_bytes, region.state)
 
-    def claim_pool(self, layout: KVLayout, num_blocks: Counts) -> PoolClaim:
-        """Claim the pool of a layout; a new pool gets `num_blocks`. Raises ConfigError if there is no room."""
-        self.send(PoolWanted(layout, num_blocks))
+    def claim_pool(self, layout: KVLayout, num_blocks: Counts, floor: Counts = ()) -> PoolClaim:
+        """Claim the pool of a layout; a new pool has this shape. Raises ConfigError if there is no room."""
+        self.send(PoolWanted(layout, num_blocks, floor))
         region, descriptor = self._next(ANSWER_S, PoolRegion)
-        shape = PoolShape(layout, region.num_blocks)
+        shape = PoolShape(layout, region.num_blocks, region.floor)
         return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
 
     def report(self, num_filled: int) -> None:

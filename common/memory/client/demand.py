@@ -21,7 +21,7 @@ class Demand:
     """Demand of a worker for blocks, as known here and as told to the server."""
 
     def __init__(self, shape: PoolShape, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._capacity, self._nothing, self._clock = shape.capacity, shape.layout.nothing, clock
+        self._most, self._nothing, self._clock = shape.assured, shape.layout.nothing, clock
         self._lacking, self._lacking_s = self._nothing, 0.0  # smallest lack, and its time
         self._is_fresh = False  # a lack was told since the last `decide`; older lacks are outdated
         self._wanted, self._wanted_s = self._nothing, 0.0  # as told to the server, and since when
@@ -67,7 +67,7 @@ class Demand:
             self._lacking = self._nothing
         self._is_fresh = False
         is_complete = are_enough(at_hand, self._lacking)  # lacking blocks wait to be used
-        levels = zip(at_hand, self._lacking, level, floor, self._capacity, strict=True)
+        levels = zip(at_hand, self._lacking, level, floor, self._most, strict=True)
         choose = partial(_short_of, is_complete=is_complete) if self.is_short else _usual
         wanted, surplus = zip(*(choose(*of_group) for of_group in levels), strict=True)
         return (wanted if self._must_send(wanted, now_s) else None), surplus
@@ -82,17 +82,15 @@ class Demand:
         return True
 
 
-def _usual(at_hand: int, lacking: int, level: int, floor: int, capacity: int) -> tuple[int, int]:
+def _usual(at_hand: int, lacking: int, level: int, floor: int, most: int) -> tuple[int, int]:
     """Return blocks of a group to want and to give back, without a shortage."""
     wanted = max(2 * level, lacking) - at_hand if at_hand < max(level, lacking) else 0
     surplus = at_hand - max(2 * level, lacking) if at_hand > max(3 * level, lacking) else 0
-    return min(max(wanted, 0), capacity), surplus
+    return min(max(wanted, 0), most), surplus
 
 
-def _short_of(
-    at_hand: int, lacking: int, level: int, floor: int, capacity: int, *, is_complete: bool
-) -> tuple[int, int]:
+def _short_of(at_hand: int, lacking: int, level: int, floor: int, most: int, *, is_complete: bool) -> tuple[int, int]:
     """Return blocks of a group to want and to give back, during a shortage."""
     keep = lacking if is_complete and lacking > floor else floor
     wanted = max(lacking, floor) - min(at_hand, keep)
-    return min(max(wanted, 0), capacity), max(0, at_hand - keep)
+    return min(max(wanted, 0), most), max(0, at_hand - keep)

@@ -142,5 +142,5 @@ class PeerPoolClient(ServerLink):
             if descriptor is not None:
                 os.close(descriptor)
             return None
-        shape = PoolShape(self.layout, region.num_blocks)
+        shape = PoolShape(self.layout, region.num_blocks, region.floor)
         return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)

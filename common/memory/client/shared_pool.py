@@ -55,7 +55,7 @@ class SharedPool(ServerLink):
     def await_blocks(self) -> None:
         """Wait for a block of each group, needed to start; raises MemoryLost after `FIRST_S`."""
         end_s, one = self._clock() + FIRST_S, tuple(1 for _ in self.leases.capacity)
-        level = tuple(min(FIRST_BLOCKS, count // FIRST_SHARE) for count in self.leases.capacity)
+        level = tuple(min(FIRST_BLOCKS, count // FIRST_SHARE) for count in self.leases.shape.shares)
         while not self.leases.fetch(one):
             self.leases.update(level, one)
             select.select([self], [], [], ASK_S)

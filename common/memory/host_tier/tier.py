@@ -29,7 +29,6 @@ from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import unpacked
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import KVLayout
-from common.wire.values.pool_shape import are_enough, minus
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +118,8 @@ class HostTier:
         self.served = ServedPool(pool, self.traffic, self.slots)
         self._begin_s = self._clock() + IDLE_S
         num_bytes = most * self.traffic.slot_bytes
-        sizes = zip(pool.layout.groups, pool.index.shape.capacity, strict=True)
-        ratio = num_bytes / sum(group.block_bytes * count for group, count in sizes)
+        shape = pool.index.shape
+        ratio = num_bytes / (shape.num_bytes - sum(group.block_bytes for group in pool.layout.groups))
         logger.info(
             "host tier: %d %s, %.2f GB, %.1f times the pool%s",
             most, "KV blocks" if len(pool.layout.groups) == 1 else "slots for KV blocks", num_bytes / 1e9, ratio,
@@ -167,8 +166,7 @@ class HostTier:
         copy_us = num_slots * self.traffic.slot_us / missing.num_places
         if not is_restore_faster(missing.num_places, pool.layout.block_size, prompt.block_us, copy_us):
             return False
-        free = minus(pool.index.num_free, pool.index.sealed.num_unread(missing.others))
-        if not are_enough(free, missing.counts):
+        if not pool.index.fits(missing.counts, missing.others):
             return False
         others = np.concatenate(missing.others)
         pool.index.sealed.read(TIER, others)

@@ -56,7 +56,7 @@ class Allocations:
     def _pool(self, client: Client, wanted: PoolWanted) -> list[Answer]:
         assert client.worker is not None, "who wants something has said who it is"
         user = User(client.number, client.worker, is_decoding=client.is_decoding)
-        answers = self.pools.want(user, wanted.layout, wanted.num_blocks)
+        answers = self.pools.want(user, wanted.layout, wanted.num_blocks, wanted.floor)
         shape = self.pools.of_client[client.number].index.shape
         logger.info(
             "%s uses the pool of %s KV blocks, %.2f GB, of %s%s",

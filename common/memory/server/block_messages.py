@@ -26,7 +26,6 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.fields import KEY_BYTES
 from common.wire.values.flags import unpack_flags
-from common.wire.values.pool_shape import are_enough
 
 Done = BlocksSealed | KVOffer | KVAccepted | KVDeclined
 """Messages of work done, counted in `num_done`; `BlocksWanted` and `BlocksFreed` may come from stuck workers."""
@@ -40,9 +39,9 @@ def handle(pool: Pool, client: int, message: OfBlocks) -> list[Answer]:
 
 def _want_blocks(pool: Pool, client: int, message: BlocksWanted) -> list[Answer]:
     """Grant blocks now or later, in place of the client's earlier want."""
-    counts, capacity = message.num_blocks, pool.index.shape.capacity
-    if len(counts) != len(capacity) or not are_enough(capacity, counts):
-        raise ProtocolError(f"{counts} blocks of a pool that has {capacity} to give")
+    counts, shape = message.num_blocks, pool.index.shape
+    if len(counts) != len(shape.capacity) or not shape.fits(counts):
+        raise ProtocolError(f"{counts} blocks of a pool that has {shape.capacity} to give, of one group or another")
     if any(counts):
         pool.want(client, counts)
     else:
@@ -55,12 +54,14 @@ def _want_prompt(pool: Pool, client: int, message: PromptWanted) -> list[Answer]
     index = pool.index
     if pool.users[client].is_peer:
         prefix = index.sealed.find(message.keys, message.first, resumes=message.resumes)
+        if not index.fits(pool.layout.nothing, prefix.found):
+            prefix = index.sealed.find(b"")
         index.sealed.read(client, prefix.block_ids)
         return [Answer(client, prompt_blocks(index, message, prefix.block_ids, prefix))]
-    num_keys, counts, capacity = len(message.keys) // KEY_BYTES, message.num_blocks, index.shape.capacity
-    groups = index.shape.layout.groups
-    if len(counts) != len(capacity) or not are_enough(capacity, counts) or message.first:
-        raise ProtocolError(f"{counts} blocks from place {message.first} on, of a pool that has {capacity}")
+    num_keys, counts, shape = len(message.keys) // KEY_BYTES, message.num_blocks, index.shape
+    groups = shape.layout.groups
+    if len(counts) != len(groups) or not shape.fits(counts) or message.first:
+        raise ProtocolError(f"{counts} blocks from place {message.first} on, of a pool that has {shape.capacity}")
     if any(group.is_append_only and num_keys > count for group, count in zip(groups, counts, strict=True)):
         raise ProtocolError(f"{counts} blocks for {num_keys} keys")
     pool.want(client, counts, message)

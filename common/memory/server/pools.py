@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable, Iterable
-from itertools import chain
 
 from common.base.errors import MemoryShort
 from common.memory.base.pattern import pattern
@@ -38,8 +37,8 @@ class Pools:
         self.pools: dict[KVLayout, Pool] = {}  # open to new clients
         self.of_client: dict[int, Pool] = {}  # gone clients stay until `reclaim`
 
-    def want(self, user: User, layout: KVLayout, num_blocks: Counts) -> list[Answer]:
-        """Let a worker use the pool of a layout; the first worker's `num_blocks` sizes the pool.
+    def want(self, user: User, layout: KVLayout, num_blocks: Counts, floor: Counts = ()) -> list[Answer]:
+        """Let a worker use the pool of a layout; the first worker shapes the pool.
 
         Raises ProtocolError, and MemoryShort without room; the caller may try again.
         """
@@ -48,7 +47,7 @@ class Pools:
         if (block_bytes := max(group.block_bytes for group in layout.groups)) > MAX_BLOCK_BYTES:
             raise ProtocolError(f"blocks of {block_bytes} bytes, at most {MAX_BLOCK_BYTES}")
         if layout not in self.pools:
-            shape = PoolShape(layout, num_blocks)
+            shape = PoolShape(layout, num_blocks, floor)
             pool = make_pool(shape, self.allocate(shape.num_bytes), self.reserve, poisons=self.poisons)
             if self.tier is not None:
                 self.tier.attach(pool)
@@ -154,11 +153,11 @@ def make_pool(shape: PoolShape, memory: Memory, reserve: float, *, poisons: bool
 
     index = BlockIndex(shape, poison if poisons else None)
     try:
+        if poisons:
+            memory.fill(0, shape.num_bytes, NAN_BYTE)
         for block_id in shape.proof_ids:
             offset, size = shape.place(block_id)
             memory.write(offset, pattern(pool_id, block_id, size))
-        if poisons:
-            poison(chain.from_iterable(index.free_ids))
     except OSError as error:
         memory.close()
         counts = shown(shape.num_blocks)

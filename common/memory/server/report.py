@@ -1,18 +1,22 @@
 """Reports of a memory server's use: for its heartbeat, and block events for the router."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from common.memory.blocks.event_log import EventLog
+from common.memory.blocks.index import BlockIndex
 from common.memory.devices.backing import Backing
 from common.memory.server.pools import Pools
 from common.memory.server.regions import Regions
 from common.wire.messages.memory import MAX_BYTES
 from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.values.kv_layout import Counts
 
 
 class Usage(NamedTuple):
-    """Blocks by state, summed over groups; the rest are leased or read."""
+    """Blocks by state, as if all were of the main group (see `KVLayout.main`); the rest are leased or read."""
 
     num_blocks: int
     num_free: int  # cached blocks included
@@ -22,17 +26,31 @@ class Usage(NamedTuple):
 
 def usage(pools: Pools) -> Usage:
     """Return the sums over all pools."""
-    indexes = [pool.index for pool in set(pools.of_client.values())]
+    usages = [_usage(pool.index) for pool in set(pools.of_client.values())]
+    return Usage(*map(sum, zip(*usages, strict=True))) if usages else Usage(0, 0, 0, 0)
+
+
+def _usage(index: BlockIndex) -> Usage:
+    layout = index.shape.layout
+    num_blocks = index.shape.capacity[layout.main]
     return Usage(
-        num_blocks=sum(sum(index.shape.capacity) for index in indexes),
-        num_free=sum(sum(index.num_free) for index in indexes),
-        num_offered=sum(len(offered.leased) for index in indexes for offered in index.offers.values()),
-        num_quarantined=sum(index.num_quarantined.total() for index in indexes),
+        num_blocks=num_blocks,
+        num_free=max(0, num_blocks - layout.in_main(index.slabs.num_used)),
+        num_offered=layout.in_main(_by_group(index, [offer.leased for offer in index.offers.values()])),
+        num_quarantined=layout.in_main(_by_group(index, [index.quarantined])),
     )
 
 
+def _by_group(index: BlockIndex, blocks: Sequence[np.ndarray]) -> Counts:
+    """Count blocks by group; each array is [num_blocks] intp."""
+    counts = np.zeros(len(index.shape.begins), np.intp)
+    for block_ids in blocks:
+        counts += np.bincount(index.shape.groups_of(block_ids), minlength=len(counts))
+    return tuple(counts.tolist())
+
+
 def num_cached(pools: Pools) -> int:
-    """Return the number of cached blocks, included in the free blocks of `usage`."""
+    """Return the number of cached blocks of all groups; `usage` counts their memory as free."""
     return sum(sum(pool.index.sealed.num_cached) for pool in set(pools.of_client.values()))
 
 

@@ -75,7 +75,7 @@ class PromptScheduler(Generic[AnyPrompt]):
         self.rows: PromptRows[AnyPrompt] = rows or PromptRows()
         self.layout = allocator.shape.layout
         self.step_tokens = order.max_tokens if order.chunking else max_len
-        self.max_len = min(max_len, self.layout.most_tokens(allocator.capacity, self.step_tokens))
+        self.max_len = min(max_len, allocator.shape.most_tokens(self.step_tokens))
         self.prompts: dict[Key, AnyPrompt] = {}  # in order of arrival
         self._attempts: dict[str, list[int]] = {}  # of each request; mostly single
         self.removed: list[AnyPrompt] = []  # blocks are still written by steps in flight

@@ -23,7 +23,7 @@ from common.wire.values.fields import (
     WireStruct,
     WorkerId,
 )
-from common.wire.values.kv_layout import KVLayout, NumBlocks, NumWanted
+from common.wire.values.kv_layout import Floor, KVLayout, NumBlocks, NumWanted, excess
 from common.wire.values.packing import num_ids, uneven, unflagged, unsealed
 
 MAX_BYTES = 1 << 44
@@ -124,13 +124,14 @@ class MemoryKnock(WireStruct, tag=67):
 
 
 class PoolWanted(WireStruct, tag=70):
-    """worker -> memory server: ask for the pool of KV blocks of a layout; `num_blocks` is the size of a new pool."""
+    """worker -> memory server: ask for the pool of KV blocks of a layout; the rest tells a new pool's shape."""
 
     layout: KVLayout
     num_blocks: NumBlocks
+    floor: Floor = ()
 
     def contradiction(self) -> str:
-        return self.layout.problem(self.num_blocks)
+        return self.layout.problem(self.num_blocks, self.floor)
 
 
 class PoolRegion(WireStruct, tag=71):
@@ -143,6 +144,10 @@ class PoolRegion(WireStruct, tag=71):
     pool_id: Epoch
     handle: Handle  # CUDA IPC handle; "" on a CPU
     num_blocks: NumBlocks
+    floor: Floor = ()
+
+    def contradiction(self) -> str:
+        return uneven(len(self.num_blocks), len(self.floor or self.num_blocks)) or excess(self.floor, self.num_blocks)
 
 
 class BlocksWanted(WireStruct, tag=72):

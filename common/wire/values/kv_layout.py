@@ -6,6 +6,7 @@ table in each group: a row of **places**, each with a block, in the order of tok
 
 from collections.abc import Sequence
 from enum import IntEnum
+from operator import mul
 from typing import Annotated
 
 from msgspec import Meta
@@ -16,8 +17,6 @@ from common.wire.values.packing import uneven
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_GROUPS = 8
 
-ALIGNMENT_BYTES = 256
-"""Alignment of each group's memory in a pool."""
 Counts = tuple[int, ...]
 """Numbers of blocks, by group."""
 STEP_DIVISOR = 4
@@ -25,7 +24,9 @@ STEP_DIVISOR = 4
 MAX_BLOCKS = 1 << 22
 """Most blocks of a group."""
 NumBlocks = Annotated[tuple[Annotated[int, Meta(ge=2, le=MAX_BLOCKS)], ...], Meta(min_length=1, max_length=MAX_GROUPS)]
-"""Blocks of a pool by group, proof blocks included."""
+"""Blocks of a pool by group for texts of usual length, proof blocks included."""
+Floor = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_BLOCKS)], ...], Meta(max_length=MAX_GROUPS)]
+"""Blocks of a pool by group that the group can have at any time; () if no group lends memory to another."""
 NumWanted = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_BLOCKS)], ...], Meta(min_length=1, max_length=MAX_GROUPS)]
 """Blocks by group, without proof blocks."""
 Extent = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -124,14 +125,14 @@ class KVLayout(WireStruct):
         """Zero blocks of each group."""
         return (0,) * len(self.groups)
 
-    def problem(self, num_blocks: Counts) -> str:
-        """Require a width for windows only, a block size of 1 for states, and a number of blocks for each group."""
+    def problem(self, num_blocks: Counts, floor: Counts = ()) -> str:
+        """Require a width for windows only, a block size of 1 for states, and numbers of blocks for each group."""
         for number, group in enumerate(self.groups):
             if (group.kind is CacheKind.WINDOW) != (group.window > 0):
                 return f"groups[{number}] is {group.kind.name} with a window of {group.window}"
             if group.kind is CacheKind.STATE and group.block_size != 1:
                 return f"groups[{number}] is {group.kind.name} with a block_size of {group.block_size}"
-        return uneven(len(self.groups), len(num_blocks))
+        return uneven(len(self.groups), len(num_blocks), len(floor or num_blocks)) or excess(floor, num_blocks)
 
     @property
     def token_bytes(self) -> int:
@@ -158,6 +159,17 @@ class KVLayout(WireStruct):
     def is_plain(self) -> bool:
         """Tell whether a full block of a text is a single block, so a text can be resumed behind any."""
         return len(self.groups) == 1 and self.is_append_only
+
+    @property
+    def main(self) -> int:
+        """The first group that keeps all tokens, or the first of all; use of a pool is reported in its blocks."""
+        return next((number for number, group in enumerate(self.groups) if group.is_append_only), 0)
+
+    def in_main(self, counts: Counts) -> int:
+        """Return the blocks of the main group that have the bytes of blocks of each group, rounded up."""
+        sizes = [group.block_bytes for group in self.groups]
+        num_bytes: int = sum(map(mul, counts, sizes))
+        return -(-num_bytes // sizes[self.main])
 
     @property
     def states(self) -> list[int]:
@@ -195,7 +207,6 @@ class KVLayout(WireStruct):
 
         Groups with windows have further blocks for a prompt step of `step_tokens`, as far as STEP_DIVISOR allows.
         """
-        num_bytes -= ALIGNMENT_BYTES * (len(self.groups) - 1)
         windows = [group for group in self.groups if group.kind is CacheKind.WINDOW]
         held_tokens = min(step_tokens, num_bytes // (STEP_DIVISOR * sum(group.token_bytes for group in windows) or 1))
         of_step = [group.num_places(held_tokens) if group in windows else 0 for group in self.groups]
@@ -208,3 +219,11 @@ class KVLayout(WireStruct):
 
     def _bytes(self, num_blocks: Sequence[int]) -> int:
         return sum(count * group.block_bytes for count, group in zip(num_blocks, self.groups, strict=True))
+
+
+def excess(floor: Counts, num_blocks: Counts) -> str:
+    """Require floors below the numbers of blocks, with proof blocks: say which is not."""
+    for number, (least, count) in enumerate(zip(floor, num_blocks, strict=False)):
+        if least >= count:
+            return f"groups[{number}] has {count} blocks, with a floor of {least}"
+    return ""

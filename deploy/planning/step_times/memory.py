@@ -1,5 +1,6 @@
 """Room for KV on a GPU, and sizes of prompt steps, by the workers' own rules."""
 
+import math
 from dataclasses import dataclass
 
 from common.device.engine.step_rules import (
@@ -40,7 +41,7 @@ class Room:
     def kv_tokens(self, num_prefill: int, num_decode: int) -> int:
         """Return tokens of KV beside the steps of the workers; 0 without room.
 
-        With windows or states, tokens of sequences of TYPICAL_TOKENS, by which a pool is divided among its groups.
+        With windows or states, tokens of sequences of TYPICAL_TOKENS.
         """
         chunk_tokens = fitting_tokens(GPU_CHUNK_TOKENS, self.shape, self.beside_weights // CHUNK_PART)
         prefill = self.shape.activation_bytes(self.step_tokens, PrefillSection().max_num_seqs)
@@ -51,16 +52,13 @@ class Room:
         return int(pool_bytes * TYPICAL_TOKENS / self.shape.context_bytes(TYPICAL_TOKENS))
 
     def taken(self, num_tokens: int, num_before: int = 0) -> int:
-        """Return the tokens of `kv_tokens` that a sequence takes: of the group of which it has the largest share.
+        """Return the tokens of `kv_tokens` that a sequence takes, by its bytes, because groups lend memory.
 
         Args:
             num_tokens: of the sequence's own.
             num_before: held once for many sequences.
         """
-        window = self.shape.window
-        if self.shape.state_bytes:
-            return max(num_tokens, TYPICAL_TOKENS)
-        if not window:
-            return num_tokens
-        in_window = min(num_tokens + num_before, window) * TYPICAL_TOKENS // min(window, TYPICAL_TOKENS)
-        return max(num_tokens, in_window) if self.shape.kv_bytes else in_window
+        shape = self.shape
+        in_window = min(num_tokens + num_before, shape.window) * shape.window_bytes
+        num_bytes = num_tokens * shape.kv_bytes + in_window + shape.state_bytes
+        return math.ceil(num_bytes * TYPICAL_TOKENS / shape.context_bytes(TYPICAL_TOKENS))

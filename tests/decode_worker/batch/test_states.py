@@ -33,7 +33,7 @@ def test_a_padded_step_leaves_a_block_that_was_leased_again_as_it_is() -> None:
         law.delta_rule(torch.ones(MAX_ROWS, WIDTH), WEIGHTS, states[:, 0, 0, 0], table, rows, is_new)
 
     for row, block in enumerate((1, 2, 3)):
-        tables = tables_of(LAYOUT, ([1 + row], [20 + block]))
+        tables = tables_of(LAYOUT, ([1 + row], [shape.begins[1] + block]))
         batch.apply([Fill(row, decode_sequence(f"r{row}", [7], 1, tables=tables), state_slot=row)])
     step()
     assert not states[1:4].isnan().all(dim=(1, 2, 3, 4, 5)).any(), "each row has written its own state"

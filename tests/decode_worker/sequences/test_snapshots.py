@@ -40,8 +40,8 @@ ROOT = root_of(LAYOUT)
 class House:
     """A decode worker with a device that runs a step ahead of the host, and its memory server."""
 
-    def __init__(self, num_states: int = 9) -> None:
-        self.shape = PoolShape(LAYOUT, (41, num_states + 1, num_states + 1))
+    def __init__(self) -> None:
+        self.shape = PoolShape(LAYOUT, (41, 10, 10))
         self.said, self.pools = list[MemoryMessage](), Pools(Bytes, 0.0, poisons=False)
         for client in (US, OTHER):
             self.pools.want(User(client, (f"w{client}", 1), is_decoding=True), LAYOUT, self.shape.num_blocks)
@@ -59,7 +59,7 @@ class House:
         self.num_copies += 1
 
     def _within(self, block_id: int) -> int:
-        return block_id - self.shape.proof_ids[self.shape.group_of(block_id)]
+        return block_id - self.shape.begins[self.shape.group_of(block_id)]
 
     def _end(self, sequence: DecodeSequence) -> None:
         self.sealing.seal([sequence])
@@ -123,6 +123,11 @@ class House:
         self.exchange()
         check_owned(self.leases, blocks_of_rows(self.scheduler))
 
+    def num_held(self) -> list[int]:
+        """Blocks of states in use or read here."""
+        pairs = zip(self.shape.capacity[1:], self.leases.num_unused[1:], strict=True)
+        return [count - num_unused for count, num_unused in pairs]
+
     def num_found(self, num_tokens: int) -> int:
         """Tokens behind which a text that begins alike is resumed; each state has seen these."""
         keys = pack_keys(digests(ROOT, pack_ids(range(num_tokens)), BLOCK))
@@ -146,33 +151,33 @@ def test_a_text_goes_on_behind_the_last_snapshot_of_a_reply(num_prompt: int, num
 
 
 def test_without_free_states_there_are_no_snapshots_and_nobody_waits() -> None:
-    house = House(num_states=3)
+    house = House()
     sequence = house.begin(40)
-    house.index.lease(OTHER, (0, 2, 2))
+    house.index.lease(OTHER, (0, *house.index.num_free[1:]))
     house.decode(sequence, 300)
     assert not house.num_copies and not house.num_found(300) and not house.pools.of_client[US].is_short
 
 
 def test_while_others_wait_snapshots_are_sealed_and_the_blocks_are_given_up() -> None:
-    house = House(num_states=3)
+    house = House()
     sequence = house.begin(40)
     house.decode(sequence, 132, is_end=False)
     house.hear(house.pools.handle(OTHER, PromptWanted("other", 0, b"", 0, (40, 0, 0), 0)))
     house.decode(sequence, 134, is_end=False)
-    assert house.num_found(134) == 128 and house.leases.num_unused[1:] == (2, 2)
+    assert house.num_found(134) == 128 and house.num_held() == [1, 1]
 
 
 def test_others_get_the_blocks_of_snapshots() -> None:
-    house = House(num_states=3)
+    house = House()
     sequence = house.begin(40)
     house.decode(sequence, 132, is_end=False)
-    assert house.leases.num_unused[1:] == (1, 1)
-    wanted = PromptWanted("other", 0, b"", 0, (0, 2, 2), 0)
-    house.hear(house.pools.handle(OTHER, wanted))
+    assert house.num_held() == [2, 2]
+    all_others = tuple(count - 1 for count in house.shape.capacity[1:])
+    house.hear(house.pools.handle(OTHER, PromptWanted("other", 0, b"", 0, (0, *all_others), 0)))
     assert house.pools.of_client[US].is_short
     house.decode(sequence, 134, is_end=False)
     house.exchange()
-    assert house.num_other == 4 and house.leases.num_unused[1:] == (2, 2)
+    assert house.num_other == sum(all_others) and house.num_held() == [1, 1]
     house.decode(sequence, 200)
     assert house.num_copies == 2 * 2 and not house.num_found(200)
 
@@ -188,4 +193,4 @@ def test_blocks_that_come_after_the_end_are_given_back() -> None:
     house.exchange()
     house.exchange()
     check_owned(house.leases, [])
-    assert house.index.num_free[1:] == (9, 9)
+    assert house.index.num_free[1:] == house.shape.capacity[1:]

@@ -29,7 +29,7 @@ class Rig:
     def __init__(self, num_tokens: int, num_at_hand: int) -> None:
         self.said: list[MemoryMessage] = []
         self.leases = LeaseCache(SHAPE, self.said.append)
-        begin = SHAPE.proof_ids[1] + 1
+        begin = SHAPE.begins[1] + 1
         at_hand = [*range(1, 401), *range(begin, begin + 4 + num_at_hand)]
         self.leases.receive(BlocksLeased(pack_ids(at_hand), pack_ids([7] * len(at_hand))))
         self.scheduler = DecodeScheduler(self.leases, 4, 5000)
@@ -65,7 +65,7 @@ class Rig:
         ids = [block_id for message in sealed for block_id in unpack_ids(message.block_ids)]
         text = digests(ROOT, pack_ids(self.sequence.token_ids), BLOCK)
         places = {keys_in_group(pack_keys([digest]), 1): place for place, digest in enumerate(text)}
-        return [places[key] for key, block_id in zip(keys, ids, strict=True) if block_id >= SHAPE.proof_ids[1]]
+        return [places[key] for key, block_id in zip(keys, ids, strict=True) if block_id >= SHAPE.begins[1]]
 
 
 @pytest.mark.parametrize("num_tokens", range(40, 49))

@@ -11,7 +11,7 @@ import torch
 from benchmarks.presets import PRESETS
 from common.base.errors import ConfigError
 from common.device.engine import pool_budget
-from common.device.engine.pool_budget import pool_blocks
+from common.device.engine.pool_budget import pool_shape
 from common.device.engine.step_rules import CUDA_CONTEXT_BYTES
 from common.kernels.attention.decode_parts import MAX_PARTS
 from common.kernels.attention.query_parts import query_parts_bytes
@@ -58,8 +58,7 @@ def make_gpu(num_sms: int, monkeypatch: pytest.MonkeyPatch, gpu_bytes: int = GPU
 def reserved_bytes(directory: Path, config: Config) -> int:
     """For workers, beside weights and pool."""
     model = read_config(directory)
-    [count] = pool_blocks(config, model, LAYOUT, GPU, MAX_LEN)
-    pool_bytes = count * LAYOUT.groups[0].block_bytes
+    pool_bytes = pool_shape(config, model, LAYOUT, GPU, MAX_LEN).num_bytes
     return int(config.kv.memory_fraction * GPU_BYTES) - model_bytes(model, "bfloat16") - pool_bytes
 
 
@@ -123,9 +122,9 @@ def test_without_chunks_there_is_room_for_the_longest_prompt(directory: Path) ->
 def test_where_too_few_are_left_the_start_ends_with_what_to_change(directory: Path) -> None:
     config = Config(kv=KVSection(decode_sharers=64))
     with pytest.raises(ConfigError, match=r"are left for KV blocks of 2\.36 MB each; .*kv\.decode_sharers"):
-        pool_blocks(config, read_config(directory), LAYOUT, GPU, MAX_LEN)
+        pool_shape(config, read_config(directory), LAYOUT, GPU, MAX_LEN)
     chosen = replace(config, kv=replace(config.kv, pool_bytes=10 * LAYOUT.groups[0].block_bytes))
-    assert pool_blocks(chosen, read_config(directory), LAYOUT, GPU, MAX_LEN) == (10,)
+    assert pool_shape(chosen, read_config(directory), LAYOUT, GPU, MAX_LEN).num_blocks == (10,)
 
 
 def test_on_a_cpu_a_limit_that_weights_and_blocks_will_not_fit_in_is_told_of(
@@ -136,7 +135,7 @@ def test_on_a_cpu_a_limit_that_weights_and_blocks_will_not_fit_in_is_told_of(
     for had_bytes in (needed_bytes, needed_bytes - 1):
         monkeypatch.setattr(pool_budget, "ram_bytes", lambda had_bytes=had_bytes: had_bytes)
         assert not caplog.records, "there was enough"
-        pool_blocks(config, model, LAYOUT, torch.device("cpu"), MAX_LEN)
+        pool_shape(config, model, LAYOUT, torch.device("cpu"), MAX_LEN)
     assert "raise its container's memory limit, or lower kv.cpu_pool_bytes" in caplog.text
 
 
@@ -148,8 +147,7 @@ def test_expanded_keys_and_parts_of_latent_attention_have_room(
     layout = KVLayout("model", model.cache_groups(BLOCK_TOKENS, "bfloat16"))
 
     def pool_bytes() -> int:
-        [count] = pool_blocks(config, model, layout, GPU, MAX_LEN)
-        return count * layout.groups[0].block_bytes
+        return pool_shape(config, model, layout, GPU, MAX_LEN).num_bytes
 
     least = pool_bytes()
     monkeypatch.setattr(type(model), "latents", ())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.presets import PRESETS
-from common.device.engine.pool_budget import pool_blocks, sized
+from common.device.engine.pool_budget import pool_shape, sized
 from common.device.engine.step_rules import FEWEST_TOKENS
 from common.models.reading import read_config
 from common.settings.config import Config, DecodeSection, ModelSection, PrefillSection
@@ -44,7 +44,7 @@ def test_steps_are_smaller_where_memory_is_short_but_not_too_small(
 def test_eight_billion_parameters_are_served_within_24_gb(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     make_gpu(NUM_SMS, monkeypatch, gpu_bytes=25_630_000_000)
     config = replace(config, kv=KVSection(memory_fraction=0.98))
-    [blocks] = pool_blocks(sized(config, GPU), read_config(Path(config.model.path)), LAYOUT, GPU, MAX_LEN)
+    [blocks] = pool_shape(sized(config, GPU), read_config(Path(config.model.path)), LAYOUT, GPU, MAX_LEN).num_blocks
     assert blocks * 16 > 20_000, "tokens"
 
 

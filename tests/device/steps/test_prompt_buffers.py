@@ -32,11 +32,12 @@ def test_tables_of_all_groups_lie_side_by_side_as_the_host_has_them() -> None:
         batch = buffers.forward_batch(2 * BUDGET, 3, max_query_len=BUDGET, max_seq_len=MAX_LEN, num_keys=0)
         assert [table.shape for table in batch.block_tables] == [(3, 10), (3, 20), (3, 1), (3, 5)]
         for row, tables in enumerate(sequences):
-            for table, told, begin in zip(tables, batch.block_tables, SHAPE.proof_ids, strict=True):
+            for table, told, begin in zip(tables, batch.block_tables, SHAPE.begins, strict=True):
                 wanted = [NO_BLOCK if block_id == NO_BLOCK else block_id - begin for block_id in table.block_ids]
                 assert told[row, : len(wanted)].tolist() == wanted
-                assert all(0 < block < SHAPE.num_blocks[tables.index(table)] for block in wanted[table.num_gone :])
-        for number, (group, first) in enumerate(zip(LAYOUT.groups, SHAPE.proof_ids, strict=True)):
+                most = SHAPE.num_bytes // table.group.block_bytes
+                assert all(0 < block < most for block in wanted[table.num_gone :])
+        for number, (group, first) in enumerate(zip(LAYOUT.groups, SHAPE.begins, strict=True)):
             size = group.block_size
             slots = [
                 (tables[number].block_ids[position // size if group.grows else 0] - first) * size + position % size

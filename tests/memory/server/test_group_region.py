@@ -12,6 +12,7 @@ from common.device.engine.engine import claimed_pool
 from common.memory.client.shared_pool import PromptMessage
 from common.wire.messages.memory import BlocksLeased, BlocksWanted, KVOffer, PoolWanted
 from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape
 from tests.memory.server.test_server import CPU, SIZE, Backed, eventually
 from tests.support.allocator import check_owned
 from tests.support.layouts import full, state, window
@@ -29,7 +30,7 @@ def backed(tmp_path: Path) -> Iterator[Backed]:
 def test_a_pool_of_several_groups_is_one_region_that_all_see_alike(backed: Backed) -> None:
     layout = KVLayout("model", (full(1, 1, 4, 2, "float32"), window(3, 5, 7), state(100)))
     (pool, giver), (seen, taker) = (
-        claimed_pool(backed.connect(name), layout, (9, 5, 3), CPU) for name in ("prefill-0", "decode-0")
+        claimed_pool(backed.connect(name), PoolShape(layout, (9, 5, 3)), CPU) for name in ("prefill-0", "decode-0")
     )
     assert pool.shape.num_blocks == seen.shape.num_blocks == (9, 5, 3)
 

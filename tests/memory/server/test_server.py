@@ -61,6 +61,7 @@ from common.wire.messages.memory import (
     WeightsWanted,
 )
 from common.wire.messages.worker import Message
+from common.wire.values.pool_shape import PoolShape
 from tests.memory.parties import leases_of
 from tests.support.announcing import announcer
 from tests.support.layouts import take
@@ -458,7 +459,7 @@ def test_word_of_weights_waits_for_who_waits_for_them(backed: Backed) -> None:
     claim(first)
     assert claim(second).state is RegionState.FILLING
     first.publish(SIZE)
-    _, shared = claimed_pool(second, LAYOUT, (9,), CPU)
+    _, shared = claimed_pool(second, PoolShape(LAYOUT, (9,)), CPU)
     assert shared.leases.num_free >= (1,), "a worker needs one to start"
     assert second.wait_filled(SIZE, lambda done, total: None) is RegionState.FILLED
 
@@ -648,11 +649,11 @@ def test_a_server_that_hangs_is_told_from_one_that_has_nothing_to_say(backed: Ba
 
 
 def test_a_pool_that_is_not_the_one_it_is_said_to_be_is_not_used(backed: Backed) -> None:
-    pool, _ = claimed_pool(backed.connect(), LAYOUT, (9,), CPU)
+    pool, _ = claimed_pool(backed.connect(), PoolShape(LAYOUT, (9,)), CPU)
     assert pool.shape.num_blocks == (9,)
     pool.block(0).fill_(0)
     with pytest.raises(ConfigError, match="its proof blocks have other bytes"):
-        claimed_pool(backed.connect("decode-0"), LAYOUT, (9,), CPU)
+        claimed_pool(backed.connect("decode-0"), PoolShape(LAYOUT, (9,)), CPU)
 
 
 def test_who_greets_without_its_process_or_twice_is_let_go(backed: Backed) -> None:

@@ -368,7 +368,7 @@ def test_a_worker_that_may_be_dead_gets_nothing_until_it_speaks() -> None:
     assert choose(pool, LEAST) is not None
 
 
-def test_decode_by_the_group_of_blocks_that_ends_first() -> None:
+def test_decode_by_the_memory_that_groups_of_blocks_divide() -> None:
     pool = WorkerPool(NET, prefill_window=2.0)
     layout = KVLayout("model", (*LAYOUT.groups, window(16, 64), state()))
     d0, d1 = (
@@ -378,10 +378,10 @@ def test_decode_by_the_group_of_blocks_that_ends_first() -> None:
     route = choose(pool, Demand(160, 320))
     assert route is not None and route.expected_blocks == (20, 5, 1)
     pool.ledger.assign(route, 0)
-    assert decode_load(route.decode) == 20 / 100
+    assert decode_load(route.decode) == pytest.approx(20 / 100 + 5 / 50 + 1 / 10)
     other = d1 if route.decode is d0 else d0
-    assert pool.beat(heartbeat(other.id, num_running=1, num_free_blocks=(100, 50, 7)), 0.0)
-    assert decode_load(other) == 3 / 10, "three states are held there"
+    assert pool.beat(heartbeat(other.id, num_running=1, num_free_blocks=(100, 50, 5)), 0.0)
+    assert decode_load(other) == 5 / 10, "five states are held there, half of the memory"
     busier = choose(pool, Demand(160, 320))
     assert busier is not None and busier.decode is route.decode
     pool.ledger.release(route)

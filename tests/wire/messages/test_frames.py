@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from common.base.errors import ErrorCode, WireError
 from common.wire.messages.frames import MAX_FRAME_BYTES, WIRE_VERSION, _shape, decode, encode
 from common.wire.messages.handoff import KVProgress
-from common.wire.messages.memory import BlocksWanted, PoolWanted
+from common.wire.messages.memory import BlocksWanted, PoolRegion, PoolWanted
 from common.wire.messages.worker import (
     Abort,
     Inquiry,
@@ -115,6 +115,10 @@ SCORED = LogprobBatch("p", 1, *COLUMNS, pack_ids([0, 2]), pack_ids([6, 7]), pack
         PoolWanted(replace(LAYOUT, groups=(GROUP, window(4, 8))), (9,)),
         PoolWanted(LAYOUT, (9, 9)),
         PoolWanted(LAYOUT, (1,)),
+        PoolWanted(LAYOUT, (9,), (9,)),
+        PoolWanted(LAYOUT, (9,), (1, 1)),
+        PoolRegion(1, b"", (9, 9), (8, 9)),
+        PoolRegion(1, b"", (9, 9), (8,)),
         BlocksWanted(()),
         BlocksWanted((-1,)),
         replace(READY, num_blocks=(9, 9)),

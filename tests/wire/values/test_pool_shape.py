@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from common.wire.values.kv_layout import ALIGNMENT_BYTES, KVLayout
-from common.wire.values.pool_shape import PoolShape
+from common.wire.values.kv_layout import KVLayout
+from common.wire.values.pool_shape import PoolShape, are_enough
+from tests.support.allocator import disjoint_ids
 from tests.support.layouts import full, latent, one_group, state, window
 
 LAYOUTS = [
@@ -21,29 +22,51 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_lie_side_by_side_and_never_over_one_another(layout: KVLayout) -> None:
+def test_blocks_of_a_group_lie_side_by_side_over_the_whole_memory(layout: KVLayout) -> None:
     for num_blocks in itertools.product((2, 3, 7), repeat=len(layout.groups)):
-        shape, end, block_id = PoolShape(layout, num_blocks), 0, 0
-        for number, (group, count) in enumerate(zip(layout.groups, num_blocks, strict=True)):
-            assert shape.proof_ids[number] == block_id
-            assert shape.offsets[number] % ALIGNMENT_BYTES == 0 and 0 <= shape.offsets[number] - end < ALIGNMENT_BYTES
-            end = shape.offsets[number]
-            for _ in range(count):
+        shape, block_id = PoolShape(layout, num_blocks), 0
+        for number, group in enumerate(layout.groups):
+            count = shape.num_bytes // group.block_bytes
+            for index in range(count):
                 assert shape.group_of(block_id) == number
-                assert shape.place(block_id) == (end, group.block_bytes)
-                end, block_id = end + group.block_bytes, block_id + 1
-        assert (shape.num_ids, shape.num_bytes) == (block_id, end)
+                assert shape.place(block_id) == (index * group.block_bytes, group.block_bytes)
+                block_id += 1
+        assert shape.num_ids == block_id
         backwards = list(reversed(range(block_id)))
         assert sorted(itertools.chain.from_iterable(shape.by_group(backwards)), reverse=True) == backwards
-        within = [[*reversed(range(count))] for count in num_blocks]
+        within = [[*reversed(range(shape.num_bytes // group.block_bytes))] for group in layout.groups]
         assert shape.within_groups(backwards) == within
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_slab_holds_whole_blocks_of_any_group_and_all_blocks_that_are_promised(layout: KVLayout) -> None:
+    for num_blocks in itertools.product((2, 3, 7, 40), repeat=len(layout.groups)):
+        shape = PoolShape(layout, num_blocks)
+        slab_bytes, num_slabs = shape.slabs.slab_bytes, shape.slabs.num_slabs
+        for number in range(len(layout.groups)):
+            for slab in range(num_slabs):
+                ids = shape.ids_in(number, slab)
+                assert len(ids) == shape.slabs.num_in_each[number] >= 1
+                assert shape.place(ids[0]).offset >= slab * slab_bytes
+                assert sum(shape.place(ids[-1])) <= (slab + 1) * slab_bytes
+            assert shape.proof_ids[number] in shape.ids_in(number, number)
+        assert are_enough(shape.assured, shape.shares) and are_enough(shape.capacity, shape.assured)
+        assert shape.fits(shape.assured) and shape.assured == tuple(map(len, free_ids_of(shape)))
+
+
+def free_ids_of(shape: PoolShape) -> list[list[int]]:
+    """As many as are assured, of which no two share a byte."""
+    ids = disjoint_ids(shape)
+    places = sorted(shape.place(block_id) for block_id in [*itertools.chain.from_iterable(ids), *shape.proof_ids])
+    assert all(sum(before) <= behind.offset for before, behind in itertools.pairwise(places))
+    return ids
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_memory_is_divided_by_what_sequences_have_of_each_group(layout: KVLayout) -> None:
     for num_bytes in (10_000, 123_457, 5_000_000):
         num_blocks = layout.divided(num_bytes, 40)
-        assert PoolShape(layout, num_blocks).num_bytes <= num_bytes
+        assert 0.9 * num_bytes <= PoolShape.within(num_bytes, layout, 40, 100, 10).num_bytes <= num_bytes
         shares = layout.most_blocks(40, 1)
         sequences = [count / share for count, share in zip(num_blocks, shares, strict=True)]
         assert max(sequences) - min(sequences) < 1
@@ -53,7 +76,7 @@ def test_memory_is_divided_by_what_sequences_have_of_each_group(layout: KVLayout
 def test_windows_have_blocks_for_a_prompt_step(num_bytes: int) -> None:
     layout = KVLayout("model", (window(2, 3, 5), full(2, 1, 3, 4, "float16"), state(77)))
     num_blocks = layout.divided(num_bytes, 40, 100)
-    assert PoolShape(layout, num_blocks).num_bytes <= num_bytes
+    assert PoolShape.within(num_bytes, layout, 40, 1000, 100).num_bytes <= num_bytes
     more = [count - other for count, other in zip(num_blocks, layout.divided(num_bytes, 40), strict=True)]
     assert more[0] > 0 > more[1]
     if num_bytes > 100_000:
