@@ -19,6 +19,7 @@ from decode_worker.arrivals.announced import Received
 from decode_worker.arrivals.local_prompts import LocalPrompt
 from decode_worker.cancellation import Cancellation
 from decode_worker.sequences.sequence import DecodeSequence
+from decode_worker.sequences.snapshots import Snapshots
 
 
 class Inbox:
@@ -31,7 +32,9 @@ class Inbox:
         cancellation: Cancellation,
         grammars: SequenceGrammars[DecodeSequence],
         drain: Drain,
+        snapshots: Snapshots,
     ) -> None:
+        self.snapshots = snapshots
         self.link, self.hub, self.grammars, self.drain = link, hub, grammars, drain
         self.scheduler, self.arrivals, self.report = cancellation.scheduler, cancellation.arrivals, cancellation.report
         self.announced, self.local_prompts = self.arrivals.announced, self.arrivals.local_prompts
@@ -66,6 +69,8 @@ class Inbox:
             self._from_prefill(identity, message)
 
     def _take_blocks(self, granted: PromptBlocks) -> None:
+        if self.snapshots.receive(granted):
+            return
         is_local = (granted.request_id, granted.attempt) in self.local_prompts.prefixes.grants.asked
         (self.local_prompts.prefixes if is_local else self.pulls.prefixes).receive(granted)
 

@@ -17,6 +17,7 @@ from decode_worker.batch.prefix_sharing import PrefixSharing
 from decode_worker.batch.runner import DecodeRunner
 from decode_worker.outputs import Outputs
 from decode_worker.sequences.sequence import DecodeSequence
+from decode_worker.sequences.snapshots import Snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class DecodeStep:
 class DecodeSteps:
     """Owner of the steps in flight."""
 
-    def __init__(self, runner: DecodeRunner, admission: Admission, outputs: Outputs) -> None:
+    def __init__(self, runner: DecodeRunner, admission: Admission, outputs: Outputs, snapshots: Snapshots) -> None:
+        self.snapshots = snapshots
         self.runner, self.batch, self.trace = runner, runner.batch, runner.trace
         self.admission, self.scheduler, self.outputs = admission, admission.scheduler, outputs
         self.grammars, self.masks, self.load = outputs.grammars, outputs.masks, outputs.link.load
@@ -68,6 +70,7 @@ class DecodeSteps:
         with self.trace.phase("launch"):
             num_rows, launched_s = len(rows), time.monotonic()
             spared_bytes = self.sharing.spared_bytes(rows)
+            self.snapshots.take(rows.sequences)
             pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs, spared_bytes=spared_bytes)
             self.pace.launched(pending.num_run)
             guided = [sequence for sequence in rows.sequences if sequence.grammar is not None]

@@ -47,6 +47,7 @@ from decode_worker.outputs import Outputs
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
+from decode_worker.sequences.snapshots import Snapshots
 from decode_worker.steps import DecodeSteps
 
 IDLE_POLL_MS, QUIET_POLLS = 50, 10
@@ -83,7 +84,13 @@ class DecodeWorker:
         peers = PeerServers(engine, (ready.worker_id, ready.epoch), self.poller)
         self.sources = Sources(engine, peers, hub, self.link.send)
         sealing = Sealing(leases, lambda: self.scheduler.capacity.num_growing)
-        self.scheduler.on_end = lambda sequence: sealing.seal([sequence])
+        snapshots = Snapshots(leases, sealing, lambda source_id, target_id: engine.pool.copy(source_id, target_id))
+
+        def end(sequence: DecodeSequence) -> None:
+            sealing.seal([sequence])
+            snapshots.forget(sequence)
+
+        self.scheduler.on_end = end
         announced = Announced(engine.shared)
         self.pulls = Pulls(engine, self.scheduler, config, self.sources, announced, report)
         self.offers = Offers(engine.shared, self.scheduler, sealing, report)
@@ -92,9 +99,9 @@ class DecodeWorker:
         self.admission = Admission(self.scheduler, self.arrivals, report)
         self.cancellation = Cancellation(self.scheduler, self.arrivals, report)
         self.grammars, self.masks = SequenceGrammars(followers), MaskMemory(self.runner.batch.grammars)
-        self.inbox = Inbox(self.link, hub, self.cancellation, self.grammars, drain)
+        self.inbox = Inbox(self.link, hub, self.cancellation, self.grammars, drain, snapshots)
         self.outputs = Outputs(self.link, self.cancellation, sealing, self.grammars, self.masks)
-        self.steps = DecodeSteps(self.runner, self.admission, self.outputs)
+        self.steps = DecodeSteps(self.runner, self.admission, self.outputs, snapshots)
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
             self.poller.register(source, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")

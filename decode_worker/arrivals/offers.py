@@ -19,8 +19,10 @@ from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
 from decode_worker.sequences.sequence import DecodeSequence
 
-BLOCKS_AT_HAND = 16
+IDLE_BLOCKS = 16
 """Free blocks of each group to keep leased while idle, unless the pool is small."""
+IDLE_SHARE = 16
+"""Divisor of the pool's blocks; the quotient bounds the blocks leased while idle."""
 
 
 def flaw(offered: Sequence[Sequence[int]], sequence: DecodeSequence, layout: KVLayout) -> str:
@@ -61,7 +63,7 @@ class Offers:
         """
         floor = self.scheduler.capacity.num_growing
         columns = zip(self.scheduler.layout.groups, self.scheduler.allocator.shape.shares, strict=True)
-        idle = (min(BLOCKS_AT_HAND, count // BLOCKS_AT_HAND) if group.grows else 0 for group, count in columns)
+        idle = (min(IDLE_BLOCKS, count // IDLE_SHARE) if group.grows else 0 for group, count in columns)
         self.shared.update(level=tuple(map(max, plus(floor, foreseen), idle)), floor=floor)
         return self.shared.take_problem()
 

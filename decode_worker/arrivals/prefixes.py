@@ -9,7 +9,7 @@ be pulled into. A handoff that waits for a grant holds no blocks.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
 
 from common.kv.tables import num_seen
@@ -22,8 +22,7 @@ from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import plus
 from decode_worker.arrivals.pulled_prompt import Handoff
-from decode_worker.sequences.sealing import full_blocks
-from decode_worker.sequences.sequence import SealedChain
+from decode_worker.sequences.sealing import Sealing
 
 REMEMBERED = 8
 """Handoffs remembered; the largest sets the blocks kept at hand for the next."""
@@ -35,10 +34,12 @@ class Prefixes:
     Args:
         shared: this worker's own pool.
         min_tokens: shorter prompts are sealed, but not looked up.
+        reserve: returns free blocks that sealing leaves at hand, by group.
     """
 
-    def __init__(self, shared: SharedPool, *, min_tokens: int = 0) -> None:
+    def __init__(self, shared: SharedPool, *, min_tokens: int = 0, reserve: Callable[[], Counts] | None = None) -> None:
         self.shared, self.leases, self.min_tokens = shared, shared.leases, min_tokens
+        self.sealing = Sealing(self.leases, reserve)
         self.layout = shared.leases.shape.layout
         self._digests = TextDigests(self.layout.block_size)
         self.asked: dict[Key, Handoff] = {}
@@ -114,10 +115,8 @@ class Prefixes:
         """Seal pulled blocks for later prompts; decoding goes on with the handoff's chain of keys."""
         if not handoff.root:
             return
-        sequence, digests = handoff.sequence, handoff.digests
-        if pulled := full_blocks(sequence.tables, sequence.chain.num_blocks, digests):
-            self.leases.seal([full.block_id for full in pulled], [full.digest for full in pulled])
-        sequence.chain = SealedChain(len(digests), digests[-1] if digests else handoff.root)
+        num_found = handoff.sequence.chain.num_blocks
+        self.sealing.begin_pulled(handoff.sequence, handoff.root, handoff.digests, num_found)
 
     def forget(self, handoff: Handoff) -> None:
         """Withdraw the question and free the grant of a handoff that will not be pulled."""

@@ -41,7 +41,11 @@ class Pulls:
         fail: Fail,
     ) -> None:
         self.engine, self.scheduler, self.sources, self.fail = engine, scheduler, sources, fail
-        self.prefixes = Prefixes(engine.shared, min_tokens=config.kv.prefix_min_tokens)
+        self.prefixes = Prefixes(
+            engine.shared,
+            min_tokens=config.kv.prefix_min_tokens,
+            reserve=lambda: scheduler.capacity.num_growing,
+        )
         self.standstill = Standstill()
         self.max_pulls = config.decode.max_pulls
         self.waiting: RowQueue[Handoff] = RowQueue(scheduler.capacity.num_rows_of.__getitem__)

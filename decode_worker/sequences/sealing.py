@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.kv.tables import Tables
 from common.memory.client.lease_cache import LeaseCache
 from common.serving.prompts.stops import is_doubling
 from common.wire.messages.memory import KVOffer
@@ -16,6 +15,7 @@ from common.wire.values.packing import pack_ids
 from common.wire.values.pool_shape import minus
 from common.wire.values.resumption import needed
 from decode_worker.sequences.sequence import DecodeSequence, SealedChain
+from decode_worker.sequences.snapshot_distance import distance
 
 
 class FullBlock(NamedTuple):
@@ -28,9 +28,9 @@ class FullBlock(NamedTuple):
 class Sealing:
     """Full blocks at the end of a step, sealed all at once.
 
-    Blocks of windows are sealed at stops only (see `stops`), which are the doublings and the end of a sequence. A
-    sealed block is not used again for the sequence's later places. So it is sealed at a doubling only if other blocks
-    are at hand.
+    Blocks of windows are sealed at stops only (see `stops`): behind a pulled prompt, at doublings, and at the end of a
+    sequence. A sealed block is not used again for the sequence's later places. So before the end it is sealed only if
+    other blocks are at hand. Of states, the last snapshot is sealed at the end (see `snapshots`).
 
     Args:
         reserve: returns free blocks to leave at hand, by group.
@@ -40,24 +40,45 @@ class Sealing:
         self.leases, self.layout = leases, leases.shape.layout
         self.reserve = reserve or (lambda: self.layout.nothing)
         self.block_size = self.layout.block_size
-        widths = (group.window for group in self.layout.groups if group.window)
-        self.most_seen = max((width // self.block_size + 1 for width in widths), default=0)
+        windows = (group for group in self.layout.groups if group.window)
+        most_seen = max((len(needed(group, group.window)) for group in windows), default=0)
+        self.most_kept = max(most_seen, distance(self.layout) + 1 if self.layout.states else 0)
 
     def begin(self, sequence: DecodeSequence, offer: KVOffer) -> None:
         """Continue the prompt's chain of keys, if the prefill worker has sealed every full block."""
         num_full, offered = (len(sequence.token_ids) - 1) // self.block_size, np.frombuffer(offer.block_ids, np.int32)
         sealed = offered[unpack_flags(offer.are_sealed, len(offered))]
-        groups = np.searchsorted(self.leases.shape.begins, sealed, side="right") - 1
-        num_sealed = np.bincount(groups, minlength=len(self.layout.groups))
+        num_sealed = np.bincount(self.leases.shape.groups_of(sealed), minlength=len(self.layout.groups))
         if all(num_sealed[n] == num_full for n, group in enumerate(self.layout.groups) if group.is_append_only):
             sequence.chain = SealedChain(num_full, offer.digest)
+
+    def begin_pulled(self, sequence: DecodeSequence, root: bytes, of_prompt: Sequence[bytes], num_found: int) -> None:
+        """Seal the blocks of a pulled prompt with these digests, and continue its chain of keys.
+
+        Args:
+            root: of the chain.
+            num_found: leading places whose blocks are sealed in append-only groups.
+        """
+        chain = sequence.chain = SealedChain(len(of_prompt), of_prompt[-1] if of_prompt else root)
+        chain.latest.extend(of_prompt[-self.most_kept :] if self.most_kept else ())
+        full = list(self._seen(sequence, spares=True))
+        for table in sequence.tables:
+            if table.group.is_append_only:
+                full += map(FullBlock, table.block_ids[num_found : len(of_prompt)], of_prompt[num_found:])
+        self._seal(full)
 
     def seal(self, sequences: Iterable[DecodeSequence]) -> None:
         """Seal blocks that the last logged tokens have made full, and windows of ended sequences.
 
         Call before any of them is freed. KV of all tokens before the last is written.
         """
-        full = [each for sequence in sequences for each in self._full(sequence)]
+        self._seal([each for sequence in sequences for each in self._full(sequence)])
+
+    def seal_snapshot(self, sequence: DecodeSequence) -> None:
+        """Seal the last snapshot of a sequence, if its copy is over; the sequence may go on without."""
+        self._seal(list(self._snapshot(sequence)))
+
+    def _seal(self, full: Sequence[FullBlock]) -> None:
         if full:
             self.leases.seal([each.block_id for each in full], [each.digest for each in full])
 
@@ -70,7 +91,7 @@ class Sealing:
             begin = chain.num_blocks * self.block_size
             tokens = pack_ids(sequence.token_ids[begin : begin + self.block_size])
             [digest] = digests(chain.digest, tokens, self.block_size)
-            chain.add(digest, self.most_seen)
+            chain.add(digest, self.most_kept)
             for table in sequence.tables:
                 if table.group.is_append_only:
                     yield FullBlock(table.block_ids[chain.num_blocks - 1], chain.digest)
@@ -78,6 +99,16 @@ class Sealing:
                 yield from self._seen(sequence, spares=True)
         if sequence.ended:
             yield from self._seen(sequence, spares=False)
+            yield from self._snapshot(sequence)
+
+    def _snapshot(self, sequence: DecodeSequence) -> Iterator[FullBlock]:
+        """Yield the last snapshot of each state, if its copy is over: the step behind it is."""
+        chain, place = sequence.chain, sequence.snapshot_place
+        num_behind, is_over = chain.num_blocks - place, len(sequence.token_ids) >= place * self.block_size + 2
+        sequence.snapshot_place = 0
+        if place and is_over and num_behind < len(chain.latest):
+            for number in self.layout.states:
+                yield FullBlock(sequence.tables[number].spare[-1], chain.latest[-1 - num_behind])
 
     def _seen(self, sequence: DecodeSequence, *, spares: bool) -> Iterator[FullBlock]:
         """Yield the blocks of windows that the next token behind the sealed places sees, if all can be sealed.
@@ -97,22 +128,3 @@ class Sealing:
                 table.sealed.update(block_ids)
                 found = (chain.latest[place - chain.num_blocks] for place in unsealed)
                 yield from map(FullBlock, block_ids, found)
-
-
-def full_blocks(tables: Tables, num_found: int, of_text: Sequence[bytes]) -> list[FullBlock]:
-    """Return the full blocks of a text with these digests that are not sealed yet, without its first places.
-
-    Blocks of windows count as sealed from now on.
-
-    Args:
-        num_found: first places whose blocks are sealed in append-only groups.
-    """
-    full = list[FullBlock]()
-    for table in tables:
-        begin = num_found if table.group.is_append_only else table.num_gone
-        places = range(begin, len(of_text)) if table.group.grows else ()
-        unsealed = [place for place in places if table.block_ids[place] not in table.sealed]
-        full += [FullBlock(table.block_ids[place], of_text[place]) for place in unsealed]
-        if table.group.window:
-            table.sealed.update(table.block_ids[place] for place in unsealed)
-    return full

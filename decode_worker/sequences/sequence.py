@@ -23,15 +23,15 @@ class SealedChain:
 
     num_blocks: int = 0  # sealed, from the first on
     digest: bytes = b""  # of the last sealed block; b"": the sequence is not sealed
-    latest: deque[bytes] = field(default_factory=deque)  # digests of the last blocks, as far as windows see
+    latest: deque[bytes] = field(default_factory=deque)  # digests of the last blocks, as far as needed
 
-    def add(self, digest: bytes, most_seen: int) -> None:
-        """Append a block, and keep the digests of the last `most_seen` blocks."""
+    def add(self, digest: bytes, most_kept: int) -> None:
+        """Append a block, and keep the digests of the last `most_kept` blocks."""
         self.digest = digest
         self.num_blocks += 1
-        if most_seen:
+        if most_kept:
             self.latest.append(digest)
-            if len(self.latest) > most_seen:
+            if len(self.latest) > most_kept:
                 self.latest.popleft()
 
 
@@ -66,6 +66,7 @@ class DecodeSequence:
     grammar: GrammarState | None = None
     mask_slot: MaskSlot = field(default_factory=MaskSlot)
     chain: SealedChain = field(default_factory=SealedChain)
+    snapshot_place: int = 0  # places behind which the spare states were copied; 0: no copy
     offered_s: float = 0.0  # time of the handoff, on `time.monotonic`
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class Assignments:
         attempt.started_s = now_s
         attempt.is_unproven = True
         self._pool.ledger.assign(route, attempt.sent_tokens, is_trial=completion.failures.is_suspect)
-        attempt.predictions = self._predict(route, completion.texts)
+        attempt.predictions = self._predict(route, completion.texts, completion.num_tokens)
         whole_gpu = has_gpu_alone(self._pool, route) or is_backlog
         request = prefill_request(completion, route, whole_gpu)
         if completion.may_be_handed_over:
@@ -133,19 +133,28 @@ class Assignments:
         if (route := attempt.route) is not None:
             if completion.texts and not self._pool.prefixes.is_reported(route.decode.pool):
                 whole = [text.grown(completion.tokens_from(text.num_tokens)) for text in completion.texts]
-                attempt.predictions += self._predict(route, whole)
+                keys = {text.layout: text.keys for text in whole}.get(route.decode.ready.kv_layout)
+                attempt.predictions += [] if keys is None else [self._pool.prefixes.predict(route.decode.pool, keys)]
             for prediction in attempt.predictions:
                 self._pool.prefixes.end(prediction)
             self._pool.ledger.release(route)
             self.prove(completion)
             attempt.route, attempt.predictions = None, []
 
-    def _predict(self, route: Route, texts: Iterable[TextKeys]) -> list[Prediction]:
-        """Predict the prompt's blocks in the pools of both workers: computed in the first, pulled into the second."""
-        layouts = {worker.pool: worker.ready.kv_layout for worker in (route.prefill, route.decode)}
-        keys_in = {text.layout: text.keys for text in texts}
-        known = [(pool, keys_in[layout]) for pool, layout in layouts.items() if layout in keys_in]
-        return [self._pool.prefixes.predict(pool, keys) for pool, keys in known]
+    def _predict(self, route: Route, texts: Iterable[TextKeys], num_tokens: int) -> list[Prediction]:
+        """Predict the prompt's blocks in the pools of both workers: computed in the first, pulled into the second.
+
+        The prefill worker takes snapshots of states, at the last full block before the last token.
+        """
+        prefixes, keys_in = self._pool.prefixes, {text.layout: text for text in texts}
+        predictions = []
+        if (text := keys_in.get(route.prefill.ready.kv_layout)) is not None:
+            num_places = (num_tokens - 1) // text.block_size
+            predictions.append(prefixes.predict(route.prefill.pool, text.keys, num_places, has_states=True))
+        text = keys_in.get(route.decode.ready.kv_layout)
+        if text is not None and route.decode.pool != route.prefill.pool:
+            predictions.append(prefixes.predict(route.decode.pool, text.keys))
+        return predictions
 
 
 def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> PrefillRequest:

@@ -18,11 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.memory.base.slot_sizes import block_sizes
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import short_keys_in_group
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.resumption import needed, resumable
+from router.placement.text_places import Sets, are_in, places_in
 
 MOMENT_S = 1.0
 """Seconds for a report to arrive after the end of its request."""
@@ -142,9 +144,15 @@ class PoolContents:
             end = self._num_there(keys, end)
         return Found(num_there, end - num_there, num_parked, self.copy_us, num_there)
 
-    def predict(self, keys: Sequence[int]) -> Prediction:
-        """Predict that all blocks not reported yet will be in the pool, and return the prediction."""
-        expected = [key for some in self._expected(keys) for key in some if key not in self.reported]
+    def predict(self, keys: Sequence[int], num_places: int = MAX_INT32, *, has_states: bool = False) -> Prediction:
+        """Predict that the blocks of a text not reported yet will be in the pool, and return the prediction.
+
+        Args:
+            num_places: places behind which the text will be resumable; more than all is all.
+            has_states: tells whether there will be snapshots of states, too.
+        """
+        places = self._expected(keys, min(num_places, len(keys)), has_states=has_states)
+        expected = [key for some in places for key in some if key not in self.reported]
         prediction = Prediction(self.pool, expected)
         self._predictions.add(prediction, min(self.num_blocks, MAX_PREDICTED))
         return prediction
@@ -198,39 +206,37 @@ class PoolContents:
         """Tell whether each full block is a single key, so a text can be resumed behind any."""
         return self.layout is None or self.layout.is_plain
 
-    def _expected(self, keys: Sequence[int]) -> Iterable[Sequence[int]]:
-        """Yield keys of the blocks of a prompt with these keys; its snapshots are at the last place or before."""
+    def _expected(self, keys: Sequence[int], num_places: int, *, has_states: bool) -> Iterable[Sequence[int]]:
+        """Yield keys of the blocks of a text with these keys, resumable behind `num_places` places."""
         if self.layout is None:
             yield keys
         for number, group in enumerate(self.layout.groups if self.layout else ()):
-            yield short_keys_in_group(array("Q", keys if group.grows else keys[-2:]), number)
+            of_prefix = needed(group, num_places) if group.grows or has_states else range(0)
+            places = range(len(keys)) if group.is_append_only else of_prefix
+            yield short_keys_in_group(array("Q", keys[places.start : places.stop]), number)
 
     def _find_resumable(self, keys: Sequence[int], most: int) -> Found:
         assert self.layout is not None, "the layout is not plain"
-        predicted, have, parked = self._predictions.latest, list[np.ndarray](), list[np.ndarray]()
-        for number in range(len(self.layout.groups)):
-            of_group = short_keys_in_group(array("Q", keys), number)
-            there = (key in self.reported or key in predicted for key in of_group)
-            have.append(np.fromiter(there, bool, len(of_group)))
-            parked.append(np.fromiter((key in self.parked for key in of_group), bool, len(of_group)))
-        num_alike = resumable(self.layout, have).num_alike
+        here = (self.reported, self._predictions.latest)
+        have = places_in(self.layout, keys, here)
         num_there = resumable(self.layout, [of_group[:most] for of_group in have]).num_places
+        num_alike = max(num_there, resumable(self.layout, have).num_alike)
         if not self.parked:
             return Found(num_there, num_alike=num_alike)
-        either = [(here | there)[:most] for here, there in zip(have, parked, strict=True)]
-        end = resumable(self.layout, either).num_places
-        num_slots = self._num_slots(have, end)
-        copy_us = -(-num_slots * self.copy_us // max(1, end - num_there))
+        end = resumable(self.layout, places_in(self.layout, keys[:most], (*here, self.parked))).num_places
+        if end <= num_there:
+            return Found(num_there, num_alike=num_alike)
+        num_slots = self._num_slots(keys, end, here)
+        copy_us = -(-num_slots * self.copy_us // (end - num_there))
         return Found(num_there, end - num_there, end - num_there, copy_us, num_alike)
 
-    def _num_slots(self, have: Sequence[np.ndarray], end: int) -> int:
+    def _num_slots(self, keys: Sequence[int], end: int, here: Sets) -> int:
         """Return the slots of host memory from which a text resumes behind `end` places."""
         assert self.layout is not None, "the layout is not plain"
-        slot_bytes, num_slots = min(group.block_bytes for group in self.layout.groups), 0
-        for group, here in zip(self.layout.groups, have, strict=True):
+        num_slots, sizes = 0, block_sizes(self.layout)
+        for number, (group, size) in enumerate(zip(self.layout.groups, sizes, strict=True)):
             places = needed(group, end)
-            num_lacking = int(np.count_nonzero(~here[places.start : places.stop]))
-            num_slots += num_lacking * -(-group.block_bytes // slot_bytes)
+            num_slots += size * int(np.count_nonzero(~are_in(keys[places.start : places.stop], number, here)))
         return num_slots
 
     def _void(self) -> None:
@@ -278,10 +284,17 @@ class PrefixMap:
         contents = self._pools.get(pool)
         return contents.find(keys, self._clock(), most) if contents is not None else NOTHING
 
-    def predict(self, pool: PoolName, keys: Sequence[int]) -> Prediction:
-        """Predict the blocks that a request leaves in a pool; the caller calls `end` afterwards."""
+    def predict(
+        self, pool: PoolName, keys: Sequence[int], num_places: int = MAX_INT32, *, has_states: bool = False
+    ) -> Prediction:
+        """Predict the blocks that a request leaves in a pool (see `PoolContents.predict`).
+
+        The caller calls `end` afterwards.
+        """
         contents = self._pools.get(pool)
-        return contents.predict(keys) if contents is not None else Prediction(pool, [])
+        if contents is None:
+            return Prediction(pool, [])
+        return contents.predict(keys, num_places, has_states=has_states)
 
     def end(self, prediction: Prediction) -> None:
         """Record the end of the request of a prediction."""

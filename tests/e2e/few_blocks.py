@@ -2,7 +2,7 @@
 
 import sys
 
-from common.device.engine import pool_budget
+from common.device.engine import step_rules
 from common.serving.worker.start import worker_main
 from common.settings.config import WORKER_SECTIONS
 from common.wire.messages.worker import Role
@@ -12,7 +12,7 @@ from tests.e2e import slow_prefill
 
 
 def main() -> int:
-    pool_budget.TYPICAL_TOKENS = 64
+    step_rules.TYPICAL_TOKENS = 64
     if sys.argv[sys.argv.index("--worker-id") + 1].startswith("decode"):
         return worker_main(Role.DECODE, WORKER_SECTIONS, decode.DESCRIPTION, decode.build)
     return worker_main(Role.PREFILL, WORKER_SECTIONS, DESCRIPTION, slow_prefill.build)

@@ -192,6 +192,18 @@ def test_a_prompt_of_any_length_evicts_few_checkpoints_of_other_texts(layout: KV
         assert house.compute([*long[:parting], *range(30)]) == 2 * FIRST_TOKENS
 
 
+@pytest.mark.parametrize(("begin", "num_tokens"), [(FIRST_TOKENS - 16, 16), (FIRST_TOKENS - 12, STEP_TOKENS)])
+def test_a_chunk_is_cut_at_a_doubling_unless_that_loses_much(begin: int, num_tokens: int) -> None:
+    house = House(LAYOUTS["states"], some(LAYOUTS["states"], of_tokens=900, of_windows=0, of_states=9), max_len=5000)
+    house.computes = False
+    prompt = house.add(list(range(2000)))
+    assert house.step()
+    prompt.num_scheduled_tokens = begin
+    for table in prompt.tables:
+        table.extend(begin + 1, begin)
+    assert house.step() == num_tokens
+
+
 def test_stock_never_waits_for_states() -> None:
     layout = LAYOUTS["states"]
     house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=40))

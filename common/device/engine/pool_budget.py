@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from common.base.errors import ConfigError
+from common.device.engine import step_rules
 from common.device.engine.step_rules import CHUNK_PART, CUDA_CONTEXT_BYTES, STEP_PART, StepSize, fitting_tokens
-from common.device.engine.step_rules import TYPICAL_TOKENS as TYPICAL_TOKENS
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import MAX_SHARED_DIM, most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import Gpu, gpu_of
@@ -50,7 +50,7 @@ def pool_shape(
         _warn_of_little_ram(pool_bytes + model_bytes(model_config, layout.groups[0].dtype))
     of_decode = config.decode.on(device.type).local_chunk_tokens  # prompts are computed there, too
     step_tokens = min(max(prompt_step(config, device, max_len).num_tokens, of_decode), max_len)
-    shape = PoolShape.within(pool_bytes, layout, TYPICAL_TOKENS, max_len, step_tokens)
+    shape = PoolShape.within(pool_bytes, layout, step_rules.TYPICAL_TOKENS, max_len, step_tokens)
     if min(shape.num_blocks) < 4:
         sizes = ", ".join(f"{group.block_bytes / 1e6:.2f}" for group in layout.groups)
         raise ConfigError(

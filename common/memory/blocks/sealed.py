@@ -14,20 +14,23 @@ Messages name thousands of blocks. Only keys are looked up singly, in a dict; al
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
 from common.memory.blocks.cached import CachedBlocks
 from common.memory.blocks.event_log import EventLog, HostBlocks
+from common.memory.blocks.look_up import look_up
 from common.memory.blocks.readers import NONE_NAMED, Named, Readers, named
 from common.memory.blocks.slab_table import SlabTable
 from common.wire.messages.memory_reports import BlockEvent
-from common.wire.values.block_key import KEY, keys_in_group, unpacked
+from common.wire.values.block_key import KEY, unpacked
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape
 from common.wire.values.resumption import needed, resumable
+
+MOST_KNOWN = 64
+"""Texts whose blocks are known between changes, because waiting prompts are looked up for every message."""
 
 
 class CachedPrefix(NamedTuple):
@@ -54,6 +57,7 @@ class SealedBlocks:
         self.is_found = np.zeros(num_ids, bool)
         self.readers = Readers(num_ids)
         self.cached = [CachedBlocks(num_ids) for _ in self.layout.groups]  # found and not read, by group
+        self._found = dict[tuple[bytes, int, bool], CachedPrefix]()  # answers of `find` since the last change of keys
         self.tick = np.zeros(num_ids, np.int64)  # by block, order in which blocks were cached
         self._host: HostBlocks | None = None
         self.log = EventLog(num_ids, self._keys_between)
@@ -65,6 +69,7 @@ class SealedBlocks:
 
     def seal(self, client: int, block_ids: np.ndarray, keys: bytes) -> None:
         """Seal blocks, [num_blocks] intp, each once, with packed keys; the client becomes a reader."""
+        self._found.clear()
         first_of_key = list(map(self.block_of.setdefault, unpacked(keys), block_ids.tolist()))
         are_first = np.array(first_of_key, np.intp) == block_ids
         found = block_ids[are_first]
@@ -85,15 +90,22 @@ class SealedBlocks:
         Args:
             resumes: find no more than the text can be resumed with. Otherwise, find blocks of append-only groups only.
         """
-        groups = self.layout.groups
+        name = keys, first, resumes
+        if (known := self._found.get(name)) is None:
+            if len(self._found) == MOST_KNOWN:
+                self._found.clear()
+            known = self._found[name] = self._find(*name)
+        return known
+
+    def _find(self, keys: bytes, first: int, resumes: bool) -> CachedPrefix:
+        groups, ids = self.layout.groups, look_up(self.layout, keys, self.block_of.get)
         if self.layout.is_plain:
-            leading = self._leading(keys)
-            return CachedPrefix([leading], len(leading), len(leading))
-        ids = [self._ids(keys_in_group(keys, number)) for number in range(len(groups))]
-        num_places, num_alike = resumable(self.layout, [of_group >= 0 for of_group in ids], first)
+            return CachedPrefix(ids, len(ids[0]), len(ids[0]))
+        num_places, num_alike = resumable(self.layout, [of_group >= 0 for of_group in ids])
         if not resumes:
-            lengths = [num_alike if group.is_append_only else 0 for group in groups]
-            alike = [of_group[:length] for of_group, length in zip(ids, lengths, strict=True)]
+            alike = [
+                of_group if group.is_append_only else of_group[:0] for group, of_group in zip(groups, ids, strict=True)
+            ]
             return CachedPrefix(alike, num_alike, num_alike)
         places = (needed(group, first + num_places, first) for group in groups)
         found = [of_group[at.start - first : at.stop - first] for of_group, at in zip(ids, places, strict=True)]
@@ -113,20 +125,11 @@ class SealedBlocks:
                 cached.remove(of_group)
             self.readers.add(client, blocks)
 
-    def _leading(self, keys: bytes) -> np.ndarray:
-        """Return the blocks found by the leading packed keys: [num_found] intp."""
-        block_ids = takewhile(lambda block_id: block_id is not None, map(self.block_of.get, unpacked(keys)))
-        return np.array(list(block_ids), np.intp)
-
-    def _ids(self, keys: bytes) -> np.ndarray:
-        """Return the block of each packed key, -1 for none: [num_keys] intp."""
-        return np.array([self.block_of.get(key, -1) for key in unpacked(keys)], np.intp)
-
     def _by_group(self, block_ids: np.ndarray) -> Sequence[tuple[CachedBlocks, np.ndarray]]:
         """Split blocks, [num_blocks] intp, by group, each with the group's cached blocks; the order stays."""
         if len(self.cached) == 1:
             return [(self.cached[0], block_ids)]
-        groups = np.searchsorted(self.shape.begins, block_ids, side="right") - 1
+        groups = self.shape.groups_of(block_ids)
         return [(cached, block_ids[groups == number]) for number, cached in enumerate(self.cached)]
 
     def let_go(self, client: int, blocks: Named) -> np.ndarray:
@@ -162,6 +165,7 @@ class SealedBlocks:
         """Forget the keys of blocks that are cached no more, [num_blocks] intp, and return the blocks."""
         self.slabs.uncache(block_ids)
         keys = self.key[block_ids]
+        self._found.clear()
         for key in keys.tolist():
             del self.block_of[key]
         are_parked = np.zeros(len(block_ids), bool)

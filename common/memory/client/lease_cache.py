@@ -37,7 +37,7 @@ from common.wire.messages.memory import (
     PromptUnwanted,
     PromptWanted,
 )
-from common.wire.values.block_key import keys_in_group, pack_keys, unpacked
+from common.wire.values.block_key import keys_in_groups, pack_keys
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids, unpack_ids
 from common.wire.values.pool_shape import PoolShape, are_enough, shown
@@ -119,8 +119,7 @@ class LeaseCache(HeldBlocks):
         self.references.add(block_ids, generations)
         keys = pack_keys(digests)
         if len(self.capacity) > 1:
-            groups = map(self.shape.group_of, block_ids)
-            keys = b"".join(keys_in_group(key, group) for key, group in zip(unpacked(keys), groups, strict=True))
+            keys = keys_in_groups(keys, self.shape.groups_of(np.array(block_ids, np.int32)))
         self._send(BlocksSealed(pack_ids(block_ids), generations.tobytes(), keys))
 
     def want_prompt(

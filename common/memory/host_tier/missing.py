@@ -1,14 +1,20 @@
 """Blocks of a text that a restore would bring, so that the text is resumed later than the pool alone allows."""
 
 from collections.abc import Container, Sequence
+from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
 
+from common.memory.blocks.look_up import NOWHERE, look_up
 from common.memory.blocks.sealed import SealedBlocks
 from common.wire.values.block_key import keys_in_group, unpacked
+from common.wire.values.fields import KEY_BYTES
 from common.wire.values.kv_layout import Counts
 from common.wire.values.resumption import needed, resumable
+
+PARKED = -2
+"""Stands for a key whose block is in host memory only."""
 
 
 class Missing(NamedTuple):
@@ -24,20 +30,22 @@ def missing_of(sealed: SealedBlocks, parked: Container[bytes], keys: bytes) -> M
     """Return what a text with these packed keys misses in the pool and has in host memory."""
     layout = sealed.layout
     here = sealed.find(keys).num_places
-    keys_of = [unpacked(keys_in_group(keys, number)) for number in range(len(layout.groups))]
-    if here == len(keys_of[0]):
+    if here == len(keys) // KEY_BYTES:
         return Missing(0, [], layout.nothing, [])
-    ids_of = [[sealed.block_of.get(key, -1) for key in of_group] for of_group in keys_of]
-    have = [
-        np.fromiter((at >= 0 or key in parked for key, at in zip(of_group, ids, strict=True)), bool, len(ids))
-        for of_group, ids in zip(keys_of, ids_of, strict=True)
-    ]
-    there = resumable(layout, have).num_places
+
+    def find(key: bytes) -> int | None:
+        return sealed.block_of.get(key, PARKED if key in parked else None)
+
+    ids_of = look_up(layout, keys, find)
+    there = resumable(layout, [ids != NOWHERE for ids in ids_of]).num_places
+    if there <= here:
+        return Missing(0, [], layout.nothing, [])
     lacking: list[list[bytes]] = []
     others: list[np.ndarray] = []
-    for group, of_group, ids in zip(layout.groups, keys_of, ids_of, strict=True):
+    for number, (group, of_all) in enumerate(zip(layout.groups, ids_of, strict=True)):
         places = needed(group, there)
-        lacking.append([of_group[place] for place in places if ids[place] < 0])
-        others.append(np.array([ids[place] for place in places if ids[place] >= 0], np.intp))
-    all_keys = [key for of_group in lacking for key in of_group]
-    return Missing(there - here, all_keys if there > here else [], tuple(map(len, lacking)), others)
+        ids = of_all[places.start : places.stop]
+        of_group = unpacked(keys_in_group(keys[places.start * KEY_BYTES : places.stop * KEY_BYTES], number))
+        lacking.append(list(compress(of_group, ids == PARKED)))
+        others.append(ids[ids != PARKED])
+    return Missing(there - here, list(chain.from_iterable(lacking)), tuple(map(len, lacking)), others)

@@ -18,7 +18,7 @@ from common.memory.blocks.index import TIER
 from common.memory.blocks.pool import Want
 from common.memory.devices.backing import Copy
 from common.memory.host_tier.slots import HostSlots
-from common.memory.host_tier.traffic import MAX_AHEAD, Traffic
+from common.memory.host_tier.traffic import MAX_AHEAD, MAX_BATCH, Traffic
 from common.wire.values.kv_layout import Counts
 
 
@@ -69,7 +69,7 @@ class Restores:
         """Begin copies, oldest restore first; raises CopyFailed."""
         for restore in self.restores:
             while restore.num_begun < len(restore.keys) and len(self.under_way) < MAX_AHEAD:
-                rest = restore.block_ids[restore.num_begun :]
+                rest = restore.block_ids[restore.num_begun : restore.num_begun + MAX_BATCH]
                 block_ids = rest[: self.traffic.num_at_once(rest.tolist())]
                 firsts = restore.slots[restore.num_begun : restore.num_begun + len(block_ids)]
                 copy = self.traffic.begin(block_ids, list(map(self.slots.all_of, firsts.tolist())), is_out=False)

@@ -81,7 +81,10 @@ class Spills:
         self.queue.clear()
 
     def _next(self) -> tuple[list[bytes], np.ndarray]:
-        """Take queued keys in the pool and not in host memory, with their blocks: [num_keys] intp."""
+        """Take queued keys in the pool and not in host memory, with their blocks: [num_keys] intp.
+
+        A block larger than all host memory is left out.
+        """
         keys: list[bytes] = []
         block_ids: list[int] = []
         num_slots = 0
@@ -90,7 +93,10 @@ class Spills:
             block_id = self.index.sealed.block_of.get(key)
             if block_id is None or key in self.slots.slot_of:
                 continue
-            num_slots += self.traffic.sizes([block_id])[0]
+            [size] = self.traffic.sizes([block_id])
+            if size > self.slots.most:
+                continue
+            num_slots += size
             if keys and (num_slots > self.traffic.most_slots or len(keys) == MAX_BATCH):
                 self.queue.appendleft(key)
                 break

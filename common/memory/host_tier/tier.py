@@ -14,6 +14,7 @@ import numpy as np
 
 from common.memory.base.copy_costs import is_restore_faster
 from common.memory.base.host_ram import ram_bytes
+from common.memory.base.slot_sizes import block_sizes, slot_bytes
 from common.memory.blocks.index import TIER
 from common.memory.blocks.pool import Pool, Want
 from common.memory.devices.backing import Backing, Copies, CopyFailed
@@ -22,7 +23,7 @@ from common.memory.host_tier.restores import Restore, Restores
 from common.memory.host_tier.room import HostRoom
 from common.memory.host_tier.slots import HostSlots
 from common.memory.host_tier.spills import Spills
-from common.memory.host_tier.traffic import Traffic, block_sizes, slot_bytes
+from common.memory.host_tier.traffic import Traffic
 from common.settings.memory_sections import MemorySection
 from common.wire.messages.memory_reports import BlockEvent
 from common.wire.values.block_key import unpacked

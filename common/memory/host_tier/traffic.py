@@ -6,9 +6,9 @@ from itertools import accumulate
 
 import numpy as np
 
+from common.memory.base.slot_sizes import block_sizes, slot_bytes
 from common.memory.blocks.pool import Pool
 from common.memory.devices.backing import Copies, Copy, CopyFailed, HostPiece, Run
-from common.wire.values.kv_layout import KVLayout
 
 MAX_BATCH = 64
 """Blocks of a copy."""
@@ -18,16 +18,6 @@ WEIGHT = 0.1
 """Weight of the last copy in the mean duration."""
 STALL_S = 10.0
 """Longest time without the end of a begun copy."""
-
-
-def slot_bytes(layout: KVLayout) -> int:
-    """Return the bytes of a slot: the smallest block."""
-    return min(group.block_bytes for group in layout.groups)
-
-
-def block_sizes(layout: KVLayout) -> list[int]:
-    """Return the slots of a block, by group."""
-    return [-(-group.block_bytes // slot_bytes(layout)) for group in layout.groups]
 
 
 class Traffic:

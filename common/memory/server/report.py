@@ -53,9 +53,9 @@ def groups(pools: Pools) -> tuple[GroupUse, ...]:
 
 def _by_group(index: BlockIndex, blocks: Sequence[np.ndarray]) -> Counts:
     """Count blocks by group; each array is [num_blocks] intp."""
-    begins, counts = index.shape.begins, np.zeros(len(index.shape.begins), np.intp)
+    counts = np.zeros(len(index.shape.begins), np.intp)
     for block_ids in blocks:
-        counts += np.bincount(np.searchsorted(begins, block_ids, side="right") - 1, minlength=len(begins))
+        counts += np.bincount(index.shape.groups_of(block_ids), minlength=len(counts))
     return tuple(counts.tolist())
 
 

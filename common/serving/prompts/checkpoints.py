@@ -30,6 +30,9 @@ from common.wire.values.resumption import needed
 MOST_WITHIN = 2
 """Most stops at doublings; shorter texts have left those before, or resume there less often."""
 
+CUT_DIVISOR = 4
+"""Divisor of a chunk's tokens; the quotient bounds what is cut off, because a snapshot is not worth another step."""
+
 
 class StateCopy(NamedTuple):
     """A copy of a state, on the device."""
@@ -93,12 +96,13 @@ class Checkpoints(Generic[AnyPrompt]):
         return stop - prompt.num_scheduled_tokens if stop else prompt.num_left
 
     def cut(self, prompt: AnyPrompt, num_tokens: int) -> int:
-        """Return the tokens of a chunk of at most `num_tokens`, cut back to a doubling if inside."""
+        """Return the tokens of a chunk of at most `num_tokens`, cut back to a doubling near its end."""
         begin, size = prompt.num_scheduled_tokens, self.layout.block_size
         if not self._takes(prompt, begin) or num_tokens == self.num_next(prompt):
             return num_tokens
         inside = (size * stop - begin for stop in self._doublings(prompt) if begin < size * stop <= begin + num_tokens)
-        return max(inside, default=num_tokens)
+        num_cut = max(inside, default=num_tokens)
+        return num_cut if (num_tokens - num_cut) * CUT_DIVISOR <= num_tokens else num_tokens
 
     def prepare(self, prompt: AnyPrompt, end: int) -> list[StateCopy]:
         """Choose what is sealed once a chunk up to `end` is over; return the copies of states behind the chunk.

@@ -51,6 +51,7 @@ class _Step(Generic[AnyPrompt]):
     num_tokens_left: int
     is_held_up: Callable[[AnyPrompt], bool]
     num_next: Callable[[AnyPrompt], int]
+    cut: Callable[[AnyPrompt, int], int]
     pieces: dict[AnyPrompt, int] = field(default_factory=dict)
 
     def add(self, prompt: AnyPrompt, num_tokens: int) -> None:
@@ -60,6 +61,12 @@ class _Step(Generic[AnyPrompt]):
     def num_left(self, prompt: AnyPrompt) -> int:
         """Return the tokens of the prompt still available to the step."""
         return 0 if self.is_held_up(prompt) else self.num_next(prompt) - self.pieces.get(prompt, 0)
+
+    def piece(self, prompt: AnyPrompt, num_tokens: int) -> int:
+        """Return at most `num_tokens` more of the prompt, fewer if the chunk is cut."""
+        num_taken, num_tokens = self.pieces.get(prompt, 0), min(self.num_left(prompt), num_tokens)
+        num_cut = self.cut(prompt, num_taken + num_tokens) - num_taken
+        return num_cut if num_cut > 0 else num_tokens
 
     def shrink(self, num_tokens: int) -> None:
         """Limit the whole step to `num_tokens`."""
@@ -97,19 +104,20 @@ class PromptOrder:
         start: Callable[[AnyPrompt], bool],
         is_held_up: Callable[[AnyPrompt], bool] = lambda prompt: False,
         num_next: Callable[[AnyPrompt], int] = attrgetter("num_left"),
+        cut: Callable[[AnyPrompt, int], int] = lambda prompt, num_tokens: num_tokens,
     ) -> list[tuple[AnyPrompt, int]]:
         """Return the prompts of the next step, each with a number of tokens; empty when no prompt can continue.
 
         `start` gives a prompt all resources until its completion, or returns False when resources are short. After a
         failed start, later prompts without blocks do not start by turn: freed blocks are kept for the failed prompt.
         Only shorter prompts may overtake, with at most half as many tokens in all as the failed prompt. Prompts with
-        `is_held_up` are skipped; `start` of another prompt may change `is_held_up`. `num_next` limits the tokens of a
-        prompt in the step.
+        `is_held_up` are skipped; `start` of another prompt may change `is_held_up`. With chunking, `num_next` limits
+        the tokens of a prompt in the step, and `cut` shortens a chunk of so many tokens. What is cut off is for others.
         """
         by_turn = sorted(prompts, key=turn_of)
         longest_first = sorted(by_turn, key=_length)[::-1]
         step: _Step[AnyPrompt] = _Step(
-            self.max_tokens, is_held_up, num_next if self.chunking else attrgetter("num_left")
+            self.max_tokens, is_held_up, num_next if self.chunking else attrgetter("num_left"), cut
         )
         waits = False
         for prompt in by_turn:
@@ -167,7 +175,7 @@ class PromptOrder:
 
     def _piece(self, prompt: AnyPrompt, step: _Step[AnyPrompt], num_tokens: int) -> int:
         """Return at most `num_tokens` of a prompt's rest; without chunking, the whole rest."""
-        return min(step.num_left(prompt), num_tokens) if self.chunking else step.num_left(prompt)
+        return step.piece(prompt, num_tokens) if self.chunking else step.num_left(prompt)
 
 
 def turn_of(prompt: Prompt) -> tuple[int, int]:

@@ -103,7 +103,7 @@ class PromptScheduler(Generic[AnyPrompt]):
         """Return the next step's chunks; empty when no prompt can run. A prompt without its mask does not start."""
         ready = [prompt for prompt in self.prompts.values() if prompt.num_left and not prompt.awaits_mask]
         checkpoints, is_held_up = self.prefixes.checkpoints, self.prefixes.is_held_up
-        pieces = self.order.next_step(ready, self._admit, is_held_up, checkpoints.num_next)
+        pieces = self.order.next_step(ready, self._admit, is_held_up, checkpoints.num_next, checkpoints.cut)
         return [self._chunk(prompt, num_tokens) for prompt, num_tokens in pieces]
 
     def launched(self, chunks: Iterable[Chunk[AnyPrompt]]) -> None:
@@ -155,8 +155,6 @@ class PromptScheduler(Generic[AnyPrompt]):
     def _chunk(self, prompt: AnyPrompt, num_tokens: int) -> Chunk[AnyPrompt]:
         """Return the next chunk of a prompt, with blocks for its tokens."""
         checkpoints, begin, beginning = self.prefixes.checkpoints, prompt.num_scheduled_tokens, prompt.beginning
-        if self.order.chunking:
-            num_tokens = checkpoints.cut(prompt, num_tokens)
         for table in prompt.tables:
             table.extend(begin + 1, begin + num_tokens)
         leaving, found = take_gone(prompt.tables), []

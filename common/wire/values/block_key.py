@@ -98,6 +98,13 @@ def keys_in_group(keys: bytes, group: int) -> bytes:
     return marked.tobytes()
 
 
+def keys_in_groups(keys: bytes, groups: np.ndarray) -> bytes:
+    """Turn packed keys of group 0 into keys of other groups, each of its own: [num_blocks] int."""
+    marks = np.frombuffer(b"".join(map(_mark_of, range(MAX_GROUPS))), np.uint8).reshape(-1, KEY_BYTES)
+    marked: np.ndarray = np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES) ^ marks[groups]
+    return marked.tobytes()
+
+
 def short_keys_in_group(keys: "array[int]", group: int) -> "array[int]":
     """Turn short keys of group 0 into those of another group: [num_blocks]."""
     if not group:

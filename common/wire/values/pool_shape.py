@@ -15,6 +15,8 @@ from itertools import accumulate
 from operator import add, ge
 from typing import NamedTuple
 
+import numpy as np
+
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.slabs import Slabs, slabs_of
 
@@ -146,6 +148,11 @@ class PoolShape:
     def group_of(self, block_id: int) -> int:
         """Return the group whose range holds the block id."""
         return bisect_right(self.begins, block_id) - 1
+
+    def groups_of(self, block_ids: np.ndarray) -> np.ndarray:
+        """Return the group of each block: [num_blocks] intp."""
+        groups: np.ndarray = np.searchsorted(self.begins, block_ids, side="right") - 1
+        return groups
 
     def place(self, block_id: int) -> Place:
         """Return a block's place in memory."""

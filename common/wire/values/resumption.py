@@ -33,12 +33,11 @@ def bytes_to_resume(layout: KVLayout, num_places: int) -> int:
     return sum(len(needed(group, num_places)) * group.block_bytes for group in layout.groups)
 
 
-def resumable(layout: KVLayout, have: Sequence[np.ndarray], first: int = 0) -> Resumable:
-    """Return the longest cached prefixes of a text, from its place `first` on.
+def resumable(layout: KVLayout, have: Sequence[np.ndarray]) -> Resumable:
+    """Return the longest cached prefixes of a text, from a place on before which all blocks are known to be there.
 
     Args:
         have: which places have a cached block, by group: [num_places] bool.
-        first: places before are known to be there, in all groups.
     """
     most, *_ = have[0].shape
     lasting = [_num_leading(here) for group, here in zip(layout.groups, have, strict=True) if group.is_append_only]
@@ -46,7 +45,7 @@ def resumable(layout: KVLayout, have: Sequence[np.ndarray], first: int = 0) -> R
     fits = np.ones(most, bool)  # by length - 1
     for group, of_group in zip(layout.groups, have, strict=True):
         if not group.is_append_only and most:
-            fits &= _in_sight(group, of_group, most, first) if group.grows else of_group[:most]
+            fits &= _in_sight(group, of_group[:most]) if group.grows else of_group[:most]
     lengths = np.flatnonzero(fits)
     num_places = int(lengths[-1]) + 1 if len(lengths) else 0
     return Resumable(num_places, most if lasting else num_places)
@@ -57,11 +56,10 @@ def _num_leading(have: np.ndarray) -> int:
     return int(missing[0]) if len(missing) else len(have)
 
 
-def _in_sight(group: KVGroup, have: np.ndarray, num_alike: int, first: int) -> np.ndarray:
-    """Tell for each length - 1 whether all places seen by the next token are there: [num_alike] bool."""
-    places = np.arange(num_alike)
-    last_missing = np.maximum.accumulate(np.where(have[:num_alike], -1, places))
-    num_tokens = (first + places + 1) * group.block_size + 1  # the next token included
-    first_seen = np.maximum(0, np.maximum(0, num_tokens - group.window) // group.block_size - first)
-    in_sight: np.ndarray = first_seen > last_missing
+def _in_sight(group: KVGroup, have: np.ndarray) -> np.ndarray:
+    """Tell for each length - 1 whether all places seen by the next token are there: [num_places] bool."""
+    places = np.arange(len(have))
+    last_missing = np.maximum.accumulate(np.where(have, -1, places))
+    num_seen = len(needed(group, group.window))  # as many behind any length, but for the first places of a text
+    in_sight: np.ndarray = np.maximum(0, places + 1 - num_seen) > last_missing
     return in_sight

@@ -23,6 +23,7 @@ from decode_worker.cancellation import Cancellation
 from decode_worker.inbox import Inbox
 from decode_worker.sequences.scheduler import DecodeScheduler
 from decode_worker.sequences.sealing import Sealing
+from decode_worker.sequences.snapshots import Snapshots
 from tests.decode_worker.bench import prompt_of
 from tests.support.allocator import check_owned
 from tests.support.layouts import pool_of
@@ -169,7 +170,8 @@ def test_what_has_arrived_is_here_when_the_router_asks() -> None:
     )  # fmt: skip
     arrivals = Arrivals(Announced(rig.shared), cast(Pulls, nothing), rig.offers, cast(LocalPrompts, nothing))
     cancellation, any_of = Cancellation(rig.scheduler, arrivals, rig._fail), cast(Any, nothing)
-    inbox = Inbox(cast(RouterLink, link), cast(Hub, nothing), cancellation, any_of, Drain(1.0))
+    snapshots = Snapshots(rig.shared.leases, rig.offers.sealing, lambda source_id, target_id: None)
+    inbox = Inbox(cast(RouterLink, link), cast(Hub, nothing), cancellation, any_of, Drain(1.0), snapshots)
     rig.arriving.append(rig.offer("b"))
     inbox.receive()
     assert said == [InquiryReply("d", 1, ("a", "b"), pack_ids([0, 0]), b"\0\1")]

@@ -90,6 +90,17 @@ def test_a_window_is_sealed_at_a_doubling_if_blocks_are_at_hand(num_at_hand: int
     check_owned(rig.leases, blocks_of_rows(rig.scheduler))
 
 
+@pytest.mark.parametrize(("num_at_hand", "is_sealed"), [(1, False), (2, True)])
+def test_the_window_of_a_pulled_prompt_is_sealed_if_blocks_are_at_hand(num_at_hand: int, is_sealed: bool) -> None:
+    rig = Rig(30, num_at_hand)
+    of_prompt = digests(ROOT, pack_ids(range(29)), BLOCK)
+    rig.sealing.begin_pulled(rig.sequence, ROOT, of_prompt, num_found=4)
+    assert rig.places() == ([5, 6] if is_sealed else []) and len(rig.leases.references) == 3 + 2 * is_sealed
+    rig.decode(41)
+    rig.scheduler.end(rig.sequence)
+    assert rig.places()[-2:] == [8, 9]
+
+
 def test_a_resting_sequence_gives_back_sealed_blocks_that_it_does_not_see() -> None:
     allocator = BlockAllocator(PoolShape(LAYOUT, (9, 5)))
     scheduler = DecodeScheduler(allocator, 1, 100)

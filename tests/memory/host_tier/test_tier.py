@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from common.base.errors import MemoryShort
 from common.memory.base.host_ram import ram_bytes
+from common.memory.base.slot_sizes import block_sizes
 from common.memory.blocks.answers import Answer
 from common.memory.blocks.event_log import EventLog
 from common.memory.blocks.index import TIER
@@ -32,10 +33,10 @@ from common.wire.messages.memory import (
     PromptWanted,
 )
 from common.wire.messages.memory_reports import BlockEvent
-from common.wire.values.block_key import pack_keys
+from common.wire.values.block_key import keys_in_group, pack_keys
 from common.wire.values.fields import KEY_BYTES, SHORT_KEY_BYTES
 from common.wire.values.kv_layout import KVLayout
-from common.wire.values.packing import unpack_ids
+from common.wire.values.packing import pack_ids, unpack_ids
 from tests.memory.parties import Bytes
 from tests.memory.tiers import ReadyRoom, slow_tier
 from tests.support.layouts import one_group, state
@@ -63,8 +64,8 @@ class Rig:
             self.join(client)
 
     def join(self, client: int, layout: KVLayout | None = None) -> None:
-        user = User(client, (f"w{client}", 1), is_decoding=client == CAROL)
-        self.pools.want(user, layout or self.layout, (NUM_BLOCKS,))
+        user, layout = User(client, (f"w{client}", 1), is_decoding=client == CAROL), layout or self.layout
+        self.pools.want(user, layout, (NUM_BLOCKS,) * len(layout.groups))
 
     @property
     def pool(self) -> Pool:
@@ -330,6 +331,22 @@ def test_a_text_longer_than_the_tier_does_no_harm() -> None:
     rig.all_come_free()
 
 
+def test_a_block_larger_than_the_tier_keeps_none_from_it() -> None:
+    layout = KVLayout("model", (*LAYOUT.groups, state(1000)))
+    rig = Rig(num_slots=12, layout=layout)
+    assert max(block_sizes(layout)) > 12
+    [leased] = [each.message for each in rig.pools.handle(ALICE, BlocksWanted((10, 1)))]
+    assert isinstance(leased, BlocksLeased)
+    keys = keys_of(1, 10) + keys_in_group(keys_of(1, 10)[-16:], 1)
+    by_age = [*unpack_ids(leased.block_ids)][::-1]
+    generations = [*unpack_ids(leased.generations)][::-1]
+    backwards = b"".join([keys[at : at + 16] for at in range(0, len(keys), 16)][::-1])
+    rig.pools.handle(ALICE, BlocksSealed(pack_ids(by_age), pack_ids(generations), backwards))
+    rig.copy()
+    assert rig.tier.served is not None and not rig.tier.served.spills.queue
+    assert set(rig.tier.slots.slot_of) == set(keys_in_turn(1, 10))
+
+
 def test_after_a_fault_nothing_is_left_of_it_and_the_next_pool_has_it(rig: Rig) -> None:
     rig.keep(1, 10)
     rig.compute(2, 4)
@@ -499,6 +516,17 @@ class TestSlots:
         assert sorted(slots.free) == [0, 1, 2, 3, 5], "of one key one is kept"
         slots.put(slots.take([3]), [b"d" * 16])
         assert len(slots.take([3, 3])) == 2 and not slots.slot_of
+
+    def test_nothing_is_evicted_for_a_block_that_does_not_fit_then(self) -> None:
+        slots, gone = HostSlots(8, largest=6), list[int]()
+        slots.on_gone = lambda keys: gone.append(len(keys))
+        slots.grow(8)
+        for key in (b"a", b"b", b"c"):
+            slots.put(slots.take([2]), [key * 16])
+        slots.hold(np.array([0]))
+        assert slots.take([9]) == [] and slots.take([7]) == [] and len(slots) == 3 and not gone
+        assert len(slots.take([1, 4, 4])) == 2 and gone == [2], "they go at once, and not for the last"
+        assert list(slots.slot_of) == [b"a" * 16]
 
     def test_of_one_key_one_is_kept(self) -> None:
         slots = HostSlots(4)

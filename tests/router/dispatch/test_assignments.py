@@ -1,11 +1,16 @@
 """What the router makes of a prompt of which a part need not be computed."""
 
+from typing import Any
+
 import pytest
 
 from common.wire.messages.worker import PrefillRequest, PromptCached, Role
+from common.wire.values.block_key import short_keys_in_group
+from common.wire.values.kv_layout import KVLayout
 from router.dispatch.request_state import Completion
 from router.placement.member import Member
 from tests.router.bench import LENGTH, Bench
+from tests.support.layouts import full, state, window
 
 
 def told(bench: Bench, worker: Member, completion: Completion, num_tokens: int, attempt: int = 0) -> None:
@@ -81,3 +86,21 @@ def test_a_prompt_goes_back_to_the_pool_that_has_its_beginning_and_what_was_expe
     assert counted(bench, "expected_cached") == 2 * 592, (
         "all but its last block, of which at least one token is computed"
     )
+
+
+def test_blocks_are_expected_where_workers_leave_them() -> None:
+    layout = KVLayout("f", (full(1, 1, 1, 16, "float32"), window(16, 40), state(2)))
+    bench = Bench(num_prefill=0, num_decode=0)
+    fields: dict[str, Any] = {"kv_layout": layout, "num_blocks": (99, 99, 9)}
+    prefill, decode = (bench.join(role.name, role, **fields) for role in (Role.PREFILL, Role.DECODE))
+    [text] = bench.submit(num_prompt_tokens=160).texts
+
+    def expected(worker: Member) -> list[list[int]]:
+        """Places of each group."""
+        latest = bench.pool.prefixes.contents(worker.pool)._predictions.latest
+        of_groups = [short_keys_in_group(text.keys, number) for number in range(3)]
+        assert sum(key in latest for keys in of_groups for key in keys) == len(latest)
+        return [[place for place, key in enumerate(keys) if key in latest] for keys in of_groups]
+
+    assert expected(prefill) == [[*range(10)], [6, 7, 8], [8]], "the last token is computed, so a block less is resumed"
+    assert expected(decode) == [[*range(10)], [7, 8, 9], []]

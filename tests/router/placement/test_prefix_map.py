@@ -18,9 +18,10 @@ from common.wire.values.packing import pack_ids
 from router.placement.capacity import layouts
 from router.placement.choice import choose
 from router.placement.member import Member, Speeds
-from router.placement.prefix_map import MOMENT_S, PoolContents, PrefixMap
+from router.placement.prefix_map import MOMENT_S, NOTHING, PoolContents, PrefixMap
 from router.placement.route import Demand, Route
 from router.placement.text_keys import TextKeys
+from router.placement.text_places import AT_ONCE
 from router.placement.worker_pool import WorkerPool
 from tests.support.layouts import full, state, window
 from tests.support.messages import LAYOUT, kv_path, worker_ready
@@ -413,7 +414,10 @@ def test_a_text_of_several_groups_is_known_as_far_as_it_can_be_resumed() -> None
     assert known.find(HERE, keys)[::4] == (5, 9)
     seal(1, 6, 7)
     assert known.find(HERE, keys)[::4] == (8, 9) and known.find(HERE, keys, most=7).num_there == 5
-    prediction = known.predict(HERE, keys)
+    without = known.predict(HERE, keys)
+    assert known.find(HERE, keys).num_there == 8 and len(without.keys) == 1 + 2, "no state is expected"
+    known.end(without)
+    prediction = known.predict(HERE, keys, has_states=True)
     assert known.find(HERE, keys).num_there == 10
     known.end(prediction)
     now_s[0] += 2 * MOMENT_S
@@ -423,3 +427,22 @@ def test_a_text_of_several_groups_is_known_as_far_as_it_can_be_resumed() -> None
         contents.apply(BlockEvent.PARKED, short_keys_in_group(keys[8:], group))
     num_slots = 1 + 2 + 1 * -(-layout.groups[2].block_bytes // min(each.block_bytes for each in layout.groups))
     assert known.find(HERE, keys)[:3] == (8, 2, 2) and known.find(HERE, keys).copy_us >= 5 * num_slots
+
+
+class Counted(set[int]):
+    """Blocks that count how many are looked for."""
+
+    num_asked = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.num_asked += 1
+        return super().__contains__(key)
+
+
+def test_a_long_text_that_is_nowhere_costs_next_to_nothing() -> None:
+    layout = KVLayout("m", (state(2), window(4, 6), full(1, 1, 1, 4, "float32")))
+    contents, keys = PoolContents(HERE, 60, layout), array("Q", range(100, 20_000))
+    contents.begin()
+    contents.reported, contents.parked = Counted(), Counted([1])
+    assert contents.find(keys, 0.0) == NOTHING
+    assert contents.reported.num_asked + contents.parked.num_asked <= 3 * AT_ONCE

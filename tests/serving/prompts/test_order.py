@@ -140,3 +140,14 @@ def test_nothing_starts_by_turn_behind_a_prompt_that_cannot_start(blocked: bool)
 
     expected = [("running", 20)] if blocked else [("running", 20), ("large", 50), ("later", 20)]
     assert step(order, prompts, may_start) == expected
+
+
+def test_what_is_cut_off_a_piece_is_for_others_and_earns_no_credit() -> None:
+    order = PromptOrder(300, 64, 300)
+    order.credit = 0
+    long, short = Piece("long", 1000, 0), Piece("short", 150, 1)
+    pieces = order.next_step([long, short], start, cut=lambda prompt, num_tokens: min(num_tokens, 240))
+    assert [(prompt.name, num_tokens) for prompt, num_tokens in pieces] == [("long", 240), ("short", 60)]
+    order.credit = 0
+    order.next_step([long], start, cut=lambda prompt, num_tokens: min(num_tokens, 100))
+    assert order.credit == 50

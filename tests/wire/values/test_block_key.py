@@ -4,10 +4,19 @@ import random
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests, digests, pack_keys, root_of
+from common.wire.values.block_key import (
+    STRETCH_BLOCKS,
+    TextDigests,
+    digests,
+    keys_in_group,
+    keys_in_groups,
+    pack_keys,
+    root_of,
+)
 from common.wire.values.fields import KEY_BYTES
 from common.wire.values.kv_layout import CacheKind
 from common.wire.values.packing import pack_ids
@@ -78,3 +87,10 @@ def test_keys_travel() -> None:
     packed = pack_keys(found)
     assert packed == found[0][:KEY_BYTES] + found[1][:KEY_BYTES]
     assert pack_keys([]) == b""
+
+
+def test_keys_of_several_groups_are_those_of_each() -> None:
+    keys, groups = [bytes([number] * 16) for number in range(6)], [0, 2, 1, 1, 7, 0]
+    marked = keys_in_groups(b"".join(keys), np.array(groups))
+    assert marked == b"".join(map(keys_in_group, keys, groups))
+    assert keys_in_groups(marked, np.array(groups)) == b"".join(keys)

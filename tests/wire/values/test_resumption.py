@@ -40,7 +40,7 @@ def test_it_is_what_a_walk_finds(layout: KVLayout, data: st.DataObject) -> None:
     first, num_places = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 12))
     row = st.lists(st.integers(0, 4).map(bool), min_size=num_places, max_size=num_places)
     have = [data.draw(row) for _ in layout.groups]
-    found = resumable(layout, [np.array(of_group, bool) for of_group in have], first)
+    found = resumable(layout, [np.array(of_group, bool) for of_group in have])
     assert found.num_places == by_walk(layout, have, first) <= found.num_alike
     end = first + found.num_places
     for group, there in zip(layout.groups, have, strict=True):
