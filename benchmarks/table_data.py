@@ -17,6 +17,7 @@ from benchmarks.table_cells import (
     newest,
     present,
 )
+from benchmarks.table_families import families_beside_vllm, family_steps
 from benchmarks.table_router import prompt_ids, router, router_memory
 from benchmarks.table_steps import PROMPT, STEP, asks, beside, decode_kernels, grid, pulls, sampler
 from deploy.bench.results import Row
@@ -236,6 +237,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "reuse-two-gpus": partial(reuse, TWO_GPUS, "baton 2P2D", "", "two H200s, a worker of each kind on both"),
     "moved": moved,
     "host-tier": host_tier,
+    "families-beside-vllm": families_beside_vllm,
+    "family-steps": family_steps,
     "h100": partial(serving, H100, "baton", "one H100 with 80 GB, a worker of each kind on it"),
     "other-models": other_models,
     "by-turns": by_turns,

@@ -107,9 +107,9 @@ class CudaAttention:
                 window=self.window,
                 sinks=sinks,
             )
-        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys, self.window):
-            lengths = (batch.cu_seqlens, batch.seq_lens, batch.num_keys)
-            return long_attention(q, k_cache, v_cache, table, *lengths, scale, window=self.window, sinks=sinks)
+        is_plain = self.window == 0 and sinks is None
+        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys, is_plain=is_plain):
+            return long_attention(q, k_cache, v_cache, table, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale)
         return prefill_attention(
             q=q,
             k_cache=k_cache,

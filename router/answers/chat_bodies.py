@@ -1,5 +1,6 @@
 """OpenAI's response bodies of chats: a message instead of a text, deltas in a stream."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 
@@ -8,21 +9,24 @@ from router.answers.completion_bodies import ChunkWriter, ending_of, prompt_body
 from router.base.shapes import ToolCall
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
-from router.text.chat_answer import AnswerParser
-from router.text.formats.parts import CallPiece, Part
+from router.text.chat_answer import MAX_PIECE_CHARS, AnswerParser
+from router.text.formats.parts import CallPiece, Part, joined
 from router.text.logprobs import LogprobLog
 
 ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
 
 
-def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
-    """Return a choice of a whole response."""
+async def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
+    """Return a choice of a whole response; give way to other tasks while the text is read."""
     log = completion.output.logprobs
-    parser = parser_of(options)
-    part = parser.feed(text, is_last=True)
+    parser, parts = parser_of(options), []
+    for begin in range(0, len(text), MAX_PIECE_CHARS):
+        parts.append(parser.feed(text[begin : begin + MAX_PIECE_CHARS]))
+        await asyncio.sleep(0)
+    parts.append(parser.feed("", is_last=True))
     choice = {
         "index": completion.spec.index,
-        "message": _message(part),
+        "message": _message(joined(parts)),
         "logprobs": log and log.chat_part(0, len(completion.output.token_ids)),
     }
     ending = ending_of(completion, options)

@@ -1,7 +1,7 @@
 """Answers of the APIs with choices, completions and chats: whole and streamed."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from common.base.json_file import JsonObject
 from router.answers.completion_bodies import DONE, NO_PARTS, ChunkWriter, choice_json, event, warnings_json
@@ -10,8 +10,8 @@ from router.dispatch.request_state import Completion, Delivery
 from router.http.errors import error_body
 from router.requests.completion_api import ResponseOptions
 
-ChoiceBody = Callable[[str, Completion, ResponseOptions], JsonObject]
-"""Function from the whole text to a choice."""
+ChoiceBody = Callable[[str, Completion, ResponseOptions], Awaitable[JsonObject]]
+"""Coroutine function from the whole text to a choice."""
 PromptBody = Callable[[Completion, ResponseOptions], JsonObject]
 """Function to the fields about a prompt, beside the prompt's choices."""
 
@@ -33,7 +33,7 @@ class WholeChoices:
         job = self._job
         choices = []
         for text, completion in zip(self._texts, job.completions, strict=True):
-            choice = self._choice_body("".join(text), completion, job.options)
+            choice = await self._choice_body("".join(text), completion, job.options)
             choices.append(choice_json(choice, await job.shaper.parts(completion)))
         listed, warnings = ", ".join(choices), warnings_json(job.options)
         head = job.head | (self._prompt_body(job.completions[0], job.options) if self._prompt_body else {})

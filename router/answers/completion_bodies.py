@@ -29,7 +29,7 @@ class PromptParts(NamedTuple):
 NO_PARTS = PromptParts({}, "")
 
 
-def choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
+async def choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response."""
     log = completion.output.logprobs
     choice = {

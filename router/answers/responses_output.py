@@ -210,7 +210,7 @@ class Output:
         is_empty = self._open is None and not self.items
         if is_empty or (status == COMPLETED and isinstance(self._open, TextItem) and self._open.shape is self._thought):
             yield from self._add_text(MESSAGE, "", [])
-        yield from self._close(status)
+        yield from self._close(INCOMPLETE if self._parser.is_calling else status)
 
     def _close(self, status: str) -> list[Event]:
         if self._open is None:

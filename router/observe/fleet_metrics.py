@@ -199,6 +199,7 @@ class FleetMetrics(Collector):
             known.add_metric([server.id], num_known)
             parked.add_metric([server.id], num_parked)
         yield from (known, parked)
+        yield from self._groups()
         yield from self._gpus()
         for kind, values in ((GaugeMetricFamily, MEMORY_GAUGES), (CounterMetricFamily, MEMORY_COUNTERS)):
             for name, (text, value) in values.items():
@@ -206,6 +207,22 @@ class FleetMetrics(Collector):
                 for server in self._memory_servers:
                     family.add_metric([server.id], value(server.beat) if server.beat else 0.0)
                 yield family
+
+    def _groups(self) -> Iterator[Metric]:
+        """Yield metrics of groups of layers, which lend memory to each other; `group` is their place in the layout."""
+        labels = ["server", "group", "kind"]
+        used = GaugeMetricFamily(
+            "baton_memory_group_used_blocks", "KV blocks of a group of layers, leased or read", labels=labels
+        )
+        num_bytes = GaugeMetricFamily(
+            "baton_memory_group_bytes", "memory of a pool that is a group's now", labels=labels
+        )
+        for server in self._memory_servers:
+            for number, group in enumerate(server.beat.groups if server.beat else ()):
+                values = [server.id, str(number), group.kind.name.lower()]
+                used.add_metric(values, group.num_used_blocks)
+                num_bytes.add_metric(values, group.num_bytes)
+        yield from (used, num_bytes)
 
     def _gpus(self) -> Iterator[Metric]:
         """Yield metrics of GPUs, for memory servers able to read the values."""

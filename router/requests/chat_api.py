@@ -98,7 +98,7 @@ def chat_request(values: Values, model: ChatModel, max_model_len: int) -> Comple
 
 
 def _tool_schemas(prompt: ChatPrompt, values: Values) -> str:
-    """Return the JSON of the schemas by which arguments get their types, where calls have text alone."""
+    """Return the JSON of the tools' parameters if values of calls are written without types; else that of nothing."""
     if not prompt.has_tools or prompt.template.tool_format is not ToolFormat.XML:
         return "{}"
     functions = (tool["function"] for tool in values["tools"])
@@ -157,10 +157,15 @@ def _prompt(template: ChatTemplate, values: Values, max_chars: int) -> str:
     if continues and begins:
         raise wrong("continue_final_message", True, "false where add_generation_prompt is true")
     options = {"add_generation_prompt": not continues if begins is None else begins, **values["chat_template_kwargs"]}
+    found = FORMATS[template.tool_format]
     render = partial(
-        template.render, options=options, max_chars=max_chars, tools=values["tools"], wishes=_wishes(values)
+        template.render,
+        options=options,
+        max_chars=max_chars,
+        tools=found.tools(values["tools"]),
+        wishes=_wishes(values),
     )
-    messages = FORMATS[template.tool_format].history(_known_roles(template, values["messages"]))
+    messages = found.history(_known_roles(template, values["messages"]), template.source)
     if not continues:
         return render(messages)
     *before, last = messages

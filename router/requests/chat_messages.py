@@ -170,10 +170,14 @@ def _messages(name: str, value: Json) -> list[JsonObject]:
 
 
 def _for_template(message: JsonObject, within: str) -> JsonObject:
-    """Return the message with unified names; raise RequestError if a field required by the role is missing."""
+    """Return the message with unified names; raise RequestError if a field required by the role is missing.
+
+    An empty list of calls is left out, because some templates take its presence for a call.
+    """
     for name in NEEDED.get(message["role"], ("content",)):
         MESSAGE.require(name, message, within)
     thoughts = message.get("reasoning_content") or message.get("reasoning")
+    message = {name: value for name, value in message.items() if name != "tool_calls" or value}
     return {"content": ""} | message | ({"reasoning_content": thoughts, "reasoning": thoughts} if thoughts else {})
 
 

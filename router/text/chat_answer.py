@@ -7,11 +7,13 @@ without being a call is content. If calls are forced, an answer has no content.
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from router.text.formats.parts import MAX_CALLS, CallWriter, Part
-from router.text.formats.registry import FORMATS, answer_reader
-from router.text.formats.shapes import SHAPES, THINK_TAGS, Thoughts, ThoughtTags, ToolFormat
+from router.text.formats.parts import MAX_CALLS, SHORT_ID_CHARS, CallWriter, Part, joined
+from router.text.formats.registry import FORMATS
+from router.text.formats.shapes import NEW_ID, SHAPES, THINK_TAGS, Thoughts, ThoughtTags, ToolFormat
 from router.text.formats.typed_values import ToolSchemas
 
+MAX_PIECE_CHARS = 4096
+"""Characters given to a reader at once, because each of its steps copies the rest."""
 NO_SCHEMAS: ToolSchemas = MappingProxyType({})
 
 
@@ -19,19 +21,30 @@ class ForcedCalls:
     """Filter for an answer that must call one of the tools `names`: content is dropped."""
 
     def __init__(self, names: Sequence[str], tool_format: ToolFormat) -> None:
-        self._names, self._format = names, tool_format
-        self._dropped = ""
+        self._openings = {name: SHAPES[tool_format].opening(name) for name in names}
+        self._max_chars = max(map(len, self._openings.values())) + SHORT_ID_CHARS
+        self._dropped = ""  # beginning of the content
 
-    def drop_content(self, parts: list[Part], calls: CallWriter, *, is_last: bool) -> None:
-        """Drop content; at the end, call the tool that dropped text begins to call, if only one tool fits."""
+    def drop_content(self, parts: list[Part]) -> None:
         for part in parts:
-            self._dropped += part.content
+            self._dropped = (self._dropped + part.content).lstrip()[: self._max_chars]
             part.content = ""
-        if is_last and self._dropped.strip() and not calls.num_calls:
-            opening, text = SHAPES[self._format].opening, self._dropped.lstrip()
-            begun = [name for name in self._names if opening(name).startswith(text)]
-            if len(begun) == 1:
-                calls.begin(parts[-1], begun[0])
+
+    def call_begun(self, part: Part, cut_header: str, calls: CallWriter) -> None:
+        """At the end of an answer without calls, call the tool that the dropped text begins to call, if only one fits.
+
+        `cut_header` is dropped text that was no content.
+        """
+        text = cut_header or self._dropped
+        begun = [name for name, opening in self._openings.items() if text and _fits(text, opening)]
+        if len(begun) == 1 and not calls.num_calls:
+            calls.begin(part, begun[0])
+
+
+def _fits(text: str, opening: str) -> bool:
+    """Tell whether the text is a beginning of the opening, or goes on with a new id where the opening has one."""
+    before_id, new_id, _ = opening.partition(NEW_ID)
+    return opening.startswith(text) or bool(new_id and text.startswith(before_id))
 
 
 class AnswerParser:
@@ -59,14 +72,21 @@ class AnswerParser:
         schemas: ToolSchemas = NO_SCHEMAS,
     ) -> None:
         calls_format = ToolFormat(tool_format)
-        self._calls = CallWriter(FORMATS[calls_format].new_id, MAX_CALLS if takes_calls else 0)
-        self._reader = answer_reader(calls_format, thoughts, tags, self._calls, schemas)
+        found = FORMATS[calls_format]
+        self._calls = CallWriter(found.new_id, MAX_CALLS if takes_calls else 0)
+        self._reader = found.new_reader(thoughts, tags, self._calls, schemas)
         self._tells_thoughts = tells_thoughts
         self._forced = ForcedCalls(forced, calls_format) if forced else None
 
     @property
     def has_called(self) -> bool:
-        return self._calls.num_calls > 0
+        """True if the answer has calls, all of them complete."""
+        return self._calls.num_calls > 0 and not self.is_calling
+
+    @property
+    def is_calling(self) -> bool:
+        """True inside of a call; also at the end, if the call is cut off."""
+        return self._calls.is_open
 
     @property
     def holds_content(self) -> bool:
@@ -75,20 +95,21 @@ class AnswerParser:
 
     def feed(self, text: str, *, is_last: bool = False) -> Part:
         """Return all certain results after this text; with `is_last`, also the rest."""
-        whole = Part()
-        for part in self.parts(text, is_last=is_last):
-            whole.add(part)
-        return whole
+        return joined(self.parts(text, is_last=is_last))
 
     def parts(self, text: str, *, is_last: bool = False) -> list[Part]:
         """Return the results of `feed` in written order, each part of a single kind."""
-        self._reader.held.text += text
-        parts = [Part()]
-        while self._reader.step(parts[-1], is_last):
+        parts: list[Part] = []
+        for begin in range(0, max(len(text), 1), MAX_PIECE_CHARS):
+            self._reader.held.text += text[begin : begin + MAX_PIECE_CHARS]
             parts.append(Part())
+            while self._reader.step(parts[-1], is_last and begin + MAX_PIECE_CHARS >= len(text)):
+                parts.append(Part())
         if not self._tells_thoughts:
             for part in parts:
                 part.thought = ""
         if self._forced:
-            self._forced.drop_content(parts, self._calls, is_last=is_last)
+            self._forced.drop_content(parts)
+            if is_last:
+                self._forced.call_begun(parts[-1], self._reader.cut_header, self._calls)
         return [part for part in parts if part.thought or part.content or part.calls]

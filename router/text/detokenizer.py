@@ -2,6 +2,9 @@
 
 Invariant: the concatenated results of `push` and `flush` equal the text of all ids decoded at once, cut before the
 first stop string. The result does not depend on the grouping of ids in time.
+
+Decoders with byte fallback decode adjoining byte tokens as a whole. While the last character is unfinished, they show
+each byte as U+FFFD, also those of finished characters. Characters once returned stay, whatever bytes follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +14,10 @@ from router.text.stop_strings import StopMatcher
 Decode = Callable[[Sequence[int]], str]
 
 REPLACEMENT = "\ufffd"
-MAX_UNSETTLED_CHARS = 3
-"""An unfinished UTF-8 character has at most three bytes, each perhaps shown as U+FFFD."""
+MAX_UNFINISHED_BYTES = 3
+"""Most bytes of an unfinished UTF-8 character, each perhaps shown as U+FFFD."""
 MAX_PENDING_TOKENS = 32
-"""Tokens without a settled character before the decoder tries to drop some."""
+"""Tokens before U+FFFD is taken for invalid bytes, and before the decoder tries to drop some tokens."""
 
 
 class IncrementalDecoder:
@@ -34,13 +37,14 @@ class IncrementalDecoder:
         """Return text settled by `token_id`, often empty inside a multi-byte character."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        num_settled = len(text) - _num_unsettled(text)
+        is_stuck = len(self._window) - self._num_context > MAX_PENDING_TOKENS
+        num_settled = len(text) - _num_unsettled(text, MAX_UNFINISHED_BYTES if is_stuck else len(text))
         chunk = text[self._num_returned : num_settled]
         if chunk:
             self._num_returned = num_settled
         if chunk and num_settled == len(text):
             self._slide()
-        elif len(self._window) - self._num_context > MAX_PENDING_TOKENS:
+        elif is_stuck:
             self._shorten(text)
         return chunk
 
@@ -109,7 +113,6 @@ class TextStream:
         return prefix + chunk
 
 
-def _num_unsettled(text: str) -> int:
-    """Count characters at the end of `text` that the next token may change."""
-    tail = text[-MAX_UNSETTLED_CHARS:]
-    return len(tail) - len(tail.rstrip(REPLACEMENT))
+def _num_unsettled(text: str, max_chars: int) -> int:
+    """Count characters at the end of `text` that the next token may change, at most `max_chars`."""
+    return min(len(text) - len(text.rstrip(REPLACEMENT)), max_chars)

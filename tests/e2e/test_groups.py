@@ -76,7 +76,7 @@ async def test_without_prefill_workers_equal_prompts_are_computed_once(variant: 
         system.until(system.all_blocks_free)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, "gemma3"])
 async def test_after_a_death_texts_go_on_behind_what_is_cached(variant: str, checkpoint: Checkpoint) -> None:
     """The prompt: a window of the reply is sealed at the end, and at doublings."""
     directory, model = checkpoint(variant)

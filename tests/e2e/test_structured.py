@@ -214,7 +214,7 @@ async def test_chats_call_tools_with_valid_arguments() -> None:
                 assert name == "kiss" or fields["tool_choice"] == "required"
         result = {"role": "tool", "tool_call_id": call["id"], "content": "Done."}
         history = {"messages": [*messages, choice["message"], result]}
-        answer = await post(system.url, body | history, "/v1/chat/completions")
+        answer = await post(system.url, body | history | {"max_tokens": 40}, "/v1/chat/completions")
         assert all(choice["message"]["content"] for choice in answer["choices"])
         cut = {"tool_choice": named, "max_tokens": 8}
         for choice in (await post(system.url, body | cut, "/v1/chat/completions"))["choices"]:

@@ -22,7 +22,7 @@ SHARED_BYTES = {
     "10.0": 227 << 10,
     "12.0": 99 << 10,
 }
-BESIDE_GLUON = ("gather_kv.py", "shared_division.py", "shared_prefix_attention.py")  # for what is Hopper's alone
+BESIDE_GLUON = ("shared_division.py", "shared_prefix_attention.py")  # for what is Hopper's alone
 PARTS = (("9.0", "8.6", "8.9"), ("8.0", "10.0", "12.0"))  # each takes a process about as long
 MARKS: dict[str, Any] = {"9.0": ()}  # the others are not in `make test-all`
 

@@ -18,7 +18,7 @@ from common.memory.blocks.pool import User
 from common.memory.client.client import MemoryClient, PoolClaim
 from common.memory.client.shared_pool import SharedPool
 from common.memory.server.pools import Pools
-from common.memory.server.report import usage
+from common.memory.server.report import groups, usage
 from common.settings.config import PrefillSection
 from common.wire.messages.memory import (
     BlocksFreed,
@@ -32,7 +32,7 @@ from common.wire.messages.memory import (
     PoolRegion,
     PoolShortage,
 )
-from common.wire.values.kv_layout import KVLayout
+from common.wire.values.kv_layout import CacheKind, KVLayout
 from common.wire.values.pool_shape import PoolShape, plus
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.arrivals.offers import Offers
@@ -359,3 +359,14 @@ def test_who_waits_for_one_group_holds_up_nobody_who_wants_another() -> None:
     [leased] = pools.handle(2, BlocksWanted((0, shape.assured[1] - 1)))
     assert leased.client == 2, "what is left of it is enough for who came before"
     assert pools.handle(2, BlocksWanted((0, 1))) == [], "and that is his"
+
+
+def test_a_server_tells_what_each_group_uses_and_has() -> None:
+    server = Server(LAYOUTS["windowed"], random.Random(0))
+    Prefill(server)
+    slabs = server.shape.slabs
+    server.pools.handle(0, BlocksWanted((2 * slabs.num_in_each[0], 1)))
+    full, window = groups(server.pools)
+    assert (full.kind, full.num_used_blocks) == (CacheKind.FULL, 2 * slabs.num_in_each[0])
+    assert (window.kind, window.num_used_blocks) == (CacheKind.WINDOW, 1)
+    assert (full.num_bytes, window.num_bytes) == (3 * slabs.slab_bytes, slabs.slab_bytes), "a proof block is in each"

@@ -1,5 +1,6 @@
 """The noise that decides draws: right to a rounding error at both ends, without ties at the top."""
 
+import itertools
 import math
 
 import pytest
@@ -24,6 +25,23 @@ def edge_bits() -> Tensor:
 def noise() -> Tensor:
     """Of so many tokens of two rows: `[2, NUM]`."""
     return reference.gumbel(torch.tensor([11, 12]), torch.tensor([5, 6]), NUM)
+
+
+def exact_philox(c0: int, c1: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+    """Return the words of Philox 4x32-10 by integers without bounds."""
+    c2 = c3 = 0
+    for _ in range(10):
+        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & LAST, (a >> 32) ^ c3 ^ k1, a & LAST
+        k0, k1 = (k0 + 0x9E3779B9) & LAST, (k1 + 0xBB67AE85) & LAST
+    return c0, c1, c2, c3
+
+
+def test_words_are_those_of_philox() -> None:
+    assert exact_philox(0, 0, 0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8), "as its authors publish"
+    cases = list(itertools.product((0, 1, 1 << 31, LAST, 0x9E3779B9), repeat=4))
+    words = reference.philox(*torch.tensor(cases).unbind(1))
+    assert torch.stack(words, dim=1).tolist() == [list(exact_philox(*case)) for case in cases]
 
 
 def test_every_one_of_32_bits_counts_at_either_end() -> None:

@@ -180,7 +180,7 @@ class FakeWorker:
             self._router.send(self._ready())
             next_beat_s = 0.0
             while not self._stop.is_set():
-                self._router.socket.poll(POLL_MS)
+                self._router.socket.poll(0 if self._hurries() else POLL_MS)
                 if self.silent:
                     continue
                 for message in itertools.chain(self._router.receive(), beat.receive()):
@@ -199,6 +199,10 @@ class FakeWorker:
             beat.close()
             self._close()
             self._context.destroy(linger=0)
+
+    def _hurries(self) -> bool:
+        """Tell whether the next turn waits for no message."""
+        return False
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -337,12 +341,17 @@ class FakeDecode(FakeWorker):
     """Decodes what was handed to it, one TokenBatch a step of `step_s` seconds.
 
     A test may set at any time how many tokens a text may have for now, `most_outputs`: none ends before it is to.
+    If `is_hasty`, steps follow each other without a wait for messages.
     """
 
     role = Role.DECODE
     step_s = 0.0
     most_outputs = 1 << 30
+    is_hasty = False
     path_error = ""
+
+    def _hurries(self) -> bool:
+        return self.is_hasty and bool(self.running)
 
     def _open(self) -> None:
         self._hub = Hub(self._context, self.net, free_endpoint())

@@ -17,6 +17,7 @@ from common.kernels.attention.decode_parts import (
     RUN_PARTS,
     TILE,
     PartsWorkspace,
+    attended,
     begun,
     check_room,
     first_tile_of,
@@ -142,7 +143,7 @@ def _attend_item(
     lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
     no_sum = tl.zeros((ROWS,), tl.float32)
     nothing = (no_acc, lowest, no_sum)
-    acc, row_max, row_sum = nothing  # of the current part
+    part = nothing
     unit = nothing  # parts of the unit joined so far
     whole = begun(nothing, sinks_ptr, heads, group < GROUP)  # runs of the context joined so far
     first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_Q)
@@ -156,18 +157,13 @@ def _attend_item(
         k = tl.load(k_ptr + elements, mask=inside[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.where(inside[None, :], scores * scale_log2, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_max[:, None])
-        decay = tl.exp2(row_max - new_max)
-        row_sum = row_sum * decay + tl.sum(weights, axis=1)
         v = tl.load(v_ptr + elements, mask=inside[:, None], other=0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-        row_max = new_max
+        part = attended(part, scores, v)
         is_end = step + 1 == end * STEPS
         done = step + 1 - first_tile * STEPS
         if (done % (part_tiles * STEPS) == 0) | is_end:  # the part ends
-            unit = folded(unit, (acc, row_max, row_sum), 1)
-            acc, row_max, row_sum = nothing
+            unit = folded(unit, part, 1)
+            part = nothing
             if (done % (part_tiles * unit_parts * STEPS) == 0) | is_end:  # the unit ends, too
                 if join < 0:
                     whole = folded(whole, unit, 1)

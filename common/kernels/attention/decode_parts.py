@@ -59,6 +59,22 @@ def part_tiles_of(num_tiles, PART_TILES: tl.constexpr, MAX_PARTS: tl.constexpr):
 
 
 @triton.jit
+def attended(state, scores, values):
+    """Fold `scores [rows, keys]` and `values [keys, dim]` into a part's softmax; return its state.
+
+    Scores are in units of log2, and -inf for keys out of sight. The state is a sum of values, maxima and sums of
+    weights.
+    """
+    acc, row_max, row_sum = state
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_max[:, None])
+    decay = tl.exp2(row_max - new_max)
+    row_sum = row_sum * decay + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
+    return acc, new_max, row_sum
+
+
+@triton.jit
 def folded(whole, part, AXIS: tl.constexpr):
     """Fold one more part into the parts joined so far.
 

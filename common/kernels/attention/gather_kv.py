@@ -3,15 +3,21 @@
 With a window, keys out of sight of a sequence's first query are left out, but for a part of the first tile. A tile
 holds keys of a single sequence, and zeros beside them. A masked key has weight 0, but 0 times another sequence's values
 or unwritten memory need not be 0. Tiles are placed as in `ragged`.
+
+`place_of` and `fetch` find and read the copy's tiles within `long_attention`, and so they are written in Gluon.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from common.kernels.base.checks import check_caches, check_column
-from common.kernels.base.ragged import first_seen, first_tile, max_seqs_for, num_tiles, sequence_of
+from common.kernels.base.items import advance, announce, draw
+from common.kernels.base.ragged import first_seen, first_tile, max_seqs_for, num_tiles, sequence_of, tile_of
 
 TILE = 128  # keys, by default
 TOKENS_PER_PROGRAM = 16
@@ -128,3 +134,80 @@ def gather_kv(
         num_warps=8,
     )
     return out
+
+
+@gluon.jit
+def place_of(
+    item, work,
+    NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Locate an item's queries and keys; a query tile not needed by the sequence has no key tiles.
+
+    Returns the row of key 0, perhaps before all rows, and the key tiles seen: the first, and the one behind the last.
+    All heads of a query tile follow each other, to read the same keys at about the same time.
+    """
+    cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles = work
+    tile = num_query_tiles - 1 - item // NUM_Q
+    head = item % NUM_Q
+    seqs = gl.arange(0, MAX_SEQS, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    seq, token, token_end, first_token = tile_of(tile, cu_seqlens_ptr, seqs, num_seqs, BLOCK_M)
+    query_len, first_query = token_end - token, first_token - token
+    lens = gl.load(seq_lens_ptr + seqs, mask=seqs < seq, other=0)
+    if WINDOW > 0:
+        begins = gl.load(cu_seqlens_ptr + seqs, mask=seqs < seq, other=0)
+        ends = gl.load(cu_seqlens_ptr + seqs + 1, mask=seqs < seq, other=0)
+        lens -= first_seen(lens, ends - begins, WINDOW) // BLOCK_N * BLOCK_N
+    first_row = first_tile(gl.sum(lens, axis=0), seq, BLOCK_N) * BLOCK_N
+    prior = gl.load(seq_lens_ptr + seq) - query_len
+    begin = 0
+    if WINDOW > 0:
+        first_row -= first_seen(prior + query_len, query_len, WINDOW) // BLOCK_N * BLOCK_N
+        begin = gl.maximum(prior + first_query + 1 - WINDOW, 0) // BLOCK_N
+    end = gl.cdiv(prior + gl.minimum(query_len, first_query + BLOCK_M), BLOCK_N)
+    if first_query >= query_len:
+        end = begin
+    return token, query_len, prior, first_query, head, first_row, begin, end
+
+
+@gluon.jit
+def fetch(
+    shared,  # of `long_attention`, as is `work`
+    work,
+    ticket_ptr, q_desc, kv_desc, num_rows,
+    NUM_Q: gl.constexpr, GROUP: gl.constexpr, MAX_SEQS: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Draw items and fetch queries, then tiles of K and V by turns, as slots become free: the task of a warp."""
+    queries, k_ring, v_ring, item_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = shared
+    ROWS: gl.constexpr = queries.shape[1]
+    HEAD_DIM: gl.constexpr = queries.shape[2]
+    STAGES: gl.constexpr = k_ring.shape[0]
+    BLOCK_N: gl.constexpr = k_ring.shape[1]
+    num_items = work[3] * NUM_Q
+    slot = 0
+    phase = 1  # the first wait for an empty slot returns at once
+    q_phase = 1
+    item = draw(ticket_ptr)
+    while item < num_items:
+        token, _, _, first_query, head, first_row, begin, end = place_of(
+            item, work, NUM_Q, MAX_SEQS, 2 * ROWS, BLOCK_N, WINDOW
+        )
+        column = head // GROUP * HEAD_DIM
+        if end > begin:
+            announce(item, item_smem, q_empty, q_phase)
+            q_phase ^= 1
+            mbarrier.expect(q_full, 2 * ROWS * HEAD_DIM * 2)
+            for group in gl.static_range(2):
+                q_row = token + first_query + group * ROWS
+                tma.async_copy_global_to_shared(q_desc, [q_row, head * HEAD_DIM], q_full, queries.index(group))
+        for tile in range(begin, end):
+            row = first_row + tile * BLOCK_N
+            mbarrier.wait(k_empty.index(slot), phase)
+            mbarrier.expect(k_full.index(slot), BLOCK_N * HEAD_DIM * 2)
+            tma.async_copy_global_to_shared(kv_desc, [row, column], k_full.index(slot), k_ring.index(slot))
+            mbarrier.wait(v_empty.index(slot), phase)
+            mbarrier.expect(v_full.index(slot), BLOCK_N * HEAD_DIM * 2)
+            tma.async_copy_global_to_shared(kv_desc, [num_rows + row, column], v_full.index(slot), v_ring.index(slot))
+            slot, phase = advance(slot, phase, STAGES)
+        item = draw(ticket_ptr)  # meanwhile the groups have STAGES tiles left
+    announce(num_items, item_smem, q_empty, q_phase)  # no item: the groups end
+    mbarrier.arrive(q_full, count=1)

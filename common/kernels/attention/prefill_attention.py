@@ -15,7 +15,7 @@ from torch import Tensor
 from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, SINK_UNITS
 from common.kernels.base.checks import check_prompts
 from common.kernels.base.gpu import Gpu
-from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+from common.kernels.base.ragged import max_seqs_for, num_tiles, tile_of
 
 LARGE_TILES_BYTES = 150_000  # of shared memory: needed by the larger tiles for heads of 256
 HUGE_TILES_BYTES = 200_000  # of shared memory: needed by the larger tiles for heads of 512
@@ -103,12 +103,8 @@ def _prefill_attention_kernel(
     """Grid: (query tiles, NUM_Q). A program takes a query tile of a head, longest contexts first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
-    seqs = tl.arange(0, MAX_SEQS)
-    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
-    seq = sequence_of(tile, begins, seqs, num_seqs, BLOCK_M)
-    token = tl.load(cu_seqlens_ptr + seq)
-    query_len = tl.load(cu_seqlens_ptr + seq + 1) - token
-    first_query = (tile - first_tile(token, seq, BLOCK_M)) * BLOCK_M
+    seq, token, token_end, first_token = tile_of(tile, cu_seqlens_ptr, tl.arange(0, MAX_SEQS), num_seqs, BLOCK_M)
+    query_len, first_query = token_end - token, first_token - token
     if first_query >= query_len:
         return
 

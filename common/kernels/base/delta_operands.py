@@ -26,6 +26,16 @@ class DeltaWeights:
         return 2 * self.num_key_heads + self.num_value_heads
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Return the constants of kernels by name."""
+        return {
+            "NUM_K": self.num_key_heads,
+            "NUM_V": self.num_value_heads,
+            "KEY_DIM": self.key_dim,
+            "VALUE_DIM": self.value_dim,
+        }
+
+    @property
     def key_width(self) -> int:
         return self.num_key_heads * self.key_dim
 
@@ -47,3 +57,13 @@ class Sequences:
     @property
     def num_seqs(self) -> int:
         return self.seq_lens.shape[0]
+
+    def operands(self, states: Tensor) -> dict[str, Tensor | int]:
+        """Return what kernels need to find the sequences' states in those of a layer, strided by block."""
+        return {
+            "block_tables_ptr": self.block_table,
+            "seq_lens_ptr": self.seq_lens,
+            "is_new_ptr": self.is_new,
+            "table_stride": self.block_table.stride(0),
+            "block_stride": states.stride(0),
+        }

@@ -28,6 +28,25 @@ def sequence_of(
 
 
 @triton.jit
+def tile_of(
+    tile,
+    cu_seqlens_ptr,  # [num_seqs + 1] int32: begins of the sequences' rows, then the end
+    seqs,  # [MAX_SEQS] int32: 0, 1, ...
+    num_seqs,
+    SIZE: tl.constexpr,
+):
+    """Return the sequence that owns the tile, the begin and the end of its rows, and the first row of the tile.
+
+    If the sequence does not need the tile, the first row is not before the end.
+    """
+    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
+    seq = sequence_of(tile, begins, seqs, num_seqs, SIZE)
+    begin = tl.load(cu_seqlens_ptr + seq)
+    end = tl.load(cu_seqlens_ptr + seq + 1)
+    return seq, begin, end, begin + (tile - first_tile(begin, seq, SIZE)) * SIZE
+
+
+@triton.jit
 def first_seen(seq_len, query_len, WINDOW: tl.constexpr):
     """Return the first key that a sequence's first query sees through a window, as a number or a tensor; 0 without."""
     first = 0

@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.delta_operands import DeltaWeights, Sequences
-from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+from common.kernels.base.ragged import max_seqs_for, num_tiles, tile_of
 
 CHUNK = 64
 BLOCK = 16  # rows inverted one by one
@@ -62,12 +62,7 @@ def _overlaps_kernel(
     """Grid: (NUM_K, tiles). A program takes a chunk of a key head, and all value heads of this key head."""
     key_head = tl.program_id(0)
     tile = tl.program_id(1)
-    seqs = tl.arange(0, MAX_SEQS)
-    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
-    seq = sequence_of(tile, begins, seqs, num_seqs, CHUNK)
-    begin = tl.load(cu_seqlens_ptr + seq)
-    end = tl.load(cu_seqlens_ptr + seq + 1)
-    first = begin + (tile - first_tile(begin, seq, CHUNK)) * CHUNK
+    seq, _, end, first = tile_of(tile, cu_seqlens_ptr, tl.arange(0, MAX_SEQS), num_seqs, CHUNK)
     if first >= end:
         return
     is_new = tl.load(is_new_ptr + seq) != 0

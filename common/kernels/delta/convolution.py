@@ -98,6 +98,15 @@ def _convolve_kernel(
         store_gates(raw_ptr, decay_ptr + which, dt_bias_ptr + which, out_ptr, True, NUM_V)
 
 
+def empty_heads(x: Tensor, weights: DeltaWeights, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return memory for the heads and gates of each token of `x`, of which the shape is checked."""
+    num_tokens, width = x.shape[0], weights.conv.shape[0] + weights.value_width + 2 * weights.num_value_heads
+    assert x.is_contiguous() and x.shape[1] == width, f"x {tuple(x.shape)}: contiguous rows of {width} needed"
+    dim = triton.next_power_of_2(max(weights.key_dim, weights.value_dim))
+    heads = torch.empty((num_tokens, weights.num_heads, dim), dtype=dtype, device=x.device)
+    return heads, torch.empty((num_tokens, weights.num_value_heads, 2), dtype=torch.float32, device=x.device)
+
+
 def convolve(
     x: Tensor,  # [num_seqs, channels + value_width + 2 * value_heads], contiguous
     weights: DeltaWeights,
@@ -110,30 +119,19 @@ def convolve(
 
     Gates are `[num_seqs, value_heads, 2]` fp32: logarithm of the decay, and beta. Nothing is written for padding.
     """
-    num_seqs, channels, width = x.shape[0], weights.conv.shape[0], weights.conv.shape[2]
-    assert x.is_contiguous() and x.shape[1] == channels + weights.value_width + 2 * weights.num_value_heads
-    dim = triton.next_power_of_2(max(weights.key_dim, weights.value_dim))
-    heads = torch.empty((num_seqs, weights.num_heads, dim), dtype=torch.float32, device=x.device)
-    gates = torch.empty((num_seqs, weights.num_value_heads, 2), dtype=torch.float32, device=x.device)
-    _convolve_kernel[(num_seqs, weights.num_heads)](
+    heads, gates = empty_heads(x, weights, torch.float32)
+    _convolve_kernel[(x.shape[0], weights.num_heads)](
         x_ptr=x,
         conv_ptr=weights.conv,
         decay_ptr=weights.decay,
         dt_bias_ptr=weights.dt_bias,
         seen_ptr=states[:, weights.num_value_heads],
-        block_tables_ptr=sequences.block_table,
-        seq_lens_ptr=sequences.seq_lens,
-        is_new_ptr=sequences.is_new,
         heads_ptr=heads,
         gates_ptr=gates,
-        table_stride=sequences.block_table.stride(0),
-        block_stride=states.stride(0),
-        NUM_K=weights.num_key_heads,
-        NUM_V=weights.num_value_heads,
-        KEY_DIM=weights.key_dim,
-        VALUE_DIM=weights.value_dim,
-        WIDTH=width,
-        DIM=dim,
+        **sequences.operands(states),
+        **weights.sizes,
+        WIDTH=weights.conv.shape[2],
+        DIM=heads.shape[2],
         PDL=pdl,
         num_warps=1,
         launch_pdl=pdl,

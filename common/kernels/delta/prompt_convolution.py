@@ -4,14 +4,13 @@ Bound by memory: an activation is read once and written once. A program takes a 
 So weights of the convolution are read once a tile, and the rows of a tile's taps overlap in the L1 cache.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.delta_operands import DeltaWeights, Sequences
-from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
-from common.kernels.delta.convolution import activated, store_gates
+from common.kernels.base.ragged import max_seqs_for, num_tiles, tile_of
+from common.kernels.delta.convolution import activated, empty_heads, store_gates
 
 TOKENS = 32  # of a tile
 CHANNELS_AT_ONCE = 1024
@@ -47,12 +46,7 @@ def _convolve_prompts_kernel(
     ROW: tl.constexpr = CHANNELS + NUM_V * VALUE_DIM + 2 * NUM_V
     head = tl.program_id(0)
     tile = tl.program_id(1)
-    seqs = tl.arange(0, MAX_SEQS)
-    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
-    seq = sequence_of(tile, begins, seqs, num_seqs, TOKENS)
-    begin = tl.load(cu_seqlens_ptr + seq)
-    end = tl.load(cu_seqlens_ptr + seq + 1)
-    first = begin + (tile - first_tile(begin, seq, TOKENS)) * TOKENS
+    seq, begin, end, first = tile_of(tile, cu_seqlens_ptr, tl.arange(0, MAX_SEQS), num_seqs, TOKENS)
     seq_len = tl.load(seq_lens_ptr + seq)
     if (first >= end) | (seq_len == 0):
         return
@@ -135,33 +129,23 @@ def convolve_prompts(
     Dimensions beyond a head's own are 0. Gates are `[num_tokens, value_heads, 2]` fp32: logarithm of the decay, and
     beta. Nothing is written for padding, in or outside `cu_seqlens`.
     """
-    num_tokens, channels, width = x.shape[0], weights.conv.shape[0], weights.conv.shape[2]
-    assert x.is_contiguous() and x.shape[1] == channels + weights.value_width + 2 * weights.num_value_heads
-    dim = triton.next_power_of_2(max(weights.key_dim, weights.value_dim))
-    heads = torch.empty((num_tokens, weights.num_heads, dim), dtype=x.dtype, device=x.device)
-    gates = torch.empty((num_tokens, weights.num_value_heads, 2), dtype=torch.float32, device=x.device)
+    channels, _, width = weights.conv.shape
+    heads, gates = empty_heads(x, weights, x.dtype)
     seen = states[:, weights.num_value_heads]
-    _convolve_prompts_kernel[(weights.num_heads, num_tiles(num_tokens, sequences.num_seqs, TOKENS))](
+    _convolve_prompts_kernel[(weights.num_heads, num_tiles(x.shape[0], sequences.num_seqs, TOKENS))](
         x_ptr=x,
         conv_ptr=weights.conv,
         decay_ptr=weights.decay,
         dt_bias_ptr=weights.dt_bias,
         seen_ptr=seen,
-        block_tables_ptr=sequences.block_table,
         cu_seqlens_ptr=sequences.cu_seqlens,
-        seq_lens_ptr=sequences.seq_lens,
-        is_new_ptr=sequences.is_new,
         heads_ptr=heads,
         gates_ptr=gates,
         num_seqs=sequences.num_seqs,
-        table_stride=sequences.block_table.stride(0),
-        block_stride=states.stride(0),
-        NUM_K=weights.num_key_heads,
-        NUM_V=weights.num_value_heads,
-        KEY_DIM=weights.key_dim,
-        VALUE_DIM=weights.value_dim,
+        **sequences.operands(states),
+        **weights.sizes,
         WIDTH=width,
-        DIM=dim,
+        DIM=heads.shape[2],
         MAX_SEQS=max_seqs_for(sequences.num_seqs),
         TOKENS=TOKENS,
         num_warps=4,
@@ -169,12 +153,8 @@ def convolve_prompts(
     _keep_inputs_kernel[(sequences.num_seqs, triton.cdiv(channels, CHANNELS_AT_ONCE))](
         x_ptr=x,
         seen_ptr=seen,
-        block_tables_ptr=sequences.block_table,
         cu_seqlens_ptr=sequences.cu_seqlens,
-        seq_lens_ptr=sequences.seq_lens,
-        is_new_ptr=sequences.is_new,
-        table_stride=sequences.block_table.stride(0),
-        block_stride=states.stride(0),
+        **sequences.operands(states),
         CHANNELS=channels,
         ROW=x.shape[1],
         WIDTH=width,

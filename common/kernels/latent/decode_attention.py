@@ -24,6 +24,7 @@ from common.kernels.attention.decode_parts import (
     PART_TILES,
     TILE,
     PartsWorkspace,
+    attended,
     check_room,
     folded,
     num_tiles_of,
@@ -151,8 +152,9 @@ def _attend_item(
     no_acc = tl.zeros((ROWS, RANK), tl.float32)
     lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
     no_sum = tl.zeros((ROWS,), tl.float32)
-    acc, row_max, row_sum = no_acc, lowest, no_sum  # of the current part
-    whole_acc, whole_max, whole_sum = no_acc, lowest, no_sum  # parts of the context joined so far
+    nothing = (no_acc, lowest, no_sum)
+    part = nothing
+    whole = nothing  # parts of the context joined so far
     first_unit = join.to(tl.int64) * (MAX_PARTS * NUM_HEADS)
     for step in tl.range(begin * STEPS, end * STEPS):
         keys = step * KEYS + tl.arange(0, KEYS)
@@ -164,40 +166,32 @@ def _attend_item(
         scores = tl.dot(q_turned, tl.trans(shared_keys), input_precision="ieee")
         scores = tl.dot(q, tl.trans(latents), scores, input_precision="ieee")
         scores = tl.where(inside[None, :], scores * scale_log2, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_max[:, None])
-        decay = tl.exp2(row_max - new_max)
-        row_sum = row_sum * decay + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(latents.dtype), latents, acc * decay[:, None], input_precision="ieee")
-        row_max = new_max
+        part = attended(part, scores, latents)
         if ((step + 1) % (part_tiles * STEPS) == 0) | (step + 1 == end * STEPS):  # the part ends
             if join < 0:
-                whole = folded((whole_acc, whole_max, whole_sum), (acc, row_max, row_sum), 1)
-                whole_acc, whole_max, whole_sum = whole
+                whole = folded(whole, part, 1)
             else:
+                acc, row_max, row_sum = part
                 indices = first_unit + step // (part_tiles * STEPS) * NUM_HEADS + heads
                 tl.store(partial_ptr + indices[:, None] * RANK + columns, acc, mask=present[:, None])
                 tl.store(maxima_ptr + indices, row_max, mask=present)
                 tl.store(sums_ptr + indices, row_sum, mask=present)
-            acc, row_max, row_sum = no_acc, lowest, no_sum
+            part = nothing
 
     out_ptrs = out_ptr + row_heads[:, None] * RANK + columns
     if join < 0:
-        out = output_of((whole_acc, whole_max, whole_sum))
-        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=present[:, None])
+        tl.store(out_ptrs, output_of(whole).to(out_ptr.dtype.element_ty), mask=present[:, None])
     else:
         num_items, _ = load_join(item_ptr)
         if is_last(arrivals_ptr + join * GROUPS + head_group, num_items):
-            whole_acc, whole_max, whole_sum = no_acc, lowest, no_sum
-            for part in range(tl.cdiv(num_tiles_of(seq_len, TILE), part_tiles)):
-                indices = first_unit + part * NUM_HEADS + heads
+            whole = nothing
+            for index in range(tl.cdiv(num_tiles_of(seq_len, TILE), part_tiles)):
+                indices = first_unit + index * NUM_HEADS + heads
                 acc = tl.load(partial_ptr + indices[:, None] * RANK + columns, mask=present[:, None], other=0.0)
                 row_max = tl.load(maxima_ptr + indices, mask=present, other=NO_KEYS)
                 row_sum = tl.load(sums_ptr + indices, mask=present, other=0.0)
-                whole = folded((whole_acc, whole_max, whole_sum), (acc, row_max, row_sum), 1)
-                whole_acc, whole_max, whole_sum = whole
-            out = output_of((whole_acc, whole_max, whole_sum))
-            tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=present[:, None])
+                whole = folded(whole, (acc, row_max, row_sum), 1)
+            tl.store(out_ptrs, output_of(whole).to(out_ptr.dtype.element_ty), mask=present[:, None])
 
 
 def num_groups(num_heads: int) -> int:

@@ -78,7 +78,7 @@ def _rotate_latent_queries_kernel(
     kv_ptr,  # [num_tokens, RANK + ROPE], rows kv_stride apart
     norm_ptr,
     rope_ptr,
-    factors_ptr,  # [max_positions] fp32; anything if not HAS_FACTORS
+    factors_ptr,  # [max_positions] fp32, of queries, or None
     positions_ptr,  # [num_tokens] int32
     slots_ptr,  # [num_tokens] int64
     cache_ptr,
@@ -93,7 +93,6 @@ def _rotate_latent_queries_kernel(
     ROPE: tl.constexpr,
     RANK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HAS_FACTORS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """Grid: (token tiles, NUM_HEADS + 1). A program rotates a head of a tile of tokens; the last writes latents."""
@@ -108,7 +107,7 @@ def _rotate_latent_queries_kernel(
         kept = (tokens < num_tokens)[:, None]
         head_ptrs = q_ptr + (tokens * q_stride + head * (NOPE + ROPE))[:, None]
         low, high = _rotated(head_ptrs + NOPE, rope_ptr, positions, kept, ROPE)
-        if HAS_FACTORS:
+        if factors_ptr is not None:
             factors = tl.load(factors_ptr + positions)[:, None]
             low, high = low * factors, high * factors
             columns = tl.arange(0, NOPE)[None, :]
@@ -126,7 +125,7 @@ def _absorb_queries_kernel(
     expand_ptr,  # [NUM_HEADS, NOPE + values, RANK], heads head_stride apart
     norm_ptr,
     rope_ptr,
-    factors_ptr,  # [max_positions] fp32; anything if not HAS_FACTORS
+    factors_ptr,  # [max_positions] fp32, of queries, or None
     positions_ptr,  # [num_tokens] int32; anything if not NEW, as are slots
     slots_ptr,  # [num_tokens] int64
     cache_ptr,
@@ -144,7 +143,6 @@ def _absorb_queries_kernel(
     RANK: tl.constexpr,
     RANK_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    HAS_FACTORS: tl.constexpr,
     NEW: tl.constexpr,  # queries are to be rotated, and latents to be written
     TOKENS: tl.constexpr,
     PDL: tl.constexpr,
@@ -178,14 +176,14 @@ def _absorb_queries_kernel(
         out_ptrs = out_ptr + ((tokens * NUM_HEADS + head) * (RANK + ROPE))[:, None]
         q = tl.load(head_ptrs + dims[None, :], mask=kept, other=0.0)
         absorbed = tl.dot(q, keys, input_precision="ieee")
-        if HAS_FACTORS:
+        if factors_ptr is not None:
             absorbed *= tl.load(factors_ptr + positions)[:, None]
         tl.store(out_ptrs + columns[None, :], absorbed.to(out_ptr.dtype.element_ty), mask=kept)
         if column == 0:
             halves = tl.arange(0, ROPE // 2)[None, :]
             if NEW:
                 low, high = _rotated(head_ptrs + NOPE, rope_ptr, positions, kept, ROPE)
-                if HAS_FACTORS:
+                if factors_ptr is not None:
                     factors = tl.load(factors_ptr + positions)[:, None]
                     low, high = low * factors, high * factors
             else:
@@ -212,7 +210,7 @@ def rotate_latent_queries(
             kv_ptr=kv,
             norm_ptr=weights.norm,
             rope_ptr=weights.rope,
-            factors_ptr=weights.rope if weights.query_factors is None else weights.query_factors,
+            factors_ptr=weights.query_factors,
             positions_ptr=positions,
             slots_ptr=slots,
             cache_ptr=cache,
@@ -227,7 +225,6 @@ def rotate_latent_queries(
             ROPE=weights.rope_dim,
             RANK=weights.rank,
             BLOCK_SIZE=cache.shape[1],
-            HAS_FACTORS=weights.query_factors is not None,
             TOKENS=TOKENS,
             num_warps=4,
         )
@@ -280,7 +277,7 @@ def _absorb(
         expand_ptr=weights.expand,
         norm_ptr=weights.norm,
         rope_ptr=weights.rope,
-        factors_ptr=weights.rope if weights.query_factors is None else weights.query_factors,
+        factors_ptr=weights.query_factors if is_new else None,
         positions_ptr=positions,
         slots_ptr=slots,
         cache_ptr=cache,
@@ -298,7 +295,6 @@ def _absorb(
         RANK=rank,
         RANK_TILE=rank_tile,
         BLOCK_SIZE=cache.shape[1],
-        HAS_FACTORS=is_new and weights.query_factors is not None,
         NEW=is_new,
         TOKENS=TOKENS,
         PDL=pdl,

@@ -16,7 +16,7 @@ from common.kernels.attention.decode_parts import LOG2_E
 from common.kernels.base.checks import check_column
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.latent_operands import LatentWeights
-from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, tile_of
 from common.kernels.latent.gather_latents import TILE
 
 LARGE_TILES_BYTES = 150_000  # of shared memory: needed by the larger tiles
@@ -111,11 +111,8 @@ def _latent_prompt_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     seqs = tl.arange(0, MAX_SEQS)
-    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
-    seq = sequence_of(tile, begins, seqs, num_seqs, QUERIES)
-    token = tl.load(cu_seqlens_ptr + seq)
-    query_len = tl.load(cu_seqlens_ptr + seq + 1) - token
-    first_query = (tile - first_tile(token, seq, QUERIES)) * QUERIES
+    seq, token, token_end, first_token = tile_of(tile, cu_seqlens_ptr, seqs, num_seqs, QUERIES)
+    query_len, first_query = token_end - token, first_token - token
     if first_query >= query_len:
         return
 

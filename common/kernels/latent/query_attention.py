@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS
+from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, attended, output_of
 from common.kernels.base.checks import check_block_tables, check_column
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.latent_operands import LatentWeights
-from common.kernels.base.ragged import first_tile, max_seqs_for, num_tiles, sequence_of
+from common.kernels.base.ragged import max_seqs_for, num_tiles, tile_of
 from common.kernels.latent.decode_attention import ROWS, num_groups
 from common.kernels.latent.inputs import check_latents
 
@@ -65,12 +65,8 @@ def _latent_query_kernel(
 ):
     """Grid: (query tiles, NUM_HEADS / GROUP). The last queries, which see most keys, come first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    seqs = tl.arange(0, MAX_SEQS)
-    begins = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0)
-    seq = sequence_of(tile, begins, seqs, num_seqs, QUERIES)
-    token = tl.load(cu_seqlens_ptr + seq)
-    query_len = tl.load(cu_seqlens_ptr + seq + 1) - token
-    first_query = (tile - first_tile(token, seq, QUERIES)) * QUERIES
+    seq, token, token_end, first_token = tile_of(tile, cu_seqlens_ptr, tl.arange(0, MAX_SEQS), num_seqs, QUERIES)
+    query_len, first_query = token_end - token, first_token - token
     if first_query >= query_len:
         return
 
@@ -88,9 +84,9 @@ def _latent_query_kernel(
     q = tl.load(q_ptrs + columns, mask=present, other=0.0)
     q_turned = tl.load(q_ptrs + turned, mask=present, other=0.0)
 
-    acc = tl.zeros((QUERIES * ROWS, RANK), tl.float32)
-    row_max = tl.full((QUERIES * ROWS,), NO_KEYS, tl.float32)
-    row_sum = tl.zeros((QUERIES * ROWS,), tl.float32)
+    no_acc = tl.zeros((QUERIES * ROWS, RANK), tl.float32)
+    lowest = tl.full((QUERIES * ROWS,), NO_KEYS, tl.float32)
+    state = (no_acc, lowest, tl.zeros((QUERIES * ROWS,), tl.float32))
     end = tl.minimum(seq_len, seq_len - query_len + first_query + QUERIES)
     for start in tl.range(0, end, KEYS):
         keys = start + tl.arange(0, KEYS)
@@ -103,14 +99,9 @@ def _latent_query_kernel(
         scores = tl.dot(q, tl.trans(latents), scores, input_precision="ieee")
         seen = keys[None, :] <= positions[:, None]
         scores = tl.where(seen, scores * scale_log2, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_max[:, None])
-        decay = tl.exp2(row_max - new_max)
-        row_sum = row_sum * decay + tl.sum(weights, axis=1)
-        acc = tl.dot(weights.to(latents.dtype), latents, acc * decay[:, None], input_precision="ieee")
-        row_max = new_max
-    out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a sequence of length 0 gives zeros
-    tl.store(out_ptr + row_heads[:, None] * RANK + columns, out.to(out_ptr.dtype.element_ty), mask=present)
+        state = attended(state, scores, latents)
+    out = output_of(state).to(out_ptr.dtype.element_ty)  # a sequence of length 0 gives zeros
+    tl.store(out_ptr + row_heads[:, None] * RANK + columns, out, mask=present)
 
 
 def latent_query_attention(

@@ -63,6 +63,11 @@ class SlabTable:
         return tuple(int(used[self.owner == group].sum()) - 1 for group in self._groups)  # without the proof block
 
     @property
+    def num_owned(self) -> Counts:
+        """Slabs of each group."""
+        return tuple(int(np.count_nonzero(self.owner == group)) for group in self._groups)
+
+    @property
     def _are_pinned(self) -> np.ndarray:
         """Tell for each slab whether a block is in use: [num_slabs] bool."""
         are_pinned: np.ndarray = (self.owner != VACANT) & (self.num_free + self.num_cached < self._size[self.owner])

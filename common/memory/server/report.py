@@ -11,7 +11,7 @@ from common.memory.devices.backing import Backing
 from common.memory.server.pools import Pools
 from common.memory.server.regions import Regions
 from common.wire.messages.memory import MAX_BYTES
-from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.messages.memory_reports import GroupUse, MemoryHeartbeat, MemoryReady
 from common.wire.values.kv_layout import Counts
 
 
@@ -39,6 +39,16 @@ def _usage(index: BlockIndex) -> Usage:
         num_offered=layout.in_main(_by_group(index, [offer.leased for offer in index.offers.values()])),
         num_quarantined=layout.in_main(_by_group(index, [index.quarantined])),
     )
+
+
+def groups(pools: Pools) -> tuple[GroupUse, ...]:
+    """Return the use of the latest pool that is open to new clients, by group; () without a pool."""
+    if not pools.pools:
+        return ()
+    *_, pool = pools.pools.values()
+    slabs, layout = pool.index.slabs, pool.layout
+    columns = zip(layout.groups, slabs.num_used, slabs.num_owned, strict=True)
+    return tuple(GroupUse(group.kind, used, num * slabs.slabs.slab_bytes) for group, used, num in columns)
 
 
 def _by_group(index: BlockIndex, blocks: Sequence[np.ndarray]) -> Counts:
@@ -82,4 +92,5 @@ def heartbeat(
         worker_ids=tuple(worker_ids),
         gpu_percent=use.percent,
         gpu_celsius=use.celsius,
+        groups=groups(pools),
     )

@@ -182,7 +182,6 @@ def philox(counter: Tensor, counter_1: Tensor, key_0: Tensor, key_1: Tensor) -> 
 
 
 def _mul_32(a: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """Return high and low 32 bits of the 64-bit product, without overflowing int64."""
-    low = (a & 0xFFFF) * factor
-    high = (a >> 16) * factor + (low >> 16)
-    return (high >> 16) & _U32, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+    """Return high and low 32 bits of the unsigned 64-bit product; int64 wraps, which keeps the bits."""
+    product = a * factor
+    return (product >> 32) & _U32, product & _U32

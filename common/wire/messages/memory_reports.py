@@ -22,8 +22,10 @@ from common.wire.values.fields import (
     ProcessId,
     ShortKeys,
     Total,
+    WireStruct,
     WorkerId,
 )
+from common.wire.values.kv_layout import MAX_GROUPS, CacheKind
 from common.wire.values.packing import uneven, unpack_ids
 
 MAX_CLIENTS = 512
@@ -36,6 +38,14 @@ class MemoryReady(FromMemoryServer, tag=11):
     pid: ProcessId
     version: Label  # Baton's
     device: Label  # same form as workers': "cpu", or "cuda:0 NVIDIA H200 GPU-<uuid>"
+
+
+class GroupUse(WireStruct):
+    """Use of a pool by a group of layers."""
+
+    kind: CacheKind
+    num_used_blocks: Count  # neither free nor cached
+    num_bytes: Bytes  # memory that is the group's now
 
 
 class MemoryHeartbeat(FromMemoryServer, tag=12):
@@ -56,6 +66,7 @@ class MemoryHeartbeat(FromMemoryServer, tag=12):
     worker_ids: Annotated[tuple[WorkerId, ...], Meta(max_length=MAX_CLIENTS)]
     gpu_percent: Annotated[int, Meta(ge=-1, le=100)] = -1  # recent time with a kernel running; -1: unknown
     gpu_celsius: Annotated[int, Meta(ge=-1, le=1000)] = -1  # -1: unknown
+    groups: Annotated[tuple[GroupUse, ...], Meta(max_length=MAX_GROUPS)] = ()  # of the pool open to new workers
 
 
 class WorkerEnded(FromMemoryServer, tag=13):

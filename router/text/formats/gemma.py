@@ -6,20 +6,36 @@ withheld until the text ends, because a model may forget to end a text. In such 
 
 import json
 import re
+from collections.abc import Sequence
 
-from router.text.formats.parts import CallWriter, HeldText, Part, Step, in_json, num_begun
+from common.base.json_file import JsonObject
+from router.text.formats.history import with_results
+from router.text.formats.parts import (
+    MAX_WITHHELD_CHARS,
+    CallWriter,
+    HeldText,
+    Part,
+    Step,
+    begun,
+    behind_call,
+    in_json,
+    num_begun,
+    read_head,
+)
 from router.text.formats.shapes import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from router.text.formats.typed_values import WORDS
 
-HEAD = re.compile(r"\s*call:([^{<\n]{1,256})(?=\{)")
-MAX_HEAD_CHARS = 512
-"""Most characters from the trigger to the arguments."""
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 CONSTANTS = ("true", "false", "null")
 CLOSERS = {"{": "}", "[": "]"}
 TAG = re.escape(GEMMA_CALL_END)
 KEY_END = re.compile(rf"[:}}]|{TAG}")
 VALUE_END = re.compile(rf"[,}}\]]|{TAG}")
+JSON_SIGN = re.compile(rf'"|\\.|{TAG}', re.DOTALL)
+"""The end of a text between JSON's quotes, an escape in it, or the end of the call."""
+HEAD = re.compile(rf"\s{{0,64}}call:([^{{<\n]{{1,256}})(?:(?=\{{)|(?={TAG})(?P<none>))")
+"""Beginning of a call, up to its arguments, or up to the end tag if there are none."""
+BEGUN_HEAD = re.compile(rf"\s{{0,64}}(?:{begun('call:')}|call:[^{{<\n]{{0,256}}{begun(GEMMA_CALL_END)})")
 
 
 class GemmaCall:
@@ -32,37 +48,30 @@ class GemmaCall:
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step:
         if self._is_behind:
-            return self._end(held, is_last)
+            return behind_call(held, GEMMA_CALL, GEMMA_CALL_END, is_last)
         if self._arguments is None:
             return self._begin(held, part, is_last)
         arguments, rest = self._arguments.feed(held.text, is_last=is_last)
         self._calls.add_arguments(part, arguments)
         held.text = rest or ""
-        self._is_behind = rest is not None
-        return Step.AGAIN if self._is_behind else Step.WAIT
+        if rest is None:
+            return Step.WAIT
+        self._calls.end()
+        self._is_behind = True
+        return Step.AGAIN
 
     def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        text = held.text[:MAX_HEAD_CHARS]
-        head = None if self._calls.is_full else HEAD.match(text)
-        if head is not None:
-            self._calls.begin(part, head[1].strip())
-            held.text = held.text[head.end() :]
-            self._arguments = GemmaArguments()
-            return Step.AGAIN
-        may_come = not is_last and not self._calls.is_full and len(text) < MAX_HEAD_CHARS
-        if may_come and GEMMA_CALL_END not in text and "{" not in text:
-            return Step.WAIT
-        part.content += GEMMA_CALL
-        return Step.OVER
-
-    def _end(self, held: HeldText, is_last: bool) -> Step:
-        """Drop the end tag and white space before."""
-        held.text = held.text.lstrip()
-        if not is_last and GEMMA_CALL_END.startswith(held.text) and held.text != GEMMA_CALL_END:
-            return Step.WAIT
-        is_begun = is_last and GEMMA_CALL_END.startswith(held.text)
-        held.text = "" if is_begun else held.text.removeprefix(GEMMA_CALL_END)
-        return Step.OVER
+        """Begin the call if its head is complete, or content if the text cannot become a call."""
+        head = read_head(HEAD, BEGUN_HEAD, held, self._calls, is_last)
+        if isinstance(head, Step):
+            return head
+        self._calls.begin(part, head[1].strip())
+        self._arguments = GemmaArguments()
+        if head["none"] is not None:
+            self._calls.add_arguments(part, "{}")
+            self._calls.end()
+            self._is_behind = True
+        return Step.AGAIN
 
 
 class GemmaArguments:
@@ -73,6 +82,7 @@ class GemmaArguments:
         self._at = 0  # position in `_held`; earlier text has been searched
         self._open: list[str] = []  # braces and brackets
         self._read = self._value  # reader of what comes next
+        self._quoted = ""  # key before a colon
         self._is_first = True  # in the innermost object or list
         self._written: list[str] = []
 
@@ -81,9 +91,8 @@ class GemmaArguments:
         self._held += text
         while self._read(is_last) and self._open:
             pass
-        is_over = not self._open or is_last
         written, self._written = "".join(self._written), []
-        return written, self._held if is_over else None
+        return written, None if self._open else self._held
 
     def _take(self, num_chars: int) -> str:
         taken, self._held, self._at = self._held[:num_chars], self._held[num_chars:], 0
@@ -115,6 +124,8 @@ class GemmaArguments:
             self._open.append(char)
             self._written.append(char)
             self._is_first, self._read = True, self._key if char == "{" else self._item
+        elif char == '"':
+            self._read = self._json_text
         else:
             self._read = self._bare
         return True
@@ -128,7 +139,8 @@ class GemmaArguments:
             self._read = self._behind
             return True
         self._at = len(self._held) - num_begun(self._held, GEMMA_QUOTE)
-        tag = self._held.find(GEMMA_CALL_END)
+        tag = self._held.rfind(GEMMA_CALL_END, 0, max(0, len(self._held) - MAX_WITHHELD_CHARS))
+        tag = self._held.find(GEMMA_CALL_END, tag + 1)
         num_sure = min(self._at, tag if tag >= 0 else len(self._held) - num_begun(self._held, GEMMA_CALL_END))
         if is_last and tag >= 0:
             self._written.append(f'{in_json(self._take(tag))}"')
@@ -139,13 +151,27 @@ class GemmaArguments:
         self._held, self._at = self._held[num_sure:], self._at - num_sure
         return False
 
+    def _json_text(self, is_last: bool) -> bool:
+        """Write a text between JSON's quotes once it is complete; a text without an end is a bare value."""
+        self._at = max(self._at, 1)
+        while sign := JSON_SIGN.search(self._held, self._at):
+            if sign[0] == '"':
+                self._written.append(_requoted(self._take(sign.end())))
+                self._read = self._behind
+                return True
+            if sign[0] == GEMMA_CALL_END:
+                self._at, self._read = 0, self._bare
+                return True
+            self._at = sign.end()
+        num_begun_chars = max(self._held.endswith("\\"), num_begun(self._held, GEMMA_CALL_END))
+        self._at = max(self._at, len(self._held) - num_begun_chars)
+        return self._lose(is_last)
+
     def _bare(self, is_last: bool) -> bool:
         """Write a value without quotation tags, once it is complete."""
         end = self._find(VALUE_END, (GEMMA_CALL_END,))
         if end is None:
-            if is_last:
-                self._take(len(self._held))
-            return False
+            return self._lose(is_last)
         self._written.append(_scalar(self._take(end.start()).strip()))
         self._read = self._behind
         return True
@@ -158,36 +184,49 @@ class GemmaArguments:
             return self._quoted_key(is_last)
         end = self._find(KEY_END, (GEMMA_CALL_END,))
         if end is None:
-            return self._lose_key(is_last)
+            return self._lose(is_last)
         key = self._take(end.start()).strip()
-        if end[0] == ":":
-            self._write_key(key)
-            self._take(1)
-        elif end[0] == "}":
-            self._close()
-        else:
-            self._close_all()
+        is_quoted = len(key) > 1 and key[0] == key[-1] == '"'
+        self._end_key(key[1:-1] if is_quoted else key, end[0])
         return True
 
     def _quoted_key(self, is_last: bool) -> bool:
         end = self._held.find(GEMMA_QUOTE, max(self._at, len(GEMMA_QUOTE)))
-        colon = self._held.find(":", end) if end >= 0 else -1
-        if colon < 0:
-            return self._lose_key(is_last)
-        self._write_key(self._held[len(GEMMA_QUOTE) : end])
-        self._take(colon + 1)
+        if end < 0:
+            self._at = len(self._held) - num_begun(self._held, GEMMA_QUOTE)
+            return self._lose(is_last)
+        self._quoted = self._held[len(GEMMA_QUOTE) : end]
+        self._take(end + len(GEMMA_QUOTE))
+        self._read = self._colon
         return True
 
-    def _lose_key(self, is_last: bool) -> bool:
-        """Drop a key that is cut off."""
+    def _colon(self, is_last: bool) -> bool:
+        """Find the colon behind a quoted key; a key without a value is dropped."""
+        end = self._find(KEY_END, (GEMMA_CALL_END,))
+        if end is None:
+            self._take(self._at)
+            return False
+        self._take(end.start())
+        self._end_key(self._quoted, end[0])
+        return True
+
+    def _end_key(self, key: str, sign: str) -> None:
+        """Write a key before its colon; another sign ends the object, or all."""
+        if sign == ":":
+            self._separate()
+            self._written.append(f"{json.dumps(key, ensure_ascii=False)}: ")
+            self._read = self._value
+            self._take(1)
+        elif sign == "}":
+            self._close()
+        else:
+            self._close_all()
+
+    def _lose(self, is_last: bool) -> bool:
+        """Drop a key or value that is cut off."""
         if is_last:
             self._take(len(self._held))
         return False
-
-    def _write_key(self, key: str) -> None:
-        self._separate()
-        self._written.append(f"{json.dumps(key, ensure_ascii=False)}: ")
-        self._read = self._value
 
     def _item(self, is_last: bool) -> bool:
         """Begin an item, or end a list."""
@@ -232,6 +271,27 @@ class GemmaArguments:
         """End all objects and lists before an early end tag."""
         self._written += [CLOSERS[each] for each in reversed(self._open)]
         self._open.clear()
+
+
+def with_responses(messages: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return messages as every published template takes them: results of calls inside the message with the calls."""
+    changed = []
+    for message, results in with_results(messages):
+        names = {call.get("id"): call["function"]["name"] for call in message.get("tool_calls") or ()}
+        responses = [
+            {"name": names.get(each.get("tool_call_id"), each.get("name") or "unknown"), "response": each["content"]}
+            for each in results
+        ]
+        changed.append(message | ({"tool_responses": responses} if responses else {}))
+    return changed
+
+
+def _requoted(text: str) -> str:
+    """Return the JSON of a text between quotes, which may have line breaks and wrong escapes."""
+    try:
+        return json.dumps(json.loads(text, strict=False), ensure_ascii=False)
+    except ValueError:
+        return json.dumps(text[1:-1], ensure_ascii=False)
 
 
 def _scalar(text: str) -> str:

@@ -4,15 +4,27 @@ A header ends with `<|message|>`, a message with a tag. Messages of the channel 
 recipient are calls, and all others are content. A tag inside a string of a call's JSON is text.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from itertools import takewhile
 
-from common.base.json_file import JsonObject
+from common.base.json_file import Json, JsonObject
+from router.text.formats.history import with_results
 from router.text.formats.json_arguments import ArgumentsReader
 from router.text.formats.parts import CallWriter, HeldText, Part, num_begun
-from router.text.formats.shapes import CHANNEL, CONSTRAIN, HARMONY_CALL, MESSAGE, MESSAGE_END, RETURN, START, Thoughts
+from router.text.formats.shapes import (
+    CHANNEL,
+    CONSTRAIN,
+    HARMONY_CALL,
+    MESSAGE,
+    MESSAGE_END,
+    NEXT_MESSAGE,
+    RETURN,
+    START,
+    Thoughts,
+)
+from router.text.formats.typed_values import properties_of
 
 ENDS = (MESSAGE_END, HARMONY_CALL, RETURN, START, CHANNEL)
 """Tags that end a message; the last two begin the next header."""
@@ -37,7 +49,11 @@ class Kind(Enum):
 
 
 class HarmonyAnswer:
-    """Reader of an answer; text without a header is content. Each part gets text of a single message."""
+    """Reader of an answer; text without a header is content. Each part gets text of a single message.
+
+    Attributes:
+        cut_header: header of the last message, if the answer ended inside of it.
+    """
 
     def __init__(self, thoughts: Thoughts, calls: CallWriter) -> None:
         self._calls = calls
@@ -46,7 +62,9 @@ class HarmonyAnswer:
         self._written: set[Kind] = set()  # kinds of text that the answer has
         self._break = ""  # between two messages of a kind
         self._arguments: ArgumentsReader | None = None
+        self._has_arguments = False  # of the current call
         self.held = HeldText(follows_tag=False)
+        self.cut_header = ""
 
     @property
     def holds_content(self) -> bool:
@@ -75,7 +93,8 @@ class HarmonyAnswer:
             self.held.text = self.held.text[len(header) + len(tag) :]
             self._begin_message(header, part)
         elif may_wait:
-            self.held.text = "" if is_last else self.held.text
+            if is_last:
+                self.cut_header, self.held.text = text.removeprefix(NEXT_MESSAGE), ""
             return False
         else:  # too long for a header
             self._begin(Kind.CONTENT)
@@ -92,7 +111,7 @@ class HarmonyAnswer:
         if is_call and not self._calls.is_full:
             self._is_header = False
             self._calls.begin(part, called)
-            self._arguments = ArgumentsReader(HARMONY_CALL)
+            self._arguments, self._has_arguments = ArgumentsReader(HARMONY_CALL), False
         else:
             self._begin(Kind.THOUGHT if is_thought else Kind.CONTENT)
 
@@ -103,9 +122,13 @@ class HarmonyAnswer:
     def _argue(self, reader: ArgumentsReader, part: Part, is_last: bool) -> bool:
         arguments, rest = reader.feed(self.held.text, is_last=is_last)
         self._calls.add_arguments(part, arguments)
+        self._has_arguments = self._has_arguments or bool(arguments.strip())
         self.held.text = rest or ""
         if rest is None:
             return False
+        if not self._has_arguments:
+            self._calls.add_arguments(part, "{}")
+        self._calls.end()
         self._arguments = None
         self._begin(Kind.NONE)
         return True
@@ -139,12 +162,8 @@ def with_thinking(messages: Sequence[JsonObject]) -> list[JsonObject]:
     The results of several calls follow each its own call. Text beside a call becomes part of the thoughts.
     """
     changed: list[JsonObject] = []
-    for index, message in enumerate(messages):
-        if message.get("role") == "assistant":
-            results = list(takewhile(lambda each: each.get("role") == "tool", messages[index + 1 :]))
-            changed += _turn(message, results)
-        elif message.get("role") != "tool" or not changed or changed[-1].get("role") not in ("assistant", "tool"):
-            changed.append(message)
+    for message, results in with_results(messages):
+        changed += _turn(message, results) if message.get("role") == "assistant" else [message]
     return changed
 
 
@@ -168,3 +187,25 @@ def _answer(message: JsonObject, call: JsonObject | None, *, is_first: bool) -> 
         thoughts, content = "\n\n".join(filter(None, (thoughts, content))), ""
         changed["tool_calls"] = [call]
     return changed | {"content": content} | ({"thinking": thoughts} if thoughts else {})
+
+
+def with_descriptions(tools: Sequence[Json]) -> list[Json]:
+    """Return tools as the template takes them: each with a description, and defaults of choices as texts."""
+    return [tool | {"function": _described(tool["function"])} for tool in tools]
+
+
+def _described(function: JsonObject) -> JsonObject:
+    schema: JsonObject = function.get("parameters") or {}
+    properties = properties_of(schema)
+    changed: JsonObject = {"description": function.get("description") or ""}
+    if properties:
+        changed["parameters"] = {**schema, "properties": {key: _text_default(each) for key, each in properties.items()}}
+    return function | changed
+
+
+def _text_default(schema: Json) -> Json:
+    """Return a parameter's schema with a text as default, where the template joins the default to a text."""
+    has_choices = isinstance(schema, dict) and bool(schema.get("enum") or schema.get("oneOf"))
+    if not has_choices or "default" not in schema or isinstance(schema["default"], str):
+        return schema
+    return schema | {"default": json.dumps(schema["default"], ensure_ascii=False)}

@@ -11,28 +11,32 @@ from collections.abc import Sequence
 
 from common.base.json_file import Json, JsonObject
 from router.text.formats.json_arguments import ArgumentsReader
-from router.text.formats.json_calls import head_of, whole_calls
-from router.text.formats.parts import ID_CHARS, SHORT_ID_CHARS, CallWriter, HeldText, Part, Step, is_short_id
+from router.text.formats.json_calls import CallObjects
+from router.text.formats.parts import (
+    ID_CHARS,
+    MAX_HEAD_CHARS,
+    SHORT_ID_CHARS,
+    CallWriter,
+    HeldText,
+    Part,
+    Step,
+    begun,
+    is_short_id,
+    read_head,
+)
 from router.text.formats.shapes import ARGS, CALL_ID, CALLS
 
-
-def _begun(tag: str) -> str:
-    """Return an expression for the beginnings of a tag, the empty one included."""
-    return "(?:" + "".join(f"(?:{re.escape(char)}" for char in tag[:-1]) + ")?" * len(tag[:-1]) + ")"
-
-
-NAME = r"\s*(?P<name>[^\s\[\]{}](?:[^\n\[\]{}]{0,254}[^\s\[\]{}])?)[ \t]*"
+SPACE = r"\s{0,32}"
+NAME = rf"{SPACE}(?P<name>[^\s\[\]{{}}](?:[^\n\[\]{{}}]{{0,254}}[^\s\[\]{{}}])?)[ \t]{{0,32}}"
 ID = rf"{re.escape(CALL_ID)}(?P<id>[^\[\]{{}}\n]{{0,64}})"
-HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{re.escape(ARGS)})?\s*(?=\{{)")
-"""Beginning of a named call, up to its arguments."""
-BEGUN = re.compile(rf"[^\[\]{{}}]*(?:{_begun(CALL_ID)}|(?:{ID}\s*)?(?:{_begun(ARGS)}|{re.escape(ARGS)}\s*))")
+ARGS_MARK = re.escape(ARGS)
+ENDS = rf"(?:{ARGS_MARK})?{SPACE}(?=\{{)|{ARGS_MARK}{SPACE}(?P<none>(?={re.escape(CALLS)}))"
+HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{ENDS})")
+"""Beginning of a named call, up to its arguments, or up to the next call if there are none."""
+LAST_HEAD = re.compile(rf"{NAME}(?:{ID})?(?:{ENDS}|{ARGS_MARK}{SPACE}\Z)")
+"""Beginning of a named call that may be cut off before the arguments."""
+BEGUN_HEAD = re.compile(rf"[^\[\]{{}}]*(?:{begun(CALL_ID)}|(?:{ID}\s*)?(?:{begun(ARGS)}|{ARGS_MARK}\s*{begun(CALLS)}))")
 """Every text that such a beginning may begin with, and some more."""
-MAX_HEAD_CHARS = 512
-"""Most characters from the trigger to the arguments of a named call."""
-MAX_LISTED_HEAD_CHARS = 2048
-"""More characters than a listed call has before its arguments (`json_calls.HEAD`)."""
-BETWEEN = " \n\r\t,"
-"""Characters between calls of a list."""
 
 
 class MistralCalls:
@@ -66,22 +70,23 @@ class NamedCall:
         arguments, rest = self._arguments.feed(held.text, is_last=is_last)
         self._calls.add_arguments(part, arguments)
         held.text = rest or ""
-        return Step.WAIT if rest is None else Step.OVER
+        if rest is None:
+            return Step.WAIT
+        self._calls.end()
+        return Step.OVER
 
     def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
         """Begin the call if its head is complete, or content if the text cannot become a call."""
-        text = held.text[:MAX_HEAD_CHARS]
-        head = None if self._calls.is_full else HEAD.match(text)
-        if head is not None:
-            call_id = (head["id"] or "").strip()
-            self._calls.begin(part, head["name"], call_id=call_id if is_short_id(call_id) else "")
-            held.text = held.text[head.end() :]
-            self._arguments = ArgumentsReader(CALLS)
+        head = read_head(LAST_HEAD if is_last else HEAD, BEGUN_HEAD, held, self._calls, is_last)
+        if isinstance(head, Step):
+            return head
+        call_id = (head["id"] or "").strip()
+        self._calls.begin(part, head["name"], call_id=call_id if is_short_id(call_id) else "")
+        self._arguments = ArgumentsReader(CALLS)
+        if head["none"] is None:
             return Step.AGAIN
-        may_come = not is_last and not self._calls.is_full and len(text) < MAX_HEAD_CHARS
-        if may_come and BEGUN.fullmatch(text):
-            return Step.WAIT
-        part.content += CALLS
+        self._calls.add_arguments(part, "{}")
+        self._calls.end()
         return Step.OVER
 
 
@@ -89,97 +94,19 @@ class CallList:
     """Reader of a JSON list of calls."""
 
     def __init__(self, calls: CallWriter) -> None:
-        self._calls = calls
-        self._has_begun = False
-        self._call: ListedCall | None = None
+        self._calls = CallObjects(calls, separators=" \n\r\t,")
+        self._begin = ""  # of the list, once it has been read
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        if self._call is not None:
-            step = self._call.step(held, part, is_last)
-            if step is not Step.OVER:
-                return step
-            is_call, self._call = self._call.is_call, None
-            return Step.AGAIN if is_call else Step.OVER
-        return self._find(held, part, is_last)
-
-    def _find(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        """Find the next call of the list, or the list's end."""
-        if self._has_begun:
-            held.text = text = held.text.lstrip(BETWEEN)
-        else:
-            text = held.text[held.text.index("[") + 1 : MAX_HEAD_CHARS].lstrip()
-        if not text and not is_last and (self._has_begun or len(held.text) < MAX_HEAD_CHARS):
-            return Step.WAIT
-        if text.startswith("{") and not self._calls.is_full:
-            self._call = ListedCall(self._calls, "" if self._has_begun else f"{CALLS}[")
-            held.text, self._has_begun = held.text[held.text.index("{") :], True
-            return Step.AGAIN
-        if not self._has_begun:
-            part.content += CALLS
-            return Step.OVER
-        held.text = text.removeprefix("]")
-        return Step.OVER
-
-
-class ListedCall:
-    """Reader of a call of a list.
-
-    Args:
-        before: text before the call, which is content if the first call of the list is none.
-
-    Attributes:
-        is_call: false if the text turned out to be content.
-    """
-
-    def __init__(self, calls: CallWriter, before: str) -> None:
-        self._calls, self._before = calls, before
-        self.is_call = True
-        self._head = ""
-        self._pieces: list[str] = []  # of a call without the usual beginning
-        self._reader = ArgumentsReader("")  # of that call, of the arguments, then of the text behind the arguments
-        self._is_argument, self._is_behind = False, False
-
-    def step(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        if not self._is_argument and not self._is_behind and self._begin(held, part):
-            return Step.AGAIN
-        read, rest = self._reader.feed(held.text, is_last=is_last)
-        held.text = rest or ""
-        if self._is_argument:
-            self._calls.add_arguments(part, read)
-        elif not self._is_behind:
-            self._pieces.append(read)
-        if rest is None:
-            return Step.WAIT
-        if self._is_argument:
-            self._reader = ArgumentsReader("", depth=1)
-            self._is_argument, self._is_behind = False, True
-            return Step.AGAIN
-        if not self._is_behind:
-            self._take_whole(part)
-        return Step.OVER
-
-    def _begin(self, held: HeldText, part: Part) -> bool:
-        """Begin the call if its head is complete; the text is the whole call so far only before any was read."""
-        if len(self._head) > MAX_LISTED_HEAD_CHARS:
-            return False
-        self._head += held.text
-        head = head_of(self._head)
-        if head is None:
-            return False
-        name, end = head
-        self._calls.begin(part, name)
-        held.text, self._pieces = self._head[end:], []
-        self._reader, self._is_argument = ArgumentsReader(""), True
-        return True
-
-    def _take_whole(self, part: Part) -> None:
-        text = "".join(self._pieces)
-        calls = whole_calls(text, 1)
-        for name, arguments in calls:
-            self._calls.begin(part, name, arguments)
-        if not calls:
-            part.content += self._before + text
-            self.is_call = False
+        if not self._begin:
+            size = held.text.index("[") + 1
+            self._begin, held.text = held.text[:size], held.text[size:]
+        step = self._calls.step(held, part, is_last)
+        if step is Step.OVER:
+            held.text = held.text.removeprefix("]")
+        elif step is Step.TEXT:
+            held.text = self._begin + held.text
+        return step
 
 
 def with_short_ids(messages: Sequence[JsonObject]) -> list[JsonObject]:

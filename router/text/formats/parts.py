@@ -1,15 +1,22 @@
 """Parts of an answer, and tools shared by readers of all formats."""
 
 import json
+import re
 import secrets
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
 MAX_CALLS = 128
 """Calls of an answer; further text is content."""
+MAX_HEAD_CHARS = 512
+"""Most characters of a call from the trigger to the arguments."""
+MAX_DROPPED_CHARS = 256
+"""Most characters between a call and its end tag."""
+MAX_WITHHELD_CHARS = 16_384
+"""Most characters withheld because a tag stands in a text whose end has not come; then the tag is text."""
 ID_CHARS = string.ascii_letters + string.digits
 SHORT_ID_CHARS = 9
 
@@ -32,15 +39,21 @@ class Part:
     content: str = ""
     calls: list[CallPiece] = field(default_factory=list)  # a single piece for each call
 
-    def add(self, other: "Part") -> None:
-        """Append a later part."""
-        self.thought += other.thought
-        self.content += other.content
-        for piece in other.calls:
-            if self.calls and self.calls[-1].index == piece.index:
-                self.calls[-1] = replace(self.calls[-1], arguments=self.calls[-1].arguments + piece.arguments)
-            else:
-                self.calls.append(piece)
+    def add_call(self, piece: CallPiece) -> None:
+        """Append a later piece of a call."""
+        if self.calls and self.calls[-1].index == piece.index:
+            self.calls[-1] = replace(self.calls[-1], arguments=self.calls[-1].arguments + piece.arguments)
+        else:
+            self.calls.append(piece)
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Return consecutive parts as one."""
+    whole = Part("".join(part.thought for part in parts), "".join(part.content for part in parts))
+    for part in parts:
+        for piece in part.calls:
+            whole.add_call(piece)
+    return whole
 
 
 def long_id() -> str:
@@ -58,11 +71,15 @@ def is_short_id(text: str) -> bool:
 
 
 class CallWriter:
-    """Writer of calls into parts, numbered within the answer."""
+    """Writer of calls into parts, numbered within the answer.
+
+    Attributes:
+        is_open: true until the end of the call begun last; stays true if the call is cut off.
+    """
 
     def __init__(self, new_id: Callable[[], str] = long_id, max_calls: int = MAX_CALLS) -> None:
         self._new_id, self._max_calls = new_id, max_calls
-        self.num_calls = 0
+        self.num_calls, self.is_open = 0, False
 
     @property
     def is_full(self) -> bool:
@@ -71,11 +88,16 @@ class CallWriter:
     def begin(self, part: Part, name: str, arguments: str = "", call_id: str = "") -> None:
         part.calls.append(CallPiece(self.num_calls, arguments, call_id or self._new_id(), name))
         self.num_calls += 1
+        self.is_open = True
+
+    def end(self) -> None:
+        """End the call begun last."""
+        self.is_open = False
 
     def add_arguments(self, part: Part, arguments: str) -> None:
         """Add arguments to the call begun last."""
         if arguments:
-            part.add(Part(calls=[CallPiece(self.num_calls - 1, arguments)]))
+            part.add_call(CallPiece(self.num_calls - 1, arguments))
 
 
 class HeldText:
@@ -84,20 +106,22 @@ class HeldText:
     def __init__(self, *, follows_tag: bool) -> None:
         self.text = ""
         self.follows_tag = follows_tag
+        self._num_breaks = 0  # line breaks before `text` that wait for what follows
 
     def until(self, tag: str, is_last: bool) -> tuple[str, bool]:
         """Take text certainly before `tag`, and tell whether `tag` has come; a tag of "" never comes."""
         if self.follows_tag:
             self.text = self.text.lstrip("\n")
             self.follows_tag = not self.text
-        if tag and tag in self.text:
-            before, _, self.text = self.text.partition(tag)
-            return before.rstrip("\n"), True
-        num_tag = 0 if is_last else num_begun(self.text, tag)
-        text = self.text[: len(self.text) - num_tag]
-        sure = text if is_last or not tag else text.rstrip("\n")
-        self.text = self.text[len(sure) :]
-        return sure, False
+        before, found, behind = self.text.partition(tag) if tag else (self.text, "", "")
+        num_sure = len(before) - (0 if found or is_last else num_begun(before, tag))
+        self.text = behind if found else before[num_sure:]
+        text = before[:num_sure]
+        if found or (tag and not is_last):
+            text = text.rstrip("\n")
+        told = "\n" * self._num_breaks + text if text or (is_last and not found) else ""
+        self._num_breaks = 0 if found else num_sure - len(text) + (0 if told else self._num_breaks)
+        return told, bool(found)
 
 
 class Step(Enum):
@@ -106,21 +130,59 @@ class Step(Enum):
     WAIT = "wait"  # more text is needed
     AGAIN = "again"  # another part follows
     OVER = "over"  # the held text is behind the calls
+    TEXT = "text"  # there is no call: trigger and held text are content
 
 
 class CallReader(Protocol):
     """Incremental reader of the text behind a trigger: one call, or several calls in a row.
 
-    A step takes text from the front of `held`, and adds calls, or content if the text is no call, to `part`. A part
-    gets either of the two. With `is_last`, no more text comes, and the reader does not wait.
+    A step takes text from the front of `held`, and adds calls to `part`, or content if the text is no call. A part gets
+    either of the two. With `is_last`, no more text comes, and the reader does not wait.
     """
 
     def step(self, held: HeldText, part: Part, is_last: bool) -> Step: ...
 
 
+def read_head(
+    head: re.Pattern[str], begun_head: re.Pattern[str], held: HeldText, calls: CallWriter, is_last: bool
+) -> re.Match[str] | Step:
+    """Take the head of a call from the front of the text; without a head, tell whether to wait or that there is none.
+
+    Args:
+        head: matches a head of at most `MAX_HEAD_CHARS`.
+        begun_head: matches the beginnings of heads.
+    """
+    text = held.text[:MAX_HEAD_CHARS]
+    found = None if calls.is_full else head.match(text)
+    if found is not None:
+        held.text = held.text[found.end() :]
+        return found
+    may_come = not is_last and not calls.is_full and len(text) < MAX_HEAD_CHARS
+    return Step.WAIT if may_come and begun_head.fullmatch(text) else Step.TEXT
+
+
+def behind_call(held: HeldText, trigger: str, end_tag: str, is_last: bool) -> Step:
+    """Drop the end tag of a call, with little text before it; without an end tag, the text is content."""
+    held.text = held.text.lstrip()
+    text = held.text[: MAX_DROPPED_CHARS + len(end_tag)]
+    end, begin = text.find(end_tag), text.find(trigger)
+    if end >= 0 and not 0 <= begin < end:
+        held.text = held.text[end + len(end_tag) :]
+    elif begin < 0 and len(text) < MAX_DROPPED_CHARS + len(end_tag):
+        if not is_last:
+            return Step.WAIT
+        held.text = text[: len(text) - num_begun(text, end_tag)]
+    return Step.OVER
+
+
 def num_begun(text: str, tag: str) -> int:
     """Count characters at the end of a text that may begin a tag."""
     return next((size for size in range(len(tag) - 1, 0, -1) if text.endswith(tag[:size])), 0)
+
+
+def begun(tag: str) -> str:
+    """Return a regular expression for all beginnings of a tag, the empty one included."""
+    return "(?:" + "".join(f"(?:{re.escape(char)}" for char in tag[:-1]) + ")?" * len(tag[:-1]) + ")"
 
 
 def in_json(text: str) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from common.base.json_file import JsonObject
-from router.text.formats.gemma import GemmaCall
-from router.text.formats.harmony import HARMONY_TOKENS, HarmonyAnswer, with_thinking
-from router.text.formats.json_calls import JsonCalls
+from common.base.json_file import Json, JsonObject
+from router.text.formats.gemma import GemmaCall, with_responses
+from router.text.formats.harmony import HARMONY_TOKENS, HarmonyAnswer, with_descriptions, with_thinking
+from router.text.formats.json_calls import CallObjects, TaggedCalls
 from router.text.formats.mistral import MistralCalls, with_short_ids
 from router.text.formats.parts import CallReader, CallWriter, HeldText, Part, long_id, short_id
 from router.text.formats.shapes import (
@@ -43,14 +43,19 @@ PYTHON_TAG = "<|python_tag|>"
 LLAMA_CALL = '"parameters": dictionary of argument name'
 """Found in Llama 3's templates, in the request for calls."""
 NO_OPENERS: Mapping[str, bool] = MappingProxyType({})
-NewReader = Callable[[CallWriter, ToolSchemas], CallReader]
 Messages = Sequence[JsonObject]
+Tools = Sequence[Json]
 
 
 class AnswerReader(Protocol):
-    """Incremental reader of a whole answer; the caller appends text to `held`."""
+    """Incremental reader of a whole answer; the caller appends text to `held`.
+
+    Attributes:
+        cut_header: header of a message, if the answer ended inside of it; always "" for answers without headers.
+    """
 
     held: HeldText
+    cut_header: str
 
     @property
     def holds_content(self) -> bool: ...
@@ -60,38 +65,62 @@ class AnswerReader(Protocol):
         ...
 
 
-def _unchanged(messages: Messages) -> Messages:
+NewReader = Callable[[Thoughts, ThoughtTags, CallWriter, ToolSchemas], AnswerReader]
+
+
+def _as_it_is(messages: Messages, _: str) -> Messages:
     return messages
 
 
+def _unchanged(tools: Tools) -> Tools:
+    return tools
+
+
+def _gemma_history(messages: Messages, template: str) -> Messages:
+    return with_responses(messages) if "tool_responses" in template else messages
+
+
 class AnswerFormat(NamedTuple):
-    """Format of an answer with tool calls between tags.
+    """Format of a model's answers, and what its templates need.
 
     Args:
-        new_reader: makes the reader of the text behind the trigger.
-        trigger: before each call; "" if calls stand only at the beginning of an answer.
-        openers: texts that begin a call at the beginning of an answer, each with whether it belongs to the call.
+        new_reader: makes the reader of an answer.
         tokens: tags that may be special tokens, and must have a text.
         stops: tokens that end an answer, whatever the model's configuration lists.
         new_id: makes ids of calls.
-        history: returns messages as the template takes them.
+        history: returns messages as a template takes them, given its source.
+        tools: returns tools as the template takes them.
     """
 
     new_reader: NewReader
-    trigger: str = ""
-    openers: Mapping[str, bool] = NO_OPENERS
     tokens: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     new_id: Callable[[], str] = long_id
-    history: Callable[[Messages], Messages] = _unchanged
+    history: Callable[[Messages, str], Messages] = _as_it_is
+    tools: Callable[[Tools], Tools] = _unchanged
 
 
-def _alone(calls: CallWriter, _: ToolSchemas) -> CallReader:
-    return JsonCalls(calls, "")
+def _tagged(
+    new_call: Callable[[CallWriter, ToolSchemas], CallReader], trigger: str, openers: Mapping[str, bool] = NO_OPENERS
+) -> NewReader:
+    """Return a maker of readers of answers with tags; the arguments are those of `TaggedAnswer`."""
+
+    def new_reader(thoughts: Thoughts, tags: ThoughtTags, calls: CallWriter, schemas: ToolSchemas) -> AnswerReader:
+        return TaggedAnswer(thoughts, tags, trigger, openers, lambda: new_call(calls, schemas))
+
+    return new_reader
+
+
+def _harmony(thoughts: Thoughts, _: ThoughtTags, calls: CallWriter, __: ToolSchemas) -> AnswerReader:
+    return HarmonyAnswer(thoughts, calls)
+
+
+def _objects(calls: CallWriter, _: ToolSchemas) -> CallReader:
+    return CallObjects(calls)
 
 
 def _hermes(calls: CallWriter, _: ToolSchemas) -> CallReader:
-    return JsonCalls(calls, CALL_END)
+    return TaggedCalls(calls)
 
 
 def _mistral(calls: CallWriter, _: ToolSchemas) -> CallReader:
@@ -102,33 +131,32 @@ def _gemma(calls: CallWriter, _: ToolSchemas) -> CallReader:
     return GemmaCall(calls)
 
 
-MISTRAL = AnswerFormat(_mistral, CALLS, tokens=(CALLS, CALL_ID, ARGS), new_id=short_id, history=with_short_ids)
+MISTRAL = AnswerFormat(
+    _tagged(_mistral, CALLS),
+    tokens=(CALLS, CALL_ID, ARGS),
+    new_id=short_id,
+    history=lambda messages, _: with_short_ids(messages),
+)
 FORMATS = {
-    ToolFormat.NONE: AnswerFormat(_alone),
-    ToolFormat.HERMES: AnswerFormat(_hermes, CALL, tokens=(CALL, CALL_END)),
-    ToolFormat.XML: AnswerFormat(XmlCall, CALL, tokens=(CALL, CALL_END)),
-    ToolFormat.LLAMA: AnswerFormat(_alone, openers={PYTHON_TAG: False, "{": True}),
+    ToolFormat.NONE: AnswerFormat(_tagged(_objects, trigger="")),  # no call begins
+    ToolFormat.HERMES: AnswerFormat(_tagged(_hermes, CALL), tokens=(CALL, CALL_END)),
+    ToolFormat.XML: AnswerFormat(_tagged(XmlCall, CALL), tokens=(CALL, CALL_END)),
+    ToolFormat.LLAMA: AnswerFormat(_tagged(_objects, trigger="", openers={PYTHON_TAG: False, "{": True})),
     **dict.fromkeys(MISTRAL_FORMATS, MISTRAL),
     ToolFormat.HARMONY: AnswerFormat(
-        _alone, tokens=HARMONY_TOKENS, stops=(RETURN, HARMONY_CALL), history=with_thinking
+        _harmony,
+        tokens=HARMONY_TOKENS,
+        stops=(RETURN, HARMONY_CALL),
+        history=lambda messages, _: with_thinking(messages),
+        tools=with_descriptions,
     ),
     ToolFormat.GEMMA: AnswerFormat(
-        _gemma,
-        GEMMA_CALL,
+        _tagged(_gemma, GEMMA_CALL),
         tokens=(GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE),
         stops=("<turn|>", "<|tool_response>"),
+        history=_gemma_history,
     ),
 }
-
-
-def answer_reader(
-    tool_format: ToolFormat, thoughts: Thoughts, tags: ThoughtTags, calls: CallWriter, schemas: ToolSchemas
-) -> AnswerReader:
-    """Make the reader of an answer."""
-    if tool_format is ToolFormat.HARMONY:
-        return HarmonyAnswer(thoughts, calls)
-    found = FORMATS[tool_format]
-    return TaggedAnswer(thoughts, tags, found.trigger, found.openers, lambda: found.new_reader(calls, schemas))
 
 
 def tool_format_of(template: str) -> ToolFormat:

@@ -6,6 +6,9 @@ from enum import Enum
 from router.text.formats.parts import CallReader, HeldText, Part, Step
 from router.text.formats.shapes import Thoughts, ThoughtTags
 
+MAX_BLANKS = 256
+"""Most white space before thoughts and before calls at the beginning of an answer."""
+
 
 class Section(Enum):
     """Part of an answer at which the reader stands."""
@@ -42,6 +45,8 @@ class TaggedAnswer:
         self._reader = new_reader()
         self.held = HeldText(follows_tag=is_thinking)
 
+    cut_header = ""
+
     @property
     def holds_content(self) -> bool:
         return self._section in (Section.START, Section.CONTENT) and bool(self.held.text.strip())
@@ -61,6 +66,9 @@ class TaggedAnswer:
     def _start(self, is_last: bool) -> bool:
         """Find the section that begins; return False while unknown."""
         text = self.held.text.lstrip()
+        if len(self.held.text) - len(text) > MAX_BLANKS:
+            self._section = Section.CONTENT
+            return True
         for opener in self._openers:
             if text.startswith(opener):
                 is_call = opener in self._call_openers
@@ -93,6 +101,8 @@ class TaggedAnswer:
 
     def _call(self, part: Part, is_last: bool) -> bool:
         step = self._reader.step(self.held, part, is_last)
-        if step is Step.OVER:
-            self._section, self.held.follows_tag = Section.CONTENT, True
+        if step in (Step.OVER, Step.TEXT):
+            self._section, self.held.follows_tag = Section.CONTENT, step is Step.OVER
+        if step is Step.TEXT:
+            part.content = self._trigger + part.content
         return step is not Step.WAIT

@@ -1,131 +1,183 @@
 """Tool calls with parameters between tags, as Qwen3.5 writes them.
 
 The text between the tags of a parameter is its value, typed by the tool's schema. So text values are streamed while
-being written, and others come complete. Models may forget end tags of parameters. A parameter written twice is told
-twice, and JSON readers keep the later value.
+being written, and others come complete. A parameter written twice is told twice, and JSON readers keep the later value.
+
+A value may hold tags as text. So an end tag ends a value only if a fitting tag or the end of the answer follows. Models
+may forget the end tag of a value: then another parameter of the tool on a line of its own ends the value, too. A call
+is complete only behind an end tag.
 """
 
 import json
 import re
 
-from router.text.formats.parts import CallWriter, HeldText, Part, Step, in_json, num_begun
+from router.text.formats.parts import (
+    CallWriter,
+    HeldText,
+    Part,
+    Step,
+    begun,
+    behind_call,
+    in_json,
+    num_begun,
+    read_head,
+)
 from router.text.formats.shapes import CALL, CALL_END, FUNCTION, FUNCTION_END
 from router.text.formats.typed_values import ToolSchemas, properties_of, typed, types_of
 
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MAX_NAME_CHARS = 256
-NAME = rf"([^>\n]{{1,{MAX_NAME_CHARS}}})>"
-HEAD = re.compile(f"{FUNCTION}{NAME}")
-PARAMETER_HEAD = re.compile(f"{PARAMETER}{NAME}")
-ENDS = (PARAMETER_END, PARAMETER, FUNCTION_END)
-VALUE_END = re.compile("|".join(ENDS))
-MAX_HEAD_CHARS = len(PARAMETER) + MAX_NAME_CHARS
+MAX_TAG_CHARS = len(PARAMETER) + MAX_NAME_CHARS
 """Most characters of the head of a call or parameter without its last."""
+SPACE = r"\s{0,64}"
+BEGUN_NAME = rf"[^>\n]{{0,{MAX_NAME_CHARS}}}"
+NAME = rf"([^>\n]{{1,{MAX_NAME_CHARS}}})>"
+HEAD = re.compile(f"{SPACE}{FUNCTION}{NAME}")
+BEGUN_HEAD = re.compile(f"{SPACE}(?:{begun(FUNCTION)}|{FUNCTION}{BEGUN_NAME})")
+INSIDE = re.compile(f"{PARAMETER}{NAME}|{FUNCTION_END}|(?={CALL_END}|{CALL}|{FUNCTION}{NAME})")
+"""What may follow the values of a call; tags that begin or end more than the call stay."""
+LINE = re.compile(f"{PARAMETER}{NAME}\n")
+BEGUN_LINE = re.compile(f"{PARAMETER}{BEGUN_NAME}>?")
+VALUE_TAGS = (PARAMETER_END, PARAMETER, FUNCTION_END, CALL_END)
+VALUE_TAG = re.compile("|".join(VALUE_TAGS))
+"""Tags that may end a value."""
 
 
-class XmlCall:
-    """Reader of a call between call tags."""
+class Followers:
+    """Tags of which one follows an end tag, perhaps behind white space."""
 
-    def __init__(self, calls: CallWriter, schemas: ToolSchemas) -> None:
-        self._calls, self._schemas = calls, schemas
-        self._num_blank = 0  # white space before the head
-        self._parameters: Parameters | None = None
-        self._is_content = False
+    def __init__(self, *tags: str) -> None:
+        self._whole = re.compile(f"{SPACE}(?:{'|'.join(tags)})")
+        self._begun = re.compile(f"{SPACE}(?:{'|'.join(map(begun, tags))})")
 
-    def step(self, held: HeldText, part: Part, is_last: bool) -> Step:
-        text = held.text
-        end = text.find(CALL_END)
-        is_over = end >= 0 or is_last
-        inside = text[:end] if end >= 0 else text if is_last else text[: len(text) - num_begun(text, CALL_END)]
-        behind = text[len(inside) :]
-        held.text = inside[self._read(inside, part, is_over) :] + behind
-        if not is_over:
-            return Step.WAIT
-        if self._is_content:
-            part.content += behind[: len(CALL_END)]
-        held.text = behind[len(CALL_END) :]
-        return Step.OVER
-
-    def _read(self, inside: str, part: Part, is_over: bool) -> int:
-        """Read text of the call; return the number of characters read."""
-        if self._is_content:
-            part.content += inside
-            return len(inside)
-        if self._parameters is None and not self._begin(inside, part, is_over):
-            return len(inside) if self._is_content else 0
-        assert self._parameters is not None, "it has begun"
-        arguments, num_read = self._parameters.read(inside, is_over)
-        self._calls.add_arguments(part, arguments)
-        return num_read
-
-    def _begin(self, inside: str, part: Part, is_over: bool) -> bool:
-        """Begin the call, or content if the text cannot become a call; return False for content or while unknown."""
-        while self._num_blank < len(inside) and inside[self._num_blank].isspace():
-            self._num_blank += 1
-        head = None if self._calls.is_full else HEAD.match(inside, self._num_blank)
-        if head is not None:
-            name = head[1].strip()
-            self._calls.begin(part, name)
-            self._parameters = Parameters(self._schemas, name)
+    def follow(self, text: str, at: int, is_last: bool) -> bool | None:
+        """Tell whether a tag, or the end of the answer, follows at a position of the text; None while unknown."""
+        if self._whole.match(text, at):
             return True
-        if is_over or self._calls.is_full or len(inside) - self._num_blank > MAX_HEAD_CHARS:
-            self._is_content = True
-            part.content += CALL + inside
+        if self._begun.fullmatch(text, at):
+            return True if is_last else None
         return False
 
 
+FOLLOWERS = {
+    PARAMETER_END: Followers(PARAMETER, FUNCTION_END, FUNCTION, CALL_END, CALL),
+    FUNCTION_END: Followers(CALL_END, CALL),
+    CALL_END: Followers(CALL),
+}
+"""Followers of an end tag that ends a value."""
+
+
+class XmlCall:
+    """Reader of the calls between call tags."""
+
+    def __init__(self, calls: CallWriter, schemas: ToolSchemas) -> None:
+        self._calls, self._schemas = calls, schemas
+        self._parameters: Parameters | None = None  # of the current call
+        self._is_behind = False  # a call
+
+    def step(self, held: HeldText, part: Part, is_last: bool) -> Step:
+        if self._is_behind:
+            return self._find_next(held, part, is_last)
+        if self._parameters is None:
+            return self._begin(held, part, is_last)
+        arguments, is_over = self._parameters.read(held, is_last)
+        self._calls.add_arguments(part, arguments)
+        if not is_over:
+            return Step.WAIT
+        self._calls.end()
+        self._is_behind = True
+        return Step.AGAIN
+
+    def _begin(self, held: HeldText, part: Part, is_last: bool) -> Step:
+        """Begin a call if its head is complete, or content if the text cannot become a call."""
+        head = read_head(HEAD, BEGUN_HEAD, held, self._calls, is_last)
+        if isinstance(head, Step):
+            return head
+        name = head[1].strip()
+        self._calls.begin(part, name, "{")
+        self._parameters, self._is_behind = Parameters(self._schemas, name), False
+        return Step.AGAIN
+
+    def _find_next(self, held: HeldText, part: Part, is_last: bool) -> Step:
+        """Find another call, or the end of the calls."""
+        held.text = held.text.lstrip()
+        step = self._begin(held, part, is_last)
+        return behind_call(held, CALL, CALL_END, is_last) if step is Step.TEXT else step
+
+
 class Parameters:
-    """Parameters of a call, as JSON."""
+    """Reader of the parameters of a call, as JSON behind its first brace."""
 
     def __init__(self, schemas: ToolSchemas, name: str) -> None:
         self._schema = schemas.get(name, {})
         self._properties = properties_of(self._schema)
-        self._written = "{"  # JSON not returned yet
-        self._separator = ""
+        self._keys: set[str] = set()  # of parameters begun
         self._value: TextValue | TypedValue | None = None
+        self._last = ""  # character of the current value
+        self._written: list[str] = []
 
-    def read(self, text: str, is_over: bool) -> tuple[str, int]:
-        """Return the certain JSON of more text, and the number of characters read.
-
-        Unread characters come again, in front of later text.
-        """
-        at = 0
-        while True:
-            at, has_more = self._read_value(self._value, text, at, is_over) if self._value else self._find(text, at)
-            if not has_more:
+    def read(self, held: HeldText, is_last: bool) -> tuple[str, bool]:
+        """Take text; return the certain JSON, and whether the call is over. A call that is cut off stays open."""
+        while self._read_value(held, is_last):
+            found = INSIDE.search(held.text)
+            if found is None:
+                held.text = "" if is_last else held.text[-MAX_TAG_CHARS:]
                 break
-        if is_over:
-            self._written += "}"
-        written, self._written = self._written, ""
-        return written, at
+            held.text = held.text[found.end() :]
+            if found[1] is None:
+                self._written.append("}")
+                return self._taken(), True
+            self._begin_value(found[1].strip())
+        return self._taken(), False
 
-    def _find(self, text: str, at: int) -> tuple[int, bool]:
-        """Find the next parameter; return its value's position, or the end of text that begins none, and whether found.
+    def _taken(self) -> str:
+        written, self._written = "".join(self._written), []
+        return written
 
-        Text between parameters is dropped.
-        """
-        head = PARAMETER_HEAD.search(text, at)
-        if head is None:
-            return max(at, len(text) - MAX_HEAD_CHARS), False
-        key = head[1].strip()
+    def _begin_value(self, key: str) -> None:
         allowed = types_of(self._properties.get(key), self._schema)
         self._value = TextValue() if allowed == {"string"} else TypedValue(allowed)
-        self._written += f"{self._separator}{json.dumps(key, ensure_ascii=False)}: {self._value.opening}"
-        self._separator = ", "
-        return head.end(), True
+        separator = ", " if self._keys else ""
+        self._written.append(f"{separator}{json.dumps(key, ensure_ascii=False)}: {self._value.opening}")
+        self._keys.add(key)
+        self._last = ""
 
-    def _read_value(self, value: "TextValue | TypedValue", text: str, at: int, is_over: bool) -> tuple[int, bool]:
-        """Read text of the current value; return the position behind, and whether the value has ended."""
-        found = VALUE_END.search(text, at)
-        end = found.start() if found else len(text)
-        if not found and not is_over:
-            end = max(at, end - max(num_begun(text, tag) for tag in ENDS))
-        self._written += value.add(text[at:end])
-        if not found and not is_over:
-            return end, False
-        self._written += value.end()
+    def _read_value(self, held: HeldText, is_last: bool) -> bool:
+        """Read text of the current value, if any; return False before its end."""
+        if self._value is None:
+            return True
+        num_sure, end = self._find_end(held.text, is_last)
+        self._written.append(self._value.add(held.text[:num_sure]))
+        self._last = held.text[:num_sure][-1:] or self._last
+        held.text = held.text[num_sure if end is None else end :]
+        if end is None:
+            return False
+        self._written.append(self._value.end())
         self._value = None
-        return end, True
+        return True
+
+    def _find_end(self, text: str, is_last: bool) -> tuple[int, int | None]:
+        """Return the number of characters that surely belong to the value, and where the text behind it begins."""
+        at = 0
+        while tag := VALUE_TAG.search(text, at):
+            is_end = self._is_end(tag, text, is_last)
+            if is_end is None:
+                return tag.start(), None
+            if is_end:
+                return tag.start(), tag.end() if tag[0] == PARAMETER_END else tag.start()
+            at = tag.end()
+        return len(text) - (0 if is_last else max(num_begun(text, each) for each in VALUE_TAGS)), None
+
+    def _is_end(self, tag: re.Match[str], text: str, is_last: bool) -> bool | None:
+        """Tell whether a tag ends the value; None while unknown."""
+        if tag[0] != PARAMETER:
+            return FOLLOWERS[tag[0]].follow(text, tag.end(), is_last)
+        before = text[tag.start() - 1] if tag.start() else self._last
+        if before != "\n":
+            return False
+        if line := LINE.match(text, tag.start()):
+            return line[1].strip() in self._properties.keys() - self._keys
+        return None if not is_last and BEGUN_LINE.fullmatch(text, tag.start()) else False
 
 
 class TextValue:

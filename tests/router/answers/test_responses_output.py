@@ -29,7 +29,9 @@ HEAD = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m"}
 REPEATED = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
 
 
-def job(thoughts: Thoughts = "may come", finish_reason: str = "stop", has_summary: bool = False) -> Job:
+def job(
+    thoughts: Thoughts = "may come", finish_reason: str = "stop", has_summary: bool = False, tool_format: str = "hermes"
+) -> Job:
     options = ResponseOptions(
         stream=False,
         include_usage=False,
@@ -37,7 +39,7 @@ def job(thoughts: Thoughts = "may come", finish_reason: str = "stop", has_summar
         token_ids=False,
         tokens_as_ids=False,
         thoughts=thoughts,
-        tool_format="hermes",
+        tool_format=tool_format,
         repeated=json.dumps(REPEATED),
         has_summary=has_summary,
     )
@@ -190,6 +192,15 @@ def test_thoughts_come_as_a_summary_where_one_is_asked_for() -> None:
     assert reasoning["summary"] == [{"type": "summary_text", "text": "why"}] and "content" not in reasoning
     assert message["content"][0]["text"] == "Hello"
     assert put_together(events) == [("reasoning", "why"), ("message", "Hello")]
+
+
+def test_a_call_that_a_stop_string_cut_off_is_incomplete() -> None:
+    answer = WholeResponse(job(tool_format="xml"))
+    for delivery in deliveries("<tool_call><function=f><parameter=a>\nhalf of", 9, "stop"):
+        answer.add(delivery)
+    assert told(json.loads(asyncio.run(answer.body()))["output"]) == [
+        ("function_call", 'f({"a": "half of)', "incomplete")
+    ]
 
 
 def test_deltas_of_one_item_are_one_event_for_a_client_that_is_slow() -> None:

@@ -65,7 +65,7 @@ FAMILIES = {
     ),
     "gpt-oss": Family(
         "'<|channel|>commentary to=functions.' + call.function.name + '<|message|>' + call.function.arguments | tojson",
-        "{{- '<|start|>assistant' }}",
+        "{%- for each in tools or [] %}{{- '//' + each.function.description }}{%- endfor %}{{- '<|start|>assistant' }}",
         ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"),
         "<|channel|>analysis<|message|>They ask.<|end|><|start|>assistant",
         f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}",

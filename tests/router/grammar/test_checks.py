@@ -26,6 +26,7 @@ from router.requests.tool_choice import TOOL_CHOICE, form_of
 from router.text.chat_answer import AnswerParser
 from router.text.formats.parts import Part
 from router.text.formats.shapes import CALL, THINK, THINK_END, Thoughts, ToolFormat
+from router.text.formats.xml_calls import PARAMETER_END
 from tests.router.conftest import Cluster
 from tests.support.guided import TextFollower, is_valid
 from tests.support.marks import first_then
@@ -78,16 +79,32 @@ def random_text(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: in
     return str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
+FREE_TOKENS = 300
+"""Random tokens of a text; afterwards its open parts are closed where they may be."""
+CLOSINGS = ('"', f"\n{PARAMETER_END}", THINK_END)
+"""Ends of parts that a grammar leaves free, which random tokens hardly write."""
+
+
 def random_ids(grammar: str, grammars: Grammars, tokenizer: Tokenizer, seed: int, begin: str = "") -> list[int]:
-    """Draw a text of what masks allow, behind a beginning."""
+    """Draw a whole text of what masks allow, behind a beginning."""
     rng, follower = random.Random(seed), TextFollower(grammar, grammars.end_ids)
     ids: list[int] = tokenizer.encode(begin, add_special_tokens=False).ids
+    closings = [tokenizer.encode(text, add_special_tokens=False).ids for text in CLOSINGS]
+    closing: list[int] = []
     outcome = follower.follow(grammars, ids)
     while not outcome.is_over and len(ids) < 2000:
         assert outcome.mask is not None, outcome
         allowed = np.flatnonzero(np.unpackbits(outcome.mask.view(np.uint8), bitorder="little")).tolist()
-        ids.append(rng.choice(allowed))
+        if len(ids) >= FREE_TOKENS:
+            ends = [each for each in grammars.end_ids if each in allowed]
+            closing = ends or closing or [*rng.choice(closings)]
+        if closing and closing[0] in allowed:
+            ids.append(closing.pop(0))
+        else:
+            closing = []
+            ids.append(rng.choice(allowed))
         outcome = follower.follow(grammars, ids[-1:])
+    assert outcome.is_over, "the text has an end"
     return ids
 
 

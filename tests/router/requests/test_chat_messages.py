@@ -9,11 +9,10 @@ from openai.types.chat import ChatCompletionMessage
 
 from common.base.errors import RequestError
 from common.settings.config import ModelSection
-from router.answers.chat_bodies import chat_choice_body
 from router.reading.reading import parse_conversation
 from router.requests.chat_fields import CHAT_FIELDS
 from router.text.tokenizer import Tokenizer
-from tests.router.text.test_chat_answer import F, completion, options
+from tests.router.text.test_chat_answer import F, completion, options, whole_choice
 
 USER = {"role": "user", "content": "the fox"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -27,6 +26,10 @@ def read(*messages: dict[str, Any]) -> Any:
 def test_calls_of_tools_reach_the_template_as_it_reads_them() -> None:
     (found,) = read({"role": "assistant", "content": None, "tool_calls": [CALL]})
     assert found == {"role": "assistant", "content": "", "tool_calls": [READ_CALL]}
+
+
+def test_an_empty_list_of_calls_does_not_reach_the_template() -> None:
+    assert read({"role": "assistant", "content": "a", "tool_calls": []}) == [{"role": "assistant", "content": "a"}]
 
 
 def test_what_libraries_keep_of_a_message_is_ignored() -> None:
@@ -57,7 +60,7 @@ def test_arguments_of_a_call_that_was_cut_off_go_back_as_they_are(sent: str, fou
 
 @pytest.mark.parametrize("text", ["Hello", f"<think>why</think>Hello<tool_call>{F}</tool_call>"])
 def test_a_message_that_came_goes_back_as_a_client_has_it(text: str) -> None:
-    message = chat_choice_body(text, completion(), options("hermes"))["message"]
+    message = whole_choice(text, completion(), options("hermes"))["message"]
     assert all("index" not in call for call in message.get("tool_calls", []))
     typed = ChatCompletionMessage.model_validate(message)
     sent = [message, typed.model_dump(), typed.model_dump(exclude_none=True), typed.to_dict()]

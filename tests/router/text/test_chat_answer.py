@@ -1,5 +1,6 @@
 """An answer taken apart: thoughts, text and calls, the same however it arrives."""
 
+import asyncio
 import dataclasses
 import json
 from itertools import pairwise
@@ -13,10 +14,11 @@ from common.base.errors import RequestError
 from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
 from router.dispatch.request_state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
-from router.text.chat_answer import AnswerParser
+from router.text.chat_answer import MAX_PIECE_CHARS, AnswerParser
 from router.text.chat_template import ChatTemplate
 from router.text.formats.parts import MAX_CALLS, Part
 from router.text.formats.shapes import GEMMA_TAGS, HARMONY_TAGS, MARKS, MISTRAL_TAGS, THINK_TAGS, Thoughts
+from router.text.formats.tagged import TaggedAnswer
 from tests.support.completions import make_completion
 
 F = '{"name": "f", "arguments": {"a": "ü"}}'
@@ -63,6 +65,10 @@ def completion() -> Completion:
     completion = make_completion()
     completion.output.finish_reason = "stop"
     return completion
+
+
+def whole_choice(text: str, completion: Completion, how: ResponseOptions) -> dict[str, Any]:
+    return asyncio.run(chat_choice_body(text, completion, how))
 
 
 def streamed(pieces: list[str], how: ResponseOptions) -> tuple[dict[str, Any], str]:
@@ -148,6 +154,17 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
         ("hermes", f"<tool_call>{F}\n{F}\n</tool_call>\n a", ("", " a", [F_CALL, F_CALL])),
         ("hermes", f'<tool_call>{F[:-1]}, "id": 5}}\n</tool_call>', ("", "", [F_CALL])),
         ("hermes", f"<tool_call>{F}\nWell.", ("", "Well.", [F_CALL])),
+        ("hermes", f"<tool_call>{F}\n<tool_call>{F}</tool_call>", ("", "", [F_CALL, F_CALL])),
+        ("hermes", f"<tool_call>{F}\nWell.\n<tool_call>{F}", ("", "Well.", [F_CALL, F_CALL])),
+        ("hermes", f"<tool_call>{F}, nothing</tool_call>", ("", "", [F_CALL])),
+        ("hermes", f"<tool_call>{F}{'.' * 300}</tool_call>", ("", f"{'.' * 300}</tool_call>", [F_CALL])),
+        ("hermes", f"<tool_call>{F[:-1]}</tool_call> a", ("", " a", [F_CALL])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", "", [("f", "{}")])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"ü\\"}"}</tool_call>', ("", "", [F_CALL])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "a"}',
+         ("", '<tool_call>{"name": "f", "arguments": "a"}', [])),
+        ("hermes", f'<tool_call>{{"a": 1}}<tool_call>{F}</tool_call>', ("", '<tool_call>{"a": 1}', [F_CALL])),
+        ("hermes", "<tool_call>\n\nno", ("", "<tool_call>\n\nno", [])),
         ("hermes", f"<tool_call>{F}\n</tool_", ("", "", [F_CALL])),
         ("hermes", f"<tool_call>{NO_NAME}", ("", f"<tool_call>{NO_NAME}", [])),
         ("llama", f"It is {LLAMA_F}", ("", f"It is {LLAMA_F}", [])),
@@ -156,7 +173,7 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
 )  # fmt: skip
 def test_whole_or_by_the_character(how: str, text: str, expected: Any) -> None:
     form = FORMS.get(how) or options(how)
-    whole = chat_choice_body(text, completion(), form)
+    whole = whole_choice(text, completion(), form)
     reason = "tool_calls" if expected[2] else "stop"
     assert (told(whole["message"]), whole["finish_reason"]) == (expected, reason)
     if len(text) < 1000:
@@ -214,7 +231,7 @@ def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how
     pieces = [text[begin:end] for begin, end in pairwise(ends)]
     form = options(how, thoughts)
     message, _ = streamed(pieces, form)
-    assert told(message) == told(chat_choice_body(text, completion(), form)["message"])
+    assert told(message) == told(whole_choice(text, completion(), form)["message"])
 
 
 def test_arguments_come_as_they_are_written() -> None:
@@ -240,13 +257,35 @@ def test_a_call_that_is_cut_off_is_a_call(arguments: str, content: str) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}{content}'
     done = completion()
     done.output.finish_reason = "length"
-    whole = chat_choice_body(text, done, options("hermes"))
+    whole = whole_choice(text, done, options("hermes"))
     assert whole["finish_reason"] == "length"
     (call,) = whole["message"]["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": arguments}
     assert whole["message"]["content"] == (" c" if content else None)
     message, _ = streamed(list(text), options("hermes"))
     assert message["tool_calls"][0]["function"] == call["function"] and message["content"] == (content and " c")
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("hermes", f"<tool_call>{F[:-4]}"),
+        ("hermes", f"<tool_call>{F}</tool_call><tool_call>{F[:-4]}"),
+        ("xml", "<tool_call><function=f><parameter=a>\nb"),
+        ("xml", "<tool_call><function=f><parameter=a>\nb\n</parameter>\n"),
+        ("llama", LLAMA_F[:-4]),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "'),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1'),
+        ("harmony", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1'),
+        ("gemma", '<|tool_call>call:f{a:<|"|>b'),
+    ],
+)
+def test_a_stop_string_inside_a_call_is_no_end_with_calls(tool_format: str, text: str) -> None:
+    form = options(tool_format)
+    whole = whole_choice(text, completion(), form)
+    assert whole["finish_reason"] == streamed(list(text), form)[1] == "stop"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(whole["message"]["tool_calls"][-1]["function"]["arguments"])
 
 
 @pytest.mark.parametrize(
@@ -260,6 +299,19 @@ def test_a_call_that_is_cut_off_is_a_call(arguments: str, content: str) -> None:
         ("hermes", "<think>why</think>\n\n", None),
         ("llama", '{"na', None),
         ("llama", '{"name": "fe', "fetch"),
+        ("mistral ids", "[TOOL_CALLS]fi", "find"),
+        ("mistral ids", "[TOOL_CALLS]find[CALL_ID]abc", "find"),
+        ("mistral ids", "[TOOL_CALLS]find[CALL_ID]abcdefghi[AR", "find"),
+        ("mistral list", '[TOOL_CALLS][{"name": "find", "arg', "find"),
+        ("harmony", "<|channel|>comm", None),
+        ("harmony", "<|channel|>commentary to=functions.fe", "fetch"),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.fi",
+            "find",
+        ),
+        ("gemma", "<|tool_call>call:fe", "fetch"),
+        ("xml", "<tool_call>\n<function=fi", "find"),
     ],
 )
 def test_of_a_forced_call_nothing_is_said_and_its_name_is_told_once_it_is_certain(
@@ -272,7 +324,7 @@ def test_of_a_forced_call_nothing_is_said_and_its_name_is_told_once_it_is_certai
         called = [call["function"] for call in message["tool_calls"]]
         assert called == [{"name": expected, "arguments": ""}] * (expected in forced)
         assert message["content"] == ""
-        whole = chat_choice_body(text, completion(), form)["message"]
+        whole = whole_choice(text, completion(), form)["message"]
         assert [call["function"] for call in whole.get("tool_calls", [])] == called
 
 
@@ -280,7 +332,7 @@ def test_thoughts_that_are_not_wanted_are_left_out() -> None:
     form = dataclasses.replace(options("hermes"), tells_thoughts=False)
     text = f"<think>why</think>Well.<tool_call>{F}</tool_call>"
     assert told(streamed(list(text), form)[0]) == ("", "Well.", [F_CALL])
-    assert "reasoning_content" not in chat_choice_body(text, completion(), form)["message"]
+    assert "reasoning_content" not in whole_choice(text, completion(), form)["message"]
 
 
 def test_text_is_shown_as_soon_as_it_is_certain() -> None:
@@ -300,3 +352,29 @@ def test_tools_reach_a_template_that_takes_them() -> None:
     assert template.render([], {}, 1000, TOOLS) == f"{json.dumps(TOOLS)} in <tool_call></tool_call>"
     with pytest.raises(RequestError, match="takes no tools"):
         ChatTemplate("<tool_call>", {}).render([], {}, 1000, TOOLS)
+
+
+async def test_a_long_answer_does_not_hold_the_loop_and_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest text that a reader has is short, because each of its steps copies it."""
+    lengths = []
+    step = TaggedAnswer.step
+
+    def noted(self: TaggedAnswer, part: Part, is_last: bool) -> bool:
+        lengths.append(len(self.held.text))
+        return step(self, part, is_last)
+
+    async def turns() -> None:
+        while True:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(TaggedAnswer, "step", noted)
+    order: list[str] = []
+    other = asyncio.create_task(turns())
+    text = "[TOOL_CALLS]" * 10_000
+    assert (await chat_choice_body(text, completion(), options("mistral")))["message"]["content"] == text
+    other.cancel()
+    assert len(order) >= len(text) // MAX_PIECE_CHARS and max(lengths) < 2 * MAX_PIECE_CHARS
+    lengths.clear()
+    assert AnswerParser(thoughts="", tool_format="mistral").feed(text, is_last=True).content == text
+    assert max(lengths) < 2 * MAX_PIECE_CHARS

@@ -14,6 +14,27 @@ texts = st.text(alphabet=st.sampled_from("aab the köln你好🎉👨\u200d👩\
 token_ids = st.lists(st.one_of(st.integers(0, 319), st.sampled_from([0, 1000])), max_size=120)
 
 
+def with_byte_fallback(name: str) -> tokenizers.Tokenizer:
+    """A tokenizer of some characters and 256 bytes, which decodes as Gemma's or as Mistral 7B v0.3's."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"\u2581ab\nö", "\u2581a"]
+    vocab = {word: token_id for token_id, word in enumerate(words)}
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=vocab, merges=[("\u2581", "a")], unk_token="<unk>", byte_fallback=True)
+    )
+    made.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    parts: list[Any] = [
+        tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()
+    ]  # fmt: skip
+    parts += [tokenizers.decoders.Strip(" ", 1, 0)] * (name == "mistral")
+    made.decoder = tokenizers.decoders.Sequence(parts)
+    return made
+
+
+@pytest.fixture(params=["gemma", "mistral"], scope="module")
+def bytewise(request: pytest.FixtureRequest) -> tokenizers.Tokenizer:
+    return with_byte_fallback(request.param)
+
+
 class CountingDecode:
     """Decodes with the tokenizer and notes the longest list that it was given."""
 
@@ -60,6 +81,45 @@ def test_no_chunk_of_valid_text_has_half_a_character(tokenizer: tokenizers.Token
     shown = "".join(decoder.push(token_id) for token_id in tokenizer.encode(text).ids)
     assert text.startswith(shown)
     assert shown + decoder.flush() == text
+
+
+@PROPERTY
+@given(text=st.text(alphabet=st.sampled_from("aab the köln日本語🎉👨\u200d👩"), max_size=60))
+def test_no_chunk_has_half_a_character_of_bytes_decoded_as_a_whole(bytewise: tokenizers.Tokenizer, text: str) -> None:
+    decode = CountingDecode(bytewise)
+    ids = bytewise.encode(text, add_special_tokens=False).ids
+    decoder, shown, whole = IncrementalDecoder(decode), "", decode(ids)
+    for token_id in ids:
+        shown += decoder.push(token_id)
+        assert whole.startswith(shown)
+    assert shown == whole, "characters come with their last byte"
+
+
+def test_a_stop_string_is_found_in_bytes_decoded_as_a_whole(bytewise: tokenizers.Tokenizer) -> None:
+    stream = TextStream(CountingDecode(bytewise), matcher("語b"))
+    pieces = []
+    for token_id in bytewise.encode("日本語bb", add_special_tokens=False).ids:
+        pieces.append(stream.push(token_id))
+        if stream.stop:
+            break
+    assert [piece for piece in pieces if piece] == ["日", "本"] and stream.stop == "語b"
+
+
+@pytest.mark.parametrize("byte", [0x85, 0xF0])
+def test_the_window_stays_short_through_endless_bytes_decoded_as_a_whole(
+    bytewise: tokenizers.Tokenizer, byte: int
+) -> None:
+    decode = CountingDecode(bytewise)
+    ids = [*bytewise.encode("ab").ids, *[byte + 1] * 400, *bytewise.encode("ab").ids]
+    chunks = chunks_of(IncrementalDecoder(decode), ids)
+    assert decode.longest <= 2 * MAX_PENDING_TOKENS
+    assert "".join(chunks) == decode(ids) and any(chunks[100:200])
+
+
+def test_an_invalid_byte_takes_no_character_back(bytewise: tokenizers.Tokenizer) -> None:
+    ids = [*bytewise.encode("日本").ids, 0x85 + 1, *bytewise.encode("a日").ids]
+    text = "".join(chunks_of(IncrementalDecoder(CountingDecode(bytewise)), ids))
+    assert text.startswith("日本\ufffd") and text.endswith("\ufffda日")
 
 
 @pytest.mark.parametrize("name", ["special", "invalid byte", "start of a character", "unknown id"])

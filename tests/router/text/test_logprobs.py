@@ -8,6 +8,7 @@ import pytest
 
 from common.wire.values.output_token import Logprobs, OutputToken
 from router.text.logprobs import LEAST, LogprobLog, TokenStrings
+from tests.router.text.test_detokenizer import with_byte_fallback
 
 
 class Words:
@@ -41,6 +42,30 @@ def test_a_token_is_called_by_its_text_or_its_bytes(token_id: int, name: str) ->
     strings = TokenStrings(Words())
     assert [strings.of(token_id), strings.of(token_id)] == [name, name]
     assert TokenStrings(Words(), as_ids=True).of(token_id) == f"token_id:{token_id}"
+
+
+class BytewiseWords:
+    """A vocabulary with byte fallback."""
+
+    tokenizer = with_byte_fallback("gemma")
+
+    def strings(self, ids: Sequence[int]) -> list[str | None]:
+        return [self.tokenizer.id_to_token(token_id) for token_id in ids]
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids)))
+
+
+def test_offsets_are_places_of_characters_whose_bytes_are_decoded_as_a_whole() -> None:
+    words = BytewiseWords()
+    log = LogprobLog(TokenStrings(words), words.decode_all, 2)
+    for token_id in words.tokenizer.encode("日本a語b").ids:
+        log.push(OutputToken(token_id, Logprobs((token_id,), (-0.5,))))
+    part = log.part(0, 99)
+    assert part["text_offset"] == [2, 2, 2, 3, 3, 3, 4, 5, 5, 5, 6]
+    assert part["tokens"][2:8] == [
+        "bytes:\\xa5", "bytes:\\xe6", "bytes:\\x9c", "bytes:\\xac", "a", "bytes:\\xe8"
+    ]  # fmt: skip
 
 
 def test_parts_tell_of_each_token_once_and_where_its_text_begins() -> None:

@@ -13,8 +13,9 @@ import pytest
 import tokenizers
 
 from common.memory.server.announcer import Announcer
-from common.wire.messages.memory_reports import MemoryHeartbeat, MemoryReady
+from common.wire.messages.memory_reports import GroupUse, MemoryHeartbeat, MemoryReady
 from common.wire.messages.worker import Knock, PeerGone, PrefillRequest, WorkerGone, WorkerLeaving
+from common.wire.values.kv_layout import CacheKind
 from router.workers import memory_servers
 from router.workers.hub import Links
 from router.workers.memory_servers import MemoryServers
@@ -57,7 +58,8 @@ class FakeMemory:
     def _heartbeat(self) -> MemoryHeartbeat:
         ready = self.announcer.ready
         counts = (70, 60, 40, 2, 1, 30, 2 * GB, 8, 9, 10)
-        return MemoryHeartbeat(ready.server_id, ready.epoch, 3 * GB, 5 * GB, *counts, ("prefill-0", "decode-0"), 87, 64)
+        workers, groups = ("prefill-0", "decode-0"), (GroupUse(CacheKind.FULL, 9, GB), GroupUse(CacheKind.STATE, 2, 7))
+        return MemoryHeartbeat(ready.server_id, ready.epoch, 3 * GB, 5 * GB, *counts, workers, 87, 64, groups)
 
 
 StartMemory = Callable[..., Awaitable[FakeMemory]]
@@ -253,6 +255,10 @@ async def test_health_metrics_and_the_log_show_memory_servers(
         ("copied_in_bytes_total", 10),
     ]:
         assert registry.get_sample_value(f"baton_memory_{name}", {"server": "memory-0"}) == value
+    for group, kind, num_used, num_bytes in (("0", "full", 9, GB), ("1", "state", 2, 7)):
+        labels = {"server": "memory-0", "group": group, "kind": kind}
+        assert registry.get_sample_value("baton_memory_group_used_blocks", labels) == num_used
+        assert registry.get_sample_value("baton_memory_group_bytes", labels) == num_bytes
     in_use = 2 + 1  # offered, quarantined: what else is leased there is at hand
     assert registry.get_sample_value("baton_kv_usage_ratio") == in_use / (70 + 1000)
 

@@ -1,10 +1,11 @@
 """Answers of gpt-oss: channels and recipients, the same wherever the text is cut."""
 
+import json
 from typing import Any
 
 import pytest
 
-from router.text.formats.harmony import with_thinking
+from router.text.formats.harmony import with_descriptions, with_thinking
 from router.text.formats.registry import thoughts_behind
 from router.text.formats.shapes import HARMONY_TAGS, ToolFormat
 from tests.support.answer_parts import Answer, Reading, check_every_cut, streamed, whole
@@ -40,6 +41,8 @@ MALFORMED: dict[str, Answer] = {
     f"{CALL}nope<|call|>": Answer(calls=(("f", "nope"),)),
     f"{CALL}{{}}nope<|call|>": Answer(calls=(("f", "{}"),)),
     f"{CALL}": Answer(calls=(("f", ""),)),
+    f"{CALL}<|call|>": Answer(calls=(("f", "{}"),)),
+    f"{CALL}{{}}{NEXT}{CALL}<|call|>": Answer(calls=(("f", "{}"), ("f", "{}"))),
 }
 
 
@@ -99,3 +102,33 @@ def test_history_has_a_single_call_in_each_message_with_its_result_behind() -> N
         result[0],
         {"role": "assistant", "content": "d", "reasoning_content": None},
     ]
+
+
+def test_results_without_a_call_stay_for_the_template_to_refuse() -> None:
+    user = {"role": "user", "content": "a"}
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "fg"]
+    assert with_thinking([user, *results, user]) == [user, *results, user]
+
+
+def test_tools_have_what_the_template_joins_to_texts() -> None:
+    properties = {
+        "a": {"enum": [1, 2], "default": 2}, "b": {"oneOf": [{"const": None}], "default": None},
+        "c": {"enum": ["d"], "default": "d"}, "e": {"type": "integer", "default": 5}, "f": True,
+    }  # fmt: skip
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}},
+        {"type": "function", "function": {"name": "g", "description": None, "parameters": None}},
+        {"type": "function", "function": {"name": "h", "description": "Say."}},
+    ]
+    before = json.dumps(tools)
+    first, *others = (each["function"] for each in with_descriptions(tools))
+    assert json.dumps(tools) == before
+    assert first["description"] == "" and first["parameters"]["type"] == "object"
+    found = first["parameters"]["properties"]
+    assert {key: each["default"] for key, each in found.items() if key != "f"} == {
+        "a": "2",
+        "b": "null",
+        "c": "d",
+        "e": 5,
+    }
+    assert others == [{"name": "g", "description": "", "parameters": None}, {"name": "h", "description": "Say."}]

@@ -17,6 +17,9 @@ CALLED: dict[str, Answer] = {
     '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Oslo"}': Answer(calls=(OSLO,)),
     '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo"}, "id": "abcdefghi"}]': Answer(calls=(OSLO,)),
     '[TOOL_CALLS] [{"arguments": {}, "name": "f"}]': Answer(calls=(("f", "{}"),)),
+    '[TOOL_CALLS][{"name": "f", "arguments": null}, {"name": "g", "arguments": "{\\"a\\": 1}"}]': Answer(
+        calls=(("f", "{}"), ("g", '{"a": 1}'))
+    ),
     '[TOOL_CALLS][{"name": "f", "arguments": {"a": "}]"}}, {"name": "g", "arguments": {}}] Done.': Answer(
         content=" Done.", calls=(("f", '{"a": "}]"}'), ("g", "{}"))
     ),
@@ -33,13 +36,18 @@ MALFORMED: dict[str, Answer] = {
     "[TOOL_CALLS]f[ARGS]{}} b": Answer(content="} b", calls=(("f", "{}"),)),
     '[TOOL_CALLS][{"name": "f", "arguments": {}}, 5]': Answer(content="5]", calls=(("f", "{}"),)),
     "[TOOL_CALLS][TOOL_CALLS]f{}": Answer(content="[TOOL_CALLS]", calls=(("f", "{}"),)),
+    "[TOOL_CALLS]f[ARGS][TOOL_CALLS]g[ARGS] [TOOL_CALLS]h[ARGS]{}": Answer(
+        calls=(("f", "{}"), ("g", "{}"), ("h", "{}"))
+    ),
+    "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS] ": Answer(calls=(("f", ""),)),
     "[THINK]a": Answer("a"),
 }
 TEXTS = [
-    "[TOOL_CALLS]", "a [TOOL_CALLS] b", "[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]nope",
+    "[TOOL_CALLS]", "a [TOOL_CALLS] b", "[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS", "[TOOL_CALLS]f[ARGS]nope",
     "[TOOL_CALLS]f[CALL_ID]abc", "[TOOL_CALLS][ARGS]{}", '[TOOL_CALLS]{"a": 1}', "[TOOL_CALLS][", "[TOOL_CALLS][1, 2]",
-    "[TOOL_CALLS][]", '[TOOL_CALLS][{"name": 5}]', '[TOOL_CALLS][{"name": "f", "arguments": "{}"}] x', "a [TOOL",
-    "[/THINK]a", "[TOOL_CALLS] f\ng", f"[TOOL_CALLS]{'f' * 99}",
+    "[TOOL_CALLS][]", '[TOOL_CALLS][{"name": 5}]', '[TOOL_CALLS][{"name": "f", "arguments": "nope"}] x', "a [TOOL",
+    "[TOOL_CALLS]\n\na", '[TOOL_CALLS] [ {"name": "f", "arguments": 5}]', "[/THINK]a",
+    "[TOOL_CALLS] f\ng", f"[TOOL_CALLS]{'f' * 99}",
 ]  # fmt: skip
 """Texts without a call."""
 
