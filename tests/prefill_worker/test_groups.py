@@ -215,6 +215,19 @@ def test_stock_never_waits_for_states() -> None:
     assert not house.num_short and any(house.leases.num_free)
 
 
+def test_a_prompt_holds_blocks_for_the_snapshots_that_it_takes_and_no_more() -> None:
+    house = House(LAYOUTS["states"], some(LAYOUTS["states"], of_tokens=900, of_windows=0, of_states=20), max_len=5000)
+    house.computes = False
+    text = list(range(2000))
+    for num_found, num_spare in ((0, 2), (1996, 0)):
+        prompt = house.add(text)
+        house.exchange()
+        assert prompt.beginning.grant is not None and prompt.num_scheduled_tokens == num_found
+        assert len(prompt.beginning.grant.fresh[1]) == 1 + num_spare, "one at 1,024 tokens and one at the end"
+        while house.scheduler.prompts:
+            assert house.step()
+
+
 def test_nobody_waits_for_a_snapshot_that_will_not_come() -> None:
     layout = LAYOUTS["states"]
     house = House(layout, some(layout, of_tokens=400, of_windows=0, of_states=20))

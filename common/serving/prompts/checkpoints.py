@@ -61,13 +61,15 @@ class Checkpoints(Generic[AnyPrompt]):
         if not self.states:
             return 0
         num_stops = len(self._doublings(prompt)) + 2
-        return num_stops if self._is_late(self._last(prompt)) else 0
+        return num_stops if self._is_worthwhile(self._last(prompt)) else 0
 
     def take_surplus(self, prompt: AnyPrompt) -> list[int]:
         """Take and return granted blocks for snapshots that the prompt will not take, because of the found blocks."""
         grant = prompt.beginning.grant
         assert grant is not None, "its blocks are granted"
-        num_kept = 1 + len(self.stops(prompt))
+        if not self.states:
+            return []
+        num_kept = 1 + sum(stop > grant.num_places for stop in self.stops(prompt))
         surplus = [block_id for number in self.states for block_id in grant.fresh[number][num_kept:]]
         for number in self.states:
             del grant.fresh[number][num_kept:]
@@ -132,20 +134,21 @@ class Checkpoints(Generic[AnyPrompt]):
         """Return the most places that another text can have in common with a prompt; a token is always computed."""
         return min(len(prompt.beginning.digests), (len(prompt.token_ids) - 1) // self.layout.block_size)
 
-    def _is_late(self, stop: int) -> bool:
+    def _is_worthwhile(self, stop: int) -> bool:
+        """Tell whether a text would be looked up that ends behind `stop` places."""
         return stop > 0 and stop * self.layout.block_size >= self.min_tokens
 
     def _ends(self, prompt: AnyPrompt) -> set[int]:
         """Return the stops that end a chunk, in places."""
         last = self._last(prompt)
-        return set(filter(self._is_late, (min(prompt.beginning.num_alike, last), last)))
+        return set(filter(self._is_worthwhile, (min(prompt.beginning.num_alike, last), last)))
 
     def _doublings(self, prompt: AnyPrompt) -> list[int]:
         """Return the other stops, in places, last first."""
         stops, end = list[int](), self._last(prompt)
         while len(stops) < MOST_WITHIN and (end := last_doubling(end - 1, self.layout.block_size)):
             stops.append(end)
-        return list(filter(self._is_late, stops))
+        return list(filter(self._is_worthwhile, stops))
 
     def _num_spare(self, prompt: AnyPrompt) -> int:
         """Return the number of snapshots of all states for which the prompt has blocks."""
@@ -158,8 +161,8 @@ class Checkpoints(Generic[AnyPrompt]):
 
     def _takes(self, prompt: AnyPrompt, num_tokens: int) -> bool:
         """Tell whether a snapshot at a doubling leaves blocks for the stops behind `num_tokens` that end a chunk."""
-        size = self.layout.block_size
-        return self._num_spare(prompt) > sum(size * stop > num_tokens for stop in self._ends(prompt))
+        size, num_spare = self.layout.block_size, self._num_spare(prompt)
+        return num_spare > 0 and num_spare > sum(size * stop > num_tokens for stop in self._ends(prompt))
 
     def _mark_windows(self, prompt: AnyPrompt, end: int) -> None:
         """Choose blocks of windows to seal among those that are full at `end`: the last ones, if blocks are short."""
