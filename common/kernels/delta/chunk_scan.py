@@ -2,9 +2,9 @@
 
 S is the state before a chunk, `[key_dim, value_dim]`; `grown[i]` is the decay from the chunk's begin to token i.
 
-    change = inverse (v - grown (k S))
-    out    = grown (q S) + scores change
-    S      = grown[-1] S + k^T (grown[-1] / grown change)
+    change = inverse (v - grown (k S)).
+    out    = grown (q S) + scores change.
+    S      = grown[-1] S + k^T (grown[-1] / grown change).
 
 Chunks of a sequence follow each other, so latency is the bound. Of a chunk's six products, three depend on each other.
 A program takes VALUES values of a head, and keeps their part of the state in fp32 registers. All products have values

@@ -74,6 +74,7 @@ def test_the_log_says_when_requests_are_served_and_when_not(caplog: pytest.LogCa
 
 
 def test_the_log_tells_a_degradation_once_it_has_lasted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     now_s = 0.0
     pool = WorkerPool(NET, 2.0, lambda: now_s)
     d0 = pool.add(ready("d0", Role.DECODE), now_s)
