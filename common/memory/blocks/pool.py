@@ -127,27 +127,31 @@ class Pool:
         """Grant wants in order; a small want may pass larger ones for a while."""
         answers: list[Answer] = []
         waiting: list[Want] = []
-        ahead: list[Counts] = []  # blocks kept for wants before
+        ahead = Ahead(self.index)
         for want in self._in_order():
             due = _due(self.index, want)
             lacking, reserve = _lacking(self.index, due), self._reserve_before(want.client)
-            is_next = not any(lacking) or self._fits(ahead, due, reserve)
-            if is_next or (self._fits((), due, reserve) and self.may_pass(waiting, lacking)):
+            is_free = not any(lacking)
+            has_room = is_free or self._fits(self.index.slabs.room, due, reserve)
+            is_next = is_free or (has_room and self._fits(ahead.room, due, reserve))
+            if is_next or (has_room and self.may_pass(waiting, lacking)):
                 free = self.index.num_free
                 if self.restore(self, want):
                     want.is_restoring = True
-                    ahead.append(minus(lacking, minus(free, self.index.num_free)))
+                    ahead.room_changed()
+                    ahead.keep(minus(lacking, minus(free, self.index.num_free)))
                     continue
                 for other in waiting:
                     other.num_passed += sum(lacking)
                 del self.wants[want.key]
                 spare = _for_snapshots(self.index.shape.layout, want)
-                if waiting or not self._fits(ahead, due, plus(reserve, spare)):
+                if waiting or not self._fits(ahead.room, due, plus(reserve, spare)):
                     spare = self.layout.nothing
                 answers.append(_granted(self.index, want, due, spare))
+                ahead.room_changed()
             else:
                 waiting.append(want)
-                ahead.append(lacking)
+                ahead.keep(lacking)
         if self.is_short != bool(waiting):
             self.is_short = bool(waiting)
             users = [user.client for user in self.users.values() if not user.is_peer]
@@ -173,9 +177,8 @@ class Pool:
             want.num_passed + sum(wanted) <= sum(want.num_blocks) // 2 for want in waiting
         )
 
-    def _fits(self, ahead: Iterable[Counts], due: "Due", more: Counts) -> bool:
-        """Tell whether there is room for a want and `more` blocks, beside blocks kept for wants `ahead`."""
-        room = reduce(Room.without, ahead, self.index.slabs.room)
+    def _fits(self, room: Room, due: "Due", more: Counts) -> bool:
+        """Tell whether there is room for a want and `more` blocks."""
         return self.index.fits_in(room, plus(due.fresh, more), () if due.prefix is None else due.prefix.found)
 
     def _reserve_before(self, client: int) -> Counts:
@@ -186,6 +189,31 @@ class Pool:
         if client in decoding or not is_decoding:
             return index.shape.layout.nothing
         return tuple(int(self.reserve * count) for count in index.shape.num_blocks)
+
+
+class Ahead:
+    """Blocks kept for wants that come before others, and the room beside them."""
+
+    def __init__(self, index: BlockIndex) -> None:
+        self.index = index
+        self.kept: list[Counts] = []
+        self._room: Room | None = None
+
+    @property
+    def room(self) -> Room:
+        """The room of the pool beside the blocks kept."""
+        if self._room is None:
+            self._room = reduce(Room.without, self.kept, self.index.slabs.room)
+        return self._room
+
+    def keep(self, counts: Counts) -> None:
+        """Keep blocks for another want."""
+        self._room = self.room.without(counts)
+        self.kept.append(counts)
+
+    def room_changed(self) -> None:
+        """Note that blocks of the pool were leased, freed or evicted."""
+        self._room = None
 
 
 class Due(NamedTuple):
