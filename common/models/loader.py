@@ -51,7 +51,9 @@ def load_model(
     layout = weights_layout(config.stacks(), DTYPES[dtype])
 
     def fill(region: Tensor, progress: Progress) -> Loading:
-        return load_weights(model_dir, layout, region, ignored=config.ignored, progress=progress)
+        return load_weights(
+            model_dir, layout, region, ignored=config.ignored, progress=progress, quantization=config.quantization
+        )
 
     region, loading = memory.begin(layout, fill)
     return Decoder(config, layout.tensors(region), max_len), loading
