@@ -6,7 +6,9 @@ from importlib import import_module
 from pathlib import Path
 
 from common.base.errors import ModelError
+from common.checkpoint.gguf.model_file import is_gguf
 from common.models.config import DecoderConfig
+from common.models.gguf_config import with_rope_factors
 from common.models.settings import Settings
 
 FAMILIES = "common.models.families"
@@ -44,9 +46,10 @@ def architectures() -> list[str]:
     return sorted([module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__)] + [*WRAPPERS])
 
 
-def read_config(model_dir: Path) -> DecoderConfig:
-    """Return the decoder's config from config.json; raises ModelError for an unsupported model."""
-    return decoder_config(Settings.read(model_dir))
+def read_config(path: Path) -> DecoderConfig:
+    """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model."""
+    config = decoder_config(Settings.read(path))
+    return with_rope_factors(config, path) if is_gguf(path) else config
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:

@@ -30,31 +30,63 @@ SLOT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Elements packed in blocks, which are unpacked where the target is."""
+
+    num_elements: int  # of a block: neighbours of a row
+    num_bytes: int  # of a block
+    unpack: Callable[[Tensor], Tensor]  # bytes [blocks, num_bytes] to elements [blocks, num_elements]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """Elements of a file from byte `offset` on, and the tensor to fill."""
 
     path: Path
     offset: int
-    dtype: torch.dtype  # in the file
+    dtype: torch.dtype  # in the file, or of unpacked elements
     target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
+    blocks: Blocks | None = None  # None: plain elements
 
     @property
     def num_bytes(self) -> int:
-        return self.target.numel() * self.dtype.itemsize
+        return self._bytes_of(self.target.numel())
 
-    def split(self, max_bytes: int) -> Iterator["Part"]:
-        """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer."""
-        target = self.target.view(-1) if self.target.is_contiguous() else self.target
-        row_bytes = target[:1].numel() * self.dtype.itemsize
+    def split(self, slot_bytes: int) -> Iterator["Part"]:
+        """Yield the part in pieces of at most `slot_bytes`, before and after unpacking.
+
+        A piece has some rows, some blocks of contiguous rows, or a part of a row that is longer.
+        """
+        max_bytes = slot_bytes
+        if self.blocks is not None:
+            max_bytes = max(1, slot_bytes // (self.blocks.num_elements * self.dtype.itemsize)) * self.blocks.num_bytes
+        yield from self._pieces(max_bytes)
+
+    def _pieces(self, max_bytes: int) -> Iterator["Part"]:
+        target = self.target
+        if target.is_contiguous():
+            target = target.view(-1) if self.blocks is None else target.view(-1, self.blocks.num_elements)
+        row_bytes = self._bytes_of(target[:1].numel())
         step = max(1, max_bytes // max(1, row_bytes))
         for begin in range(0, target.shape[0], step):
-            rows = target[begin : begin + step]
-            part = Part(self.path, self.offset + begin * row_bytes, self.dtype, rows, self.add)
+            part = replace(self, offset=self.offset + begin * row_bytes, target=target[begin : begin + step])
             if row_bytes <= max_bytes:
                 yield part
             else:
-                yield from replace(part, target=rows[0]).split(max_bytes)
+                yield from replace(part, target=part.target[0])._pieces(max_bytes)
+
+    def _bytes_of(self, num_elements: int) -> int:
+        if self.blocks is None:
+            return num_elements * self.dtype.itemsize
+        return num_elements // self.blocks.num_elements * self.blocks.num_bytes
+
+    def elements(self, read: Tensor, device: torch.device) -> Tensor:
+        """Return the elements in bytes `[num_bytes]`, in the target's shape; unpacked ones are on the device."""
+        if self.blocks is None:
+            return read.view(self.dtype).view(self.target.shape)
+        packed = read.to(device, non_blocking=True).view(-1, self.blocks.num_bytes)
+        return self.blocks.unpack(packed).view(self.target.shape)
 
 
 class Upload:
@@ -71,8 +103,9 @@ class Upload:
         self.progress = progress
         self.loaded_bytes = 0
         self.total_bytes = sum(part.target.numel() * part.target.itemsize for part in parts)
-        self.slot_bytes = min(SLOT_BYTES, max([1, *(part.num_bytes for part in parts)]))
-        self.parts = iter([piece for part in parts for piece in part.split(SLOT_BYTES)])
+        pieces = [piece for part in parts for piece in part.split(SLOT_BYTES)]
+        self.slot_bytes = max([1, *(piece.num_bytes for piece in pieces)])
+        self.parts = iter(pieces)
         self.lock = threading.Lock()
         with ExitStack() as opened:
             self.files = {path: _open(path, opened) for path in {part.path for part in parts}}
@@ -157,9 +190,8 @@ class _Slot:
 
     def copy_to(self, part: Part) -> None:
         """Start copying the part just read to its target."""
-        target, dtype = part.target, part.dtype
-        source = self.bytes[: target.numel() * dtype.itemsize].view(dtype).view(target.shape)
-        if dtype != target.dtype or not target.is_contiguous():
+        target, source = part.target, part.elements(self.bytes[: part.num_bytes], self.device)
+        if source.dtype != target.dtype or not target.is_contiguous():
             source = source.to(self.device, non_blocking=True)  # converted, or put in order, on the device
         target.copy_(source, non_blocking=True)
         if part.add:

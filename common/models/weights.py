@@ -132,12 +132,12 @@ def load_weights(
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
             first_row, _ = piece.rows or (0, 0)
             offset = offsets[source.path][source.name] + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
-            target = _in_file_order(tensors[name], piece)
+            target = in_file_order(tensors[name], piece)
             parts.append(Part(source.path, offset, dtype, target, layout.stacks[name].add))
     return Upload(parts, region.device, progress)
 
 
-def _in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
+def in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
     """Return a view of the piece's place in a stack, with the elements in the order of the file."""
     rows = tensor[piece.begin : piece.begin + piece.num_rows]
     return rows.view(-1) if piece.order is None else rows.view(piece.order.view).permute(piece.order.file)
@@ -186,7 +186,7 @@ def _files_of_index(index: Path) -> dict[str, Path]:
         raise ModelError(f"{index}: not an index of safetensors files ({error}); fetch the model again") from None
     lost = sorted({path.name for path in files.values() if not os.path.isfile(path)})  # isfile takes any name
     if lost:
-        raise ModelError(f"{index}: names files that are not there: {_listed(lost)}; fetch the model again")
+        raise ModelError(f"{index}: names files that are not there: {listed(lost)}; fetch the model again")
     return files
 
 
@@ -209,11 +209,11 @@ def _check_names(
     extra = sorted(name for name in others if not name.endswith(IGNORED_SUFFIXES))
     problems = []
     if missing:
-        problems.append(f"{len(missing)} missing tensors: {_listed(missing)}")
+        problems.append(f"{len(missing)} missing tensors: {listed(missing)}")
     if missing and instead:
-        problems[-1] += f"; or, in another form, {_listed(instead)}"
+        problems[-1] += f"; or, in another form, {listed(instead)}"
     if extra:
-        problems.append(f"{len(extra)} unexpected tensors: {_listed(extra)}")
+        problems.append(f"{len(extra)} unexpected tensors: {listed(extra)}")
     if problems:
         raise ModelError(f"{model_dir}: {'; '.join(problems)}; do config.json and the weights belong together?")
 
@@ -248,7 +248,7 @@ def _check_shapes(
             else:
                 dtypes[name] = types[dtype]
     if problems:
-        raise ModelError(f"{model_dir}: {_listed(problems)}; fetch the model again")
+        raise ModelError(f"{model_dir}: {listed(problems)}; fetch the model again")
     return dtypes
 
 
@@ -279,6 +279,6 @@ def _offsets(path: Path) -> dict[str, int]:
     return {name: 8 + header_bytes + entry["data_offsets"][0] for name, entry in header.items()}
 
 
-def _listed(items: list[str]) -> str:
+def listed(items: list[str]) -> str:
     more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return ", ".join(items[:_SHOWN]) + more
