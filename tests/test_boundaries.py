@@ -33,8 +33,8 @@ ROOMS_OF = {
         "memory.base", "kernels.latent",
         "kernels.attention", "kernels.delta", "kernels.experts", "kernels.products", "kernels.sampling",
         "kernels.elementwise", "kernels.base",
-        "grammar", "wire.transport", "wire.messages", "wire.values", "checkpoint", "checkpoint.gguf",
-        "settings", "base",
+        "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "checkpoint", "checkpoint.gguf",
+        "base",
     ),
     "deploy": (
         "cli", "bench", "containers", "serve", "autoscale", "planning", "planning.simulation", "planning.step_times",
@@ -53,7 +53,7 @@ PARTS_BELOW = {
     "memory": {"wire"},
     "kv": {"wire", "kernels", "memory"},
     "device": {"wire", "kernels", "ops", "models", "kv", "memory"},
-    "serving": {"wire", "grammar", "device", "memory", "kv"},
+    "serving": {"wire", "checkpoint", "grammar", "device", "memory", "kv"},
 }
 GROUND = {"base", "settings"}
 MAX_FILES = 16

@@ -5,13 +5,24 @@ from pathlib import Path
 from common.base.errors import ConfigError
 from common.base.json_file import Json, JsonObject, read_json, text_fields
 from common.checkpoint.gguf.config import config_of
-from common.checkpoint.gguf.model_file import is_gguf, read_gguf
+from common.checkpoint.gguf.model_file import is_gguf, parts_of, read_gguf
 from common.checkpoint.gguf.special_tokens import end_ids_of, tokenizer_config_of
 from common.checkpoint.gguf.tokenizer import tokenizer_json_of
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
+
+
+def require_model(path: Path) -> None:
+    """Raise ConfigError when there is no model, or not all parts of a file; programs call before any other work."""
+    if is_gguf(path):
+        parts_of(path)
+    if not place_of(path, CONFIG).is_file():
+        raise ConfigError(
+            f"model.path = {path}: no directory with a model's config.json, and no GGUF file; name one with "
+            "--model-path, and for a container mount it there"
+        )
 
 
 def place_of(path: Path, name: str) -> Path:

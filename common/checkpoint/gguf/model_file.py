@@ -20,6 +20,14 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX
 
 
+def model_name(path: Path) -> str:
+    """Return the name of a directory, or that of a GGUF file without its end and the number of a part."""
+    if not is_gguf(path):
+        return path.resolve().name
+    part = PART.fullmatch(path.name)
+    return part["name"] if part else path.stem
+
+
 @dataclass(frozen=True, slots=True)
 class GGUFModel:
     """Metadata and tensors of a model; `path` is the file, of several the first."""
