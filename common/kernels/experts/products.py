@@ -5,6 +5,8 @@ has tall tiles of weights; pairs are the narrow side. Results of a pair lie in r
 adds to the result of another. The reader of these rows adds in a fixed order.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -263,28 +265,12 @@ def experts_gate_up(
     out = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     _experts_gate_up_kernel[(triton.cdiv(inner, tiles.gate_rows), num_tiles)](
         x_ptr=x,
-        data_ptr=_numbers(matrix),
-        scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
-        bias_ptr=x if matrix.bias is None else matrix.bias,
-        experts_ptr=routing.experts,
-        order_ptr=routing.experts if groups is None else groups.order,
-        tiles_ptr=routing.experts if groups is None else groups.tiles,
         out_ptr=out,
         num_tiles=num_tiles,
         n=inner,
-        K=matrix.num_in,
-        SLOTS=routing.experts.shape[1],
-        PAIRS=tiles.pairs,
         BLOCK_N=tiles.gate_rows,
-        BLOCK_K=tiles.block_k,
-        STAGES=tiles.stages,
         ACTIVATION=activation,
-        HAS_BIAS=matrix.bias is not None,
-        PACKED=matrix.scales is not None,
-        LONE=groups is None,
-        PDL=pdl,
-        num_warps=tiles.warps,
-        launch_pdl=pdl,
+        **_operands(x, matrix, routing, groups, tiles, pdl=pdl),
     )
     return out
 
@@ -305,36 +291,44 @@ def experts_down(
     out = torch.empty((num_slots, m, n), dtype=out_dtype, device=x.device)
     _experts_down_kernel[(triton.cdiv(n, tiles.down_rows), num_tiles)](
         x_ptr=x,
-        data_ptr=_numbers(matrix),
-        scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
-        bias_ptr=x if matrix.bias is None else matrix.bias,
         weights_ptr=routing.weights,
-        experts_ptr=routing.experts,
-        order_ptr=routing.experts if groups is None else groups.order,
-        tiles_ptr=routing.experts if groups is None else groups.tiles,
         out_ptr=out,
         num_tiles=num_tiles,
         m=m,
         n=n,
-        K=matrix.num_in,
-        SLOTS=num_slots,
-        PAIRS=tiles.pairs,
         BLOCK_N=tiles.down_rows,
-        BLOCK_K=tiles.block_k,
-        STAGES=tiles.stages,
-        HAS_BIAS=matrix.bias is not None,
-        PACKED=matrix.scales is not None,
-        LONE=groups is None,
-        PDL=pdl,
-        num_warps=tiles.warps,
-        launch_pdl=pdl,
+        **_operands(x, matrix, routing, groups, tiles, pdl=pdl),
     )
     return out
 
 
-def _numbers(matrix: ExpertMatrix) -> Tensor:
-    """Return the matrix as kernels read it: MXFP4 as numbers of 16 bits, with four values each."""
-    return matrix.data if matrix.scales is None else matrix.data.view(torch.uint16)
+def _operands(
+    x: Tensor, matrix: ExpertMatrix, routing: Routing, groups: Groups | None, tiles: ExpertTiles, *, pdl: bool
+) -> dict[str, Any]:
+    """Return the arguments that both kernels take: matrix, order of pairs, and settings of the launch.
+
+    Kernels read MXFP4 as numbers of 16 bits, with four values each.
+    """
+    data, scales, bias = matrix
+    return {
+        "data_ptr": data if scales is None else data.view(torch.uint16),
+        "scales_ptr": data if scales is None else scales,
+        "bias_ptr": x if bias is None else bias,
+        "experts_ptr": routing.experts,
+        "order_ptr": routing.experts if groups is None else groups.order,
+        "tiles_ptr": routing.experts if groups is None else groups.tiles,
+        "K": matrix.num_in,
+        "SLOTS": routing.experts.shape[1],
+        "PAIRS": tiles.pairs,
+        "BLOCK_K": tiles.block_k,
+        "STAGES": tiles.stages,
+        "HAS_BIAS": bias is not None,
+        "PACKED": scales is not None,
+        "LONE": groups is None,
+        "PDL": pdl,
+        "num_warps": tiles.warps,
+        "launch_pdl": pdl,
+    }
 
 
 def _check(x: Tensor, matrix: ExpertMatrix, routing: Routing, groups: Groups | None, num_rows: int) -> int:
