@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from common.models.quantization.rules import Quantization
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
@@ -59,6 +60,7 @@ class DecoderConfig:
     embed_scale: float = 1.0  # of the input's rows
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they stay
     exceeds_float16: bool = False  # activations are beyond 65504, the largest number of float16
+    quantization: Quantization | None = None  # of the checkpoint, whose matrices are made plain when they are loaded
 
     @property
     def hidden_size(self) -> int:

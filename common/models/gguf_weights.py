@@ -8,19 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
 from common.checkpoint.gguf.config import ROPE_FACTORS, architecture_of
 from common.checkpoint.gguf.header import StoredTensor
 from common.checkpoint.gguf.model_file import GGUFModel, read_gguf
+from common.models.checkpoint import listed
 from common.models.config import DecoderConfig
+from common.models.gguf.block_part import BlockPart
 from common.models.gguf.names import Place, place_of, turned_back
 from common.models.gguf.unpacking import PLAIN, UNPACKED
 from common.models.sizes.stacks import Piece
-from common.models.upload import Blocks, Part, Progress, Upload
-from common.models.weights import WeightsLayout, in_file_order, listed
+from common.models.upload import Part, Progress, Upload
+from common.models.weights import WeightsLayout, in_file_order
 
 
 class _Wanted(NamedTuple):
@@ -41,7 +42,11 @@ def load_gguf_weights(
     _check_shapes(model, wanted)
     tensors = layout.tensors(region)
     parts = [
-        _part(_matrix(model.tensors, each.place), in_file_order(tensors[each.stack], each.piece), layout, each.stack)
+        _part(
+            _matrix(model.tensors, each.place),
+            in_file_order(tensors[each.stack], each.piece),
+            layout.stacks[each.stack].add,
+        )
         for each in wanted
     ]
     return Upload(parts, region.device, progress)
@@ -91,9 +96,8 @@ def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
     return one._replace(begin=stored.begin + place.expert * one.num_bytes)
 
 
-def _part(stored: StoredTensor, target: Tensor, layout: WeightsLayout, stack: str) -> Part:
-    kind, add = stored.type, layout.stacks[stack].add
+def _part(stored: StoredTensor, target: Tensor, add: float) -> Part | BlockPart:
+    kind = stored.type
     if kind.name in PLAIN:
         return Part(stored.path, stored.begin, PLAIN[kind.name], target, add)
-    blocks = Blocks(kind.num_elements, kind.num_bytes, UNPACKED[kind.name])
-    return Part(stored.path, stored.begin, torch.float32, target, add, blocks)
+    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add)

@@ -55,7 +55,9 @@ def load_model(
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):
             return load_gguf_weights(path, config, layout, region, progress=progress)
-        return load_weights(path, layout, region, ignored=config.ignored, progress=progress)
+        return load_weights(
+            path, layout, region, ignored=config.ignored, progress=progress, quantization=config.quantization
+        )
 
     region, loading = memory.begin(layout, fill)
     return Decoder(config, layout.tensors(region), max_len), loading

@@ -6,6 +6,8 @@ from common.base.errors import ConfigError, ModelError
 from common.base.json_file import JsonObject, text_fields
 from common.base.rotary import is_positive, num_positions, rotary_table
 from common.checkpoint.files import CONFIG, place_of, read_config_json
+from common.checkpoint.gguf.model_file import is_gguf
+from common.models.quantization.reading import KEYS, side_table
 from common.settings.config import MAX_TOKENS
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -29,9 +31,12 @@ class Settings:
     def read(path: Path) -> "Settings":
         """Return the settings of a model directory or a GGUF file; raises ModelError for an unreadable file."""
         try:
-            return Settings(read_config_json(path), str(place_of(path, CONFIG)))
+            values = read_config_json(path)
         except ConfigError as error:
             raise ModelError(str(error)) from None
+        if not is_gguf(path) and not any(values.get(key) for key in KEYS):
+            values |= side_table(path)
+        return Settings(values, str(place_of(path, CONFIG)))
 
     def completed(self, left_out: JsonObject) -> "Settings":
         """Return settings with the values of `left_out` for keys that are absent or null."""
@@ -88,9 +93,8 @@ class Settings:
             )
 
     def quantization(self, *supported: str) -> str | None:
-        """Return the format of packed weights, None for plain ones; raises ModelError unless it is `supported`."""
-        keys = ("quantization_config", "compression_config")  # the second of old compressed-tensors
-        key, table = next(((key, self.values[key]) for key in keys if self.values.get(key)), ("", None))
+        """Return the format of weights that a family keeps packed; raises ModelError unless it is `supported`."""
+        key, table = next(((key, self.values[key]) for key in KEYS if self.values.get(key)), ("", None))
         if table is None:
             return None
         named = table if isinstance(table, dict) else {}

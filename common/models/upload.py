@@ -9,7 +9,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
+from common.models.gguf.block_part import BlockPart
+from common.models.quantization.packed_part import PackedPart, Span
 
 Progress = Callable[[int, int], None]
 """Called with (bytes on the device, bytes in all)."""
@@ -30,63 +32,55 @@ SLOT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Elements packed in blocks, which are unpacked where the target is."""
-
-    num_elements: int  # of a block: neighbours of a row
-    num_bytes: int  # of a block
-    unpack: Callable[[Tensor], Tensor]  # bytes [blocks, num_bytes] to elements [blocks, num_elements]
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """Elements of a file from byte `offset` on, and the tensor to fill."""
 
     path: Path
     offset: int
-    dtype: torch.dtype  # in the file, or of unpacked elements
+    dtype: torch.dtype  # in the file
     target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
-    blocks: Blocks | None = None  # None: plain elements
 
     @property
     def num_bytes(self) -> int:
-        return self._bytes_of(self.target.numel())
+        """Return the bytes of staging memory."""
+        return self.target.numel() * self.dtype.itemsize
 
-    def split(self, slot_bytes: int) -> Iterator["Part"]:
-        """Yield the part in pieces of at most `slot_bytes`, before and after unpacking.
+    @property
+    def target_bytes(self) -> int:
+        """Return the bytes filled on the device."""
+        return self.target.numel() * self.target.itemsize
 
-        A piece has some rows, some blocks of contiguous rows, or a part of a row that is longer.
-        """
-        max_bytes = slot_bytes
-        if self.blocks is not None:
-            max_bytes = max(1, slot_bytes // (self.blocks.num_elements * self.dtype.itemsize)) * self.blocks.num_bytes
-        yield from self._pieces(max_bytes)
+    @property
+    def paths(self) -> set[Path]:
+        return {self.path}
 
-    def _pieces(self, max_bytes: int) -> Iterator["Part"]:
-        target = self.target
-        if target.is_contiguous():
-            target = target.view(-1) if self.blocks is None else target.view(-1, self.blocks.num_elements)
-        row_bytes = self._bytes_of(target[:1].numel())
+    def spans(self) -> Iterator[Span]:
+        """Yield what to read."""
+        yield Span(self.path, self.offset, self.num_bytes, 0)
+
+    def fill(self, staged: Tensor, device: torch.device) -> None:
+        """Start copying what was read to the target."""
+        target, dtype = self.target, self.dtype
+        source = staged[: self.num_bytes].view(dtype).view(target.shape)
+        if dtype != target.dtype or not target.is_contiguous():
+            source = source.to(device, non_blocking=True)  # converted, or put in order, on the device
+        target.copy_(source, non_blocking=True)
+        if self.add:
+            target.add_(self.add)
+
+    def split(self, max_bytes: int) -> Iterator["Part"]:
+        """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer."""
+        target = self.target.view(-1) if self.target.is_contiguous() else self.target
+        row_bytes = target[:1].numel() * self.dtype.itemsize
         step = max(1, max_bytes // max(1, row_bytes))
         for begin in range(0, target.shape[0], step):
-            part = replace(self, offset=self.offset + begin * row_bytes, target=target[begin : begin + step])
+            rows = target[begin : begin + step]
+            part = Part(self.path, self.offset + begin * row_bytes, self.dtype, rows, self.add)
             if row_bytes <= max_bytes:
                 yield part
             else:
-                yield from replace(part, target=part.target[0])._pieces(max_bytes)
-
-    def _bytes_of(self, num_elements: int) -> int:
-        if self.blocks is None:
-            return num_elements * self.dtype.itemsize
-        return num_elements // self.blocks.num_elements * self.blocks.num_bytes
-
-    def elements(self, read: Tensor, device: torch.device) -> Tensor:
-        """Return the elements in bytes `[num_bytes]`, in the target's shape; unpacked ones are on the device."""
-        if self.blocks is None:
-            return read.view(self.dtype).view(self.target.shape)
-        packed = read.to(device, non_blocking=True).view(-1, self.blocks.num_bytes)
-        return self.blocks.unpack(packed).view(self.target.shape)
+                yield from replace(part, target=rows[0]).split(max_bytes)
 
 
 class Upload:
@@ -98,17 +92,19 @@ class Upload:
         parts: with contiguous targets on `device`, whose memory has no other user meanwhile.
     """
 
-    def __init__(self, parts: Sequence[Part], device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, parts: Sequence[Part | PackedPart | BlockPart], device: torch.device, progress: Progress
+    ) -> None:
         self.device = device
         self.progress = progress
         self.loaded_bytes = 0
-        self.total_bytes = sum(part.target.numel() * part.target.itemsize for part in parts)
+        self.total_bytes = sum(part.target_bytes for part in parts)
         pieces = [piece for part in parts for piece in part.split(SLOT_BYTES)]
         self.slot_bytes = max([1, *(piece.num_bytes for piece in pieces)])
         self.parts = iter(pieces)
         self.lock = threading.Lock()
         with ExitStack() as opened:
-            self.files = {path: _open(path, opened) for path in {part.path for part in parts}}
+            self.files = {path: _open(path, opened) for path in {path for part in parts for path in part.paths}}
             self.opened = opened.pop_all()
         self.pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="upload")
         self.futures = [self.pool.submit(self._work) for _ in range(NUM_THREADS)]
@@ -118,6 +114,8 @@ class Upload:
         with self.opened, self.pool:
             for future in self.futures:
                 future.result()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # of the threads' streams, which nobody uses again
 
     def cancel(self) -> None:
         """Stop reading; targets keep partial contents."""
@@ -146,21 +144,21 @@ class Upload:
         slots = deque(_Slot(self.slot_bytes, self.device) for _ in range(SLOTS_PER_THREAD))
         try:
             while (part := self._next()) is not None:
-                slots[0].read(self.files[part.path], part)
-                slots[0].copy_to(part)
+                slots[0].read(self.files, part)
+                slots[0].fill(part)
                 slots.rotate(-1)
                 self._count(part)
         finally:
             for slot in slots:
                 slot.close()
 
-    def _next(self) -> Part | None:
+    def _next(self) -> Part | PackedPart | BlockPart | None:
         with self.lock:
             return next(self.parts, None)
 
-    def _count(self, part: Part) -> None:
+    def _count(self, part: Part | PackedPart | BlockPart) -> None:
         with self.lock:
-            self.loaded_bytes += part.target.numel() * part.target.itemsize
+            self.loaded_bytes += part.target_bytes
             self.progress(self.loaded_bytes, self.total_bytes)
 
 
@@ -175,27 +173,27 @@ class _Slot:
         if device.type == "cuda":
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
 
-    def read(self, file: int, part: Part) -> None:
+    def read(self, files: Mapping[Path, int], part: Part | PackedPart | BlockPart) -> None:
         """Read a part, once the slot's last part has been copied out."""
         self._settle()
-        view, begin = memoryview(self.memory)[: part.num_bytes], 0
-        while begin < part.num_bytes:
+        for path, offset, num_bytes, place in part.spans():
+            self._read(files[path], path, offset, memoryview(self.memory)[place : place + num_bytes])
+
+    @staticmethod
+    def _read(file: int, path: Path, offset: int, view: memoryview) -> None:
+        begin = 0
+        while begin < len(view):
             try:
-                num_read = os.preadv(file, [view[begin:]], part.offset + begin)
+                num_read = os.preadv(file, [view[begin:]], offset + begin)
             except OSError as error:
-                raise ModelError(f"{part.path}: {error.strerror}; fetch the model again") from None
+                raise ModelError(f"{path}: {error.strerror}; fetch the model again") from None
             if not num_read:
-                raise ModelError(f"{part.path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
+                raise ModelError(f"{path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
             begin += num_read
 
-    def copy_to(self, part: Part) -> None:
-        """Start copying the part just read to its target."""
-        target, source = part.target, part.elements(self.bytes[: part.num_bytes], self.device)
-        if source.dtype != target.dtype or not target.is_contiguous():
-            source = source.to(self.device, non_blocking=True)  # converted, or put in order, on the device
-        target.copy_(source, non_blocking=True)
-        if part.add:
-            target.add_(part.add)
+    def fill(self, part: Part | PackedPart | BlockPart) -> None:
+        """Start copying the part just read to its targets."""
+        part.fill(self.bytes, self.device)
         if self.device.type == "cuda":
             self.copied = torch.cuda.Event()
             self.copied.record()

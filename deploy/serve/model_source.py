@@ -9,16 +9,14 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from common.base.errors import ConfigError
-from common.checkpoint.gguf.config import num_elements
-from common.checkpoint.gguf.model_file import is_gguf, model_name, parts_of, read_gguf
+from common.base.errors import ConfigError, ModelError
+from common.checkpoint.gguf.model_file import is_gguf, model_name, parts_of
+from common.models.reading import read_config
 from deploy.serve.gguf_choice import chosen, gguf_in
 
 HUB_NAME = re.compile(
     r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<kind>[\w.+/-]+)|/(?P<file>[\w.+/-]+\.gguf))?", re.IGNORECASE
 )
-SERVED_BYTES = 2
-"""Bytes of an element in memory, whatever a GGUF file packs it in."""
 
 
 class HubName(NamedTuple):
@@ -136,7 +134,16 @@ def is_hub_id(name: str) -> bool:
 
 
 def weights_bytes(path: Path) -> int:
-    """Return about the size of the weights in memory: that of safetensors on disk, and of GGUF unpacked."""
-    if is_gguf(path):
-        return SERVED_BYTES * num_elements(read_gguf(path))
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    """Return about the size of a copy of the weights in memory: their size on disk, or 2 bytes an element if larger.
+
+    Matrices of quantized checkpoints and of GGUF files are made plain in memory.
+    """
+    on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    try:
+        config = read_config(path)
+    except ModelError:
+        return on_disk  # a worker says what is wrong
+    if config.quantization is None and not is_gguf(path):
+        return on_disk
+    table = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
+    return max(on_disk, 2 * (config.num_weights + table))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.base.errors import ModelError
 from common.models import upload
-from common.models.upload import Blocks, Part, Upload
+from common.models.upload import Part, Upload
 
 SLOT_BYTES = 64
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
@@ -97,25 +97,3 @@ def test_a_target_in_another_order_than_the_file_is_filled(
     assert all(piece.num_bytes <= SLOT_BYTES for piece in part.split(SLOT_BYTES))
     Upload([part], torch.device(device), lambda done, total: None).wait()
     assert torch.equal(target.cpu(), source.permute(2, 0, 1) + 1.0)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)], ids=str)
-def test_blocks_are_unpacked_into_their_places(
-    device: str, dtype: torch.dtype, order: tuple[int, int, int], tmp_path: Path
-) -> None:
-    """Eight elements a block, each a byte behind a byte that is added to all: rows of two blocks."""
-    codes, added = torch.randint(100, (7, 5, 2, 8), dtype=torch.uint8), torch.randint(100, (7, 5, 2, 1))
-    packed, path = torch.cat([added.to(torch.uint8), codes], -1), tmp_path / "a"
-    [offset] = write(path, packed.flatten())
-    blocks = Blocks(8, 9, lambda read: (read[:, 1:].int() + read[:, :1]).float())
-    shape = tuple((7, 5, 16)[each] for each in order)
-    target = torch.zeros(shape, dtype=dtype, device=device)
-    part = Part(path, offset, torch.float32, target.permute(order), blocks=blocks)
-    pieces = [*part.split(SLOT_BYTES)]
-    assert all(piece.target.numel() * 4 <= SLOT_BYTES for piece in pieces)
-    assert sum(piece.num_bytes for piece in pieces) == packed.numel()
-    Upload([part], torch.device(device), lambda done, total: None).wait()
-    expected = (codes.int() + added.int()).view(7, 5, 16).permute(order).to(dtype)
-    assert torch.equal(target.cpu(), expected)

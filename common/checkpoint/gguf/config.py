@@ -99,11 +99,6 @@ def rope_factors(model: GGUFModel) -> tuple[float, ...] | None:
     return factors
 
 
-def num_elements(model: GGUFModel) -> int:
-    """Return the elements of all tensors."""
-    return sum(math.prod(tensor.shape) for tensor in model.tensors.values())
-
-
 def _needed(model: GGUFModel, key: str) -> Json:
     value = model.metadata.get(key)
     if value is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.errors import ConfigError
-from common.base.json_file import JsonObject
+from common.base.json_file import QUANTIZATION_FILES, JsonObject
 from common.checkpoint.gguf.config import config_of
 from common.checkpoint.gguf.model_file import is_gguf, read_gguf
 from common.checkpoint.gguf.tokenizer import tokenizer_entries
@@ -48,7 +48,7 @@ def tokenizer_fingerprint(path: Path) -> str:
 
 
 def model_fingerprint(path: Path) -> str:
-    """Return 16 hex digits that identify config.json and samples of every tensor; raises ConfigError.
+    """Return 16 hex digits that identify a model by configuration and samples of every tensor; raises ConfigError.
 
     Tensors are sampled because reading all of a large checkpoint takes longer than loading the checkpoint. The samples
     are a tensor's beginning, its end and two pieces between, 4 KiB each, so a change of any whole tensor shows. The
@@ -69,8 +69,9 @@ def model_fingerprint(path: Path) -> str:
 
 
 def _of_directory(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:
-    """Return config.json, and the tensors of each file."""
-    config = (path / "config.json").read_bytes()
+    """Return the configuration, and the tensors of each file."""
+    others = [path / name for name in QUANTIZATION_FILES if (path / name).is_file()]
+    config = b"".join(file.read_bytes() for file in (path / "config.json", *others))
     return config, [(file, _header(file)) for file in sorted(path.glob("*.safetensors"))]
 
 
