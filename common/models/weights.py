@@ -133,7 +133,7 @@ def load_weights(
     for name, pieces in chosen.items():
         for piece in pieces:
             first_row, end = piece.rows or (0, piece.shape[0])
-            target = _in_file_order(tensors[name], piece)
+            target = in_file_order(tensors[name], piece)
             if piece.checkpoint_name in matrices:
                 target = target.view(piece.stack_shape) if piece.order is None else target
                 targets.setdefault(piece.checkpoint_name, []).append(Target(first_row, end, target))
@@ -185,7 +185,7 @@ def _matrices(stacks: Stacks) -> Iterator[Wanted]:
                 yield Wanted(name.removesuffix(WEIGHT), *piece.shape, key.rpartition(".")[2] in RARELY_LISTED)
 
 
-def _in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
+def in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
     """Return a view of the piece's place in a stack, with the elements in the order of the file."""
     rows = tensor[piece.begin : piece.begin + piece.num_rows]
     return rows.view(-1) if piece.order is None else rows.view(piece.order.view).permute(piece.order.file)
