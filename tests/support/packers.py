@@ -136,17 +136,13 @@ def marlin(group: int) -> Packer:
         spread = scales.float().repeat_interleave(size, 1)
         codes = (matrix / spread).round().clamp(-8, 7).int() + 8
         words = np.zeros((width // 16, 2 * num_rows), dtype=np.uint32)
-        inverse = [0, 4, 1, 5, 2, 6, 3, 7]
-        for row in range(num_rows):
-            tile, inside = divmod(row, 64)
-            sixteen, of_16 = divmod(inside, 16)
-            for column in range(width):
-                depth, of_depth = divmod(column, 16)
-                high, of_8 = divmod(of_depth, 8)
-                lane = of_16 % 8 * 4 + of_8 // 2
-                number = of_16 // 8 * 4 + high * 2 + of_8 % 2
-                word = tile * 128 + lane * 4 + sixteen
-                words[depth, word] |= np.uint32(int(codes[row, column]) << 4 * inverse[number])
+        inverse = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+        row, column = np.indices((num_rows, width))
+        lane = row % 8 * 4 + column % 8 // 2
+        word = row // 64 * 128 + lane * 4 + row % 64 // 16
+        number = row % 16 // 8 * 4 + column % 16 // 8 * 2 + column % 2
+        shifted = codes.numpy().astype(np.uint32) << (4 * inverse[number]).astype(np.uint32)
+        np.bitwise_or.at(words, (column // 16, word), shifted)
         if group:
             order = [lane + 8 * step for lane in range(8) for step in range(8)]
         else:

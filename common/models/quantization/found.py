@@ -10,7 +10,7 @@ from typing import NamedTuple
 from common.models.quantization.dequantize import TYPES
 from common.models.quantization.formats import Field, Format
 from common.models.quantization.packed_part import PackedMatrix, StoredTensor
-from common.models.quantization.rules import Quantization
+from common.models.quantization.rules import Formats, Quantization
 
 WEIGHT = ".weight"
 FLOATS = ("BF16", "F16", "F32")
@@ -44,10 +44,11 @@ class Found(NamedTuple):
 
 def find_packed(wanted: Iterable[Wanted], stored: Mapping[str, StoredTensor], quantization: Quantization) -> Found:
     """Return the quantized matrices; problems name each contradiction, missing tensor, wrong shape and wrong type."""
+    formats = Formats(quantization)
     found = Found({}, {name for name in stored if BESIDE.search(name)}, [])
     for each in wanted:
         held = {name: stored[f"{each.module}.{name}"] for name in CODES if f"{each.module}.{name}" in stored}
-        format_ = quantization.format_of(_names(each.module, held.values()))
+        format_ = formats.of(_names(each.module, held.values()))
         if not held or _is_plain(held):
             if held and format_ is not None and not (each.may_be_plain or quantization.is_loose):
                 found.problems.append(_contradiction(each.module, held, quantization, format_))

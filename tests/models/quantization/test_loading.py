@@ -13,11 +13,12 @@ from torch import Tensor
 
 from common.base.errors import ModelError
 from common.models.quantization import packed_part
+from common.models.quantization.rules import Formats
 from common.models.reading import read_config
 from common.models.upload import SLOT_BYTES
 from common.wire.values.fingerprint import model_fingerprint
-from tests.models.quantization.test_formats import Written, load
-from tests.models.quantization.test_formats import written as written
+from tests.models.quantization.conftest import Written
+from tests.models.quantization.test_formats import load
 from tests.support.packed_checkpoints import FP8, GPTQ, MODELOPT
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -245,7 +246,7 @@ def test_memory_beside_the_weights_is_bounded_however_large_a_matrix_is(
 ) -> None:
     config, (num_rows, width) = read_config(written(case)[0]), (151_936, 8192)
     assert config.quantization is not None
-    format_ = config.quantization.format_of([Q])
+    format_ = Formats(config.quantization).of([Q])
     assert format_ is not None
     held = tuple(
         (field, packed_part.StoredTensor(Path("a"), "a", field.dtypes[0], field.shape, 0))

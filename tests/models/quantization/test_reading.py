@@ -8,6 +8,7 @@ import pytest
 
 from common.base.errors import ModelError
 from common.models.quantization.reading import read_quantization
+from common.models.quantization.rules import Formats
 from common.models.reading import read_config
 from common.models.settings import Settings
 from tests.support.checkpoints import write_checkpoint
@@ -212,7 +213,7 @@ def test_a_published_configuration_gives_the_format_of_each_module(name: str) ->
     text, expected = READ[name]
     quantization = read_quantization({"quantization_config": json.loads(text)}, "config.json")
     assert quantization is not None
-    formats = {module: quantization.format_of([module]) for module in expected}
+    formats = {module: Formats(quantization).of([module]) for module in expected}
     assert {module: format_ and format_.label for module, format_ in formats.items()} == expected
 
 
@@ -250,7 +251,7 @@ def test_files_beside_config_json_are_read_where_it_says_nothing(
     (tmp_path / name).write_text(json.dumps(content))
     quantization = read_config(tmp_path).quantization
     assert quantization is not None and quantization.where == str(tmp_path / name)
-    format_ = quantization.format_of([Q])
+    format_ = Formats(quantization).of([Q])
     assert format_ is not None and format_.label == label
     path = tmp_path / "config.json"
     path.write_text(
