@@ -34,6 +34,8 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the matrix of logits and of the input's table; tied models have one matrix for both."""
 RARELY_LISTED = ("embed", "lm_head", "router")
 """Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
+MAYBE_ZERO = (".bias", ".weight_zero_point")
+"""Ends of names of tensors that old writers of GPTQ and of compressed-tensors have for every matrix, full of zeros."""
 COMPARED_ROWS = 64
 ALIGNMENT_BYTES = 256
 
@@ -162,9 +164,10 @@ def _packed_matrices(
     for name in found.used:
         del stored[name]
     known = {piece.checkpoint_name for stack in stacks.values() for form in stack.forms for piece in form}
-    for bias in (f"{name.removesuffix(WEIGHT)}.bias" for name in found.matrices):
-        if bias in stored and bias not in known and _is_zero(stored[bias]):
-            del stored[bias]  # as old writers of GPTQ have it for every matrix
+    beside = {f"{name.removesuffix(WEIGHT)}{end}" for name in found.matrices for end in MAYBE_ZERO}
+    for name in (beside & stored.keys()) - known:
+        if _is_zero(stored[name]):
+            del stored[name]
     logger.info("%s", described(model_dir, found, quantization))
     return found.matrices
 

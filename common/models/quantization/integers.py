@@ -12,8 +12,10 @@ SKIPPED, CHANGED = "-:", "+:"
 
 def read_awq(table: Table) -> Quantization:
     """Return the formats; raises ModelError for settings that nobody reads."""
-    if str(table.get("version") or "gemm").lower() != "gemm":
-        table.refuse(f"version = {table.get('version')!r:.80} of AWQ is", "'gemm'")
+    version = str(table.get("version", "checkpoint_format", "format") or "gemm").lower()
+    if version != "gemm":
+        table.refuse(f"version = {version!r:.80} of AWQ is", "'gemm'")
+    table.only("pack_dtype", "int32", None)
     if (bits := table.whole("bits", "w_bit", default=4)) != 4:
         table.refuse(f"bits = {bits} of AWQ is", "4")
     format_ = Awq(_group(table.whole("group_size", "q_group_size", default=128)))
@@ -38,7 +40,8 @@ def _gptq(table: Table) -> Format:
     bits, group = table.whole("bits"), _group(table.whole("group_size"))
     if bits not in (4, 8):
         table.refuse(f"bits = {bits} of GPTQ is", "4 or 8")
-    version = str(table.get("checkpoint_format") or "gptq").lower()
+    table.only("pack_dtype", "int32", None)
+    version = str(table.get("checkpoint_format", "format") or "gptq").lower()
     is_marlin = version == "marlin" or table.get("is_marlin_format") or table.get("quant_method") == "marlin"
     if is_marlin:
         return Marlin(group) if bits == 4 else table.refuse(f"bits = {bits} of Marlin is", "4")

@@ -182,6 +182,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "awq", "bits": 4, "version": "marlin"}, r"version = 'marlin' of AWQ"),
     ({"quant_method": "awq", "bits": 8}, r"bits = 8 of AWQ is not supported, only 4"),
     ({"quant_method": "gptq", "bits": 3, "group_size": 128}, r"bits = 3 of GPTQ is not supported, only 4 or 8"),
+    (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "pack_dtype": "int16"},
+        r"pack_dtype = 'int16' is not supported, only 'int32'",
+    ),
+    ({"quant_method": "awq", "bits": 4, "format": "gemv_fast"}, r"version = 'gemv_fast' of AWQ is not supported"),
     ({"quant_method": "gptq", "bits": 4}, r"group_size = None, a whole number is needed"),
     (
         {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "bitblas"},
