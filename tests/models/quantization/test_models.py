@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import formats
+from deploy.bench.results import read_rows
 from tests.models.quantization.test_formats import load
 from tests.models.test_decoder import CPU, Cache, assert_close, prompts
 from tests.models.test_decoder import load as load_decoder
@@ -67,3 +69,15 @@ def test_experts_alone_may_be_quantized(tmp_path: Path) -> None:
     packed, plain = write("deepseek-v3", kimi(), tmp_path)
     ours, expected = load(packed), load(plain)
     assert [name for name, each in expected.items() if not torch.equal(ours[name].bfloat16(), each.bfloat16())] == []
+
+
+@pytest.mark.medium
+def test_formats_are_as_far_from_floats_as_their_bits_allow(tmp_path: Path) -> None:
+    """The bundled model's next tokens; the benchmark leaves rows of bits, divergence and agreement."""
+    results = tmp_path / "results.csv"
+    argv = ["--formats", "int8-compressed,nvfp4-modelopt", "--texts", "2", "--length", "32", "--results", str(results)]
+    assert formats.main(argv) == 0
+    found = {(row.workload.partition(",")[0], row.figure): float(row.value) for row in read_rows(results)}
+    assert found["int8-compressed", "format_bits"] < 8.1 and found["nvfp4-modelopt", "format_bits"] < 4.6
+    assert 0.0 < found["int8-compressed", "format_divergence"] < found["nvfp4-modelopt", "format_divergence"] < 0.1
+    assert found["int8-compressed", "format_agreement"] > 0.9
