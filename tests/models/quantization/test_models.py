@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks import formats
+from common.base.errors import ModelError
 from deploy.bench.results import read_rows
 from tests.models.quantization.test_formats import load
 from tests.models.test_decoder import CPU, Cache, assert_close, prompts
 from tests.models.test_decoder import load as load_decoder
+from tests.support import packers
 from tests.support.checkpoints import write_checkpoint
 from tests.support.marks import first_then
-from tests.support.packed_checkpoints import CASES, EXPERTS, SIZES, Case, kimi, pack_checkpoint
+from tests.support.packed_checkpoints import CASES, EXPERTS, FP8, SIZES, STATIC, Case, kimi, pack_checkpoint
 
 OF_EXPERTS = [
     *(("qwen3-moe", case) for case in EXPERTS),
@@ -62,6 +65,27 @@ def test_logits_of_models_with_experts_equal_transformers(variant: str, case: st
     ours, expected = load(packed), load(plain)
     assert [name for name, tensor in expected.items() if not torch.equal(ours[name], tensor)] == []
     same_logits(packed, plain)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        EXPERTS["fp8-blocks"](),
+        Case(FP8 | STATIC, packers.fp8_whole("weight_scale_inv", 1, 1, input_scale="activation_scale")),
+    ],
+    ids=["blocks", "whole"],
+)
+@torch.inference_mode()
+def test_experts_that_a_tensor_has_stacked_may_be_quantized(case: Case, tmp_path: Path) -> None:
+    """Each expert has scales of its own; those of activations lie beside them."""
+    packed, plain = write("mistral4", case, tmp_path)
+    ours, expected = load(packed), load(plain)
+    assert [name for name, tensor in expected.items() if not torch.equal(ours[name], tensor)] == []
+    tensors = load_file(packed / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    save_file(tensors | {f"{name}_scale_inv": tensors[f"{name}_scale_inv"][:-1]}, packed / "model.safetensors")
+    with pytest.raises(ModelError, match=r"experts\.down_proj_scale_inv is \[7, \d, \d\], .* say \[8, \d, \d\]"):
+        load(packed)
 
 
 @torch.inference_mode()
