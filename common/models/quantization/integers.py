@@ -18,7 +18,7 @@ def read_awq(table: Table) -> Quantization:
     table.only("pack_dtype", "int32", None)
     if (bits := table.whole("bits", "w_bit", default=4)) != 4:
         table.refuse(f"bits = {bits} of AWQ is", "4")
-    format_ = Awq(_group(table.whole("group_size", "q_group_size", default=128)))
+    format_ = Awq(table.group("group_size", "q_group_size", default=128))
     return Quantization(table.where, "awq", (Rule(Match.ALL, "", format_),), is_loose=True)
 
 
@@ -37,7 +37,7 @@ def _changes(table: Table, changes: object) -> JsonObject:
 
 
 def _gptq(table: Table) -> Format:
-    bits, group = table.whole("bits"), _group(table.whole("group_size"))
+    bits, group = table.whole("bits"), table.group("group_size")
     if bits not in (4, 8):
         table.refuse(f"bits = {bits} of GPTQ is", "4 or 8")
     table.only("pack_dtype", "int32", None)
@@ -48,7 +48,3 @@ def _gptq(table: Table) -> Format:
     if version not in ("gptq", "gptq_v2"):
         table.refuse(f"checkpoint_format = {version!r:.80} is", "'gptq', 'gptq_v2' or 'marlin'")
     return Gptq(bits, group, less_one=version == "gptq")
-
-
-def _group(size: int) -> int:
-    return 0 if size == -1 else size
