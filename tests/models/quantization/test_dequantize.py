@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from common.models.quantization.dequantize import dequantize, powers_of_2
 from common.models.quantization.formats import FP8, INT8, Format, Scaled
 from common.models.quantization.fp4 import Nvfp4
-from common.models.quantization.words import Awq, Gptq, Marlin
+from common.models.quantization.words import Awq, Gptq, Marlin, PackedRows
 from tests.support import packers
 from tests.support.packers import Packer
 
@@ -18,6 +18,9 @@ FORMATS: dict[str, tuple[Format, Packer, int, int]] = {
     "fp8-rows": (Scaled(FP8, 1, 0), packers.fp8_rows(1), 1, 1),
     "fp8-whole": (Scaled(FP8, 0, 0), WHOLE, 1, 1),
     "int8": (Scaled(INT8, 1, 0), packers.int8_rows, 1, 1),
+    "packed": (PackedRows(4, 16, 1, True), packers.packed_rows(4, 16), 8, 16),
+    "packed-scattered": (PackedRows(4, 16, 1, True), packers.packed_rows(4, 16, scattered=True), 8, 16),
+    "packed-8": (PackedRows(8, 32, 1, True), packers.packed_rows(8, 32), 4, 32),
     "awq": (Awq(16), packers.awq(16), 8, 16),
     "awq-rows": (Awq(0), packers.awq(0), 8, 1),
     "gptq": (Gptq(4, 16), packers.gptq(4, 16), 8, 16),
