@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
+from common.models.gguf.block_part import BlockPart
 from common.models.quantization.packed_part import PackedPart, Span
 
 Progress = Callable[[int, int], None]
@@ -91,7 +92,9 @@ class Upload:
         parts: with contiguous targets on `device`, whose memory has no other user meanwhile.
     """
 
-    def __init__(self, parts: Sequence[Part | PackedPart], device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, parts: Sequence[Part | PackedPart | BlockPart], device: torch.device, progress: Progress
+    ) -> None:
         self.device = device
         self.progress = progress
         self.loaded_bytes = 0
@@ -149,11 +152,11 @@ class Upload:
             for slot in slots:
                 slot.close()
 
-    def _next(self) -> Part | PackedPart | None:
+    def _next(self) -> Part | PackedPart | BlockPart | None:
         with self.lock:
             return next(self.parts, None)
 
-    def _count(self, part: Part | PackedPart) -> None:
+    def _count(self, part: Part | PackedPart | BlockPart) -> None:
         with self.lock:
             self.loaded_bytes += part.target_bytes
             self.progress(self.loaded_bytes, self.total_bytes)
@@ -170,7 +173,7 @@ class _Slot:
         if device.type == "cuda":
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
 
-    def read(self, files: Mapping[Path, int], part: Part | PackedPart) -> None:
+    def read(self, files: Mapping[Path, int], part: Part | PackedPart | BlockPart) -> None:
         """Read a part, once the slot's last part has been copied out."""
         self._settle()
         for path, offset, num_bytes, place in part.spans():
@@ -188,7 +191,7 @@ class _Slot:
                 raise ModelError(f"{path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
             begin += num_read
 
-    def fill(self, part: Part | PackedPart) -> None:
+    def fill(self, part: Part | PackedPart | BlockPart) -> None:
         """Start copying the part just read to its targets."""
         part.fill(self.bytes, self.device)
         if self.device.type == "cuda":

@@ -134,7 +134,7 @@ def load_weights(
     tensors, parts, targets = layout.tensors(region), list[Part | PackedPart](), dict[str, list[list[Target]]]()
     for name, pieces in chosen.items():
         for piece in pieces:
-            target = _in_file_order(tensors[name], piece)
+            target = in_file_order(tensors[name], piece)
             if piece.checkpoint_name in matrices:
                 targets.setdefault(piece.checkpoint_name, []).append(_targets(piece, target))
                 continue
@@ -205,7 +205,7 @@ def _targets(piece: Piece, target: Tensor) -> list[Target]:
     return [Target(first_row, end, target.view(piece.stack_shape) if piece.order is None else target)]
 
 
-def _in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
+def in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
     """Return a view of the piece's place in a stack, with the elements in the order of the file."""
     rows = tensor[piece.begin : piece.begin + piece.num_rows]
     return rows.view(-1) if piece.order is None else rows.view(piece.order.view).permute(piece.order.file)

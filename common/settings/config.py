@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.base.log import FORMS
+from common.checkpoint.gguf.model_file import model_name
 from common.settings.limits import DAY_S, MAX_STEP_TOKENS, MIN_STEP_TOKENS, SOCKET, WORKER_ID
 from common.settings.memory_sections import KVSection, MemorySection
 from common.settings.options import option
@@ -40,8 +41,8 @@ def _require(condition: bool, message: str) -> None:
 class ModelSection:
     """The served model; router and workers must agree."""
 
-    path: str = option("deploy/demo_model", "model directory in Hugging Face layout")
-    name: str = option("", "name that clients use; the directory's name when empty", form=MODEL_NAME)
+    path: str = option("deploy/demo_model", "model directory in Hugging Face layout, or a GGUF file")
+    name: str = option("", "name that clients use; that of the directory or file when empty", form=MODEL_NAME)
     dtype: str = option("auto", "weights and KV: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
     max_len: int = option(
         0, "longest prompt plus output, in tokens; 0 is the model's own limit", within=(0, MAX_TOKENS)
@@ -52,15 +53,7 @@ class ModelSection:
 
     @property
     def served_name(self) -> str:
-        return self.name or Path(self.path).resolve().name
-
-    def require_directory(self) -> None:
-        """Raise ConfigError when there is no model directory; programs call before any other work."""
-        if not (Path(self.path) / "config.json").is_file():
-            raise ConfigError(
-                f"model.path = {self.path}: no directory with a model's config.json; name one with --model-path, and "
-                "for a container mount it there"
-            )
+        return self.name or model_name(Path(self.path))
 
 
 @dataclass(frozen=True, slots=True)
