@@ -18,7 +18,8 @@ def read_awq(table: Table) -> Quantization:
     table.only("pack_dtype", "int32", None)
     if (bits := table.whole("bits", "w_bit", default=4)) != 4:
         table.refuse(f"bits = {bits} of AWQ is", "4")
-    format_ = Awq(table.group("group_size", "q_group_size", default=128))
+    has_zeros = table.only("zero_point", True, False, default=True)
+    format_ = Awq(table.group("group_size", "q_group_size", default=128), bool(has_zeros))
     return Quantization(table.where, "awq", (Rule(Match.ALL, "", format_),), is_loose=True)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from common.models.quantization.dequantize import dequantize, powers_of_2
 from common.models.quantization.formats import FP8, INT8, Format, Scaled
@@ -61,3 +62,56 @@ def test_a_size_that_a_format_cannot_have_is_refused_with_the_number_needed(name
 def test_every_exponent_of_8_bits_is_exact() -> None:
     exponents = torch.arange(255, dtype=torch.uint8)
     assert torch.equal(powers_of_2(exponents).double(), 2.0 ** (torch.arange(255).double() - 127.0))
+
+
+def unpacked_by_package(name: str, tensors: dict[str, Tensor]) -> Tensor:
+    """Convert with compressed-tensors, which reads others' formats, too, and have it make the result plain."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.entrypoints.convert.converters import autoawq, fp8block_dequantizer, modelopt_nvfp4
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    named = {f"a.{field}": tensor for field, tensor in tensors.items()}
+    if name == "fp8-blocks":
+        dequantized: dict[str, Tensor]
+        dequantized = fp8block_dequantizer.FP8BlockDequantizer(["a.no"], ["Linear"], (32, 32), torch.float32).process(
+            named
+        )
+        return dequantized["a.weight"]
+    if name == "nvfp4":
+        converted, preset = modelopt_nvfp4.ModelOptNvfp4Converter(targets=["re:a"]).process(named), "NVFP4A16"
+    else:
+        converted, preset = autoawq.AutoAWQConverter(group_size=16).process(named), "W4A16_ASYM"
+    scheme = preset_name_to_scheme(preset, ["Linear"])
+    if preset == "W4A16_ASYM":
+        scheme.weights = scheme.weights.model_copy(update={"group_size": 16})
+    stored = "nvfp4-pack-quantized" if name == "nvfp4" else "pack-quantized"
+    compressor = BaseCompressor.get_value_from_registry(stored)
+    fields = {field.removeprefix("a."): tensor for field, tensor in converted.items()}
+    plain_by_package: Tensor = compressor.decompress(fields, scheme)["weight"]
+    return plain_by_package
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "awq", "nvfp4"])
+def test_formats_of_others_are_read_as_compressed_tensors_reads_them(name: str) -> None:
+    """The package rounds: AWQ's weights to float16, NVFP4's to bfloat16 after a division by the matrix's scale."""
+    format_, pack, *_ = FORMATS[name]
+    shape = 72, 80
+    tensors, _ = pack(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+    theirs = unpacked_by_package(name, dict(tensors))
+    fields = format_.fields(*shape)
+    ours = dequantize(format_, {field.name: tensors[field.name].reshape(field.shape) for field in fields}, *shape)
+    if name == "nvfp4":
+        assert torch.allclose(ours.to(theirs.dtype), theirs, rtol=2**-7, atol=0.0)
+    else:
+        assert torch.equal(ours.to(theirs.dtype), theirs)
+
+
+def test_awq_without_zeros_is_symmetric() -> None:
+    shape = 16, 32
+    tensors, _ = packers.awq(16)(torch.randn(shape))
+    fields = {field.name: tensors[field.name] for field in Awq(16, has_zeros=False).fields(*shape)}
+    zeros = fields.pop("qzeros")
+    assert torch.equal(
+        dequantize(Awq(16, has_zeros=False), fields, *shape),
+        dequantize(Awq(16), fields | {"qzeros": torch.full_like(zeros, -0x77777778)}, *shape),
+    )
