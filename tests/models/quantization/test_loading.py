@@ -111,6 +111,7 @@ def configure(directory: Path, table: dict[str, Any] | None) -> None:
         ),
         ("int4-compressed-asymmetric", "weight_zero_point", None, r"q_proj\.weight_zero_point is missing"),
         ("nvfp4-modelopt", "weight_scale_2", None, r"q_proj\.weight_scale_2 is missing, which NVFP4 needs"),
+        ("nvfp4-compressed", "weight_global_scale", torch.zeros_like, r"weight_global_scale is 0, and divides"),
     ],
 )
 def test_a_wrong_tensor_is_named(
@@ -198,6 +199,14 @@ def test_what_stands_beside_is_not_needed_and_unknown_scales_are_errors(packed: 
     add(directory, model__layers__0__self_attn__rotation_scale=scale)
     with pytest.raises(ModelError, match=r"1 unexpected tensors: model\.layers\.0\.self_attn\.rotation_scale"):
         load(directory)
+
+
+@pytest.mark.parametrize("case", ["gptq", "gptq-int8"])
+def test_a_table_of_groups_that_names_none_is_none(case: str, packed: Callable[[str], Path]) -> None:
+    directory = packed(case)
+    expected = load(directory)
+    change(directory, g_idx=lambda groups: torch.full_like(groups, -1))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load(directory).items())
 
 
 def test_biases_of_zeros_are_dropped_and_others_are_errors(packed: Callable[[str], Path]) -> None:
