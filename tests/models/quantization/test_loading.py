@@ -1,5 +1,6 @@
 """A quantized checkpoint whose files and configuration do not belong together is refused with what is wrong."""
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.base.errors import ModelError
+from common.models import checkpoint, weights
 from common.models.quantization import packed_part
 from common.models.quantization.rules import Formats
 from common.models.reading import read_config
@@ -217,6 +219,19 @@ def test_biases_of_zeros_are_dropped_and_others_are_errors(packed: Callable[[str
     add(directory, **{f"{Q}.bias": torch.ones(256)})
     with pytest.raises(ModelError, match=r"1 unexpected tensors: model\.layers\.0\.self_attn\.q_proj\.bias"):
         load(directory)
+
+
+def test_each_file_is_opened_a_few_times_however_many_biases_it_has(
+    packed: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of experts has tens of thousands of biases, and reading a header of as many names takes long."""
+    directory, num_opened = packed("gptq"), itertools.count()
+    tensors = load_file(directory / "model.safetensors")
+    modules = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    add(directory, **{f"{name}.bias": torch.zeros(tensors[f"{name}.qweight"].shape[1]) for name in modules})
+    monkeypatch.setattr(weights, "opened", lambda path: (next(num_opened), checkpoint.opened(path))[1])
+    load(directory)
+    assert len(modules) == 14 and next(num_opened) == 1
 
 
 def test_zeros_of_symmetric_matrices_are_dropped_and_others_are_errors(packed: Callable[[str], Path]) -> None:
