@@ -174,6 +174,11 @@ ENTRIES: dict[str, tuple[Callable[[gguf.GGUFWriter], None], str]] = {
         lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
         r"m\.gguf: RoPE scaling 'linear' is not supported",
     ),
+    "a factor alone": (lambda writer: writer.add_rope_scaling_factor(4.0), r"RoPE scaling 'linear' is not supported"),
+    "an old factor": (
+        lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0),
+        r"RoPE scaling 'linear' is not supported",
+    ),
     "part of a head": (lambda writer: writer.add_rope_dimension_count(8), r"partial_rotary_factor = 0\.25"),
     "values": (lambda writer: writer.add_value_length(8), r"value_length = 8, and key_length = 32"),
     "layers": (lambda writer: writer.add_block_count(0), r"num_hidden_layers = 0"),
