@@ -36,6 +36,8 @@ def find_model(name: str) -> Path:
         return model_in(path)
     if is_gguf(path) and path.is_file():
         return parts_of(path)[0]
+    if path.is_file():
+        raise ConfigError(f"{path} is no model: the name of a GGUF file ends in .gguf; rename or link it")
     found = hub_name(name)
     if found is None:
         raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name, and no GGUF file")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
+from common.checkpoint.files import place_of
 from deploy.serve.gguf_choice import chosen, models_among, parts_named
 from deploy.serve.model_source import HubName, find_model, hub_name, served_name
 
@@ -95,6 +96,22 @@ def test_a_file_or_a_directory_with_one_model_is_taken(directory: Path) -> None:
     assert find_model(str(directory)) == directory
     assert served_name(first) == "a" and served_name(first, "o/n:Q4_0") == "o/n:Q4_0"
     assert served_name(directory, str(directory)) == directory.name
+
+
+def test_a_directory_may_be_named_like_a_file(directory: Path) -> None:
+    (directory / "inner.gguf").mkdir()
+    assert find_model(str(directory)) == directory / "a-00001-of-00002.gguf"
+    (directory / "inner.gguf" / "config.json").write_text("{}")
+    named = directory / "inner.gguf"
+    assert find_model(str(named)) == named and place_of(named, "config.json") == named / "config.json"
+
+
+def test_a_file_of_another_name_is_told_how_to_be_named(directory: Path) -> None:
+    (directory / "sha256-0").touch()
+    with pytest.raises(
+        ConfigError, match=r"sha256-0 is no model: the name of a GGUF file ends in \.gguf; rename or link it"
+    ):
+        find_model(str(directory / "sha256-0"))
 
 
 def test_several_models_or_missing_parts_are_refused(directory: Path) -> None:
