@@ -1,6 +1,7 @@
 """Report of `baton plan`: the formula with its numbers, a table of candidates, and commands to start the layout."""
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from common.settings.config import RouterSection
@@ -53,7 +54,8 @@ def start(layout: Layout, at_once: float, model: str) -> str:
     room = f" --router-max-requests {4 * at_once}" if at_once > RouterSection().max_requests // 4 else ""
     replicas = f"BATON_PREFILL_REPLICAS={layout.num_prefill} BATON_DECODE_REPLICAS={layout.num_decode}"
     return (
-        f"    baton serve {model} --prefill {layout.num_prefill} --decode {layout.num_decode} --gpus {gpus}{room}\n"
+        f"    baton serve {shlex.quote(model)} --prefill {layout.num_prefill} --decode {layout.num_decode} "
+        f"--gpus {gpus}{room}\n"
         f"    BATON_GPUS={gpus} {replicas} docker compose -f deploy/compose.yaml -f deploy/compose.gpu.yaml up -d"
     )
 

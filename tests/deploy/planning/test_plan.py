@@ -17,7 +17,9 @@ from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import read_rates
 from deploy.planning.workload import Span, Steady
 from tests.deploy.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
+from tests.support.gguf_files import write_gguf
 
+DEMO = Path("deploy/demo_model")
 RATES = read_rates("h200-qwen3-4b")
 LIMITS = Objectives(200.0, 10.0, 99.0)
 
@@ -194,3 +196,13 @@ def test_a_trace_is_replayed(
     out = capsys.readouterr().out
     assert "300 requests of trace.jsonl in 7.5 s, 40.1 a second" in out
     assert re.search(r"^>  1P1D +1 ", out, re.MULTILINE)
+
+
+def test_a_directory_with_a_gguf_file_is_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for `baton serve`, whose command line can be pasted."""
+    path = write_gguf(tmp_path / "demo model.gguf", DEMO)
+    argv = f"--rate 3 --ttft-ms 300 --input-len 64 --output-len 8 --model {tmp_path}"
+    assert run(argv, monkeypatch) == 0
+    assert f"baton serve '{path}' --prefill" in capsys.readouterr().out
