@@ -204,6 +204,14 @@ def test_metadata_that_would_change_the_computation_is_refused(name: str, writte
         read_config(path)
 
 
+def test_a_file_without_the_epsilon_of_norms_is_refused(written: Checkpoint, tmp_path: Path) -> None:
+    directory, _ = written("llama")
+    key = "llama.attention.layer_norm_rms_epsilon"
+    path = write_gguf(tmp_path / "m.gguf", directory, metadata=lambda writer: writer.kv_data[0].__delitem__(key))
+    with pytest.raises(ModelError, match=rf"{key} is missing; serve another file of this model"):
+        read_config(path)
+
+
 def test_another_architecture_is_refused(written: Checkpoint, tmp_path: Path) -> None:
     directory, _ = written("llama")
     path = write_gguf(
