@@ -75,6 +75,15 @@ class GGUFModel:
             raise self.wrong(key, value, "an array of strings")
         return tuple(map(str, value))
 
+    def wholes(self, key: str) -> tuple[int, ...] | None:
+        """Return an array of whole numbers; None without one."""
+        value = self.metadata.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, tuple) or not all(type(each) is int for each in value):
+            raise self.wrong(key, value, "an array of whole numbers")
+        return tuple(map(int, value))
+
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """Return an array of numbers; None without one."""
         value = self.metadata.get(key)
