@@ -64,7 +64,7 @@ def tokenizer_json_of(model: GGUFModel) -> str:
         parts = _byte_level(model, tokens, word_split_of(model))
     else:
         parts = _sentence_pieces(model, tokens)
-    added = [_added(number, text, is_special=True) for number, text in tokens.of_type(CONTROL)]
+    added = [_added(number, text, is_special=True) for number, text in tokens.of_type(CONTROL, UNKNOWN)]
     added += [_added(number, text, is_special=False) for number, text in tokens.of_type(USER_DEFINED)]
     content = {
         "version": "1.0",

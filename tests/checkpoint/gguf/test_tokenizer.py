@@ -181,6 +181,10 @@ def test_pieces_merge_by_their_scores(begins: bool) -> None:
         assert ids == merged(model, spaced), text
         assert ours.decode(ids) == text
     tool = 259 + 15 + 12
+    added = ours.get_added_tokens_decoder()
+    assert {number: (token.content, token.special) for number, token in added.items()} == {
+        0: ("<unk>", True), 1: ("<s>", True), 2: ("</s>", True), tool: ("<tool>", False),
+    }  # fmt: skip
     after = ours.encode("he<tool>he").ids
     assert after[after.index(tool) + 1 :] == merged(model, "▁he" if begins else "he")
 
