@@ -97,7 +97,8 @@ def _described(model: GGUFModel) -> str:
     count = Counter(tensor.type.name for tensor in model.tensors.values())
     num_bytes = sum(tensor.num_bytes for tensor in model.tensors.values())
     types = ", ".join(f"{number} tensors in {name}" for name, number in count.most_common())
-    return f"{model.path}: {types}, {num_bytes / 1e9:.2f} GB, are made plain as they are loaded"
+    end = "" if count.keys() <= PLAIN.keys() else "; blocks are made plain as they are loaded"
+    return f"{model.path}: {types}, {num_bytes / 1e9:.2f} GB{end}"
 
 
 def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:

@@ -16,8 +16,8 @@ _SHOWN = 5
 
 
 def is_gguf(path: Path) -> bool:
-    """Tell whether a path names a GGUF file, by the end of the name."""
-    return path.suffix.lower() == SUFFIX
+    """Tell whether a path names a GGUF file, existing or not, by the end of the name."""
+    return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def model_name(path: Path) -> str:
