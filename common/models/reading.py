@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
-from common.checkpoint.gguf.config import ROPE_FACTORS, rope_factors
+from common.checkpoint.gguf.config import ROPE_FACTORS, config_of, rope_factors
 from common.checkpoint.gguf.model_file import is_gguf, read_gguf
 from common.models.config import DecoderConfig, Layer
 from common.models.quantization.reading import read_quantization
@@ -53,8 +53,7 @@ def architectures() -> list[str]:
 
 def read_config(path: Path) -> DecoderConfig:
     """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model."""
-    config = decoder_config(Settings.read(path))
-    return _with_rope_factors(config, path) if is_gguf(path) else config
+    return _gguf_config(path) if is_gguf(path) else decoder_config(Settings.read(path))
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
@@ -90,16 +89,17 @@ def _inner_config(text: Settings, wrapper: str) -> DecoderConfig:
     return replace(config, source=replace(config.source, ignored=(*config.source.ignored, *SENSES)))
 
 
-def _with_rope_factors(config: DecoderConfig, path: Path) -> DecoderConfig:
-    """Return the config with its rotary frequencies divided by the file's factors, if there are any.
+def _gguf_config(path: Path) -> DecoderConfig:
+    """Return the decoder's config of a GGUF file, its rotary frequencies divided by the file's factors.
 
-    Files of Llama 3.1 and later have factors in place of a scaling in the metadata. Raises ModelError for another
-    number of factors.
+    Files of Llama 3.1 and later have factors in a tensor, in place of a scaling in the metadata.
     """
     try:
-        factors = rope_factors(read_gguf(path))
+        model = read_gguf(path)
+        settings, factors = Settings(config_of(model), str(path)), rope_factors(model)
     except ConfigError as error:
         raise ModelError(str(error)) from None
+    config = decoder_config(settings)
     if factors is None:
         return config
     divided = {layer: _divided(layer, factors, path) for layer in set(config.layers)}
