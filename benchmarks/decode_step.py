@@ -159,7 +159,7 @@ class StepBench:
     def floor_ms(self, contexts: Sequence[int], bytes_per_s: float) -> float:
         """Return the time to read needed weights, all keys and values in sight, and the states of all rows, once."""
         groups, num_rows = self.engine.pool.layout.groups, len(contexts)
-        num_bytes = self.engine.model.config.step_weights(num_rows) * DTYPE_BYTES[groups[0].dtype]
+        num_bytes = self.engine.model.config.step_bytes(num_rows, DTYPE_BYTES[groups[0].dtype])
         for group in groups:
             if group.grows:
                 seen = (min(context, group.window or context) for context in contexts)

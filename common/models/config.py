@@ -9,6 +9,7 @@ from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
+from common.models.sizes.quantized import quantized, saved_bytes
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import KVGroup
 
@@ -59,6 +60,7 @@ class DecoderConfig:
     embed_scale: float = 1.0  # of the input's rows
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they stay
     exceeds_float16: bool = False  # activations are beyond 65504, the largest number of float16
+    quantization: str = ""  # scheme in which products are held, quantized at load; "": as the checkpoint has them
 
     @property
     def hidden_size(self) -> int:
@@ -82,6 +84,11 @@ class DecoderConfig:
         """
         of_layers = sum(layer.step_weights(self.hidden_size, num_tokens) for layer in self.layers)
         return round(self.hidden_size * self.vocab_size + of_layers)
+
+    def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
+        """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
+        plain_bytes = self.step_weights(num_tokens) * element_bytes
+        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.quantization else plain_bytes
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -122,7 +129,7 @@ class DecoderConfig:
         for number, layer in enumerate(self.layers):
             of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
-        return stacks
+        return quantized(stacks, self.quantization) if self.quantization else stacks
 
     @property
     def ignored(self) -> tuple[str, ...]:

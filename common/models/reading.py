@@ -9,6 +9,8 @@ from common.base.errors import ModelError
 from common.models.config import DecoderConfig
 from common.models.settings import Settings
 
+AS_STORED = "auto"
+"""Choice of `model.quantization` by which products are held as the checkpoint has them."""
 FAMILIES = "common.models.families"
 WRAPPERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
@@ -44,9 +46,22 @@ def architectures() -> list[str]:
     return sorted([module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__)] + [*WRAPPERS])
 
 
-def read_config(model_dir: Path) -> DecoderConfig:
-    """Return the decoder's config from config.json; raises ModelError for an unsupported model."""
-    return decoder_config(Settings.read(model_dir))
+def read_config(model_dir: Path, quantization: str = AS_STORED) -> DecoderConfig:
+    """Return the decoder's config from config.json; raises ModelError for an unsupported model.
+
+    Args:
+        quantization: scheme in which products are held, or AS_STORED.
+    """
+    settings = Settings.read(model_dir)
+    config = decoder_config(settings)
+    if quantization == AS_STORED:
+        return config
+    if settings.is_quantized:
+        raise ModelError(
+            f"{settings.where}: model.quantization = {quantization!r} is for checkpoints in 16 bits, and this one is "
+            f"quantized; set {AS_STORED}, or serve the checkpoint in 16 bits"
+        )
+    return replace(config, quantization=quantization)
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:

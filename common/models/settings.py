@@ -16,6 +16,7 @@ MAX_EXPERTS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_WIDTH = 1 << 24
 """Elements of a layer's width, or tokens of the vocabulary."""
+_QUANTIZATION = ("quantization_config", "compression_config")  # the second of old compressed-tensors
 
 
 class Settings:
@@ -90,10 +91,14 @@ class Settings:
                 f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
             )
 
+    @property
+    def is_quantized(self) -> bool:
+        """Tell whether config.json names a format of packed weights."""
+        return any(self.values.get(key) for key in _QUANTIZATION)
+
     def quantization(self, *supported: str) -> str | None:
         """Return the format of packed weights, None for plain ones; raises ModelError unless it is `supported`."""
-        keys = ("quantization_config", "compression_config")  # the second of old compressed-tensors
-        key, table = next(((key, self.values[key]) for key in keys if self.values.get(key)), ("", None))
+        key, table = next(((key, self.values[key]) for key in _QUANTIZATION if self.values.get(key)), ("", None))
         if table is None:
             return None
         named = table if isinstance(table, dict) else {}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
+from common.ops.reference import quantize
 
 Progress = Callable[[int, int], None]
 """Called with (bytes on the device, bytes in all)."""
@@ -27,6 +28,8 @@ Progress = Callable[[int, int], None]
 NUM_THREADS = 4
 SLOTS_PER_THREAD = 2
 SLOT_BYTES = 16 * 1024 * 1024
+QUANTIZED_BYTES = 4 * 1024 * 1024
+"""Of a part that is quantized on the device, where several copies in fp32 are held meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,26 @@ class Part:
     dtype: torch.dtype  # in the file
     target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
+    scales: Tensor | None = None  # [num_rows, 1] fp32, filled if the target is of codes `[num_rows, width]`
 
     @property
     def num_bytes(self) -> int:
         return self.target.numel() * self.dtype.itemsize
 
     def split(self, max_bytes: int) -> Iterator["Part"]:
-        """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer."""
-        target = self.target.view(-1) if self.target.is_contiguous() else self.target
+        """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer.
+
+        A row that is to be quantized is never divided.
+        """
+        is_flat = self.target.is_contiguous() and self.scales is None
+        target = self.target.view(-1) if is_flat else self.target
         row_bytes = target[:1].numel() * self.dtype.itemsize
         step = max(1, max_bytes // max(1, row_bytes))
         for begin in range(0, target.shape[0], step):
             rows = target[begin : begin + step]
-            part = Part(self.path, self.offset + begin * row_bytes, self.dtype, rows, self.add)
-            if row_bytes <= max_bytes:
+            scales = None if self.scales is None else self.scales[begin : begin + step]
+            part = Part(self.path, self.offset + begin * row_bytes, self.dtype, rows, self.add, scales)
+            if row_bytes <= max_bytes or scales is not None:
                 yield part
             else:
                 yield from replace(part, target=rows[0]).split(max_bytes)
@@ -71,8 +80,9 @@ class Upload:
         self.progress = progress
         self.loaded_bytes = 0
         self.total_bytes = sum(part.target.numel() * part.target.itemsize for part in parts)
-        self.slot_bytes = min(SLOT_BYTES, max([1, *(part.num_bytes for part in parts)]))
-        self.parts = iter([piece for part in parts for piece in part.split(SLOT_BYTES)])
+        pieces = [piece for part in parts for piece in part.split(_most_bytes(part))]
+        self.slot_bytes = max([1, *(piece.num_bytes for piece in pieces)])
+        self.parts = iter(pieces)
         self.lock = threading.Lock()
         with ExitStack() as opened:
             self.files = {path: _open(path, opened) for path in {part.path for part in parts}}
@@ -159,9 +169,14 @@ class _Slot:
         """Start copying the part just read to its target."""
         target, dtype = part.target, part.dtype
         source = self.bytes[: target.numel() * dtype.itemsize].view(dtype).view(target.shape)
-        if dtype != target.dtype or not target.is_contiguous():
-            source = source.to(self.device, non_blocking=True)  # converted, or put in order, on the device
-        target.copy_(source, non_blocking=True)
+        if part.scales is not None:
+            codes, scales = quantize(source.to(self.device, non_blocking=True), target.dtype)
+            target.copy_(codes)
+            part.scales.copy_(scales)
+        elif dtype != target.dtype or not target.is_contiguous():
+            target.copy_(source.to(self.device, non_blocking=True))  # converted, or put in order, on the device
+        else:
+            target.copy_(source, non_blocking=True)
         if part.add:
             target.add_(part.add)
         if self.device.type == "cuda":
@@ -176,6 +191,10 @@ class _Slot:
     def _settle(self) -> None:
         if self.copied is not None:
             self.copied.synchronize()
+
+
+def _most_bytes(part: Part) -> int:
+    return SLOT_BYTES if part.scales is None else min(SLOT_BYTES, QUANTIZED_BYTES)
 
 
 def _open(path: Path, opened: ExitStack) -> int:

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from common.base.dtypes import DTYPES
 from common.base.errors import ModelError
-from common.models.sizes.stacks import Piece, Stack, Stacks
+from common.models.sizes.quantized import is_quantized
+from common.models.sizes.stacks import SCALES, Piece, Stack, Stacks
 from common.models.upload import Part, Progress, Upload
 
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-_DTYPES = DTYPES | {"uint8": torch.uint8}
+_DTYPES = DTYPES | {"uint8": torch.uint8, "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _BYTE_TYPES = {"U8": torch.uint8}
 WRAPPERS = ("model.language_model.", "language_model.")
@@ -118,9 +119,10 @@ def load_weights(
         ignored: beginnings of names of checkpoint tensors that are not needed.
     """
     stored = _stored_tensors(model_dir)
-    chosen = {name: stack.pieces_of(stored) for name, stack in layout.stacks.items()}
+    stacks = {name: stack for name, stack in layout.stacks.items() if not stack.is_scales}
+    chosen = {name: stack.pieces_of(stored) for name, stack in stacks.items()}
     wanted = {piece.checkpoint_name: piece for pieces in chosen.values() for piece in pieces}
-    _check_names(model_dir, wanted, stored, ignored, _instead(layout.stacks.values(), stored))
+    _check_names(model_dir, wanted, stored, ignored, _instead(stacks.values(), stored))
     packed = {piece.checkpoint_name for name, pieces in chosen.items() if layout.is_packed(name) for piece in pieces}
     dtypes = _check_shapes(model_dir, wanted, stored, packed)
     if HEAD not in wanted and HEAD in stored and TABLE in wanted:
@@ -133,7 +135,10 @@ def load_weights(
             first_row, _ = piece.rows or (0, 0)
             offset = offsets[source.path][source.name] + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
             target = _in_file_order(tensors[name], piece)
-            parts.append(Part(source.path, offset, dtype, target, layout.stacks[name].add))
+            scales = tensors[f"{name}{SCALES}"][piece.begin :][: piece.num_rows] if is_quantized(stacks[name]) else None
+            if scales is not None:
+                target = target.view(piece.stack_shape)
+            parts.append(Part(source.path, offset, dtype, target, stacks[name].add, scales))
     return Upload(parts, region.device, progress)
 
 

@@ -42,10 +42,12 @@ class Stack(NamedTuple):
     dtype: str | None = None  # None for the dtype that the model is served in
     add: float = 0.0  # to each element, when it is loaded
     others: tuple[list[Piece], ...] = ()  # further forms in which a checkpoint may hold the same rows
+    is_scales: bool = False  # the scales of these rows, which are found when the rows are quantized
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(piece.num_rows for piece in self.pieces), *self.pieces[0].stack_shape[1:])
+        num_rows = sum(piece.num_rows for piece in self.pieces)
+        return (num_rows, 1) if self.is_scales else (num_rows, *self.pieces[0].stack_shape[1:])
 
     def pieces_of(self, held: Collection[str]) -> list[Piece]:
         """Return the form of which a checkpoint with the tensors `held` has most; the first if it has none."""
@@ -56,6 +58,8 @@ class Stack(NamedTuple):
 
 Stacks = dict[str, Stack]
 """Tensors of a model by name."""
+SCALES = "_scales"
+"""End of the name of the scales of a quantized matrix, behind the matrix's name."""
 
 
 class NormNames(NamedTuple):

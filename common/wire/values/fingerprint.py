@@ -39,8 +39,10 @@ def tokenizer_fingerprint(model_dir: Path) -> str:
         raise ConfigError(f"{path}: {error.strerror}; a model directory needs tokenizer.json") from None
 
 
-def model_fingerprint(model_dir: Path) -> str:
+def model_fingerprint(model_dir: Path, quantization: str = "auto") -> str:
     """Return 16 hex digits that identify config.json and samples of every tensor; raises ConfigError.
+
+    A choice of `model.quantization` other than auto counts as another model, because it computes other keys and values.
 
     Tensors are sampled because reading all of a large checkpoint takes longer than loading the checkpoint. The samples
     are a tensor's beginning, its end and two pieces between, 4 KiB each, so a change of any whole tensor shows. The
@@ -58,6 +60,8 @@ def model_fingerprint(model_dir: Path) -> str:
         raise ConfigError(f"{error.filename}: {error.strerror}; a model directory needs config.json") from None
     for each in sorted(sampled):
         digest.update(each)
+    if quantization != "auto":
+        digest.update(quantization.encode())
     return digest.hexdigest()[:16]
 
 
