@@ -29,7 +29,7 @@ from common.models.config import DecoderConfig
 from common.models.decoder import Decoder
 from common.models.reading import decoder_config
 from common.models.settings import Settings
-from common.ops.base import ForwardBatch, GroupCache
+from common.ops.base import ForwardBatch, GroupCache, Scheme
 from common.ops.cuda_ops import CudaOps
 from common.ops.linear_plan import Fusion, Kind, Plan, plan_file, rule_of_thumb
 from common.settings.config import KernelsSection
@@ -49,7 +49,7 @@ class ChosenPlans:
         gpu = _gpu()
         self.plans = {shape: rule_of_thumb(shape.fusion, tokens, shape.n, shape.k, gpu) for shape in shapes}
 
-    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int, scheme: Scheme = Scheme.PLAIN) -> Plan:
         return self.plans[Shape(fusion, n, k)]
 
 

@@ -67,14 +67,25 @@ class CudaOps:
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
         self._is_planned = planned and caches[0].blocks.element_size() == 2
         gpu = gpu_of(caches[0].blocks.device)
-        self.plans: Plans = LinearPlans(gpu)
+        self._plans: Plans = LinearPlans(gpu)
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
-        self._quantized = QuantizedLinear(self._linear)
+        self._quantized = QuantizedLinear(self._linear, gpu, self._plans if planned else None)
         self._experts = CudaExperts(gpu, is_reference=kernels.experts == "torch", pdl=pdl)
+
+    @property
+    def plans(self) -> Plans:
+        """Return the source of the plans of products; quantized products follow it, unless they are the reference's."""
+        return self._plans
+
+    @plans.setter
+    def plans(self, plans: Plans) -> None:
+        self._plans = plans
+        if self._quantized.plans is not None:
+            self._quantized.plans = plans
 
     def _group(self, cache: GroupCache, max_num_seqs: int) -> CudaAttention | CudaLatent | None:
         """Return the attention over a group of KV blocks; None for states."""

@@ -61,3 +61,8 @@ class Weight:
     def scale_columns(self) -> int:
         """Return the columns that share a scale, in activations as well."""
         return self.num_in if self.scales is None or self.scales.shape[1] == 1 else BLOCK
+
+    @property
+    def is_grouped(self) -> bool:
+        """Tell whether scales are of groups of columns or rows, not of each whole row."""
+        return self.scales is not None and self.scales.shape != (self.num_out, 1)
