@@ -81,6 +81,8 @@ class StepBench:
         )
         self.engine: Engine = build_engine(config, memory, step_tokens=2048, logit_rows=self.max_rows)
         take_all(self.engine.shared)
+        for cache in self.engine.pool.caches:
+            cache.normal_()  # contexts differ, as then do the experts that their tokens choose
         self.block_size = config.kv.block_size
         engine = self.engine
         self.batch = DecodeBatch(self.max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
@@ -122,7 +124,7 @@ class StepBench:
         for cache, table, first in zip(pool.caches, tables, pool.shape.begins, strict=True):
             if not table.group.grows:
                 state = cache[table.block_ids[0] - first]
-                state.zero_()
+                state.normal_()
                 state[0, 0, 0, -1, 0] = num_tokens
 
     def fits(self, lengths: Sequence[int]) -> bool:

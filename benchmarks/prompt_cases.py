@@ -19,7 +19,7 @@ from benchmarks.kernel_cases import (
     variants_for,
 )
 from common.kernels.attention.few_query_attention import few_query_attention
-from common.kernels.attention.long_attention import long_attention
+from common.kernels.attention.hopper.long_attention import long_attention
 from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.query_parts import make_query_parts
 from common.kernels.base.gpu import gpu_of

@@ -10,6 +10,10 @@ Json: TypeAlias = Any
 """A JSON value; an alias, because a recursive union asks for casts everywhere."""
 JsonObject: TypeAlias = dict[str, Json]
 
+HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANT_CONFIG = "hf_quant_config.json", "quantize_config.json", "quant_config.json"
+QUANTIZATION_FILES = (HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANT_CONFIG)
+"""Files beside config.json that say how weights are quantized: of ModelOpt, of old GPTQ, and of old AWQ."""
+
 
 GEMMA3: JsonObject = {"vocab_size": 262_208, "max_position_embeddings": 131_072}
 LEFT_OUT = {"gemma3_text": GEMMA3, "gemma3": GEMMA3}

@@ -1,5 +1,6 @@
 """Protocols of a model, all that engine, memory budget, warm-up and runners know of an architecture."""
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -105,6 +106,10 @@ class Model(Protocol):
 
     def zeros(self, num_tokens: int) -> Residual:
         """Return a residual stream of zeros, to warm up with."""
+        ...
+
+    def mxfp4_weights(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield each matrix in MXFP4: a checkpoint's name of the scales, uint8 values of two a byte, uint8 scales."""
         ...
 
     def attention_tasks(self, ops: Ops, batch: ForwardBatch, *, of_last: bool = False) -> list[Task]:

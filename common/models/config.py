@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from common.models.quantization.rules import Quantization
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
@@ -60,7 +61,8 @@ class DecoderConfig:
     embed_scale: float = 1.0  # of the input's rows
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they stay
     exceeds_float16: bool = False  # activations are beyond 65504, the largest number of float16
-    quantization: str = ""  # scheme in which products are held, quantized at load; "": as the checkpoint has them
+    quantization: Quantization | None = None  # of the checkpoint, whose matrices are made plain when they are loaded
+    scheme: str = ""  # in which products are held, quantized at load; "": as the checkpoint has them, or plain
 
     @property
     def hidden_size(self) -> int:
@@ -88,7 +90,7 @@ class DecoderConfig:
     def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
         """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
         plain_bytes = self.step_weights(num_tokens) * element_bytes
-        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.quantization else plain_bytes
+        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme else plain_bytes
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -129,7 +131,7 @@ class DecoderConfig:
         for number, layer in enumerate(self.layers):
             of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
-        return quantized(stacks, self.quantization) if self.quantization else stacks
+        return quantized(stacks, self.scheme) if self.scheme else stacks
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """A decoder: layers of a mixer of tokens and an MLP, whose differences are data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ class Decoder:
     """
 
     def __init__(self, config: DecoderConfig, tensors: Mapping[str, Tensor], max_positions: int) -> None:
-        self.config = config
+        self.config, self._tensors = config, tensors
         self.embed = Weight(tensors["embed"])
         self.norm = Norm(tensors["norm"], config.norm_eps)
         self.lm_head = self.embed if config.tied_embeddings else Weight(tensors["lm_head"])
@@ -67,6 +67,12 @@ class Decoder:
 
     def zeros(self, num_tokens: int) -> Residual:
         return stream(self.lm_head, num_tokens)
+
+    def mxfp4_weights(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        for name, stack in self.config.stacks().items():
+            if stack.dtype == "uint8" and name.endswith("_scales"):
+                values = self._tensors[name.removesuffix("_scales")]
+                yield stack.pieces[0].checkpoint_name, values, self._tensors[name]
 
     def attention_tasks(self, ops: Ops, batch: ForwardBatch, *, of_last: bool = False) -> list[Task]:
         def task(part: MixerPart) -> Task:

@@ -36,7 +36,6 @@ def dense_config(
     if not qkv_bias:
         settings.refuse("attention_bias", False)
     settings.refuse("mlp_bias", False)
-    settings.quantization()
     settings.refuse_other_layers()
     hidden_size, heads = settings.count("hidden_size", MAX_WIDTH), read_heads(settings)
     layer = Layer(

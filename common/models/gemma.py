@@ -17,7 +17,6 @@ def refuse_others(settings: Settings) -> None:
     """Raise ModelError for a setting that would change the computation of any Gemma."""
     settings.refuse("hidden_activation", "gelu_pytorch_tanh")
     settings.refuse("attention_bias", False)
-    settings.quantization()
 
 
 def layer_kinds(settings: Settings) -> list[str]:

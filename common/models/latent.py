@@ -17,7 +17,6 @@ from common.models.sizes.stacks import Source
 def latent_config(settings: Settings, experts: Experts) -> DecoderConfig:
     """Return the config of a decoder of latent attention and experts; raises ModelError for an unsupported setting."""
     settings.refuse("hidden_act", "silu")
-    settings.quantization()
     mixer, mlps = read_latent(settings), mlps_behind_dense(settings, experts)
     return DecoderConfig(
         vocab_size=settings.count("vocab_size", MAX_WIDTH),

@@ -53,12 +53,14 @@ def load_model(
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
     layout = weights_layout(config.stacks(), DTYPES[dtype])
-    if config.quantization:
+    if config.scheme:
         saved_gb = saved_bytes(config.stacks(), DTYPES[dtype].itemsize) / 1e9
-        logger.info("weights are quantized to %s: %.2f GB less than in %s", config.quantization, saved_gb, dtype)
+        logger.info("weights are quantized to %s: %.2f GB less than in %s", config.scheme, saved_gb, dtype)
 
     def fill(region: Tensor, progress: Progress) -> Loading:
-        return load_weights(model_dir, layout, region, ignored=config.ignored, progress=progress)
+        return load_weights(
+            model_dir, layout, region, ignored=config.ignored, progress=progress, quantization=config.quantization
+        )
 
     region, loading = memory.begin(layout, fill)
     return Decoder(config, layout.tensors(region), max_len), loading

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.base.errors import ModelError
 from common.models.config import DecoderConfig
+from common.models.quantization.reading import read_quantization
 from common.models.settings import Settings
 
 AS_STORED = "auto"
@@ -33,6 +34,8 @@ SENSES = (
     "model.embed_audio.",
 )
 """Beginnings of names of tensors that text does not need."""
+KEEP_PACKED = ("gpt_oss",)
+"""Values of `model_type` whose families read the format of packed weights themselves."""
 LACKING = {
     "deepseek_v32": "keys chosen by an indexer",
     "deepseek_v4": "compressed keys chosen by an indexer, experts chosen by token, and a residual stream of four rows",
@@ -56,12 +59,12 @@ def read_config(model_dir: Path, quantization: str = AS_STORED) -> DecoderConfig
     config = decoder_config(settings)
     if quantization == AS_STORED:
         return config
-    if settings.is_quantized:
+    if config.quantization is not None or settings.is_quantized:
         raise ModelError(
             f"{settings.where}: model.quantization = {quantization!r} is for checkpoints in 16 bits, and this one is "
             f"quantized; set {AS_STORED}, or serve the checkpoint in 16 bits"
         )
-    return replace(config, quantization=quantization)
+    return replace(config, scheme=quantization)
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
@@ -79,7 +82,9 @@ def decoder_config(settings: Settings) -> DecoderConfig:
 
 def _family_config(settings: Settings, model_type: str) -> DecoderConfig:
     config: DecoderConfig = import_module(f"{FAMILIES}.{model_type}").decoder_config(settings)
-    return config
+    if model_type in KEEP_PACKED:
+        return config
+    return replace(config, quantization=read_quantization(settings.values, settings.where))
 
 
 def _inner_config(text: Settings, wrapper: str) -> DecoderConfig:

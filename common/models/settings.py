@@ -6,6 +6,7 @@ from pathlib import Path
 from common.base.errors import ModelError
 from common.base.json_file import JsonObject, text_fields
 from common.base.rotary import is_positive, num_positions, rotary_table
+from common.models.quantization.reading import KEYS, side_table
 from common.settings.config import MAX_TOKENS
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -16,7 +17,6 @@ MAX_EXPERTS = 1 << 12
 MAX_HEAD_DIM = 1 << 12
 MAX_WIDTH = 1 << 24
 """Elements of a layer's width, or tokens of the vocabulary."""
-_QUANTIZATION = ("quantization_config", "compression_config")  # the second of old compressed-tensors
 
 
 class Settings:
@@ -35,6 +35,8 @@ class Settings:
             raise ModelError(f"{path}: {error}; fetch the model again") from None
         if not isinstance(values, dict):
             raise ModelError(f"{path}: {values!r:.80} is not a JSON object; fetch the model again")
+        if not any(values.get(key) for key in KEYS):
+            values |= side_table(model_dir)
         return Settings(values, str(path))
 
     def completed(self, left_out: JsonObject) -> "Settings":
@@ -94,11 +96,11 @@ class Settings:
     @property
     def is_quantized(self) -> bool:
         """Tell whether config.json names a format of packed weights."""
-        return any(self.values.get(key) for key in _QUANTIZATION)
+        return any(self.values.get(key) for key in KEYS)
 
     def quantization(self, *supported: str) -> str | None:
-        """Return the format of packed weights, None for plain ones; raises ModelError unless it is `supported`."""
-        key, table = next(((key, self.values[key]) for key in _QUANTIZATION if self.values.get(key)), ("", None))
+        """Return the format of weights that a family keeps packed; raises ModelError unless it is `supported`."""
+        key, table = next(((key, self.values[key]) for key in KEYS if self.values.get(key)), ("", None))
         if table is None:
             return None
         named = table if isinstance(table, dict) else {}

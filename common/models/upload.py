@@ -9,7 +9,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
+from common.models.quantization.packed_part import PackedPart, Span
 from common.ops.reference import quantize
 
 Progress = Callable[[int, int], None]
@@ -45,7 +46,36 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
+        """Return the bytes of staging memory."""
         return self.target.numel() * self.dtype.itemsize
+
+    @property
+    def target_bytes(self) -> int:
+        """Return the bytes filled on the device."""
+        return self.target.numel() * self.target.itemsize
+
+    @property
+    def paths(self) -> set[Path]:
+        return {self.path}
+
+    def spans(self) -> Iterator[Span]:
+        """Yield what to read."""
+        yield Span(self.path, self.offset, self.num_bytes, 0)
+
+    def fill(self, staged: Tensor, device: torch.device) -> None:
+        """Start copying what was read to the target."""
+        target, dtype = self.target, self.dtype
+        source = staged[: self.num_bytes].view(dtype).view(target.shape)
+        if self.scales is not None:
+            codes, scales = quantize(source.to(device, non_blocking=True), target.dtype)
+            target.copy_(codes)
+            self.scales.copy_(scales)
+            return
+        if dtype != target.dtype or not target.is_contiguous():
+            source = source.to(device, non_blocking=True)  # converted, or put in order, on the device
+        target.copy_(source, non_blocking=True)
+        if self.add:
+            target.add_(self.add)
 
     def split(self, max_bytes: int) -> Iterator["Part"]:
         """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer.
@@ -75,17 +105,17 @@ class Upload:
         parts: with contiguous targets on `device`, whose memory has no other user meanwhile.
     """
 
-    def __init__(self, parts: Sequence[Part], device: torch.device, progress: Progress) -> None:
+    def __init__(self, parts: Sequence[Part | PackedPart], device: torch.device, progress: Progress) -> None:
         self.device = device
         self.progress = progress
         self.loaded_bytes = 0
-        self.total_bytes = sum(part.target.numel() * part.target.itemsize for part in parts)
+        self.total_bytes = sum(part.target_bytes for part in parts)
         pieces = [piece for part in parts for piece in part.split(_most_bytes(part))]
         self.slot_bytes = max([1, *(piece.num_bytes for piece in pieces)])
         self.parts = iter(pieces)
         self.lock = threading.Lock()
         with ExitStack() as opened:
-            self.files = {path: _open(path, opened) for path in {part.path for part in parts}}
+            self.files = {path: _open(path, opened) for path in {path for part in parts for path in part.paths}}
             self.opened = opened.pop_all()
         self.pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="upload")
         self.futures = [self.pool.submit(self._work) for _ in range(NUM_THREADS)]
@@ -95,6 +125,8 @@ class Upload:
         with self.opened, self.pool:
             for future in self.futures:
                 future.result()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # of the threads' streams, which nobody uses again
 
     def cancel(self) -> None:
         """Stop reading; targets keep partial contents."""
@@ -123,21 +155,21 @@ class Upload:
         slots = deque(_Slot(self.slot_bytes, self.device) for _ in range(SLOTS_PER_THREAD))
         try:
             while (part := self._next()) is not None:
-                slots[0].read(self.files[part.path], part)
-                slots[0].copy_to(part)
+                slots[0].read(self.files, part)
+                slots[0].fill(part)
                 slots.rotate(-1)
                 self._count(part)
         finally:
             for slot in slots:
                 slot.close()
 
-    def _next(self) -> Part | None:
+    def _next(self) -> Part | PackedPart | None:
         with self.lock:
             return next(self.parts, None)
 
-    def _count(self, part: Part) -> None:
+    def _count(self, part: Part | PackedPart) -> None:
         with self.lock:
-            self.loaded_bytes += part.target.numel() * part.target.itemsize
+            self.loaded_bytes += part.target_bytes
             self.progress(self.loaded_bytes, self.total_bytes)
 
 
@@ -152,33 +184,27 @@ class _Slot:
         if device.type == "cuda":
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
 
-    def read(self, file: int, part: Part) -> None:
+    def read(self, files: Mapping[Path, int], part: Part | PackedPart) -> None:
         """Read a part, once the slot's last part has been copied out."""
         self._settle()
-        view, begin = memoryview(self.memory)[: part.num_bytes], 0
-        while begin < part.num_bytes:
+        for path, offset, num_bytes, place in part.spans():
+            self._read(files[path], path, offset, memoryview(self.memory)[place : place + num_bytes])
+
+    @staticmethod
+    def _read(file: int, path: Path, offset: int, view: memoryview) -> None:
+        begin = 0
+        while begin < len(view):
             try:
-                num_read = os.preadv(file, [view[begin:]], part.offset + begin)
+                num_read = os.preadv(file, [view[begin:]], offset + begin)
             except OSError as error:
-                raise ModelError(f"{part.path}: {error.strerror}; fetch the model again") from None
+                raise ModelError(f"{path}: {error.strerror}; fetch the model again") from None
             if not num_read:
-                raise ModelError(f"{part.path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
+                raise ModelError(f"{path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
             begin += num_read
 
-    def copy_to(self, part: Part) -> None:
-        """Start copying the part just read to its target."""
-        target, dtype = part.target, part.dtype
-        source = self.bytes[: target.numel() * dtype.itemsize].view(dtype).view(target.shape)
-        if part.scales is not None:
-            codes, scales = quantize(source.to(self.device, non_blocking=True), target.dtype)
-            target.copy_(codes)
-            part.scales.copy_(scales)
-        elif dtype != target.dtype or not target.is_contiguous():
-            target.copy_(source.to(self.device, non_blocking=True))  # converted, or put in order, on the device
-        else:
-            target.copy_(source, non_blocking=True)
-        if part.add:
-            target.add_(part.add)
+    def fill(self, part: Part | PackedPart) -> None:
+        """Start copying the part just read to its targets."""
+        part.fill(self.bytes, self.device)
         if self.device.type == "cuda":
             self.copied = torch.cuda.Event()
             self.copied.record()
@@ -193,8 +219,9 @@ class _Slot:
             self.copied.synchronize()
 
 
-def _most_bytes(part: Part) -> int:
-    return SLOT_BYTES if part.scales is None else min(SLOT_BYTES, QUANTIZED_BYTES)
+def _most_bytes(part: Part | PackedPart) -> int:
+    is_quantized = isinstance(part, Part) and part.scales is not None
+    return min(SLOT_BYTES, QUANTIZED_BYTES) if is_quantized else SLOT_BYTES
 
 
 def _open(path: Path, opened: ExitStack) -> int:

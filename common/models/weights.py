@@ -5,36 +5,37 @@ tensors. safetensors checks the files; `upload` reads the bytes.
 """
 
 import hashlib
-import json
+import logging
 import math
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from common.base.dtypes import DTYPES
 from common.base.errors import ModelError
+from common.models.checkpoint import listed, opened, stored_tensors
+from common.models.quantization.found import WEIGHT, Wanted, described, find_packed
+from common.models.quantization.packed_part import PackedMatrix, PackedPart, StoredTensor, Target
+from common.models.quantization.rules import Quantization
 from common.models.sizes.quantized import is_quantized
 from common.models.sizes.stacks import SCALES, Piece, Stack, Stacks
 from common.models.upload import Part, Progress, Upload
 
+logger = logging.getLogger(__name__)
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 _DTYPES = DTYPES | {"uint8": torch.uint8, "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _BYTE_TYPES = {"U8": torch.uint8}
-WRAPPERS = ("model.language_model.", "language_model.")
-"""Beginnings of names in checkpoints that hold a text model among others."""
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the matrix of logits and of the input's table; tied models have one matrix for both."""
+RARELY_LISTED = ("embed", "lm_head", "router")
+"""Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
 COMPARED_ROWS = 64
-_SHOWN = 5
 ALIGNMENT_BYTES = 256
 
 
@@ -103,43 +104,89 @@ class WeightsMemory(Protocol):
         ...
 
 
-class Stored(NamedTuple):
-    """A tensor of a checkpoint."""
-
-    path: Path
-    name: str  # in the file
-
-
 def load_weights(
-    model_dir: Path, layout: WeightsLayout, region: Tensor, *, ignored: tuple[str, ...], progress: Progress
+    model_dir: Path,
+    layout: WeightsLayout,
+    region: Tensor,
+    *,
+    ignored: tuple[str, ...],
+    progress: Progress,
+    quantization: Quantization | None = None,
 ) -> Upload:
     """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor.
 
     Args:
         ignored: beginnings of names of checkpoint tensors that are not needed.
+        quantization: what the checkpoint's configuration says of quantized matrices, which are made plain.
     """
-    stored = _stored_tensors(model_dir)
+    stored = stored_tensors(model_dir)
     stacks = {name: stack for name, stack in layout.stacks.items() if not stack.is_scales}
+    matrices = _packed_matrices(model_dir, stacks, stored, quantization)
+    stored |= {name: matrix.held[0][1] for name, matrix in matrices.items()}
     chosen = {name: stack.pieces_of(stored) for name, stack in stacks.items()}
     wanted = {piece.checkpoint_name: piece for pieces in chosen.values() for piece in pieces}
     _check_names(model_dir, wanted, stored, ignored, _instead(stacks.values(), stored))
-    packed = {piece.checkpoint_name for name, pieces in chosen.items() if layout.is_packed(name) for piece in pieces}
-    dtypes = _check_shapes(model_dir, wanted, stored, packed)
+    of_bytes = {piece.checkpoint_name for name, pieces in chosen.items() if layout.is_packed(name) for piece in pieces}
+    plain = {name: piece for name, piece in wanted.items() if name not in matrices}
+    dtypes = _check_shapes(model_dir, plain, stored, of_bytes)
     if HEAD not in wanted and HEAD in stored and TABLE in wanted:
         _check_tied(model_dir, stored[HEAD], stored[TABLE])
-    offsets = {path: _offsets(path) for path in {each.path for each in stored.values()}}
-    tensors, parts = layout.tensors(region), []
+    tensors, parts, targets = layout.tensors(region), list[Part | PackedPart](), dict[str, list[Target]]()
     for name, pieces in chosen.items():
         for piece in pieces:
-            source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
-            first_row, _ = piece.rows or (0, 0)
-            offset = offsets[source.path][source.name] + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
+            first_row, end = piece.rows or (0, piece.shape[0])
             target = _in_file_order(tensors[name], piece)
+            if piece.checkpoint_name in matrices:
+                target = target.view(piece.stack_shape) if piece.order is None else target
+                targets.setdefault(piece.checkpoint_name, []).append(Target(first_row, end, target))
+                continue
+            source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
+            offset = source.offset + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
             scales = tensors[f"{name}{SCALES}"][piece.begin :][: piece.num_rows] if is_quantized(stacks[name]) else None
-            if scales is not None:
-                target = target.view(piece.stack_shape)
+            target = target if scales is None else target.view(piece.stack_shape)
             parts.append(Part(source.path, offset, dtype, target, stacks[name].add, scales))
+    parts += [PackedPart(matrices[name], 0, matrices[name].num_rows, tuple(each)) for name, each in targets.items()]
     return Upload(parts, region.device, progress)
+
+
+def _packed_matrices(
+    model_dir: Path, stacks: Stacks, stored: dict[str, StoredTensor], quantization: Quantization | None
+) -> dict[str, PackedMatrix]:
+    """Take quantized matrices out of the stored tensors; raises ModelError for what contradicts the configuration."""
+    if quantization is None:
+        return {}
+    found = find_packed(_matrices(stacks), stored, quantization)
+    if not found.problems and not found.matrices:
+        found.problems.append(f"no tensor is quantized, and {quantization.where} says {quantization.method}")
+    if found.problems:
+        raise ModelError(
+            f"{model_dir}: {listed(found.problems)}; do config.json and the weights belong together? "
+            "Fetch the model again"
+        )
+    for name in found.used:
+        del stored[name]
+    known = {piece.checkpoint_name for stack in stacks.values() for form in stack.forms for piece in form}
+    for bias in (f"{name.removesuffix(WEIGHT)}.bias" for name in found.matrices):
+        if bias in stored and bias not in known and _is_zero(stored[bias]):
+            del stored[bias]  # as old writers of GPTQ have it for every matrix
+    logger.info("%s", described(model_dir, found, quantization))
+    return found.matrices
+
+
+def _is_zero(tensor: StoredTensor) -> bool:
+    with opened(tensor.path) as handle:
+        return not tensor.dtype or not handle.get_tensor(tensor.name).any()
+
+
+def _matrices(stacks: Stacks) -> Iterator[Wanted]:
+    """Yield the matrices that checkpoints may have quantized, in all forms, once each."""
+    seen = set[str]()
+    for key, stack in stacks.items():
+        for piece in (piece for form in stack.forms for piece in form):
+            name = piece.checkpoint_name
+            if name not in seen and name.endswith(WEIGHT) and len(piece.shape) == 2:
+                seen.add(name)
+                yield Wanted(name.removesuffix(WEIGHT), *piece.shape, key.rpartition(".")[2] in RARELY_LISTED)
 
 
 def _in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
@@ -154,58 +201,15 @@ def _instead(stacks: Iterable[Stack], held: Collection[str]) -> list[str]:
     for stack in (stack for stack in stacks if stack.others):
         had = stack.pieces_of(held)
         if any(piece.checkpoint_name not in held for piece in had):
-            others = (form for form in (stack.pieces, *stack.others) if form is not had)
+            others = (form for form in stack.forms if form is not had)
             names += [piece.checkpoint_name for form in others for piece in form if piece.checkpoint_name not in held]
     return names
-
-
-def _stored_tensors(model_dir: Path) -> dict[str, Stored]:
-    """Return the checkpoint's tensors, by names without the wrapper that a text model of several senses stands in."""
-    return {_unwrapped(name): Stored(path, name) for name, path in _tensor_files(model_dir).items()}
-
-
-def _unwrapped(name: str) -> str:
-    for wrapper in WRAPPERS:
-        if name.startswith(wrapper):
-            return name.replace("language_model.", "", 1)
-    return name
-
-
-def _tensor_files(model_dir: Path) -> dict[str, Path]:
-    """Return the file of each checkpoint tensor."""
-    index = model_dir / "model.safetensors.index.json"
-    if index.exists():
-        return _files_of_index(index)
-    single = model_dir / "model.safetensors"
-    if not single.exists():
-        raise ModelError(f"{model_dir}: neither model.safetensors nor model.safetensors.index.json")
-    with _opened(single) as handle:
-        return dict.fromkeys(handle.keys(), single)
-
-
-def _files_of_index(index: Path) -> dict[str, Path]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = {str(name): index.parent / Path(str(file)).name for name, file in weight_map.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{index}: not an index of safetensors files ({error}); fetch the model again") from None
-    lost = sorted({path.name for path in files.values() if not os.path.isfile(path)})  # isfile takes any name
-    if lost:
-        raise ModelError(f"{index}: names files that are not there: {_listed(lost)}; fetch the model again")
-    return files
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except Exception as error:  # noqa: BLE001 - safetensors' own error type is not exported
-        raise ModelError(f"{path}: not a safetensors file ({error}); fetch the model again") from None
 
 
 def _check_names(
     model_dir: Path,
     wanted: Mapping[str, Piece],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     ignored: tuple[str, ...],
     instead: list[str],
 ) -> None:
@@ -214,17 +218,17 @@ def _check_names(
     extra = sorted(name for name in others if not name.endswith(IGNORED_SUFFIXES))
     problems = []
     if missing:
-        problems.append(f"{len(missing)} missing tensors: {_listed(missing)}")
+        problems.append(f"{len(missing)} missing tensors: {listed(missing)}")
     if missing and instead:
-        problems[-1] += f"; or, in another form, {_listed(instead)}"
+        problems[-1] += f"; or, in another form, {listed(instead)}"
     if extra:
-        problems.append(f"{len(extra)} unexpected tensors: {_listed(extra)}")
+        problems.append(f"{len(extra)} unexpected tensors: {listed(extra)}")
     if problems:
         raise ModelError(f"{model_dir}: {'; '.join(problems)}; do config.json and the weights belong together?")
 
 
 def _check_shapes(
-    model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, Stored], packed: set[str]
+    model_dir: Path, wanted: Mapping[str, Piece], stored: Mapping[str, StoredTensor], packed: set[str]
 ) -> dict[str, torch.dtype]:
     """Return the dtypes of the wanted tensors in their files; raises ModelError naming each tensor at fault.
 
@@ -232,58 +236,33 @@ def _check_shapes(
         packed: names of tensors that hold bytes.
     """
     problems, dtypes = [], {}
-    with ExitStack() as opened:
-        handles = {
-            path: opened.enter_context(_opened(path)) for path in sorted({each.path for each in stored.values()})
-        }
-        held = {path: set(handle.keys()) for path, handle in handles.items()}
-        for name, piece in wanted.items():
-            path, stored_name = stored[name]
-            if stored_name not in held[path]:
-                problems.append(f"{name} is not in {path.name}, where the index has it")
-                continue
-            found = handles[path].get_slice(stored_name)
-            shape, dtype = tuple(found.get_shape()), found.get_dtype()
-            if shape != piece.shape:
-                problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
-                continue
-            types = _BYTE_TYPES if name in packed else _FLOAT_TYPES
-            if dtype not in types:
-                problems.append(f"{name} is {dtype}, supported are {', '.join(types)}")
-            else:
-                dtypes[name] = types[dtype]
+    for name, piece in wanted.items():
+        path, _, dtype, shape, _ = stored[name]
+        types = _BYTE_TYPES if name in packed else _FLOAT_TYPES
+        if not dtype:
+            problems.append(f"{name} is not in {path.name}, where the index has it")
+        elif shape != piece.shape:
+            problems.append(f"{name} is {list(shape)}, config.json says {list(piece.shape)}")
+        elif dtype not in types:
+            problems.append(f"{name} is {dtype}, supported are {', '.join(types)}")
+        else:
+            dtypes[name] = types[dtype]
     if problems:
-        raise ModelError(f"{model_dir}: {_listed(problems)}; fetch the model again")
+        raise ModelError(f"{model_dir}: {listed(problems)}; fetch the model again")
     return dtypes
 
 
-def _check_tied(model_dir: Path, head: Stored, table: Stored) -> None:
+def _check_tied(model_dir: Path, head: StoredTensor, table: StoredTensor) -> None:
     """Raise ModelError if the stored head is another matrix than the input's table, by some rows of all."""
-    with _opened(head.path) as of_head, _opened(table.path) as of_table:
-        if head.name not in of_head.keys():  # noqa: SIM118 - not a mapping
-            raise ModelError(f"{model_dir}: {HEAD} is not in {head.path.name}, where the index has it; fetch it again")
+    if not head.dtype:
+        raise ModelError(f"{model_dir}: {HEAD} is not in {head.path.name}, where the index has it; fetch it again")
+    with opened(head.path) as of_head, opened(table.path) as of_table:
         heads, rows = of_head.get_slice(head.name), of_table.get_slice(table.name)
-        num_rows = rows.get_shape()[0]
+        num_rows = table.shape[0]
         chosen = range(0, num_rows, -(-num_rows // COMPARED_ROWS))
-        if heads.get_shape() == rows.get_shape() and all(
-            torch.equal(heads[row].float(), rows[row].float()) for row in chosen
-        ):
+        if head.shape == table.shape and all(torch.equal(heads[row].float(), rows[row].float()) for row in chosen):
             return
     raise ModelError(
         f"{model_dir}: config.json says that {HEAD} is tied to {TABLE}, but the checkpoint holds another {HEAD}; "
         "set tie_word_embeddings to false"
     )
-
-
-def _offsets(path: Path) -> dict[str, int]:
-    """Return the byte of the file at which each tensor begins; safetensors has checked the header."""
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    return {name: 8 + header_bytes + entry["data_offsets"][0] for name, entry in header.items()}
-
-
-def _listed(items: list[str]) -> str:
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(items[:_SHOWN]) + more

@@ -5,12 +5,12 @@ from torch import Tensor
 from common.kernels.attention.decode_attention import decode_attention
 from common.kernels.attention.decode_division import divide, programs_per_sm
 from common.kernels.attention.few_query_attention import few_query_attention
-from common.kernels.attention.fused_decode_attention import MAX_SHARING_DIM, fused_decode_attention, is_supported
-from common.kernels.attention.long_attention import long_attention
+from common.kernels.attention.hopper.fused_decode_attention import MAX_SHARING_DIM, fused_decode_attention, is_supported
+from common.kernels.attention.hopper.long_attention import long_attention
+from common.kernels.attention.hopper.shared_prefix_attention import shared_prefix_attention
 from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.attention.shared_parts import MAX_SHARED_DIM, shared_slots
-from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
 from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedPrefixes
 from common.kernels.base.gpu import gpu_of
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv

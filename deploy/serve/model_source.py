@@ -8,7 +8,8 @@ import os
 import re
 from pathlib import Path
 
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, ModelError
+from common.models.reading import read_config
 
 
 def find_model(name: str) -> Path:
@@ -76,5 +77,16 @@ def is_hub_id(name: str) -> bool:
 
 
 def weights_bytes(model_dir: Path) -> int:
-    """Return the size of the weights on disk, about the size of a copy in memory."""
-    return sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    """Return about the size of a copy of the weights in memory: their size on disk, or 2 bytes an element if larger.
+
+    Matrices of quantized checkpoints are made plain in memory.
+    """
+    on_disk = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    try:
+        config = read_config(model_dir)
+    except ModelError:
+        return on_disk  # a worker says what is wrong
+    if config.quantization is None:
+        return on_disk
+    table = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
+    return max(on_disk, 2 * (config.num_weights + table))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from common.base.json_file import Json, JsonObject
 from router.answers.completion_bodies import ChunkWriter, ending_of, prompt_body
 from router.base.shapes import ToolCall
-from router.dispatch.request_state import Completion, Delivery
+from router.dispatch.completion.state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.chat_answer import MAX_PIECE_CHARS, AnswerParser
 from router.text.formats.parts import CallPiece, Part, joined

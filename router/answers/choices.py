@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from common.base.json_file import JsonObject
 from router.answers.completion_bodies import DONE, NO_PARTS, ChunkWriter, choice_json, event, warnings_json
 from router.answers.request_choices import Job
-from router.dispatch.request_state import Completion, Delivery
+from router.dispatch.completion.state import Completion, Delivery
 from router.http.errors import error_body
 from router.requests.completion_api import ResponseOptions
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common.base.json_file import Json, JsonObject
 from router.base.shapes import Usage
-from router.dispatch.request_state import Completion, Delivery
+from router.dispatch.completion.state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.logprobs import LogprobLog, TokenStrings
 from router.text.tokenizer import Tokenizer

@@ -11,9 +11,8 @@ from common.base.json_file import JsonObject
 from common.wire.messages.worker import FinishReason
 from router.answers.completion_bodies import PromptShaper, usage_of
 from router.base.shapes import Usage
-from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.journey import Journey, Watch, no_watch
-from router.dispatch.request_state import (
+from router.dispatch.completion.journey import Journey, Watch, no_watch
+from router.dispatch.completion.state import (
     FINISH_REASONS,
     Completion,
     CompletionOutput,
@@ -23,6 +22,7 @@ from router.dispatch.request_state import (
     Mailbox,
     State,
 )
+from router.dispatch.dispatcher import Dispatcher
 from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
 from router.service import Service
 from router.text.detokenizer import Decode, TextStream

@@ -8,7 +8,7 @@ from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from router.answers.request_choices import Job
 from router.answers.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output
-from router.dispatch.request_state import Delivery
+from router.dispatch.completion.state import Delivery
 
 DELTAS = (
     "response.output_text.delta",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from common.base.json_file import Json, JsonObject
 from router.answers.chat_bodies import parser_of
-from router.dispatch.request_state import Completion, Delivery
+from router.dispatch.completion.state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.formats.parts import CallPiece
 

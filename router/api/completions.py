@@ -16,8 +16,8 @@ from router.api.api_kinds import CHATS, COMPLETIONS, RESPONSES, Front
 from router.api.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
 from router.api.telemetry import SPAN
 from router.base.json_rules import wrong
-from router.dispatch.journey import Arrival
-from router.dispatch.request_state import Delivery, Mailbox
+from router.dispatch.completion.journey import Arrival
+from router.dispatch.completion.state import Delivery, Mailbox
 from router.http.api_keys import OWNER
 from router.http.connection import connection_of
 from router.http.errors import JSON

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from common.base.errors import RequestError
-from router.dispatch.request_state import new_response_id
+from router.dispatch.completion.state import new_response_id
 from router.http.connection_limit import refuse_surplus
 from router.reading.bodies import Body
 from router.service import Service

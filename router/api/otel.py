@@ -24,7 +24,7 @@ from common.settings.config import RouterSection
 from router.answers.request_choices import Job
 from router.api.http_request import CLIENT_REQUEST_ID, HEADER
 from router.api.telemetry import NO_SPAN, OPERATIONS, RequestSpan, Telemetry
-from router.dispatch.journey import Arrival, End, Leg, Watcher
+from router.dispatch.completion.journey import Arrival, End, Leg, Watcher
 from router.requests.completion_api import CompletionRequest
 
 logger = logging.getLogger(__name__)

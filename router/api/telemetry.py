@@ -12,7 +12,7 @@ from common.base.errors import ConfigError, RequestError
 from common.settings.config import RouterSection
 from router.answers.request_choices import Job
 from router.api.http_request import CLIENT_CLOSED_REQUEST
-from router.dispatch.journey import Arrival, Watcher
+from router.dispatch.completion.journey import Arrival, Watcher
 from router.requests.completion_api import CompletionRequest
 
 OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}

@@ -11,7 +11,7 @@ from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import Abort, Message, PrefillRequest
 from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests
 from common.wire.values.packing import pack_ids
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.state import Completion
 from router.placement.capacity import has_gpu_alone, layouts
 from router.placement.prefix_map import Prediction
 from router.placement.route import Route

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from common.base.errors import RequestError
 from common.settings.config import NetSection, RouterSection
-from router.dispatch.request_state import Completion, State
+from router.dispatch.completion.state import Completion, State
 
 
 def overdue(completion: Completion, now_s: float, limits: RouterSection) -> RequestError | None:

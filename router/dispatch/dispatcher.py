@@ -11,10 +11,10 @@ from functools import partial
 from common.base.errors import RequestError
 from common.settings.config import NetSection, RouterSection
 from router.dispatch.assignments import Assignments, Send
+from router.dispatch.completion.state import Completion, State
 from router.dispatch.deadlines import overdue, stall, unserved
 from router.dispatch.lifecycle import Lifecycle
 from router.dispatch.metrics import Metrics
-from router.dispatch.request_state import Completion, State
 from router.dispatch.retry_policy import count_crash, count_stall
 from router.dispatch.scheduler import MAX_AT_ONCE, Defer, Scheduler
 from router.placement.capacity import most_tokens

@@ -13,7 +13,7 @@ from common.settings.config import NetSection
 from common.wire.messages.worker import Inquiry, InquiryReply
 from common.wire.values.packing import pack_ids, unpack_ids
 from router.dispatch.assignments import Send
-from router.dispatch.request_state import Completion, State
+from router.dispatch.completion.state import Completion, State
 from router.placement.member import Member
 
 BEATS = 2

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from common.base.errors import RequestError
 from common.settings.config import RouterSection
 from router.dispatch.assignments import Assignments
-from router.dispatch.completion_summary import log_end
-from router.dispatch.journey import Phase
+from router.dispatch.completion.journey import Phase
+from router.dispatch.completion.state import Completion, Delivery, State
+from router.dispatch.completion.summary import log_end
 from router.dispatch.metrics import Metrics
-from router.dispatch.request_state import Completion, Delivery, State
 from router.dispatch.retry_policy import repeated_failure
 from router.dispatch.waiting_queue import WaitingQueue
 from router.placement.member import Member

@@ -19,10 +19,10 @@ from prometheus_client.registry import Collector
 from common.base.errors import ErrorCode, RequestError
 from common.base.version import VERSION
 from router.base.exposition import number
-from router.dispatch.completion_summary import Slowest
+from router.dispatch.completion.journey import Phase
+from router.dispatch.completion.state import Completion, State
+from router.dispatch.completion.summary import Slowest
 from router.dispatch.incidents import Incidents, Kind
-from router.dispatch.journey import Phase
-from router.dispatch.request_state import Completion, State
 from router.dispatch.vllm_names import aliases
 from router.text.model_info import ModelInfo
 from router.text.text_cache import TextCounts

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from common.base.errors import ErrorCode, RequestError
 from common.settings.config import RouterSection
 from common.wire.messages.worker import RequestFailed
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.state import Completion
 from router.placement.member import Member
 
 UNCOUNTED = frozenset({ErrorCode.PREEMPTED, ErrorCode.DRAINING, ErrorCode.NOT_HERE, ErrorCode.HANDOFF_LOST})

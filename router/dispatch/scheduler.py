@@ -8,7 +8,7 @@ by at most MOST_PASSING_TOKENS computed tokens.
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.state import Completion
 from router.dispatch.waiting_queue import AnyWaiting, WaitingQueue
 from router.placement.capacity import num_prompt_gpus
 from router.placement.choice import awaits_trial, choose, may_overtake

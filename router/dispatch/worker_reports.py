@@ -5,10 +5,10 @@ from common.wire.messages.token_columns import rows_of
 from common.wire.messages.worker import Abort, FinishReason, PromptCached, PromptLogprobs, RequestFailed, TokenBatch
 from common.wire.values.output_token import OutputToken
 from router.dispatch.assignments import Send
-from router.dispatch.attempt import PROVING_TOKENS
-from router.dispatch.journey import Phase
+from router.dispatch.completion.attempt import PROVING_TOKENS
+from router.dispatch.completion.journey import Phase
+from router.dispatch.completion.state import FINISH_REASONS, Completion, Delivery, State
 from router.dispatch.lifecycle import Lifecycle
-from router.dispatch.request_state import FINISH_REASONS, Completion, Delivery, State
 from router.dispatch.retry_policy import count_failure, final_error
 from router.dispatch.scheduler import Scheduler
 from router.placement.worker_pool import WorkerPool

@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from common.base.errors import RequestError
 from common.settings.config import RouterSection
 from common.settings.limits import DAY_S
-from router.dispatch.request_state import new_response_id
+from router.dispatch.completion.state import new_response_id
 from router.http.errors import error_response, from_parser
 from router.http.header_parser import HeaderParser
 from router.http.unread_answers import Output, Unread

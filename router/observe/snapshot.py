@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from common.base.json_file import JsonObject
-from router.dispatch.completion_summary import NUM_SLOWEST, summary_of
-from router.dispatch.journey import Phase
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.journey import Phase
+from router.dispatch.completion.state import Completion
+from router.dispatch.completion.summary import NUM_SLOWEST, summary_of
 from router.placement.member import Member
 
 

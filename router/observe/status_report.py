@@ -11,8 +11,8 @@ from common.base.json_file import JsonObject
 from common.base.version import VERSION
 from common.wire.messages.worker import Role
 from router.base.shapes import StatusReport
+from router.dispatch.completion.journey import Phase
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.journey import Phase
 from router.dispatch.metrics import Metrics
 from router.observe.fleet_metrics import kv_usage
 from router.observe.health import memory_use, path_report, status_of

@@ -164,7 +164,7 @@ def run_quantized(gpu: Gpu) -> None:
     """A model quantized by each scheme, and products with the other forms of scales: decode steps, and prompts."""
     dtypes = DTYPES | {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
     for scheme in ("fp8", "int8"):
-        config = replace(MODEL, quantization=scheme)
+        config = replace(MODEL, scheme=scheme)
         tensors = {
             name: empty(*stack.shape, dtype=dtypes[stack.dtype or "bfloat16"])
             for name, stack in config.stacks().items()

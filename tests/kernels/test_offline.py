@@ -22,7 +22,8 @@ SHARED_BYTES = {
     "10.0": 227 << 10,
     "12.0": 99 << 10,
 }
-BESIDE_GLUON = ("shared_division.py", "shared_prefix_attention.py")  # for what is Hopper's alone
+HOPPER = KERNELS / "attention" / "hopper"
+BESIDE_HOPPER = KERNELS / "attention" / "shared_division.py"  # for a kernel of that room
 PARTS = (("9.0", "8.6", "8.9"), ("8.0", "10.0", "12.0"))  # each takes a process about as long
 MARKS: dict[str, Any] = {"9.0": ()}  # the others are not in `make test-all`
 
@@ -64,7 +65,7 @@ def kernels_of(*paths: Path) -> set[str]:
 def test_every_kernel_compiles_and_fits(capability: str, compiled: dict[str, list[tuple[str, int]]]) -> None:
     sources = sorted(KERNELS.rglob("*.py"))
     in_gluon = [path for path in sources if "@gluon.jit" in path.read_text()]
-    hopper_only = kernels_of(*in_gluon, *(KERNELS / "attention" / name for name in BESIDE_GLUON))
+    hopper_only = kernels_of(*in_gluon, *HOPPER.glob("*.py"), BESIDE_HOPPER)
     expected = kernels_of(*sources) - (set() if capability == "9.0" else hopper_only)
     assert {name for name, _ in compiled[capability]} == expected
     for name, shared_bytes in compiled[capability]:

@@ -172,23 +172,23 @@ def test_qwen2_has_biases_whatever_its_file_says() -> None:
         (MISTRAL_V01 | {"model_type": "llama"}, "sliding_window = 4096 is not supported"),
         (MISTRAL_SMALL | {"text_config": {"model_type": "ministral"}}, "model_type = 'ministral' is not supported"),
         (
-            MINISTRAL_3 | {"quantization_config": FP8},
-            "weights in 'fp8' are not supported, because no kernel .* in 16 bits",
+            MINISTRAL_3 | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            "weights in 'bitsandbytes' are not supported, only .* in 16 bits",
         ),
         (
             SMOLLM3 | {"compression_config": {"format": "pack-quantized"}},
-            "weights in 'pack-quantized' are not supported",
+            "compression_config: weights in 'pack-quantized' are not supported",
         ),
         (
-            MISTRAL_V01 | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}},
-            "'modelopt' 'FP8' are",
+            MISTRAL_V01 | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}},
+            "quant_algo = 'W4A8_AWQ' is not supported",
         ),
         (MISTRAL_V01 | {"quantization_config": {"bits": 4}}, "weights in .'bits': 4. are not supported"),
         (MISTRAL_SMALL | {"text_config": None}, "text_config = None, an object is needed"),
         ({"model_type": "gemma2"}, "model_type = 'gemma2'; supported: "),
         (
-            QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8"}},
-            "quantization_config: weights in 'fp8' are not supported",
+            QWEN3_5_27B | {"quantization_config": {"quant_method": "fp8", "weight_block_size": 128}},
+            "quantization_config: weight_block_size = 128, a list of rows and columns is needed",
         ),
         (
             QWEN3_5_27B | {"text_config": QWEN3_5_27B["text_config"] | {"output_gate_type": "sigmoid"}},
@@ -199,6 +199,12 @@ def test_qwen2_has_biases_whatever_its_file_says() -> None:
 def test_others_are_refused_by_name(published: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         decoder_config(Settings(published, "config.json"))
+
+
+def test_a_text_model_inside_another_is_quantized_as_the_outer_file_says() -> None:
+    quantization = decoder_config(Settings(MINISTRAL_3 | {"quantization_config": FP8}, "config.json")).quantization
+    assert quantization is not None and quantization.where == "config.json, text_config: quantization_config"
+    assert quantization.format_of(["model.layers.0.mlp.up_proj"]) is not None
 
 
 @pytest.mark.parametrize("preset", ["deepseek-v2-lite", "gemma3-4b", "gemma4-12b", "gpt-oss-20b"])

@@ -81,7 +81,7 @@ def test_an_expanded_pair_of_tokens_takes_fewer_products_than_a_latent_one() -> 
 @pytest.mark.parametrize(
     ("published", "message"),
     [
-        (V3 | {"quantization_config": FP8}, "weights in 'fp8' are not supported"),
+        (V3 | {"quantization_config": FP8 | {"fmt": "e5m2"}}, "fmt = 'e5m2' is not supported"),
         (V2_LITE | {"norm_topk_prob": True}, "norm_topk_prob = True is not supported"),
         (V2_LITE | {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc' is not supported"),
         (V3 | {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),

@@ -166,8 +166,8 @@ def test_no_weights_at_all(directory: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types has sliding_attention, only"),
         ({"layer_types": "full_attention"}, r"layer_types has 'full_attention', only"),
         (
-            {"quantization_config": {"quant_method": "fp8"}},
-            r"quantization_config: weights in 'fp8' are not supported",
+            {"quantization_config": {"quant_method": "hqq"}},
+            r"quantization_config: weights in 'hqq' are not supported, only fp8, .*gptq",
         ),
     ],
 )

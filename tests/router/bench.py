@@ -18,9 +18,9 @@ from common.wire.messages.worker import (
 )
 from common.wire.values.packing import pack_floats, pack_ids
 from common.wire.values.sampling_params import SamplingParams
+from router.dispatch.completion.state import Completion, Delivery, State
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.metrics import Metrics
-from router.dispatch.request_state import Completion, Delivery, State
 from router.dispatch.worker_reports import WorkerReports
 from router.placement.member import Member
 from router.placement.route import Route

@@ -14,7 +14,7 @@ from common.wire.messages.memory_reports import KVEvents, MemoryReady, WorkerEnd
 from common.wire.messages.worker import Heartbeat, KVPathReport, Message, RequestFailed, Role, TokenBatch
 from common.wire.messages.worker_id import BEAT_SUFFIX, connection_of
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.request_state import Completion, State
+from router.dispatch.completion.state import Completion, State
 from router.service import Service
 from router.text.detokenizer import TextStream
 from tests.support.completions import make_completion

@@ -18,9 +18,9 @@ from common.wire.messages.worker import FinishReason, Message, PrefillRequest, R
 from common.wire.values.packing import pack_ids
 from common.wire.values.sampling_params import SamplingParams
 from prefill_worker.sequence import PrefillSequence
+from router.dispatch.completion.state import Completion
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.metrics import Metrics
-from router.dispatch.request_state import Completion
 from router.dispatch.worker_reports import WorkerReports
 from router.placement.worker_pool import WorkerPool
 from tests.support.completions import make_completion

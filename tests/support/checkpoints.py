@@ -223,14 +223,23 @@ def wrap_checkpoint(source: Path, directory: Path, model_type: str, prefix: str)
 
 
 def write_checkpoint(
-    variant: str, directory: Path, *, shard_bytes: str = "5GB", dtype: torch.dtype = torch.float32
+    variant: str,
+    directory: Path,
+    *,
+    shard_bytes: str = "5GB",
+    dtype: torch.dtype = torch.float32,
+    sizes: dict[str, Any] | None = None,
 ) -> Any:
-    """Write the variant to `directory` with a tokenizer; returns the transformers model, in eval mode."""
+    """Write the variant to `directory` with a tokenizer; returns the transformers model, in eval mode.
+
+    Args:
+        sizes: settings that replace the variant's own.
+    """
     import transformers
 
     model_type, changes = VARIANTS[variant]
     torch.manual_seed(sum(variant.encode()))
-    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes})
+    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes, **(sizes or {})})
     model = _make_model(model_type, config).to(dtype).eval()
     with torch.no_grad():
         drawn = ("layer_scalar", "e_score_correction_bias")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.request_state import Completion, CompletionOutput, CompletionSpec, Mailbox
+from router.dispatch.completion.state import Completion, CompletionOutput, CompletionSpec, Mailbox
 from router.text.detokenizer import TextStream
 from router.text.prompt_log import PromptLog
 

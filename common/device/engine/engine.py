@@ -14,6 +14,7 @@ from threading import Thread
 import torch
 
 from common.base.errors import ConfigError, ModelError
+from common.device.engine.mxfp4_limits import check_scales
 from common.device.engine.pool_budget import pool_shape
 from common.device.engine.weights_memory import ServedWeights
 from common.kernels.base.attention_operands import HEAD_DIMS
@@ -127,6 +128,8 @@ def build_engine(
         meanwhile(engine)
         waiting_s = time.monotonic()
         loading.wait()
+    if device.type == "cuda" and dtype == "bfloat16" and config.kernels.experts == "triton":
+        check_scales(model)
     logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
     return engine
 

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+MXFP4_SCALES = range(18, 145)
+"""Scales of MXFP4, as bytes, that kernels compute in bfloat16; values of 0 may have smaller ones, too."""
+
 
 class Routing(NamedTuple):
     """Experts of each token: the chosen from the highest score down, then the shared; -1 for padding."""

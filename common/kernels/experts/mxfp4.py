@@ -54,15 +54,13 @@ def mxfp4_factors(scales, dtype: tl.constexpr):
 
 @triton.jit
 def mxfp4_values(packed, factors, dtype: tl.constexpr):
-    """Return the first, second, third and fourth values of a tile `[rows, columns]` of numbers of 16 bits.
+    """Return the first, second, third and fourth values of a tile `[.., columns]` of numbers of 16 bits.
 
-    Exact, because values have two significant bits. `factors` are `[rows, columns / 8]`. Values in bfloat16 are
+    Exact, because values have two significant bits. `factors` are `[.., columns / 8]`. Values in bfloat16 are
     shifted: see `shifted_back`.
     """
-    rows: tl.constexpr = packed.shape[0]
-    columns: tl.constexpr = packed.shape[1]
-    groups: tl.constexpr = columns // (GROUP // 4)
-    each = tl.reshape(tl.broadcast_to(factors[:, :, None], (rows, groups, GROUP // 4)), (rows, columns))
+    each = tl.broadcast_to(tl.expand_dims(factors, -1), factors.shape + (GROUP // 4,))
+    each = tl.reshape(each, packed.shape)
     if dtype == tl.bfloat16:
         a, b, c, d = tl.inline_asm_elementwise(
             _TWO_NUMBERS,

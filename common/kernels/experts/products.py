@@ -5,6 +5,8 @@ has tall tiles of weights; pairs are the narrow side. Results of a pair lie in r
 adds to the result of another. The reader of these rows adds in a fixed order.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,18 @@ from torch import Tensor
 from common.kernels.base.expert_operands import ExpertMatrix, Groups, Routing
 from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
-from common.kernels.experts.mxfp4 import mxfp4_factors, mxfp4_values, shifted_back
+from common.kernels.experts.operand_tiles import (
+    columns_down,
+    columns_of,
+    factors_at,
+    lanes_of,
+    multiply,
+    no_sums,
+    rows_of,
+    tokens_at,
+    weights_at,
+    whole_sums,
+)
 from common.kernels.experts.tiles import ExpertTiles
 
 
@@ -35,79 +48,6 @@ def _pairs_at(order_ptr, places, inside, LONE: tl.constexpr):
     return tl.load(order_ptr + places, mask=inside, other=0)
 
 
-@triton.jit
-def _weights_at(
-    data_ptr,
-    rows,  # [BLOCK_N, 1] int64
-    inside_n,  # [BLOCK_N, 1]
-    start,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Load a tile of rows `[BLOCK_N, BLOCK]` from element `start` on: weights, or bytes."""
-    columns = start + tl.arange(0, BLOCK)[None, :]
-    inside = inside_n if WIDTH % BLOCK == 0 else inside_n & (columns < WIDTH)
-    return tl.load(data_ptr + rows * WIDTH + columns, mask=inside, other=0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _factors_at(
-    scales_ptr,
-    rows,  # [BLOCK_N, 1] int64
-    inside_n,  # [BLOCK_N, 1]
-    start,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    dtype: tl.constexpr,
-):
-    """Return the factors of a tile of MXFP4 that begins at group `start`; past the end of a row, any."""
-    groups = start + tl.arange(0, BLOCK)[None, :]
-    return mxfp4_factors(tl.load(scales_ptr + rows * WIDTH + groups, mask=inside_n & (groups < WIDTH), other=64), dtype)
-
-
-@triton.jit
-def _tokens_at(x_ptr, row_starts, columns, inside, PACKED: tl.constexpr):
-    """Load a tile of tokens `[BLOCK_K, PAIRS]`; beside PACKED weights, the four tiles that belong to their values.
-
-    Args:
-        columns: [BLOCK_K], of x; beside PACKED weights, of four columns of x each.
-        inside: [BLOCK_K, PAIRS].
-    """
-    if not PACKED:
-        x = tl.load(x_ptr + row_starts[None, :] + columns[:, None], mask=inside, other=0.0)
-    elif x_ptr.dtype.element_ty.primitive_bitwidth == 16:
-        four_ptr = x_ptr.to(tl.pointer_type(tl.uint64)) + (row_starts // 4)[None, :]
-        four = tl.load(four_ptr + columns[:, None], mask=inside, other=0)
-        dtype: tl.constexpr = x_ptr.dtype.element_ty
-        x = (
-            four.to(tl.uint16).to(dtype, bitcast=True),
-            (four >> 16).to(tl.uint16).to(dtype, bitcast=True),
-            (four >> 32).to(tl.uint16).to(dtype, bitcast=True),
-            (four >> 48).to(tl.uint16).to(dtype, bitcast=True),
-        )
-    else:
-        first_ptr = x_ptr + row_starts[None, :] + 4 * columns[:, None]
-        x = (
-            tl.load(first_ptr, mask=inside, other=0.0),
-            tl.load(first_ptr + 1, mask=inside, other=0.0),
-            tl.load(first_ptr + 2, mask=inside, other=0.0),
-            tl.load(first_ptr + 3, mask=inside, other=0.0),
-        )
-    return x
-
-
-@triton.jit
-def _multiply(weights, factors, x, acc, PACKED: tl.constexpr, dtype: tl.constexpr):
-    """Add the product of a tile of weights and a tile of tokens to `acc`."""
-    if PACKED:
-        values = mxfp4_values(weights, factors, dtype)
-        for i in tl.static_range(4):
-            acc = tl.dot(values[i], x[i], acc, input_precision="ieee")
-    else:
-        acc = tl.dot(weights, x, acc, input_precision="ieee")
-    return acc
-
-
 @triton.jit(do_not_specialize=["num_tiles"])
 def _experts_gate_up_kernel(
     x_ptr,  # [m, K], contiguous
@@ -126,6 +66,7 @@ def _experts_gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,  # warps that share the columns of a row
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
@@ -136,10 +77,12 @@ def _experts_gate_up_kernel(
     VALUES: tl.constexpr = 4 if PACKED else 1  # in a number of data
     WIDTH: tl.constexpr = K // VALUES
     BLOCK: tl.constexpr = BLOCK_K // VALUES
-    GROUPS: tl.constexpr = BLOCK_K // 32
-    columns, lanes = tl.arange(0, BLOCK), tl.arange(0, PAIRS)
+    STEP: tl.constexpr = BLOCK * SPLITS
+    columns, places_k = columns_of(BLOCK, SPLITS), columns_down(BLOCK, SPLITS)
+    groups = columns_of(BLOCK_K // 32, SPLITS)
+    lanes = tl.arange(0, PAIRS)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside_n = (rows < n)[:, None]
+    inside_n = rows_of(rows < n, SPLITS)
     wait_for_predecessor(PDL)
     expert, begin, end = _tile_of(experts_ptr, tiles_ptr, num_tiles, LONE)
     if (expert < 0) | (begin >= end):
@@ -147,33 +90,33 @@ def _experts_gate_up_kernel(
     places = begin + lanes
     inside = places < end
     tokens = (_pairs_at(order_ptr, places, inside, LONE) // SLOTS).to(tl.int64)
-    gate_rows = expert * 2 * n + rows[:, None]
+    gate_rows = expert * 2 * n + rows_of(rows, SPLITS)
     up_rows = gate_rows + n
-    gate = tl.zeros((BLOCK_N, PAIRS), tl.float32)
-    up = tl.zeros((BLOCK_N, PAIRS), tl.float32)
+    gate, up = no_sums(BLOCK_N, PAIRS, SPLITS), no_sums(BLOCK_N, PAIRS, SPLITS)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     gate_factors, up_factors = 0, 0
     if PACKED:  # loaded a tile ahead, because their rows are too narrow for the asynchronous copies of the rest
-        gate_factors = _factors_at(scales_ptr, gate_rows, inside_n, 0, K // 32, GROUPS, dtype)
-        up_factors = _factors_at(scales_ptr, up_rows, inside_n, 0, K // 32, GROUPS, dtype)
-    for start in tl.range(0, WIDTH, BLOCK, num_stages=STAGES):
-        is_inside = inside[None, :] & (start + columns < WIDTH)[:, None]
-        x = _tokens_at(x_ptr, tokens * K, start + columns, is_inside, PACKED)
-        gates = _weights_at(data_ptr, gate_rows, inside_n, start, WIDTH, BLOCK)
-        gate = _multiply(gates, gate_factors, x, gate, PACKED, dtype)
-        ups = _weights_at(data_ptr, up_rows, inside_n, start, WIDTH, BLOCK)
-        up = _multiply(ups, up_factors, x, up, PACKED, dtype)
+        gate_factors = factors_at(scales_ptr, gate_rows, inside_n, groups, K // 32, dtype)
+        up_factors = factors_at(scales_ptr, up_rows, inside_n, groups, K // 32, dtype)
+    for start in tl.range(0, WIDTH, STEP, num_stages=STAGES):
+        is_inside = lanes_of(inside, SPLITS) & (start + places_k < WIDTH)
+        x = tokens_at(x_ptr, lanes_of(tokens * K, SPLITS), start + places_k, is_inside, PACKED)
+        gates = weights_at(data_ptr, gate_rows, inside_n, start + columns, WIDTH, STEP)
+        gate = multiply(gates, gate_factors, x, gate, PACKED, dtype)
+        ups = weights_at(data_ptr, up_rows, inside_n, start + columns, WIDTH, STEP)
+        up = multiply(ups, up_factors, x, up, PACKED, dtype)
         if PACKED:
-            ahead = start // 8 + GROUPS
-            gate_factors = _factors_at(scales_ptr, gate_rows, inside_n, ahead, K // 32, GROUPS, dtype)
-            up_factors = _factors_at(scales_ptr, up_rows, inside_n, ahead, K // 32, GROUPS, dtype)
-    if PACKED:
-        gate, up = shifted_back(gate, dtype), shifted_back(up, dtype)
+            ahead = (start + STEP) // 8 + groups
+            gate_factors = factors_at(scales_ptr, gate_rows, inside_n, ahead, K // 32, dtype)
+            up_factors = factors_at(scales_ptr, up_rows, inside_n, ahead, K // 32, dtype)
+    gate, up = whole_sums(gate, PACKED, SPLITS, dtype), whole_sums(up, PACKED, SPLITS, dtype)
+    out_rows, is_row = rows[:, None], (rows < n)[:, None]
     if HAS_BIAS:
-        gate += tl.load(bias_ptr + gate_rows, mask=inside_n, other=0.0).to(tl.float32)
-        up += tl.load(bias_ptr + up_rows, mask=inside_n, other=0.0).to(tl.float32)
+        bias_ptr += expert * 2 * n
+        gate += tl.load(bias_ptr + out_rows, mask=is_row, other=0.0).to(tl.float32)
+        up += tl.load(bias_ptr + n + out_rows, mask=is_row, other=0.0).to(tl.float32)
     out = gated(gate, up, ACTIVATION).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + places[None, :].to(tl.int64) * n + rows[:, None], out, mask=inside_n & inside[None, :])
+    tl.store(out_ptr + places[None, :].to(tl.int64) * n + out_rows, out, mask=is_row & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["num_tiles", "m"])
@@ -196,6 +139,7 @@ def _experts_down_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,  # warps that share the columns of a row
     HAS_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
     LONE: tl.constexpr,
@@ -205,10 +149,12 @@ def _experts_down_kernel(
     VALUES: tl.constexpr = 4 if PACKED else 1  # in a number of data
     WIDTH: tl.constexpr = K // VALUES
     BLOCK: tl.constexpr = BLOCK_K // VALUES
-    GROUPS: tl.constexpr = BLOCK_K // 32
-    columns, lanes = tl.arange(0, BLOCK), tl.arange(0, PAIRS)
+    STEP: tl.constexpr = BLOCK * SPLITS
+    columns, places_k = columns_of(BLOCK, SPLITS), columns_down(BLOCK, SPLITS)
+    groups = columns_of(BLOCK_K // 32, SPLITS)
+    lanes = tl.arange(0, PAIRS)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside_n = (rows < n)[:, None]
+    inside_n = rows_of(rows < n, SPLITS)
     wait_for_predecessor(PDL)
     expert, begin, end = _tile_of(experts_ptr, tiles_ptr, num_tiles, LONE)
     if begin >= end:
@@ -216,31 +162,33 @@ def _experts_down_kernel(
     places = begin + lanes
     inside = places < end
     pairs = _pairs_at(order_ptr, places, inside, LONE)
-    weight_rows = expert * n + rows[:, None]
-    acc = tl.zeros((BLOCK_N, PAIRS), tl.float32)
+    weight_rows = expert * n + rows_of(rows, SPLITS)
+    acc = no_sums(BLOCK_N, PAIRS, SPLITS)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    is_expert = inside_n & (expert >= 0)
+    is_weight = inside_n & (expert >= 0)
     factors = 0
     if PACKED:
-        factors = _factors_at(scales_ptr, weight_rows, is_expert, 0, K // 32, GROUPS, dtype)
-    for start in tl.range(0, tl.where(expert < 0, 0, WIDTH), BLOCK, num_stages=STAGES):
-        is_inside = inside[None, :] & (start + columns < WIDTH)[:, None]
-        x = _tokens_at(x_ptr, places.to(tl.int64) * K, start + columns, is_inside, PACKED)
-        weights = _weights_at(data_ptr, weight_rows, inside_n, start, WIDTH, BLOCK)
-        acc = _multiply(weights, factors, x, acc, PACKED, dtype)
+        factors = factors_at(scales_ptr, weight_rows, is_weight, groups, K // 32, dtype)
+    row_starts = lanes_of(places.to(tl.int64) * K, SPLITS)
+    for start in tl.range(0, tl.where(expert < 0, 0, WIDTH), STEP, num_stages=STAGES):
+        is_inside = lanes_of(inside, SPLITS) & (start + places_k < WIDTH)
+        x = tokens_at(x_ptr, row_starts, start + places_k, is_inside, PACKED)
+        weights = weights_at(data_ptr, weight_rows, inside_n, start + columns, WIDTH, STEP)
+        acc = multiply(weights, factors, x, acc, PACKED, dtype)
         if PACKED:
-            ahead = start // 8 + GROUPS
-            factors = _factors_at(scales_ptr, weight_rows, is_expert, ahead, K // 32, GROUPS, dtype)
-    if PACKED:
-        acc = shifted_back(acc, dtype)
+            ahead = (start + STEP) // 8 + groups
+            factors = factors_at(scales_ptr, weight_rows, is_weight, ahead, K // 32, dtype)
+    acc = whole_sums(acc, PACKED, SPLITS, dtype)
+    out_rows, is_row = rows[:, None], (rows < n)[:, None]
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + weight_rows, mask=is_expert, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + expert * n + out_rows, mask=is_row & (expert >= 0), other=0.0)
+        acc += bias.to(tl.float32)
     acc *= tl.load(weights_ptr + pairs, mask=inside, other=0.0)[None, :]
     planes = (pairs % SLOTS).to(tl.int64) * m + pairs // SLOTS
     tl.store(
-        out_ptr + planes[None, :] * n + rows[:, None],
+        out_ptr + planes[None, :] * n + out_rows,
         acc.to(out_ptr.dtype.element_ty),
-        mask=inside_n & inside[None, :],
+        mask=is_row & inside[None, :],
     )
 
 
@@ -263,28 +211,12 @@ def experts_gate_up(
     out = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     _experts_gate_up_kernel[(triton.cdiv(inner, tiles.gate_rows), num_tiles)](
         x_ptr=x,
-        data_ptr=_numbers(matrix),
-        scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
-        bias_ptr=x if matrix.bias is None else matrix.bias,
-        experts_ptr=routing.experts,
-        order_ptr=routing.experts if groups is None else groups.order,
-        tiles_ptr=routing.experts if groups is None else groups.tiles,
         out_ptr=out,
         num_tiles=num_tiles,
         n=inner,
-        K=matrix.num_in,
-        SLOTS=routing.experts.shape[1],
-        PAIRS=tiles.pairs,
         BLOCK_N=tiles.gate_rows,
-        BLOCK_K=tiles.block_k,
-        STAGES=tiles.stages,
         ACTIVATION=activation,
-        HAS_BIAS=matrix.bias is not None,
-        PACKED=matrix.scales is not None,
-        LONE=groups is None,
-        PDL=pdl,
-        num_warps=tiles.warps,
-        launch_pdl=pdl,
+        **_operands(x, matrix, routing, groups, tiles, pdl=pdl),
     )
     return out
 
@@ -305,36 +237,45 @@ def experts_down(
     out = torch.empty((num_slots, m, n), dtype=out_dtype, device=x.device)
     _experts_down_kernel[(triton.cdiv(n, tiles.down_rows), num_tiles)](
         x_ptr=x,
-        data_ptr=_numbers(matrix),
-        scales_ptr=matrix.data if matrix.scales is None else matrix.scales,
-        bias_ptr=x if matrix.bias is None else matrix.bias,
         weights_ptr=routing.weights,
-        experts_ptr=routing.experts,
-        order_ptr=routing.experts if groups is None else groups.order,
-        tiles_ptr=routing.experts if groups is None else groups.tiles,
         out_ptr=out,
         num_tiles=num_tiles,
         m=m,
         n=n,
-        K=matrix.num_in,
-        SLOTS=num_slots,
-        PAIRS=tiles.pairs,
         BLOCK_N=tiles.down_rows,
-        BLOCK_K=tiles.block_k,
-        STAGES=tiles.stages,
-        HAS_BIAS=matrix.bias is not None,
-        PACKED=matrix.scales is not None,
-        LONE=groups is None,
-        PDL=pdl,
-        num_warps=tiles.warps,
-        launch_pdl=pdl,
+        **_operands(x, matrix, routing, groups, tiles, pdl=pdl),
     )
     return out
 
 
-def _numbers(matrix: ExpertMatrix) -> Tensor:
-    """Return the matrix as kernels read it: MXFP4 as numbers of 16 bits, with four values each."""
-    return matrix.data if matrix.scales is None else matrix.data.view(torch.uint16)
+def _operands(
+    x: Tensor, matrix: ExpertMatrix, routing: Routing, groups: Groups | None, tiles: ExpertTiles, *, pdl: bool
+) -> dict[str, Any]:
+    """Return the arguments that both kernels take: matrix, order of pairs, and settings of the launch.
+
+    Kernels read MXFP4 as numbers of 16 bits, with four values each.
+    """
+    data, scales, bias = matrix
+    return {
+        "data_ptr": data if scales is None else data.view(torch.uint16),
+        "scales_ptr": data if scales is None else scales,
+        "bias_ptr": x if bias is None else bias,
+        "experts_ptr": routing.experts,
+        "order_ptr": routing.experts if groups is None else groups.order,
+        "tiles_ptr": routing.experts if groups is None else groups.tiles,
+        "K": matrix.num_in,
+        "SLOTS": routing.experts.shape[1],
+        "PAIRS": tiles.pairs,
+        "BLOCK_K": tiles.block_k,
+        "STAGES": tiles.stages,
+        "SPLITS": tiles.splits,
+        "HAS_BIAS": bias is not None,
+        "PACKED": scales is not None,
+        "LONE": groups is None,
+        "PDL": pdl,
+        "num_warps": tiles.warps,
+        "launch_pdl": pdl,
+    }
 
 
 def _check(x: Tensor, matrix: ExpertMatrix, routing: Routing, groups: Groups | None, num_rows: int) -> int:

@@ -19,6 +19,7 @@ class ExpertTiles(NamedTuple):
     block_k: int
     stages: int
     warps: int
+    splits: int = 1  # warps that share the columns of a row; 1, or `warps`
 
 
 def expert_tiles(
@@ -34,7 +35,7 @@ def expert_tiles(
     if num_tokens <= MANY_TOKENS:
         tiles = ExpertTiles(16, 64, 64, 128, 3, 2) if is_packed else ExpertTiles(16, 32, 64, 128, 4, 4)
         if is_packed and num_tokens <= FEW_TOKENS:
-            tiles = ExpertTiles(8, 16, 16, 256, 4, 1)
+            tiles = ExpertTiles(8, 16 if num_tokens == 1 else 32, 16 if num_tokens == 1 else 32, 128, 3, 2, splits=2)
     elif is_packed:
         tiles = ExpertTiles(pairs, 128, 128, 128, 3, 8 if pairs == 128 else 4)
     else:
@@ -46,4 +47,5 @@ def _fitting(tiles: ExpertTiles, element_size: int, gpu: Gpu, *, is_packed: bool
     """Return the tiles with as many stages as fit into shared memory."""
     block_k, rows = tiles.block_k * 2 // element_size, max(2 * tiles.gate_rows, tiles.down_rows)
     stage_bytes = tiles.pairs * block_k * element_size + rows * (block_k // 2 if is_packed else block_k * element_size)
+    stage_bytes *= tiles.splits
     return tiles._replace(block_k=block_k, stages=min(tiles.stages, max(2, gpu.shared_bytes // stage_bytes - 1)))

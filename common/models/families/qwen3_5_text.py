@@ -28,7 +28,6 @@ def hybrid_config(settings: Settings, mlps: Sequence[MLP], *, by_key_head: bool 
     """
     settings.refuse("hidden_act", "silu")
     settings.refuse("attention_bias", False)
-    settings.quantization()
     settings.refuse("attn_output_gate", True)
     settings.refuse("mamba_ssm_dtype", "float32")
     if settings.values.get("output_gate_type") != "swish":

@@ -49,11 +49,16 @@ class Stack(NamedTuple):
         num_rows = sum(piece.num_rows for piece in self.pieces)
         return (num_rows, 1) if self.is_scales else (num_rows, *self.pieces[0].stack_shape[1:])
 
+    @property
+    def forms(self) -> tuple[list[Piece], ...]:
+        """Return the forms in which a checkpoint may hold the rows."""
+        return (self.pieces, *self.others)
+
     def pieces_of(self, held: Collection[str]) -> list[Piece]:
         """Return the form of which a checkpoint with the tensors `held` has most; the first if it has none."""
         if not self.others:
             return self.pieces
-        return max((self.pieces, *self.others), key=lambda form: sum(each.checkpoint_name in held for each in form))
+        return max(self.forms, key=lambda form: sum(each.checkpoint_name in held for each in form))
 
 
 Stacks = dict[str, Stack]

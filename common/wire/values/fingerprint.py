@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.base.errors import ConfigError
-from common.base.json_file import JsonObject
+from common.base.json_file import QUANTIZATION_FILES, JsonObject
 
 _SAMPLES = 4
 """Most pieces read of a tensor; fewer if the checkpoint has very many tensors."""
@@ -40,7 +40,7 @@ def tokenizer_fingerprint(model_dir: Path) -> str:
 
 
 def model_fingerprint(model_dir: Path, quantization: str = "auto") -> str:
-    """Return 16 hex digits that identify config.json and samples of every tensor; raises ConfigError.
+    """Return 16 hex digits that identify a model by configuration and samples of every tensor; raises ConfigError.
 
     A choice of `model.quantization` other than auto counts as another model, because it computes other keys and values.
 
@@ -51,6 +51,9 @@ def model_fingerprint(model_dir: Path, quantization: str = "auto") -> str:
     digest = hashlib.sha256()
     try:
         digest.update((model_dir / "config.json").read_bytes())
+        for path in (model_dir / name for name in QUANTIZATION_FILES):
+            if path.is_file():
+                digest.update(path.read_bytes())
         headers = [(path, _header(path)) for path in sorted(model_dir.glob("*.safetensors"))]
         num_tensors = sum(len(tensors) for _, tensors in headers)
         num_samples = max(1, min(_SAMPLES, _MAX_SAMPLES // max(1, num_tensors)))

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,15 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"12345")
     assert find_model(str(tmp_path)) == tmp_path
     assert weights_bytes(tmp_path) == 5
+
+
+def test_a_quantized_checkpoint_takes_2_bytes_an_element_in_memory(tmp_path: Path) -> None:
+    demo = Path("deploy/demo_model")
+    config = json.loads((demo / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes(b"12345")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    norms = 2 * 256 * 9 + 2 * 64 * 8
+    assert weights_bytes(tmp_path) == pytest.approx((demo / "model.safetensors").stat().st_size - norms, rel=0.01)
 
 
 @pytest.fixture

@@ -180,5 +180,6 @@ def test_cublas_knows_the_share_and_computes_the_same() -> None:
         with share.stream(whole=whole):
             assert cublas.sm_count() == known
             product = x @ weight
+        torch.cuda.synchronize()
         torch.testing.assert_close(product.float(), expected, rtol=2e-2, atol=0.3)
     assert cublas.sm_count() == 0

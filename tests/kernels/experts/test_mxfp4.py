@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from common.base.mxfp4 import GROUP
+from common.kernels.base.expert_operands import MXFP4_SCALES
 from common.kernels.experts.mxfp4 import mxfp4_factors, mxfp4_values, shifted_back
 from common.ops.reference.mxfp4 import from_mxfp4 as law
 
@@ -23,15 +24,23 @@ def _unpack(packed, scales, out, rows: tl.constexpr, columns: tl.constexpr):  # 
 
 
 def test_every_value_at_every_scale(device: torch.device, dtype: torch.dtype) -> None:
-    least, most = {torch.float16: (114, 140), torch.bfloat16: (18, 144)}.get(dtype, (2, 250))  # exact in this type
+    exact = {torch.float16: range(114, 141), torch.bfloat16: MXFP4_SCALES}.get(dtype, range(2, 251))
     rows, columns = 256, 32
     packed = torch.arange(256, dtype=torch.uint8).repeat(rows * columns // 256).view(rows, columns)
-    scales = (
-        torch.arange(rows, dtype=torch.int32).clamp(least, most).to(torch.uint8).view(-1, 1).repeat(1, columns // 16)
-    )
+    scale = torch.arange(rows, dtype=torch.int32).clamp(exact[0], exact[-1]).to(torch.uint8)
+    scales = scale.view(-1, 1).repeat(1, columns // 16)
     out = torch.full((rows, 2 * columns), torch.nan, device=device, dtype=dtype)
     _unpack[(1,)](packed.to(device).view(torch.uint16), scales.to(device), out, rows, columns // 2)
     assert torch.equal(out.float().cpu(), law(packed, scales)), "four bits and a power of two are exact"
+
+
+def test_zeros_at_every_small_scale(device: torch.device, dtype: torch.dtype) -> None:
+    rows, columns = 32, 32
+    packed = torch.tensor([0x00, 0x08, 0x80, 0x88], dtype=torch.uint8).repeat(rows * columns // 4).view(rows, columns)
+    scales = torch.arange(rows, dtype=torch.uint8).view(-1, 1).repeat(1, columns // 16)
+    out = torch.full((rows, 2 * columns), torch.nan, device=device, dtype=dtype)
+    _unpack[(1,)](packed.to(device).view(torch.uint16), scales.to(device), out, rows, columns // 2)
+    assert not out.any(), "with either sign"
 
 
 def test_the_law_is_transformers_s() -> None:

@@ -17,7 +17,7 @@ from router.answers.request_choices import Job
 from router.answers.responses_answer import StreamedResponse, WholeResponse
 from router.answers.responses_shapes import ResponseBody
 from router.base.shapes import schema_of
-from router.dispatch.request_state import Delivery
+from router.dispatch.completion.state import Delivery
 from router.requests.completion_api import ResponseOptions
 from router.requests.responses_fields import RESPONSES_FIELDS
 from router.text.formats.shapes import Thoughts

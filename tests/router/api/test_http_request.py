@@ -25,7 +25,7 @@ async def test_the_id_of_a_client_comes_back_and_is_logged(
             async with session.get("/nothing") as response:
                 assert (response.status, response.headers["X-Request-Id"]) == (404, told)
     assert response_id.startswith("cmpl-")
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "router.dispatch.completion_summary"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "router.dispatch.completion.summary"]
     assert line.startswith(f"[{response_id}-0] ")
     assert line.endswith(f"asked as {told!r}")
 

@@ -7,7 +7,7 @@ import pytest
 from common.wire.messages.worker import PrefillRequest, PromptCached, Role
 from common.wire.values.block_key import short_keys_in_group
 from common.wire.values.kv_layout import KVLayout
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.state import Completion
 from router.placement.member import Member
 from tests.router.bench import LENGTH, Bench
 from tests.support.layouts import full, state, window

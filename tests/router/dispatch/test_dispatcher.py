@@ -12,7 +12,7 @@ from common.base.errors import RequestError
 from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import PrefillRequest, Role, TokenBatch
 from common.wire.values.packing import pack_ids, unpack_ids
-from router.dispatch.request_state import Delivery, Mailbox, State
+from router.dispatch.completion.state import Delivery, Mailbox, State
 from router.placement.choice import choose
 from router.placement.member import Member
 from router.placement.route import Demand, Route

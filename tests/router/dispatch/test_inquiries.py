@@ -2,8 +2,8 @@
 
 from common.wire.messages.worker import Inquiry, InquiryReply, Role
 from common.wire.values.packing import pack_ids, unpack_ids
+from router.dispatch.completion.state import Completion, State
 from router.dispatch.inquiries import BEATS, Inquiries
-from router.dispatch.request_state import Completion, State
 from router.placement.member import Member
 from tests.router.bench import NET, Bench
 

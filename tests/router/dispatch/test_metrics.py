@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from common.base.errors import ErrorCode, RequestError
 from common.wire.messages.worker import Role
-from router.dispatch.journey import Phase
+from router.dispatch.completion.journey import Phase
+from router.dispatch.completion.state import Completion, State
 from router.dispatch.metrics import ITL_BOUNDS_S, PHASE_BOUNDS_S, TTFT_BOUNDS_S, Metrics
-from router.dispatch.request_state import Completion, State
 from router.observe.fleet_metrics import BEAT_GAUGES
 from tests.router.bench import LENGTH, Bench
 from tests.support.messages import heartbeat

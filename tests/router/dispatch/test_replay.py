@@ -10,7 +10,7 @@ import pytest
 from common.base.errors import ErrorCode
 from common.wire.messages.worker import SHARED_POOL, Role, TokenBatch
 from common.wire.values.packing import pack_ids, unpack_ids
-from router.dispatch.request_state import Completion, State
+from router.dispatch.completion.state import Completion, State
 from router.dispatch.retry_policy import MAX_RETURNS
 from router.placement.member import Member
 from router.text.logprobs import TokenStrings

@@ -3,7 +3,7 @@
 import pytest
 
 from common.wire.messages.worker import Role
-from router.dispatch.request_state import Completion, State
+from router.dispatch.completion.state import Completion, State
 from router.placement.member import Member
 from tests.router.bench import LENGTH, NET, Bench, Result, decode_ids, result_of
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from common.settings.config import RouterSection
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.state import Completion
 from router.dispatch.scheduler import MOST_PASSING_TOKENS, starts
 from router.dispatch.waiting_queue import WaitingQueue
 from router.placement.member import Speeds

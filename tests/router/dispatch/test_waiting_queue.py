@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.settings.config import RouterSection
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.state import Completion
 from router.dispatch.waiting_queue import MAX_CLIENTS, Turns, WaitingQueue
 from tests.support.completions import make_completion
 

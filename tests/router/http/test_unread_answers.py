@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.dispatch.request_state import Completion
+from router.dispatch.completion.state import Completion
 from router.http import unread_answers
 from router.http.unread_answers import PATIENCE_S, Reason, Unread, UnreadAnswer
 from tests.router.conftest import MAX_MODEL_LEN, Cluster, StartCluster

@@ -14,7 +14,7 @@ from common.base.errors import ErrorCode, RequestError
 from common.settings.config import NetSection
 from common.wire.values.step_counts import StepMeter
 from router.api.status_page_files import FILES
-from router.dispatch.completion_summary import NUM_PERIODS, NUM_SLOWEST
+from router.dispatch.completion.summary import NUM_PERIODS, NUM_SLOWEST
 from router.dispatch.incidents import NUM_KEPT, Incidents, Kind
 from router.observe.history import NUM_SAMPLES, PERIOD_S, History, quantile
 from router.observe.status_report import KEPT_S, MAX_PATHS, StatusReporter

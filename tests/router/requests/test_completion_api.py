@@ -7,7 +7,7 @@ import pytest
 from common.base.errors import RequestError
 from router.answers.completion_bodies import ChunkWriter
 from router.api.field_tables import written
-from router.dispatch.request_state import Delivery
+from router.dispatch.completion.state import Delivery
 from router.http.errors import error_body
 from router.requests.completion_api import CompletionRequest, ResponseOptions, choice_seed, parse
 from router.requests.completion_fields import COMPLETION_FIELDS

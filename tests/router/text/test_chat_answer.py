@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.base.errors import RequestError
 from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
-from router.dispatch.request_state import Completion, Delivery
+from router.dispatch.completion.state import Completion, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.chat_answer import MAX_PIECE_CHARS, AnswerParser
 from router.text.chat_template import ChatTemplate

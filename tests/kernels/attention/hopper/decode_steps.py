@@ -9,7 +9,7 @@ from torch import Tensor
 
 from common.kernels.attention.decode_division import divide, limits_for
 from common.kernels.attention.decode_parts import PartsWorkspace, make_workspace
-from common.kernels.attention.fused_decode_attention import fused_decode_attention
+from common.kernels.attention.hopper.fused_decode_attention import fused_decode_attention
 from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedParts
 from common.ops import reference
 from common.ops.base import ForwardBatch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.kernels.attention.fused_decode_attention import is_supported
+from common.kernels.attention.hopper.fused_decode_attention import is_supported
 from tests.kernels.attention.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 from tests.kernels.conftest import AssertClose
 

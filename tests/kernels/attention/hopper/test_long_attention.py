@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from common.device.engine.gpu_share import make_share
-from common.kernels.attention.long_attention import long_attention
+from common.kernels.attention.hopper.long_attention import long_attention
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import AssertClose, MakeAttention, expected_attention, random_sinks
 from tests.support.attention_shapes import GATHERED, Seeing

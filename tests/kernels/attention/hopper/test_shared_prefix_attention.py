@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.kernels.attention.hopper.shared_prefix_attention import shared_prefix_attention
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.attention.shared_parts import make_shared_parts
-from common.kernels.attention.shared_prefix_attention import shared_prefix_attention
 from common.kernels.base.attention_operands import SharedDivision, SharedParts, SharedPrefixes
 from tests.kernels.attention.hopper.decode_steps import LAYER, MakeStep, Shape, Step, check_overlapping_layers
 from tests.kernels.conftest import AssertClose

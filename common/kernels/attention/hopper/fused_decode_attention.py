@@ -38,10 +38,10 @@ from common.kernels.attention.decode_parts import (
     part_tiles_of,
     units_at_once,
 )
-from common.kernels.attention.group_outputs import begin_whole, join_units, store_unit, store_whole, units_before
-from common.kernels.attention.new_token import begin_part, begin_token
-from common.kernels.attention.paged_tiles import fetch
-from common.kernels.attention.tile_attention import attend_tile
+from common.kernels.attention.hopper.group_outputs import begin_whole, join_units, store_unit, store_whole, units_before
+from common.kernels.attention.hopper.new_token import begin_part, begin_token
+from common.kernels.attention.hopper.paged_tiles import fetch
+from common.kernels.attention.hopper.tile_attention import attend_tile
 from common.kernels.base.attention_operands import AttentionWeights, Division, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
 from common.kernels.base.items import advance, announced

@@ -15,8 +15,8 @@ from common.base.errors import RequestError
 from common.wire.messages.worker import FinishReason
 from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.attempt import Attempt, Failures
-from router.dispatch.journey import Journey, Phase, PhaseTimes, Timing
+from router.dispatch.completion.attempt import Attempt, Failures
+from router.dispatch.completion.journey import Journey, Phase, PhaseTimes, Timing
 from router.placement.member import Member
 from router.placement.route import Demand
 from router.placement.text_keys import TextKeys

@@ -8,8 +8,8 @@ from heapq import heappush, heapreplace, nlargest
 from typing import NamedTuple
 
 from common.base.json_file import JsonObject
-from router.dispatch.journey import End, Phase, Timing
-from router.dispatch.request_state import Completion, State
+from router.dispatch.completion.journey import End, Phase, Timing
+from router.dispatch.completion.state import Completion, State
 
 logger = logging.getLogger(__name__)
 

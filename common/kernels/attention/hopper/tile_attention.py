@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from common.kernels.attention.paged_tiles import clear_begin, clear_end
+from common.kernels.attention.hopper.paged_tiles import clear_begin, clear_end
 
 
 @gluon.jit

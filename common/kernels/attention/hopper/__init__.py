@@ -1,0 +1,1 @@
+"""Attention kernels that Hopper GPUs alone run, and their parts."""

@@ -1,0 +1,153 @@
+"""Rows of a quantized matrix: what to read of a checkpoint, and where the plain rows go."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.base.errors import ModelError
+from common.models.quantization.dequantize import TYPES, dequantize, problem
+from common.models.quantization.formats import Cut, Field, Format, finest
+
+MAX_ELEMENTS = 2 * 1024 * 1024
+"""Of rows made plain at once; a few copies in fp32 are held meanwhile."""
+ALIGNMENT_BYTES = 16
+
+
+class Span(NamedTuple):
+    """Bytes of a file, and the byte of the staging memory at which they go."""
+
+    path: Path
+    offset: int
+    num_bytes: int
+    place: int
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file."""
+
+    path: Path
+    name: str  # in the file
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
+    offset: int  # byte of the file at which it begins
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A quantized matrix `[num_rows, width]` of a checkpoint."""
+
+    name: str
+    format: Format
+    num_rows: int
+    width: int
+    held: tuple[tuple[Field, StoredTensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Rows `[begin, end)` of a matrix, and where they go."""
+
+    begin: int
+    end: int
+    tensor: Tensor  # [end - begin, ...], as many elements a row as the matrix has, in their order
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """Rows `[begin, end)` of a quantized matrix, and where they go when they are plain."""
+
+    matrix: PackedMatrix
+    begin: int
+    end: int
+    targets: tuple[Target, ...]
+
+    @property
+    def paths(self) -> set[Path]:
+        return {stored.path for _, stored in self.matrix.held}
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of staging memory."""
+        *_, end = self._places()
+        return end
+
+    @property
+    def target_bytes(self) -> int:
+        """Return the bytes filled on the device."""
+        return sum(self._rows_of(each).numel() * each.tensor.itemsize for each in self.targets)
+
+    def split(self, max_bytes: int) -> Iterator["PackedPart"]:
+        """Yield the part in pieces of at most `max_bytes`, or of as few rows as the format can be cut by."""
+        fields = tuple(field for field, _ in self.matrix.held)
+        step, num_rows = finest(fields), self.end - self.begin
+        by_bytes = max_bytes * num_rows // self.num_bytes
+        most = max(step, min(by_bytes, MAX_ELEMENTS // self.matrix.width) // step * step)
+        for begin in range(self.begin, self.end, most):
+            end = min(begin + most, self.end)
+            targets = tuple(each for each in self.targets if each.begin < end and begin < each.end)
+            if targets:
+                yield PackedPart(self.matrix, begin, end, targets)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield what to read: all bytes of a tensor's rows at once, and a tensor's columns row by row."""
+        for (field, stored), place in zip(self.matrix.held, self._places(), strict=False):
+            (first_row, num_rows), (first, num) = self._ranges(field)
+            size, width = TYPES[stored.dtype].itemsize, field.shape[1]
+            if num == width:
+                first, num, num_rows, first_row, width = first_row * width, num * num_rows, 1, 0, 0
+            for row in range(num_rows):
+                offset = stored.offset + ((first_row + row) * width + first) * size
+                yield Span(stored.path, offset, num * size, place + row * num * size)
+
+    def fill(self, staged: Tensor, device: torch.device) -> None:
+        """Start to copy what was read to the device, and to make plain rows of it; raises ModelError for bad scales.
+
+        Args:
+            staged: the staging memory, uint8.
+        """
+        if wrong := problem(self._tensors(staged), (self.matrix.num_rows, self.matrix.width)):
+            paths = ", ".join(sorted({path.name for path in self.paths}))
+            raise ModelError(f"{self.matrix.name}: {wrong}, in {paths}; fetch the model again")
+        tensors = self._tensors(staged[: self.num_bytes].to(device, non_blocking=True))
+        rows = dequantize(self.matrix.format, tensors, self.end - self.begin, self.matrix.width)
+        for each in self.targets:
+            target = self._rows_of(each)
+            begin = max(each.begin, self.begin) - self.begin
+            target.copy_(rows[begin : begin + target.shape[0]].view(target.shape))
+
+    def _rows_of(self, target: Target) -> Tensor:
+        return target.tensor[max(self.begin - target.begin, 0) : self.end - target.begin]
+
+    def _tensors(self, staged: Tensor) -> dict[str, Tensor]:
+        tensors = {}
+        for (field, stored), place in zip(self.matrix.held, self._places(), strict=False):
+            (_, num_rows), (_, num) = self._ranges(field)
+            dtype = TYPES[stored.dtype]
+            tensor = staged[place : place + num_rows * num * dtype.itemsize].view(dtype)
+            tensors[field.name] = tensor.view(num_rows, num)
+        return tensors
+
+    def _places(self) -> Iterator[int]:
+        """Yield the byte at which each tensor lies in the staging memory, and the end of all."""
+        place = 0
+        for field, stored in self.matrix.held:
+            yield place
+            (_, num_rows), (_, num) = self._ranges(field)
+            end = place + num_rows * num * TYPES[stored.dtype].itemsize
+            place = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        yield place
+
+    def _ranges(self, field: Field) -> list[tuple[int, int]]:
+        """Return the first row and the number of rows needed of a tensor, and of columns alike."""
+        whole = [(0, size) for size in field.shape]
+        if field.cut is not None:
+            whole[field.cut.axis] = self._range(field.cut)
+        return whole
+
+    def _range(self, cut: Cut) -> tuple[int, int]:
+        first, end = self.begin // cut.rows * cut.size, -(-self.end // cut.rows) * cut.size
+        return first, end - first

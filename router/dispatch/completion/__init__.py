@@ -1,0 +1,1 @@
+"""A completion: state, attempts and phases, and the summary at its end."""
