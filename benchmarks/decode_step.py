@@ -2,6 +2,7 @@
 
     python -m benchmarks.decode_step MODEL_DIR [--batches 1,8,64] [--contexts 1024] [--profile]
     python -m benchmarks.decode_step MODEL_DIR --mixes 64x1024+1x32768,256~2048
+    python -m benchmarks.decode_step MODEL_DIR --quantization fp8
 
 Uses the decode worker's own engine, batch and captured graphs. Without more flags: every batch of 1 to 256 at every
 context of 128 to 32,768 tokens that fits in the pool. A mix has contexts of different lengths. Each mix is measured
@@ -32,7 +33,8 @@ from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
-from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
+from common.models.reading import AS_STORED
+from common.settings.config import QUANTIZATIONS, Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.wire.values.kv_layout import DTYPE_BYTES, Counts, KVGroup
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
@@ -74,7 +76,7 @@ class StepBench:
     def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str) -> None:
         self.max_rows = max(args.batches)
         config = Config(
-            model=ModelSection(path=args.model_dir),
+            model=ModelSection(path=args.model_dir, quantization=args.quantization),
             worker=WorkerSection(device=device),
             decode=DecodeSection(max_num_seqs=self.max_rows),
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
@@ -200,6 +202,22 @@ def mixes(text: str) -> list[ContextMix]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_quantization(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of `model.quantization`."""
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=AS_STORED,
+        help="as --model-quantization (default: %(default)s)",
+    )
+
+
+def served_as(args: argparse.Namespace) -> str:
+    """Return a model's name in results: that of its directory, and its scheme if it is quantized at load."""
+    name = Path(args.model_dir).name
+    return name if args.quantization == AS_STORED else f"{name} in {args.quantization}"
+
+
 def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:
     """Add the flags behind `StepBench` and its result rows; `batches` is the default of `--batches`."""
     parser.add_argument("model_dir")
@@ -207,6 +225,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> Non
     parser.add_argument(
         "--batches", type=numbers, default=batches, help=f"sequences, separated by commas (default: {shown})"
     )
+    add_quantization(parser)
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--cublas", action="store_true", help="all products by cuBLAS")
     parser.add_argument("--results", type=Path, help="CSV file to append to")
@@ -265,7 +284,7 @@ def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> l
             beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
         table.add_row(mix.name, f"{step_ms:.3f}", f"{beside[1]:.3f}", f"{100 * beside[1] / step_ms:.0f}")
         step = Figure("step", step_ms, "ms")
-        rows.append(row_of(args.hardware, Path(args.model_dir).name, _workload(args, mix), step, beside=beside))
+        rows.append(row_of(args.hardware, served_as(args), _workload(args, mix), step, beside=beside))
     Console().print(table)
     return rows
 

@@ -19,10 +19,9 @@ from benchmarks.own_memory import own_memory, require_gpu, separate, take_all, u
 from common.base.dtypes import DTYPES
 from common.device.engine.engine import Engine, build_engine
 from common.models.loader import model_bytes
+from common.models.reading import AS_STORED
 from common.ops.base import ForwardBatch
 from common.settings.config import QUANTIZATIONS, Config, ModelSection, WorkerSection
-
-AS_STORED, *SCHEMES = QUANTIZATIONS
 
 
 class Agreement(NamedTuple):

@@ -16,7 +16,7 @@ from common.models.loader import load_model, model_bytes
 from common.models.reading import read_config
 from common.models.sizes.quantized import is_quantized
 from common.wire.values.fingerprint import model_fingerprint
-from tests.models.test_decoder import CPU, Cache, OwnWeights, errors, prompts
+from tests.models.test_decoder import CPU, Backend, Cache, OwnWeights, errors, prompts, rounded_logits
 from tests.support.quantized import quantized_copy, rounded
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -69,6 +69,33 @@ def test_logits_are_those_of_quantized_products(variant: str, scheme: str, check
         for begin, end in itertools.pairwise([0, 1, 17, *range(60, 71)])
     ]
     assert errors(torch.cat(steps), theirs(torch.tensor([ids])).logits[0])[0] < FLIPPED * effect
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("variant", ["qwen3-tied", "gemma3", "qwen3.5", "deepseek-v2"])
+@torch.inference_mode()
+def test_logits_of_a_gpu_are_those_of_quantized_products(
+    variant: str, scheme: str, dtype: str, checkpoint: Checkpoint
+) -> None:
+    directory, plain = checkpoint(variant)
+    backend = Backend("cuda:0", dtype, 0.0, 0.0)
+    model, loading = load_model(
+        directory, read_config(directory, scheme), max_len=512, dtype=dtype, memory=OwnWeights("cuda:0")
+    )
+    loading.wait()
+    assert isinstance(model, Decoder)
+    cache, theirs = Cache(model, backend), quantized_copy(plain, scheme)
+    for ragged in (prompts(1, 37, 100), prompts(37), prompts(1)):
+        ours = model.forward(cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged]), cache.ops)
+        expected, unquantized = (
+            torch.cat([each(torch.tensor([ids])).logits[0] for ids in ragged]) for each in (theirs, plain)
+        )
+        rounded = rounded_logits(plain, backend, ragged)
+        usual = 0.0 if rounded is None else errors(rounded, unquantized)[0]
+        share = FLIPPED if len(ragged[0]) > 1 or len(ragged) > 1 else 1.0  # a lone token's inputs are not quantized
+        assert errors(ours, expected)[0] < share * errors(expected, unquantized)[0] + 3.0 * usual
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
