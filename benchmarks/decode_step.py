@@ -2,12 +2,12 @@
 
     python -m benchmarks.decode_step MODEL_DIR [--batches 1,8,64] [--contexts 1024] [--profile]
     python -m benchmarks.decode_step MODEL_DIR --mixes 64x1024+1x32768,256~2048
-    python -m benchmarks.decode_step MODEL_DIR --quantization fp8
 
 Uses the decode worker's own engine, batch and captured graphs. Without more flags: every batch of 1 to 256 at every
 context of 128 to 32,768 tokens that fits in the pool. A mix has contexts of different lengths. Each mix is measured
 beside a batch of equal contexts, with equally many sequences and keys. The floor is the time to read the weights once
 and the KV of every sequence, at this GPU's read bandwidth of today. `--profile` lists the kernels of a step by time.
+`--quantization` quantizes the model at load, and the floor counts its bytes.
 `--asks` adds penalties, log-probabilities or grammars to every row. `--sms` limits a step to the multiprocessors left
 beside a prompt. With `--shared` all contexts begin with the same blocks. A step that reads shared blocks once is then
 measured beside a step that reads the blocks for each row.

@@ -1,12 +1,11 @@
 """Times every plan for multiplying a few tokens by a model's weight matrices, and keeps the best as data.
 
-    python -m benchmarks.tune_linear [--models qwen3-4b,qwen3-8b,llama3.1-8b] [--tokens 1,4,8,16,32,64]
-        [--scheme plain|fp8|int8]
+    python -m benchmarks.tune_linear [--models qwen3-4b,qwen3-8b] [--tokens 1,4,8,16,32,64]
 
 A kernel's speed depends on its neighbours, because with dependent launches a kernel begins while the last ends. So a
 product is timed in a captured decode step of a few layers, with attention over a context. A plan is chosen with the
-other products' plans in place. A second round begins with the first round's choices. Results go to
-`common/ops/plans/<gpu>.json`; shapes not measured in a run keep their plans.
+other products' plans in place. A second round begins with the first round's choices. `--scheme` tunes quantized
+products. Results go to `common/ops/plans/<gpu>.json`; shapes not measured in a run keep their plans.
 """
 
 import argparse

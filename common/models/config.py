@@ -10,7 +10,7 @@ from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.models.sizes.quantized import quantized, saved_bytes
+from common.models.sizes.quantized import quantized, saved_bytes, widened_bytes
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import KVGroup
 
@@ -146,7 +146,8 @@ class DecoderConfig:
         hidden = self.hidden_size
         widths = [each.mixer.activation_elements + each.mlp.activation_elements(hidden) for each in self.layers]
         width = max(widths) + 4 * hidden
-        return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4)
+        of_matrix = widened_bytes(self.stacks()) if self.scheme else 0
+        return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4 + of_matrix)
 
     def table_bytes(self, max_len: int) -> int:
         """Return the bytes of the rotary tables for sequences of `max_len` tokens."""

@@ -146,7 +146,7 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if num_tokens == 1:
-        return _gemv_of_thumb(fusion)
+        return _gemv_of_thumb(fusion, scheme)
     if num_tokens > MAX_SKINNY_TOKENS:
         is_gated = fusion is Fusion.GATE and gpu.is_hopper and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
         return Plan(Kind.GATED if is_gated and scheme is Scheme.PLAIN else Kind.CUBLAS)
@@ -155,8 +155,10 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     return _skinny_of_thumb(fusion, n, k, gpu.num_sms)
 
 
-def _gemv_of_thumb(fusion: Fusion) -> Plan:
+def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
     """Return a plan with programs of one warp, or four for the widest products; registers limit the loads ahead."""
+    if scheme is not Scheme.PLAIN:
+        return Plan(Kind.GEMV, rows=2, warps=1, unroll=1, stages=4 if fusion is Fusion.GATE else 5)
     rows, warps, stages = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 

@@ -1,7 +1,7 @@
 """Products with matrices of 8 bits on a GPU, fused with norm, residual and gate; a plan chooses the kernels.
 
-A few tokens are quantized by a norm or by a kernel of their own, and multiplied in codes. A lone token, which is
-multiplied by `gemv`, stays as it is: reading the matrix takes all of its time. Many tokens are multiplied by libraries.
+A few tokens are quantized by a norm or by a kernel of their own, and multiplied in codes. A lone token is multiplied by
+`quantized_gemv` and stays as it is: reading the matrix takes all of its time. Libraries multiply many tokens.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from common.kernels.base.codes import readable
 from common.kernels.base.gpu import Gpu
 from common.kernels.elementwise.quantize import quantize
 from common.kernels.elementwise.rms_norm import quantized_rms_norm
-from common.kernels.products.gemv import gemv
+from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
 from common.kernels.products.quantized_skinny import quantized_skinny
 from common.ops import reference
@@ -123,16 +123,17 @@ class QuantizedLinear:
         residual: Tensor | None = None,
         activation: str | None = None,
     ) -> Tensor:
-        return gemv(
+        assert weight.scales is not None, "a matrix of codes"
+        return quantized_gemv(
             x,
             readable(weight.data, has_e4m3=self._gpu.has_e4m3),
+            weight.scales,
             out,
             norm=None if norm is None else norm.weight,
             eps=0.0 if norm is None else norm.eps,
             residual=residual,
             bias=weight.bias,
             activation=activation,
-            scales=weight.scales,
             pdl=self._pdl,
             **plan.gemv_tiles,
         )

@@ -15,12 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.checks import check_ending
-from common.kernels.base.codes import GROUP as GROUP_COLUMNS
-from common.kernels.base.codes import check_scales, widened
 from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
-
-GROUP = tl.constexpr(GROUP_COLUMNS)
 
 
 @triton.jit
@@ -65,13 +61,6 @@ def _load_pieces(row_ptr, columns, K: tl.constexpr, BLOCK_K: tl.constexpr, COUNT
 
 
 @triton.jit
-def _group_scales(scales_ptr, row, columns, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Load the scale of each column of the tile INDEX, in the group of rows that `row` is of."""
-    groups_ptr = scales_ptr + row // GROUP * ((K + GROUP - 1) // GROUP) + INDEX * (BLOCK_K // GROUP)
-    return tl.load(groups_ptr + columns // GROUP, mask=columns < K - INDEX * BLOCK_K, other=0.0)
-
-
-@triton.jit
 def _gemv_kernel(
     x_ptr,  # [k]
     weight_ptr,  # [n, k], contiguous; [2 * n, k] if GATED: gate, then up
@@ -83,7 +72,7 @@ def _gemv_kernel(
     n,
     K: tl.constexpr,
     ROWS: tl.constexpr,  # outputs of a program
-    BLOCK_K: tl.constexpr,  # 16 bytes of weights a thread or a multiple, so a thread has the same columns of all rows
+    BLOCK_K: tl.constexpr,  # a multiple of 256 a warp, so that a thread has the same columns of all rows
     STAGES: tl.constexpr,  # tiles on the way at once; at most the number of tiles
     EVEN_N: tl.constexpr,  # ROWS divides n
     HAS_NORM: tl.constexpr,
@@ -91,8 +80,6 @@ def _gemv_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
-    scales_ptr=None,  # of codes, fp32: [n], or [cdiv(n, GROUP), cdiv(K, GROUP)] if GROUPED; twice the rows if GATED
-    GROUPED: tl.constexpr = False,
 ):
     """Grid: (cdiv(n, ROWS),). A program computes ROWS outputs, over the whole of K."""
     TILES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -124,27 +111,17 @@ def _gemv_kernel(
         if HAS_NORM:
             squares += x * x
             x *= norms[i].to(tl.float32)
-        up_x = x
-        if GROUPED:
-            up_x = x * _group_scales(scales_ptr, tl.program_id(0) * ROWS + n, columns, i, K, BLOCK_K)
-            x *= _group_scales(scales_ptr, tl.program_id(0) * ROWS, columns, i, K, BLOCK_K)
-        acc += widened(weights[i]) * x[None, :]
+        acc += weights[i].to(tl.float32) * x[None, :]
         if GATED:
-            up_acc += widened(up_weights[i]) * up_x[None, :]
+            up_acc += up_weights[i].to(tl.float32) * x[None, :]
 
-    HAS_ROW_SCALES: tl.constexpr = scales_ptr is not None and not GROUPED
     y = tl.sum(acc, axis=1)
-    if HAS_ROW_SCALES:
-        y *= tl.load(scales_ptr + rows, mask=rows < n, other=0.0)
     scale = 1.0
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= scale
     if GATED:
-        up = tl.sum(up_acc, axis=1) * scale
-        if HAS_ROW_SCALES:
-            up *= tl.load(scales_ptr + n + rows, mask=rows < n, other=0.0)
-        y = gated(y, up, ACTIVATION)
+        y = gated(y, tl.sum(up_acc, axis=1) * scale, ACTIVATION)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + rows, mask=rows < n, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
@@ -166,30 +143,17 @@ def gemv(
     residual: Tensor | None = None,  # [1, n]; may be `out`
     bias: Tensor | None = None,  # [n], without a gate only
     activation: str | None = None,  # of the gate, if gated
-    scales: Tensor | None = None,  # of codes, fp32: [n, 1] of rows, or of groups; [2 * n, 1] with an activation
     pdl: bool = False,
 ) -> Tensor:
     """Write `norm(x) @ weight.T`, then `+ bias + residual` or `activation(gate) * up`, to `out`; return `out`.
 
-    A program has `rows` outputs and `warps` warps. A tile has, for each thread, `unroll` times 16 bytes of each row.
-    `stages` tiles are on the way at once, the first during the wait for the predecessor. With scales, the weight is of
-    int8, of e4m3, or of e4m3 as uint8, and `x` is not quantized.
+    A program has `rows` outputs and `warps` warps. A tile has, for each thread, `unroll` times 8 columns of each row.
+    `stages` tiles are on the way at once, the first during the wait for the predecessor.
     """
     n, k = weight.shape[0] // (1 if activation is None else 2), weight.shape[1]
     assert x.shape == (1, k) and x.is_contiguous(), f"x {tuple(x.shape)}: [1, {k}] needed"
     assert out.shape == (1, n) and out.is_contiguous(), f"out {tuple(out.shape)}: [1, {n}] needed"
-    assert weight.is_contiguous(), f"weight with strides {weight.stride()}: contiguous needed"
-    assert (weight.dtype == x.dtype) == (scales is None), f"weight {weight.dtype}, x {x.dtype}: alike without scales"
-    is_grouped = False
-    if scales is not None:
-        is_grouped, scale_rows = check_scales(None, weight, scales)
-        is_whole = (
-            scale_rows == GROUP_COLUMNS and scale_rows % rows == 0 and (activation is None or n % scale_rows == 0)
-        )
-        assert not is_grouped or is_whole, (
-            f"{rows} rows of a program, {n} outputs: groups of {GROUP_COLUMNS} rows needed"
-        )
-    columns = warps * unroll * (256 if scales is None else 512)
+    assert weight.is_contiguous() and weight.dtype == x.dtype, f"weight {weight.dtype}, x {x.dtype}: contiguous, alike"
     assert norm is None or norm.shape == (k,), f"norm weight: [{k}] needed"
     assert residual is None or residual.shape == (1, n), f"residual: [1, {n}] needed"
     check_ending(n, bias, activation)
@@ -204,16 +168,14 @@ def gemv(
         n=n,
         K=k,
         ROWS=rows,
-        BLOCK_K=columns,
-        STAGES=min(stages, triton.cdiv(k, columns)),
+        BLOCK_K=256 * warps * unroll,
+        STAGES=min(stages, triton.cdiv(k, 256 * warps * unroll)),
         EVEN_N=n % rows == 0,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
         GATED=activation is not None,
         ACTIVATION=activation,
         PDL=pdl,
-        scales_ptr=scales,
-        GROUPED=is_grouped,
         num_warps=warps,
         launch_pdl=pdl,
     )

@@ -35,5 +35,10 @@ def saved_bytes(stacks: Stacks, element_bytes: int) -> int:
     return sum(math.prod(shape) * (element_bytes - 1) - shape[0] * SCALE_BYTES for shape in shapes)
 
 
+def widened_bytes(stacks: Stacks) -> int:
+    """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it."""
+    return max((2 * math.prod(stack.shape) for stack in stacks.values() if is_quantized(stack)), default=0)
+
+
 def _is_product(name: str) -> bool:
     return name.startswith("layers.") and name.rsplit(".", 1)[1] in PRODUCTS
