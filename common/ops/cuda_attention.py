@@ -107,9 +107,19 @@ class CudaAttention:
                 window=self.window,
                 sinks=sinks,
             )
-        is_plain = self.window == 0 and sinks is None
-        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys, is_plain=is_plain):
-            return long_attention(q, k_cache, v_cache, table, batch.cu_seqlens, batch.seq_lens, batch.num_keys, scale)
+        if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
+            return long_attention(
+                q=q,
+                k_cache=k_cache,
+                v_cache=v_cache,
+                block_tables=table,
+                cu_seqlens=batch.cu_seqlens,
+                seq_lens=batch.seq_lens,
+                num_keys=batch.num_keys,
+                scale=scale,
+                window=self.window,
+                sinks=sinks,
+            )
         return prefill_attention(
             q=q,
             k_cache=k_cache,
