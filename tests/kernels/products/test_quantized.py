@@ -113,8 +113,8 @@ def test_skinny(
 @pytest.mark.gpu
 @CODES
 @CASES
-@pytest.mark.parametrize(("n", "k", "block_k", "stages"), [(33, 256, 128, 2), (130, 512, 128, 8), (64, 1024, 256, 2)])
-@pytest.mark.parametrize("m", [1, 8, 9, 64])
+@pytest.mark.parametrize(("n", "k", "block_k", "stages"), [(130, 512, 128, 8), (33, 1024, 256, 2)])
+@pytest.mark.parametrize("m", [1, 9, 64])
 def test_ring(
     n: int, k: int, block_k: int, stages: int, m: int, splits: int, has_residual: bool, has_bias: bool,
     gate: str | None, form: str, codes: torch.dtype, hopper: torch.device,
