@@ -59,10 +59,10 @@ def read_config(model_dir: Path, quantization: str = AS_STORED) -> DecoderConfig
     config = decoder_config(settings)
     if quantization == AS_STORED:
         return config
-    if config.quantization is not None or settings.is_quantized:
+    if config.quantization is None and settings.is_quantized:
         raise ModelError(
-            f"{settings.where}: model.quantization = {quantization!r} is for checkpoints in 16 bits, and this one is "
-            f"quantized; set {AS_STORED}, or serve the checkpoint in 16 bits"
+            f"{settings.where}: model.quantization = {quantization!r} is for matrices in 16 bits, or that are made so, "
+            f"and this model keeps its own format; set {AS_STORED}, or serve the checkpoint in 16 bits"
         )
     return replace(config, scheme=quantization)
 

@@ -136,13 +136,13 @@ def load_weights(
         for piece in pieces:
             first_row, end = piece.rows or (0, piece.shape[0])
             target = _in_file_order(tensors[name], piece)
+            scales = tensors[f"{name}{SCALES}"][piece.begin :][: piece.num_rows] if is_quantized(stacks[name]) else None
             if piece.checkpoint_name in matrices:
                 target = target.view(piece.stack_shape) if piece.order is None else target
-                targets.setdefault(piece.checkpoint_name, []).append(Target(first_row, end, target))
+                targets.setdefault(piece.checkpoint_name, []).append(Target(first_row, end, target, scales))
                 continue
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
             offset = source.offset + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
-            scales = tensors[f"{name}{SCALES}"][piece.begin :][: piece.num_rows] if is_quantized(stacks[name]) else None
             target = target if scales is None else target.view(piece.stack_shape)
             parts.append(Part(source.path, offset, dtype, target, stacks[name].add, scales))
     parts += [PackedPart(matrices[name], 0, matrices[name].num_rows, tuple(each)) for name, each in targets.items()]

@@ -24,24 +24,25 @@ def rounded(x: Tensor, scheme: str) -> Tensor:
 
 
 class QuantizedLinear(nn.Module):
-    """A product of a quantized matrix and quantized rows."""
+    """A product of a quantized matrix and quantized rows, or with `plain_inputs` of rows as they are."""
 
-    def __init__(self, linear: nn.Linear, scheme: str) -> None:
+    def __init__(self, linear: nn.Linear, scheme: str, *, plain_inputs: bool) -> None:
         super().__init__()
         self.weight, self.bias, self.scheme = rounded(linear.weight.detach(), scheme), linear.bias, scheme
+        self.plain_inputs = plain_inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        product = rounded(x, self.scheme) @ self.weight.t()
+        product = (x.double() if self.plain_inputs else rounded(x, self.scheme)) @ self.weight.t()
         return (product if self.bias is None else product + self.bias.double()).to(x.dtype)
 
 
-def quantized_copy(model: Any, scheme: str) -> Any:
-    """Return a copy of a model of transformers whose products are quantized."""
+def quantized_copy(model: Any, scheme: str, *, plain_inputs: bool = False) -> Any:
+    """Return a copy of a model of transformers whose products are quantized, or their matrices alone."""
     model = copy.deepcopy(model)
     chosen = [name for name, module in model.named_modules() if PRODUCTS.fullmatch(name)]
     assert chosen, "nothing to quantize"
     for name in chosen:
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
-        model.set_submodule(name, QuantizedLinear(linear, scheme))
+        model.set_submodule(name, QuantizedLinear(linear, scheme, plain_inputs=plain_inputs))
     return model

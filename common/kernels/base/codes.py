@@ -1,13 +1,15 @@
 """Codes of 8 bits: e4m3 (a sign, 4 bits of exponent, 3 of mantissa; 448 at most) and signed bytes.
 
-e4m3 is rounded and widened by integer arithmetic, exactly as torch does, because GPUs before 8.9 lack the instructions.
-There a matrix of e4m3 is handed to kernels as bytes; elsewhere kernels may convert by instruction.
+e4m3 is rounded and widened by instructions from compute capability 8.9 on, and else by integer arithmetic, exactly as
+torch does. So a matrix of e4m3 is handed to kernels as bytes where there are no instructions.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from common.kernels.base.gpu import gpu_of
 
 GROUP = 128
 """Columns that share a scale where not a whole row does."""
@@ -23,21 +25,33 @@ def scale_of(magnitude, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def codes_of(x, scale, LARGEST: tl.constexpr):
-    """Return codes of fp32 numbers, nearest to `x / scale`: uint8 of e4m3 if LARGEST is 448, else int8."""
-    exact = tl.div_rn(x, scale + tl.zeros_like(x))
+def codes_of(x, scale, LARGEST: tl.constexpr, NATIVE: tl.constexpr):
+    """Return codes of fp32 numbers, nearest to `x / scale`: uint8 of e4m3 if LARGEST is 448, else int8.
+
+    NATIVE: e4m3 by the GPU's instruction, and a quotient by its inverse with a correction, which rounds alike.
+    """
+    if NATIVE:
+        inverse = tl.div_rn(tl.zeros_like(scale) + 1.0, scale)
+        estimate = x * inverse
+        exact = tl.fma(tl.fma(-estimate, tl.zeros_like(x) + scale, x), tl.zeros_like(x) + inverse, estimate)
+    else:
+        exact = tl.div_rn(x, scale + tl.zeros_like(x))
     exact = tl.minimum(tl.maximum(exact, -LARGEST), LARGEST)
     if LARGEST == 448.0:
-        bits = exact.to(tl.uint32, bitcast=True)
-        magnitude = bits & 0x7FFFFFFF
-        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-        small = (tl.abs(exact) + 16384.0).to(
-            tl.uint32, bitcast=True
-        ) - 0x46800000  # in units of the least code, 2 ** -9
-        code = (((bits >> 24) & 0x80) | tl.where(tl.abs(exact) < 0.015625, small, normal)).to(tl.uint8)
+        code = exact.to(tl.float8e4nv).to(tl.uint8, bitcast=True) if NATIVE else _e4m3_of(exact)
     else:
         code = ((exact + 12582912.0) - 12582912.0).to(tl.int8)  # 1.5 * 2 ** 23: the sum has no bits below 1
     return code
+
+
+@triton.jit
+def _e4m3_of(exact):
+    """Return e4m3 bytes nearest to numbers of at most 448, by integer arithmetic."""
+    bits = exact.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+    small = (tl.abs(exact) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000  # in units of the least code, 2 ** -9
+    return (((bits >> 24) & 0x80) | tl.where(tl.abs(exact) < 0.015625, small, normal)).to(tl.uint8)
 
 
 @triton.jit
@@ -51,6 +65,11 @@ def e4m3_halves(codes):
 def widened(codes):
     """Return codes as fp32, exactly; uint8 is taken for e4m3."""
     return e4m3_halves(codes).to(tl.float32) * 256.0 if codes.dtype == tl.uint8 else codes.to(tl.float32)
+
+
+def is_native(device: torch.device) -> bool:
+    """Tell whether kernels on a device convert to e4m3 by instruction."""
+    return device.type != "cpu" and gpu_of(device).has_e4m3
 
 
 def readable(codes: Tensor, *, has_e4m3: bool) -> Tensor:

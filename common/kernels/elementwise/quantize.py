@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.base.codes import GROUP, LARGEST, codes_of, scale_of
+from common.kernels.base.codes import GROUP, LARGEST, codes_of, is_native, scale_of
 from common.kernels.base.pdl import wait_for_predecessor
 
 
@@ -19,19 +19,20 @@ def store_codes(
     BLOCK: tl.constexpr,  # power of two, at least WIDTH, at least GROUP if that is not 0
     GROUP: tl.constexpr,  # columns that share a scale; 0: all
     LARGEST: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """Quantize a row held by a program, and store codes and scales."""
     columns = tl.arange(0, BLOCK)
     if GROUP == 0:
         scale = scale_of(tl.max(tl.abs(y), axis=0), LARGEST)
         tl.store(scales_ptr, scale)
-        codes = codes_of(y, scale, LARGEST)
+        codes = codes_of(y, scale, LARGEST, NATIVE)
     else:
         groups = tl.reshape(y, (BLOCK // GROUP, GROUP))
         scales = scale_of(tl.max(tl.abs(groups), axis=1), LARGEST)
         numbers = tl.arange(0, BLOCK // GROUP)
         tl.store(scales_ptr + numbers * scale_stride, scales, mask=numbers * GROUP < WIDTH)
-        codes = tl.reshape(codes_of(groups, scales[:, None], LARGEST), (BLOCK,))
+        codes = tl.reshape(codes_of(groups, scales[:, None], LARGEST, NATIVE), (BLOCK,))
     tl.store(codes_ptr + columns, codes, mask=columns < WIDTH)
 
 
@@ -45,6 +46,7 @@ def _quantize_kernel(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     LARGEST: tl.constexpr,
+    NATIVE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid: (num_rows,). A program holds a row in registers."""
@@ -52,7 +54,7 @@ def _quantize_kernel(
     columns = tl.arange(0, BLOCK)
     wait_for_predecessor(PDL)
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
-    store_codes(x, codes_ptr + row * WIDTH, scales_ptr + row, num_rows, WIDTH, BLOCK, GROUP, LARGEST)
+    store_codes(x, codes_ptr + row * WIDTH, scales_ptr + row, num_rows, WIDTH, BLOCK, GROUP, LARGEST, NATIVE)
 
 
 def quantize(
@@ -81,9 +83,10 @@ def quantize(
         BLOCK=block,
         GROUP=GROUP if is_grouped else 0,
         LARGEST=LARGEST[dtype],
+        NATIVE=is_native(x.device),
         PDL=pdl,
         launch_pdl=pdl,
-        num_warps=min(max(block // 512, 1), 16),
+        num_warps=min(max(block // 512, 1), 32),
     )
     return codes, scales.t()
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.base.codes import GROUP, LARGEST
+from common.kernels.base.codes import GROUP, LARGEST, is_native
 from common.kernels.base.pdl import wait_for_predecessor
 from common.kernels.elementwise.quantize import empty_codes, store_codes
 
@@ -29,6 +29,7 @@ def _rms_norm_kernel(
     scales_ptr=None,  # [groups, num_tokens] fp32, if the output is to be codes
     GROUP: tl.constexpr = 0,
     LARGEST: tl.constexpr = 0.0,
+    NATIVE: tl.constexpr = False,
 ):
     """Grid: (num_tokens,). A program holds a row in registers."""
     token = tl.program_id(0).to(tl.int64)
@@ -55,7 +56,7 @@ def _rms_norm_kernel(
     if scales_ptr is not None:
         rounded = y.to(x_ptr.dtype.element_ty).to(tl.float32)  # what a product of plain elements would be given
         codes_ptr = out_ptr + token * HIDDEN
-        store_codes(rounded, codes_ptr, scales_ptr + token, tl.num_programs(0), HIDDEN, BLOCK, GROUP, LARGEST)
+        store_codes(rounded, codes_ptr, scales_ptr + token, tl.num_programs(0), HIDDEN, BLOCK, GROUP, LARGEST, NATIVE)
         return
     tl.store(out_ptr + token * HIDDEN + columns, y.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -128,6 +129,7 @@ def quantized_rms_norm(
         scales_ptr=scales,
         GROUP=GROUP if is_grouped else 0,
         LARGEST=LARGEST[dtype],
+        NATIVE=is_native(x.device),
         num_warps=min(max(block // 512, 1), 16),
     )
     return codes, scales.t()

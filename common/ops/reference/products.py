@@ -27,7 +27,8 @@ def quantize(x: Tensor, codes: torch.dtype, columns: int = 0) -> tuple[Tensor, T
     num_rows, width = x.shape
     columns = min(columns, width) or width
     blocks = functional.pad(x.float(), (0, -width % columns)).view(num_rows, -1, columns)
-    scales = blocks.abs().amax(-1).clamp(min=LEAST_MAGNITUDE) / largest
+    magnitudes = blocks.abs().amax(-1).clamp(min=LEAST_MAGNITUDE)
+    scales = magnitudes / torch.full_like(magnitudes, largest)  # a GPU would multiply by the inverse of a number
     exact = (blocks / scales[..., None]).clamp(-largest, largest).flatten(1)[:, :width]
     return (exact.round() if codes == torch.int8 else exact).to(codes), scales
 

@@ -59,20 +59,21 @@ def test_a_norm_quantizes_what_it_would_write(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _codes_kernel(x_ptr, codes_ptr, back_ptr, BLOCK: tl.constexpr, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+def _codes_kernel(x_ptr, codes_ptr, back_ptr, BLOCK: tl.constexpr, NATIVE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    codes = codes_of(tl.load(x_ptr + at), 1.0, LARGEST)
+    codes = codes_of(tl.load(x_ptr + at), tl.full((BLOCK,), 1.0, tl.float32), 448.0, NATIVE)
     tl.store(codes_ptr + at, codes)
     tl.store(back_ptr + at, widened(codes))
 
 
-def test_every_number_of_16_bits_gets_the_code_that_torch_gives_it(device: torch.device) -> None:
+@pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_every_number_of_16_bits_gets_the_code_that_torch_gives_it(is_native: bool, device: torch.device) -> None:
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     x = torch.cat((bits.view(torch.bfloat16).float(), bits.view(torch.float16).float()))
     x = x[torch.isfinite(x)]
     x = torch.cat((x, x.new_zeros(-len(x) % 1024))).to(device)
     codes, back = torch.empty(len(x), dtype=torch.uint8, device=device), torch.empty_like(x)
-    _codes_kernel[(len(x) // 1024,)](x, codes, back, 1024, 448.0)
+    _codes_kernel[(len(x) // 1024,)](x, codes, back, 1024, is_native)
     expected = x.clamp(-448.0, 448.0).cpu().to(torch.float8_e4m3fn)
     assert torch.equal(codes.cpu().view(torch.float8_e4m3fn).float(), expected.float())
     assert torch.equal(back.cpu(), expected.float())

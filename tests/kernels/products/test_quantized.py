@@ -53,7 +53,7 @@ class Operands:
             "blocks": (-(-num_rows // GROUP), -(-k // GROUP)),
             "columns": (num_rows, -(-k // GROUP)),
         }[form]
-        scales = (10.0 ** (2 * torch.rand(shape) - 2)).to(device)
+        scales = (10.0 ** (2 * torch.rand(shape) - 5)).to(device)
         matrix, _ = reference.quantize(torch.randn(num_rows, k), codes)
         matrix = (matrix.float() / LARGEST[codes] * 100).to(codes)
         bias = torch.randn(n).to(device, dtype) if gate is None else None
