@@ -26,6 +26,8 @@ from common.models.sizes.stacks import Stack
 MAX_SHARD_BYTES = 5_000_000_000
 SHARDS_AT_ONCE = 4  # each shard is in memory until written
 BF16_BYTES = 2
+SLOW_DECAY = -4.0
+"""Logarithm of a state's decay: 2 % a token, so that contexts differ as those of trained models do."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 
 Shapes = dict[str, tuple[int, ...]]
@@ -79,7 +81,7 @@ def write_weights(
     def write(number: int, shard: Shapes) -> int:
         generator = torch.Generator(device).manual_seed(seed + number)
         tensors = {
-            key: _random_bytes(key, shape, generator) if key in packed else _random_weight(shape, generator)
+            key: _random_bytes(key, shape, generator) if key in packed else _random_weight(key, shape, generator)
             for key, shape in shard.items()
         }
         save_file(tensors, out_dir / names[number], metadata={"format": "pt"})
@@ -98,8 +100,10 @@ def write_weights(
     return total_bytes
 
 
-def _random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Make a bfloat16 tensor on the CPU, drawn on the generator's device."""
+    if name.endswith(".A_log"):
+        return torch.full(shape, SLOW_DECAY, dtype=torch.bfloat16)
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     weight = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)

@@ -97,7 +97,12 @@ def _add_serve(commands: Commands) -> None:
         "GPU they take --kv-memory-fraction of it together.",
         allow_abbrev=False,
     )
-    parser.add_argument("model.path", metavar="MODEL", help="model directory, or Hub id such as Qwen/Qwen3-4B")
+    parser.add_argument(
+        "model.path",
+        metavar="MODEL",
+        help="model directory, GGUF file, or Hub id such as Qwen/Qwen3-4B; of a repository of GGUF files "
+        "OWNER/NAME:FILE, or the end of a file's name, as in Qwen/Qwen3-4B-GGUF:Q4_K_M",
+    )
     parser.add_argument(
         "--host", dest="router.host", metavar="ADDRESS", help="address that HTTP binds to (default: 127.0.0.1)"
     )

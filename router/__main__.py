@@ -6,12 +6,14 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import uvloop
 
 from common.base.errors import ConfigError, RequestError
 from common.base.log import setup_logging
 from common.base.process import freeze_and_trim, tame_allocator
+from common.checkpoint.files import require_model
 from common.settings import options
 from common.settings.config import ROUTER_SECTIONS, Config, RouterSection
 from common.wire.transport import whereabouts
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prog, description = "python -m router", "HTTP side of Baton: takes completions and has workers compute them."
     try:
         config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
-        config.model.require_directory()
+        require_model(Path(config.model.path))
         setup_logging("router", config.log.level, config.log.format)
         tame_allocator()
         encode_in_one_thread()

@@ -28,12 +28,13 @@ ROOMS_OF = {
     ),
     "common": (
         "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models",
-        "models.layers", "models.quantization", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
+        "models.layers", "models.gguf", "models.quantization", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
         "kernels.latent", "kernels.attention.hopper", "kernels.attention", "kernels.delta", "kernels.experts",
         "kernels.products", "kernels.sampling", "kernels.elementwise", "kernels.base",
-        "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "base",
+        "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "checkpoint", "checkpoint.gguf",
+        "base",
     ),
     "deploy": (
         "cli", "bench", "containers", "serve", "autoscale", "planning", "planning.simulation", "planning.step_times",
@@ -43,15 +44,16 @@ ROOMS_OF = {
 TOP = {"__main__", "worker"}
 # Beside what it stands on (`base`, `settings`), a part of `common` imports these parts alone; kernels import kernels.
 PARTS_BELOW = {
-    "wire": set[str](),
-    "grammar": {"wire"},
+    "checkpoint": set[str](),
+    "wire": {"checkpoint"},
+    "grammar": {"wire", "checkpoint"},
     "kernels": set[str](),
     "ops": {"kernels"},
-    "models": {"wire", "ops"},
+    "models": {"wire", "checkpoint", "ops"},
     "memory": {"wire"},
     "kv": {"wire", "kernels", "memory"},
     "device": {"wire", "kernels", "ops", "models", "kv", "memory"},
-    "serving": {"wire", "grammar", "device", "memory", "kv"},
+    "serving": {"wire", "checkpoint", "grammar", "device", "memory", "kv"},
 }
 GROUND = {"base", "settings"}
 MAX_FILES = 16

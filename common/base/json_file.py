@@ -25,15 +25,10 @@ def read_json(path: Path) -> JsonObject:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}; fetch the model's own file again") from None
+        raise ConfigError(f"{path}: {error}; fetch the model again") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a JSON object; fetch the model's own file again")
+        raise ConfigError(f"{path}: not a JSON object; fetch the model again")
     return content
-
-
-def read_text_config(model_dir: Path) -> JsonObject:
-    """Return config.json's fields about text; raises ConfigError for an unreadable file."""
-    return text_fields(read_json(model_dir / "config.json"))
 
 
 def text_fields(config: JsonObject) -> JsonObject:

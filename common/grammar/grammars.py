@@ -7,6 +7,9 @@ from pathlib import Path
 
 import llguidance
 
+from common.checkpoint.files import TOKENIZER, read_tokenizer_json
+from common.checkpoint.gguf.model_file import is_gguf
+
 logger = logging.getLogger(__name__)
 
 LIMITS = llguidance.LLParserLimits(
@@ -34,7 +37,7 @@ class Grammars:
 
     @staticmethod
     def of_model(path: Path, vocab: int, end_ids: Sequence[int]) -> "Grammars":
-        """Load the tokens of the model in directory `path`, see `model_tokens`."""
+        """Load the tokens of the model at `path`, see `model_tokens`."""
         return Grammars(model_tokens(path, vocab, end_ids))
 
     def compile(self, grammar: str) -> llguidance.LLMatcher:
@@ -60,17 +63,17 @@ class Grammars:
 def model_tokens(
     path: Path, vocab: int, end_ids: Sequence[int], slices: list[str] | None = None
 ) -> llguidance.LLTokenizer:
-    """Load all `vocab` tokens of the model in directory `path`; drop end ids missing in tokenizer.json with a warning.
+    """Load all `vocab` tokens of the model at `path`; drop end ids missing in its tokenizer with a warning.
 
     `slices` are parts of the tokens to compute masks faster; None takes llguidance's own.
     """
-    file = str(path / "tokenizer.json")
+    source = read_tokenizer_json(path) if is_gguf(path) else str(path / TOKENIZER)  # a text, or the name of a file
     try:
-        return llguidance.LLTokenizer(file, n_vocab=vocab, eos_token=list(end_ids) or None, slices=slices)
+        return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=list(end_ids) or None, slices=slices)
     except ValueError:
-        size = llguidance.LLTokenizer(file, slices=[]).vocab_size
+        size = llguidance.LLTokenizer(source, slices=[]).vocab_size
         known = [token_id for token_id in end_ids if token_id < size]
         if len(known) == len(end_ids):
             raise
-        logger.warning("grammars end no text with %s: tokenizer.json has %d tokens", set(end_ids) - set(known), size)
-        return llguidance.LLTokenizer(file, n_vocab=vocab, eos_token=known or None, slices=slices)
+        logger.warning("grammars end no text with %s: the tokenizer has %d tokens", set(end_ids) - set(known), size)
+        return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=known or None, slices=slices)

@@ -1,4 +1,4 @@
-"""Load a model directory onto a device."""
+"""Load a model onto a device, from a directory or a GGUF file."""
 
 import logging
 from pathlib import Path
@@ -8,9 +8,11 @@ from torch import Tensor
 
 from common.base.dtypes import DTYPES
 from common.base.errors import ConfigError
+from common.checkpoint.gguf.model_file import is_gguf
 from common.models.base import Model, ModelConfig
 from common.models.config import DecoderConfig
 from common.models.decoder import Decoder
+from common.models.gguf_weights import load_gguf_weights
 from common.models.sizes.quantized import saved_bytes
 from common.models.upload import Progress
 from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
@@ -49,7 +51,7 @@ def model_bytes(config: ModelConfig, dtype: str) -> int:
 
 
 def load_model(
-    model_dir: Path, config: DecoderConfig, *, max_len: int, dtype: str, memory: WeightsMemory
+    path: Path, config: DecoderConfig, *, max_len: int, dtype: str, memory: WeightsMemory
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
     layout = weights_layout(config.stacks(), DTYPES[dtype])
@@ -58,8 +60,10 @@ def load_model(
         logger.info("weights are quantized to %s: %.2f GB less than in %s", config.scheme, saved_gb, dtype)
 
     def fill(region: Tensor, progress: Progress) -> Loading:
+        if is_gguf(path):
+            return load_gguf_weights(path, config, layout, region, progress=progress)
         return load_weights(
-            model_dir, layout, region, ignored=config.ignored, progress=progress, quantization=config.quantization
+            path, layout, region, ignored=config.ignored, progress=progress, quantization=config.quantization
         )
 
     region, loading = memory.begin(layout, fill)

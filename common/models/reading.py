@@ -5,10 +5,13 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from common.base.errors import ModelError
-from common.models.config import DecoderConfig
+from common.base.errors import ConfigError, ModelError
+from common.checkpoint.gguf.config import ROPE_FACTORS, rope_factors
+from common.checkpoint.gguf.model_file import is_gguf, read_gguf
+from common.models.config import DecoderConfig, Layer
 from common.models.quantization.reading import read_quantization
 from common.models.settings import Settings
+from common.models.sizes.attention import Attention
 
 AS_STORED = "auto"
 """Choice of `model.quantization` by which products are held as the checkpoint has them."""
@@ -49,14 +52,15 @@ def architectures() -> list[str]:
     return sorted([module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__)] + [*WRAPPERS])
 
 
-def read_config(model_dir: Path, quantization: str = AS_STORED) -> DecoderConfig:
-    """Return the decoder's config from config.json; raises ModelError for an unsupported model.
+def read_config(path: Path, quantization: str = AS_STORED) -> DecoderConfig:
+    """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model.
 
     Args:
         quantization: scheme in which products are held, or AS_STORED.
     """
-    settings = Settings.read(model_dir)
+    settings = Settings.read(path)
     config = decoder_config(settings)
+    config = _with_rope_factors(config, path) if is_gguf(path) else config
     if quantization == AS_STORED:
         return config
     if config.quantization is None and settings.is_quantized:
@@ -98,3 +102,31 @@ def _inner_config(text: Settings, wrapper: str) -> DecoderConfig:
         )
     config = _family_config(text, inner)
     return replace(config, source=replace(config.source, ignored=(*config.source.ignored, *SENSES)))
+
+
+def _with_rope_factors(config: DecoderConfig, path: Path) -> DecoderConfig:
+    """Return the config with its rotary frequencies divided by the file's factors, if there are any.
+
+    Files of Llama 3.1 and later have factors in place of a scaling in the metadata. Raises ModelError for another
+    number of factors.
+    """
+    try:
+        factors = rope_factors(read_gguf(path))
+    except ConfigError as error:
+        raise ModelError(str(error)) from None
+    if factors is None:
+        return config
+    divided = {layer: _divided(layer, factors, path) for layer in set(config.layers)}
+    return replace(config, layers=tuple(divided[layer] for layer in config.layers))
+
+
+def _divided(layer: Layer, factors: tuple[float, ...], path: Path) -> Layer:
+    mixer = layer.mixer
+    frequencies = mixer.rope.inverse_frequencies if isinstance(mixer, Attention) else ()
+    if not isinstance(mixer, Attention) or len(frequencies) != len(factors):
+        raise ModelError(
+            f"{path}: {ROPE_FACTORS} has {len(factors)} factors for {len(frequencies)} rotary frequencies; "
+            "serve another file of this model"
+        )
+    turned = tuple(frequency / factor for frequency, factor in zip(frequencies, factors, strict=True))
+    return replace(layer, mixer=replace(mixer, rope=replace(mixer.rope, inverse_frequencies=turned)))

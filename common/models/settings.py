@@ -1,11 +1,12 @@
 """Typed look-ups in config.json, whose errors name the key, the value and the values accepted."""
 
-import json
 from pathlib import Path
 
-from common.base.errors import ModelError
+from common.base.errors import ConfigError, ModelError
 from common.base.json_file import JsonObject, text_fields
 from common.base.rotary import is_positive, num_positions, rotary_table
+from common.checkpoint.files import CONFIG, place_of, read_config_json
+from common.checkpoint.gguf.model_file import is_gguf
 from common.models.quantization.reading import KEYS, side_table
 from common.settings.config import MAX_TOKENS
 
@@ -20,24 +21,22 @@ MAX_WIDTH = 1 << 24
 
 
 class Settings:
-    """Contents of a config.json; `where` is the file's path, for errors."""
+    """Contents of a config.json, or metadata in its keys; `where` is the file's path, for errors."""
 
     def __init__(self, values: JsonObject, where: str) -> None:
         self.values = values
         self.where = where
 
     @staticmethod
-    def read(model_dir: Path) -> "Settings":
-        path = model_dir / "config.json"
+    def read(path: Path) -> "Settings":
+        """Return the settings of a model directory or a GGUF file; raises ModelError for an unreadable file."""
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{path}: {error}; fetch the model again") from None
-        if not isinstance(values, dict):
-            raise ModelError(f"{path}: {values!r:.80} is not a JSON object; fetch the model again")
-        if not any(values.get(key) for key in KEYS):
-            values |= side_table(model_dir)
-        return Settings(values, str(path))
+            values = read_config_json(path)
+        except ConfigError as error:
+            raise ModelError(str(error)) from None
+        if not is_gguf(path) and not any(values.get(key) for key in KEYS):
+            values |= side_table(path)
+        return Settings(values, str(place_of(path, CONFIG)))
 
     def completed(self, left_out: JsonObject) -> "Settings":
         """Return settings with the values of `left_out` for keys that are absent or null."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
+from common.models.gguf.block_part import BlockPart
 from common.models.quantization.packed_part import PackedPart, Span
 from common.ops.reference import quantize
 
@@ -42,7 +43,7 @@ class Part:
     dtype: torch.dtype  # in the file
     target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
-    scales: Tensor | None = None  # [num_rows, 1] fp32, filled if the target is of codes `[num_rows, width]`
+    scales: Tensor | None = None  # fp32, filled if the target is of codes: as the target, but 1 instead of the width
 
     @property
     def num_bytes(self) -> int:
@@ -67,9 +68,10 @@ class Part:
         target, dtype = self.target, self.dtype
         source = staged[: self.num_bytes].view(dtype).view(target.shape)
         if self.scales is not None:
-            codes, scales = quantize(source.to(device, non_blocking=True), target.dtype)
-            target.copy_(codes)
-            self.scales.copy_(scales)
+            rows = source.to(device, non_blocking=True).view(-1, target.shape[-1])
+            codes, scales = quantize(rows, target.dtype)
+            target.copy_(codes.view(target.shape))
+            self.scales.copy_(scales.view(self.scales.shape))
             return
         if dtype != target.dtype or not target.is_contiguous():
             source = source.to(device, non_blocking=True)  # converted, or put in order, on the device
@@ -105,7 +107,9 @@ class Upload:
         parts: with contiguous targets on `device`, whose memory has no other user meanwhile.
     """
 
-    def __init__(self, parts: Sequence[Part | PackedPart], device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, parts: Sequence[Part | PackedPart | BlockPart], device: torch.device, progress: Progress
+    ) -> None:
         self.device = device
         self.progress = progress
         self.loaded_bytes = 0
@@ -163,11 +167,11 @@ class Upload:
             for slot in slots:
                 slot.close()
 
-    def _next(self) -> Part | PackedPart | None:
+    def _next(self) -> Part | PackedPart | BlockPart | None:
         with self.lock:
             return next(self.parts, None)
 
-    def _count(self, part: Part | PackedPart) -> None:
+    def _count(self, part: Part | PackedPart | BlockPart) -> None:
         with self.lock:
             self.loaded_bytes += part.target_bytes
             self.progress(self.loaded_bytes, self.total_bytes)
@@ -184,7 +188,7 @@ class _Slot:
         if device.type == "cuda":
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), num_bytes, 0))
 
-    def read(self, files: Mapping[Path, int], part: Part | PackedPart) -> None:
+    def read(self, files: Mapping[Path, int], part: Part | PackedPart | BlockPart) -> None:
         """Read a part, once the slot's last part has been copied out."""
         self._settle()
         for path, offset, num_bytes, place in part.spans():
@@ -202,7 +206,7 @@ class _Slot:
                 raise ModelError(f"{path}: ends after {os.fstat(file).st_size} bytes; fetch the model again")
             begin += num_read
 
-    def fill(self, part: Part | PackedPart) -> None:
+    def fill(self, part: Part | PackedPart | BlockPart) -> None:
         """Start copying the part just read to its targets."""
         part.fill(self.bytes, self.device)
         if self.device.type == "cuda":
@@ -219,7 +223,7 @@ class _Slot:
             self.copied.synchronize()
 
 
-def _most_bytes(part: Part | PackedPart) -> int:
+def _most_bytes(part: Part | PackedPart | BlockPart) -> int:
     is_quantized = isinstance(part, Part) and part.scales is not None
     return min(SLOT_BYTES, QUANTIZED_BYTES) if is_quantized else SLOT_BYTES
 

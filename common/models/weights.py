@@ -21,7 +21,6 @@ from common.models.checkpoint import listed, opened, stored_tensors
 from common.models.quantization.found import WEIGHT, Wanted, described, find_packed
 from common.models.quantization.packed_part import PackedMatrix, PackedPart, StoredTensor, Target
 from common.models.quantization.rules import Quantization
-from common.models.sizes.quantized import is_quantized
 from common.models.sizes.stacks import SCALES, Piece, Stack, Stacks
 from common.models.upload import Part, Progress, Upload
 
@@ -135,15 +134,13 @@ def load_weights(
     for name, pieces in chosen.items():
         for piece in pieces:
             first_row, end = piece.rows or (0, piece.shape[0])
-            target = _in_file_order(tensors[name], piece)
-            scales = tensors[f"{name}{SCALES}"][piece.begin :][: piece.num_rows] if is_quantized(stacks[name]) else None
+            target, scales = place_in(tensors, name, piece)
             if piece.checkpoint_name in matrices:
                 target = target.view(piece.stack_shape) if piece.order is None else target
                 targets.setdefault(piece.checkpoint_name, []).append(Target(first_row, end, target, scales))
                 continue
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
             offset = source.offset + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
-            target = target if scales is None else target.view(piece.stack_shape)
             parts.append(Part(source.path, offset, dtype, target, stacks[name].add, scales))
     parts += [PackedPart(matrices[name], 0, matrices[name].num_rows, tuple(each)) for name, each in targets.items()]
     return Upload(parts, region.device, progress)
@@ -189,7 +186,18 @@ def _matrices(stacks: Stacks) -> Iterator[Wanted]:
                 yield Wanted(name.removesuffix(WEIGHT), *piece.shape, key.rpartition(".")[2] in RARELY_LISTED)
 
 
-def _in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
+def place_in(tensors: Mapping[str, Tensor], name: str, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    """Return the piece's place in the stack `name`, in the order of the file, and that of its scales if it has some."""
+    target, scales = in_file_order(tensors[name], piece), tensors.get(f"{name}{SCALES}")
+    if scales is None or tensors[name].dtype == torch.uint8:
+        return target, None
+    scales = scales[piece.begin : piece.begin + piece.num_rows]
+    if piece.order is None:
+        return target.view(piece.stack_shape), scales
+    return target, scales.view(*piece.order.view[:-1], 1).permute(piece.order.file)
+
+
+def in_file_order(tensor: Tensor, piece: Piece) -> Tensor:
     """Return a view of the piece's place in a stack, with the elements in the order of the file."""
     rows = tensor[piece.begin : piece.begin + piece.num_rows]
     return rows.view(-1) if piece.order is None else rows.view(piece.order.view).permute(piece.order.file)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.base.errors import ConfigError
+from common.checkpoint.gguf.model_file import model_name
 from common.settings.limits import DAY_S, MAX_STEP_TOKENS, MIN_STEP_TOKENS, SOCKET, WORKER_ID
 from common.settings.memory_sections import KVSection, MemorySection
 from common.settings.observation_sections import LogSection, TraceSection
@@ -41,12 +42,12 @@ def _require(condition: bool, message: str) -> None:
 class ModelSection:
     """The served model; router and workers must agree."""
 
-    path: str = option("deploy/demo_model", "model directory in Hugging Face layout")
-    name: str = option("", "name that clients use; the directory's name when empty", form=MODEL_NAME)
+    path: str = option("deploy/demo_model", "model directory in Hugging Face layout, or a GGUF file")
+    name: str = option("", "name that clients use; that of the directory or file when empty", form=MODEL_NAME)
     dtype: str = option("auto", "weights and KV: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
     quantization: str = option(
         "auto",
-        "auto: matrices as the checkpoint has them; fp8, int8: quantize those of a checkpoint in 16 bits, row by row",
+        "auto: matrices as the checkpoint has them, or plain; fp8, int8: in 8 bits, quantized row by row at load",
         choices=QUANTIZATIONS,
     )
     max_len: int = option(
@@ -58,15 +59,7 @@ class ModelSection:
 
     @property
     def served_name(self) -> str:
-        return self.name or Path(self.path).resolve().name
-
-    def require_directory(self) -> None:
-        """Raise ConfigError when there is no model directory; programs call before any other work."""
-        if not (Path(self.path) / "config.json").is_file():
-            raise ConfigError(
-                f"model.path = {self.path}: no directory with a model's config.json; name one with --model-path, and "
-                "for a container mount it there"
-            )
+        return self.name or model_name(Path(self.path))
 
 
 @dataclass(frozen=True, slots=True)

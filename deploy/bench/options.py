@@ -153,8 +153,9 @@ def _add_prompt_flags(parser: argparse.ArgumentParser, vocab_size: int) -> None:
     parser.add_argument(
         "--tokenizer",
         type=Path,
-        metavar="DIR",
-        help="send texts instead of ids, of as many words that are one token each to its tokenizer.json",
+        metavar="PATH",
+        help="send texts instead of ids, of as many words that are one token each to the tokenizer of this directory "
+        "or GGUF file",
     )
     parser.add_argument("--prompt-file", type=Path, help="texts instead of random ids: one a line, or JSONL")
     parser.add_argument(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from common.checkpoint.files import TOKENIZER, read_tokenizer_json
+from common.checkpoint.gguf.model_file import is_gguf
 from deploy.bench.workload import Prompt
 
 WORD = re.compile(r"[Ġ▁][a-z]+")
@@ -14,13 +16,12 @@ WORD = re.compile(r"[Ġ▁][a-z]+")
 
 
 class Words:
-    """Words of a tokenizer; raises ValueError for a directory without a tokenizer.json, or without words."""
+    """Words of the tokenizer of a directory or a GGUF file; raises ValueError without one, or without words."""
 
-    def __init__(self, directory: Path) -> None:
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(f"{directory} has no tokenizer.json; name the directory of the model that is served")
-        self._tokenizer = Tokenizer.from_file(str(path))
+    def __init__(self, path: Path) -> None:
+        if not is_gguf(path) and not (path / TOKENIZER).is_file():
+            raise ValueError(f"{path} has no {TOKENIZER}; name the directory of the model that is served")
+        self._tokenizer = Tokenizer.from_str(read_tokenizer_json(path))
         self._word_of = self._words()
         self.ids = sorted(self._word_of)
         if not self.ids:

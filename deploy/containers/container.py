@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from deploy.operate.healthcheck import worker_here
-from deploy.serve.model_source import find_model, hub_directory, is_hub_id, model_in, served_name
+from deploy.serve.model_source import cached_gguf, find_model, hub_directory, hub_name, is_hub_id, model_in, served_name
 
 MOUNT = Path("/model")
 WORKERS = ("prefill_worker", "decode_worker")
@@ -58,7 +58,7 @@ def command_of(program: str, model: str, flags: list[str]) -> list[str]:
     """Return the program and its options; options of the caller come last, and win."""
     name = [f"--worker-id={worker_here(program.removesuffix('_worker'))}"] if program in WORKERS else []
     path = found(model)
-    called = served_name(Path(model) if path.is_relative_to(MOUNT) else path)
+    called = served_name(Path(model)) if path.is_relative_to(MOUNT) else served_name(path, model)
     return [program, *name, "--model-path", str(path), "--model-name", called, *flags]
 
 
@@ -68,13 +68,14 @@ def downloaded(model: str) -> Path:
 
 
 def found(model: str) -> Path:
-    """Return the directory with the model's files in this container; raises ConfigError."""
-    if not _is_remote(model):
+    """Return the directory or the GGUF file of the model in this container; raises ConfigError."""
+    name = hub_name(model)
+    if not _is_remote(model) or name is None:
         return model_in(MOUNT)
-    repository = hub_directory(model)
+    repository = hub_directory(name.repository)
     if not repository.is_dir():
         raise ConfigError(f"it is not in the cache ({repository}); the service `model` downloads it")
-    return model_in(repository)
+    return cached_gguf(repository, name) if name.file else model_in(repository)
 
 
 def _is_remote(model: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.base.errors import ConfigError
+from common.checkpoint.gguf.model_file import model_name
 from deploy.planning import report, traces
 from deploy.planning.estimate import estimate, obstacles
 from deploy.planning.search import Search, Trial
@@ -27,7 +28,8 @@ def plan(args: argparse.Namespace) -> int:
     objectives = Objectives(args.ttft_ms or math.inf, args.tpot_ms or math.inf, args.percentile)
     rates = read_rates(args.model_rates)
     if args.model:
-        rates = scaled(rates, read_shape(Path(args.model)), Path(args.model).resolve().name)
+        path = Path(args.model)
+        rates = scaled(rates, read_shape(path), model_name(path))
     workload = _workload(args)
     costs = Costs(rates, memory_fraction=args.memory_fraction)
     print(

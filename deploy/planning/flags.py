@@ -60,7 +60,7 @@ def add_plan(commands: Commands) -> None:
     rate = parser.add_argument_group("how fast workers are").add_argument
     about = f"which rates: see below (default: {DEFAULT_RATES})"
     rate("--model-rates", default=DEFAULT_RATES, metavar="NAME", help=about)
-    rate("--model", metavar="DIR", help="scale them to the model of this directory")
+    rate("--model", metavar="PATH", help="scale them to the model of this directory or GGUF file")
     about = f"of a GPU's memory, as --kv-memory-fraction (default: {MEMORY_FRACTION:g})"
     rate("--memory-fraction", type=number(float, 0.01, 1.0), default=MEMORY_FRACTION, metavar="F", help=about)
 

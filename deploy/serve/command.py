@@ -44,9 +44,10 @@ class Fleet:
 
 
 def with_model(config: Config, name: str) -> Config:
-    """Return `config` with the model found on disk or downloaded; a Hub id is also the name for clients."""
+    """Return `config` with the model found on disk or downloaded; a name of the Hub is also the name for clients."""
     path = find_model(name)
-    return replace(config, model=replace(config.model, path=str(path), name=config.model.name or served_name(path)))
+    called = config.model.name or served_name(path, name)
+    return replace(config, model=replace(config.model, path=str(path), name=called))
 
 
 def with_port(config: Config) -> Config:

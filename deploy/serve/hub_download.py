@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError comes from an HTTP library that varies
@@ -20,9 +21,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from common.base.errors import ConfigError
+from common.checkpoint.gguf.model_file import parts_of
+from deploy.serve.gguf_choice import chosen, models_among, parts_named, which_one
+from deploy.serve.model_source import names_in
 
 WANTED = ["*.json", "*.safetensors", "tokenizer*", "chat_template.jinja", "merges.txt", "vocab.txt"]
 UNWANTED = ["original/*", "consolidated*", "*/*"]  # copies of the weights in other layouts
@@ -31,6 +36,27 @@ PROGRESS_S = 5.0
 LOG_IN = "run `hf auth login` or set HF_TOKEN"
 MAKE_ROOM = "make room there, or name another directory with HF_HUB_CACHE"
 GB = 1e9
+
+
+class Listing(NamedTuple):
+    """Files of a repository, or the problem that the Hub did not tell them with."""
+
+    files: Sequence[RepoSibling] = ()
+    problem: BaseException | None = None
+    is_silent: bool = False  # there was no answer at all
+
+    @property
+    def names(self) -> list[str]:
+        return [file.rfilename for file in self.files]
+
+    def missing_bytes(self, repository: Path, patterns: Sequence[str]) -> int:
+        """Return the bytes to download; 0 if the Hub does not tell sizes."""
+        missing = 0
+        for file in self.files:
+            blob = file.lfs.sha256 if file.lfs else file.blob_id
+            if _is_wanted(file.rfilename, patterns) and not (blob and (repository / "blobs" / blob).exists()):
+                missing += file.size or 0
+        return missing
 
 
 def download(hub_id: str, repository: Path) -> Path:
@@ -42,20 +68,48 @@ def download(hub_id: str, repository: Path) -> Path:
     Raises ConfigError, also without an answer after HF_HUB_ETAG_TIMEOUT (10) seconds.
     """
     api = HfApi()
-    try:
-        silent, missing = None, _missing_bytes(api, hub_id, repository)
-    except (HTTPError, OSError) as error:
-        silent, missing = error, 0
+    listing = _listing(api, hub_id)
+    if models_among(listing.names) and not any(_is_wanted(name, ["*.safetensors"]) for name in listing.names):
+        raise ConfigError(f"{hub_id} has its model in GGUF; {which_one(models_among(listing.names), hub_id)}")
+    return _snapshot(api, hub_id, repository, listing, WANTED)
+
+
+def download_gguf(hub_id: str, wanted: str, repository: Path) -> Path:
+    """Return the GGUF file of a repository that `wanted` names, of several parts the first; see `download`.
+
+    Args:
+        wanted: the name of the file, or the end of the name such as Q4_K_M.
+    """
+    api = HfApi()
+    listing = _listing(api, hub_id)
+    names = listing.names or names_in(repository)
+    if listing.problem is not None and not names:
+        raise ConfigError(_why(hub_id, listing.problem, repository, api.endpoint if listing.is_silent else ""))
+    name = chosen(names, wanted, hub_id)
+    path = _snapshot(api, hub_id, repository, listing, parts_named(name)) / name
+    if not all(part.is_file() for part in parts_of(path)):
+        raise ConfigError(f"{path} is not there; start again when the Hub can be reached")
+    return path
+
+
+def _snapshot(api: HfApi, hub_id: str, repository: Path, listing: Listing, patterns: Sequence[str]) -> Path:
+    """Return the directory of a snapshot with all files of some patterns."""
+    missing = listing.missing_bytes(repository, patterns)
     _check_room(hub_id, missing, repository)
+    unwanted = UNWANTED if patterns is WANTED else None
     try:
         with _progress_shown(hub_id, missing, repository), _ended_by_signals(repository):
             return Path(
                 api.snapshot_download(
-                    hub_id, allow_patterns=WANTED, ignore_patterns=UNWANTED, local_files_only=silent is not None
+                    hub_id,
+                    allow_patterns=[*patterns],
+                    ignore_patterns=unwanted,
+                    local_files_only=listing.is_silent,
                 )
             )
     except LocalEntryNotFoundError as error:
-        raise ConfigError(_why(hub_id, silent or error.__cause__ or error, repository, api.endpoint)) from None
+        cause = (listing.problem if listing.is_silent else None) or error.__cause__ or error
+        raise ConfigError(_why(hub_id, cause, repository, api.endpoint)) from None
     except (HTTPError, OSError, ValueError) as error:
         raise ConfigError(_why(hub_id, error, repository)) from None
 
@@ -79,25 +133,20 @@ def _why(hub_id: str, cause: BaseException, repository: Path, silent: str = "") 
     return f"cannot download {hub_id}: {said}; files that are complete stay there: start again"
 
 
-def _missing_bytes(api: HfApi, hub_id: str, repository: Path) -> int:
-    """Return the bytes to download; 0 if the Hub does not tell sizes.
-
-    Asked first, because `snapshot_download` waits without limit for its first answer.
-    """
+def _listing(api: HfApi, hub_id: str) -> Listing:
+    """Ask for the files; first of all, because `snapshot_download` waits without limit for its first answer."""
     try:
-        files = api.model_info(hub_id, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT).siblings or ()
-    except HfHubHTTPError:
-        return 0  # the download meets the problem again
-    missing = 0
-    for file in files:
-        blob = file.lfs.sha256 if file.lfs else file.blob_id
-        if _is_wanted(file.rfilename) and not (blob and (repository / "blobs" / blob).exists()):
-            missing += file.size or 0
-    return missing
+        found = api.model_info(hub_id, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except HfHubHTTPError as error:
+        return Listing(problem=error)  # the download meets it again
+    except (HTTPError, OSError) as error:
+        return Listing(problem=error, is_silent=True)
+    return Listing(found.siblings or ())
 
 
-def _is_wanted(name: str) -> bool:
-    return any(fnmatch(name, each) for each in WANTED) and not any(fnmatch(name, each) for each in UNWANTED)
+def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
+    is_refused = patterns is WANTED and any(fnmatch(name, each) for each in UNWANTED)
+    return not is_refused and any(fnmatch(name, each) for each in patterns)
 
 
 def _check_room(hub_id: str, missing: int, repository: Path) -> None:

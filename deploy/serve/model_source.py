@@ -1,39 +1,63 @@
-"""Resolution of a model's name, a directory or a Hugging Face Hub id, to a directory.
+"""Resolution of a model's name to its files: a directory, a GGUF file, or what the Hugging Face Hub has.
 
-A directory holds config.json and the weights, or is a model's directory in a Hugging Face cache. Such a directory holds
-snapshots: file names, as links to contents in `blobs`.
+A directory holds config.json and the weights, or a single model in GGUF, or is a model's directory in a Hugging Face
+cache. Such a directory holds snapshots: file names, as links to contents in `blobs`.
 """
 
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from common.base.errors import ConfigError, ModelError
+from common.checkpoint.gguf.model_file import is_gguf, model_name, parts_of
 from common.models.reading import read_config
+from deploy.serve.gguf_choice import chosen, gguf_in
+
+HUB_NAME = re.compile(
+    r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<kind>[\w.+/-]+)|/(?P<file>[\w.+/-]+\.gguf))?", re.IGNORECASE
+)
+
+
+class HubName(NamedTuple):
+    """Model of the Hub: `owner/name`, in GGUF with a file's name, or the end of it such as Q4_K_M."""
+
+    repository: str
+    file: str = ""  # "" for a whole repository
 
 
 def find_model(name: str) -> Path:
-    """Return the local directory of `name`, downloaded first if `name` is a Hub id.
+    """Return the local directory or GGUF file of `name`, downloaded first if `name` is of the Hub.
 
-    Raises ConfigError without a directory or a reachable repository of this name.
+    Raises ConfigError without any of them, or without a reachable repository of this name.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return model_in(path)
-    if not is_hub_id(name):
-        raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name")
+    if is_gguf(path) and path.is_file():
+        return parts_of(path)[0]
+    found = hub_name(name)
+    if found is None:
+        raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name, and no GGUF file")
     # Imported here: the import takes most of a second, and a local directory does not need it.
-    from deploy.serve.hub_download import download
+    from deploy.serve.hub_download import download, download_gguf
 
+    repository = hub_directory(found.repository)
     try:
-        return download(name, hub_directory(name))
+        if found.file:
+            return download_gguf(found.repository, found.file, repository)
+        return model_in(download(found.repository, repository))
     except ConfigError as error:
         raise ConfigError(f"{error}; and there is no directory {name!r} here") from None
 
 
 def model_in(path: Path) -> Path:
-    """Return the directory of a model's files: `path` itself, or a snapshot inside; raises ConfigError."""
+    """Return a model's directory or GGUF file: `path` itself, or what is inside; raises ConfigError."""
     config = path / "config.json"
+    has_plain = config.is_file() and any(path.glob("*.safetensors"))
+    model = None if has_plain else gguf_in(path)
+    if model is not None:
+        return parts_of(model)[0]
     if config.is_file():
         return path
     if config.is_symlink():
@@ -43,7 +67,9 @@ def model_in(path: Path) -> Path:
         )
     snapshot = snapshot_in(path)
     if snapshot is None:
-        raise ConfigError(f"{path} has no config.json; a model directory holds config.json and *.safetensors")
+        raise ConfigError(
+            f"{path} has no config.json; a model directory holds config.json and *.safetensors, or a GGUF file"
+        )
     return model_in(snapshot)
 
 
@@ -57,6 +83,20 @@ def snapshot_in(repository: Path) -> Path | None:
     return snapshots[0] if len(snapshots) == 1 else None
 
 
+def names_in(repository: Path) -> list[str]:
+    """Return the names of GGUF files in a model's cache directory, with their folders."""
+    snapshot = snapshot_in(repository)
+    return [] if snapshot is None else [str(path.relative_to(snapshot)) for path in snapshot.rglob("*.gguf")]
+
+
+def cached_gguf(repository: Path, name: HubName) -> Path:
+    """Return a GGUF file in a model's cache directory; raises ConfigError."""
+    names, snapshot = names_in(repository), snapshot_in(repository)
+    if snapshot is None or not names:
+        raise ConfigError(f"{repository} holds no GGUF file; the service `model` downloads it")
+    return parts_of(snapshot / chosen(names, name.file, name.repository))[0]
+
+
 def hub_directory(hub_id: str) -> Path:
     """Return the directory of a model in the Hugging Face cache, existing or not."""
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -64,29 +104,46 @@ def hub_directory(hub_id: str) -> Path:
     return Path(HF_HUB_CACHE) / f"models--{hub_id.replace('/', '--')}"
 
 
-def served_name(path: Path) -> str:
-    """Return the name of a model for clients: the Hub id in a Hugging Face cache, else the directory's name."""
-    names = Path(os.path.abspath(path)).parts
-    repositories = [part for part in names[-3:] if part.startswith("models--")]
-    return repositories[0].removeprefix("models--").replace("--", "/") if repositories else names[-1]
+def served_name(path: Path, name: str = "") -> str:
+    """Return the name of a model for clients: the Hub id in a Hugging Face cache, else that of directory or file.
+
+    Args:
+        name: what the user wrote; a name of the Hub with a file stays as it is.
+    """
+    if name and (found := hub_name(name)) is not None and found.file:
+        return name
+    path = Path(os.path.abspath(path))
+    if is_gguf(path):
+        return model_name(path)
+    repositories = [part for part in path.parts[-3:] if part.startswith("models--")]
+    return repositories[0].removeprefix("models--").replace("--", "/") if repositories else path.name
+
+
+def hub_name(name: str) -> HubName | None:
+    """Return the parts of a name that is written like one of the Hub, None for other names and those of files here."""
+    found = HUB_NAME.fullmatch(name)
+    if found is None or name[0] in "./" or Path(name).exists():
+        return None
+    file = found["kind"] or found["file"] or ""
+    return None if not file and is_gguf(Path(name)) else HubName(found["repository"], file)
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell whether `name` is written like a Hub id and is not a directory here."""
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and name[0] not in "./" and not Path(name).is_dir()
+    """Tell whether `name` is written like one of the Hub, and is not here."""
+    return hub_name(name) is not None
 
 
-def weights_bytes(model_dir: Path) -> int:
+def weights_bytes(path: Path) -> int:
     """Return about the size of a copy of the weights in memory: their size on disk, or 2 bytes an element if larger.
 
-    Matrices of quantized checkpoints are made plain in memory.
+    Matrices of quantized checkpoints and of GGUF files are made plain in memory.
     """
-    on_disk = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
-        config = read_config(model_dir)
+        config = read_config(path)
     except ModelError:
         return on_disk  # a worker says what is wrong
-    if config.quantization is None:
+    if config.quantization is None and not is_gguf(path):
         return on_disk
     table = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
     return max(on_disk, 2 * (config.num_weights + table))

@@ -21,8 +21,9 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import msgpack
 
-from common.base.json_file import Json, read_text_config
+from common.base.json_file import Json
 from common.base.process import freeze_and_trim, limit_memory
+from common.checkpoint.files import read_text_config
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason, shortened

@@ -9,16 +9,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from common.base.errors import ConfigError, RequestError
-from common.base.json_file import Json, JsonObject, read_json
+from common.base.errors import RequestError
+from common.base.json_file import Json, JsonObject
+from common.checkpoint.files import read_chat_template, read_tokenizer_config
 from router.text.formats.registry import tags_of, tool_format_of
 from router.text.formats.shapes import ThoughtTags, ToolFormat
 
 if TYPE_CHECKING:
     from router.text.template_renderer import TemplateRenderer
 
-TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
 MAX_MESSAGE_CHARS = 300
 NOTHING: Mapping[str, Json] = MappingProxyType({})
 
@@ -67,24 +66,15 @@ class ChatTemplate:
 
 
 def load_chat_template(path: Path) -> ChatTemplate | None:
-    """Load the chat template of a model directory, None without one; raises ConfigError for unreadable files."""
-    config = load_tokenizer_config(path)
+    """Load a model's chat template, None without one; raises ConfigError for unreadable files."""
+    config = read_tokenizer_config(path)
     source: Json = config.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
-    file = path / TEMPLATE_FILE
-    try:
-        source = file.read_text(encoding="utf-8") if file.exists() else source
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {error}; fetch the model's own again") from None
+    file = read_chat_template(path)
+    source = source if file is None else file
     return ChatTemplate(source, special_tokens_of(config)) if isinstance(source, str) else None
-
-
-def load_tokenizer_config(path: Path) -> JsonObject:
-    """Load tokenizer_config.json of a model directory, empty without one."""
-    file = path / CONFIG_FILE
-    return read_json(file) if file.exists() else {}
 
 
 def template_error(reason: str) -> RequestError:

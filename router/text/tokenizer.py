@@ -1,6 +1,6 @@
 """The model as seen by the router: tokenizer, end tokens and limits.
 
-All data comes from the model directory, without torch or transformers.
+All data comes from the model directory or the GGUF file, without torch or transformers.
 """
 
 import logging
@@ -15,14 +15,22 @@ import tokenizers
 from tokenizers import processors
 
 from common.base.errors import ConfigError
-from common.base.json_file import JsonObject, read_text_config
+from common.base.json_file import JsonObject
 from common.base.process import trim_memory
 from common.base.rotary import num_positions
+from common.checkpoint.files import (
+    CONFIG,
+    TOKENIZER,
+    place_of,
+    read_text_config,
+    read_tokenizer_config,
+    read_tokenizer_json,
+)
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
 from router.base.json_rules import wrong
-from router.text.chat_template import ChatTemplate, load_chat_template, load_tokenizer_config, special_tokens_of
+from router.text.chat_template import ChatTemplate, load_chat_template, special_tokens_of
 from router.text.control_tokens import ControlTokens
 from router.text.detokenizer import Decode
 from router.text.formats.registry import FORMATS
@@ -181,15 +189,16 @@ class Tokenizer:
     """
 
     def __init__(self, section: ModelSection, text_cache_bytes: int = 0) -> None:
-        """Load a model directory; raises ConfigError with the file and the remedy if unusable."""
+        """Load the text side of a model; raises ConfigError with the file and the remedy if unusable."""
         path = Path(section.path)
         fingerprint = tokenizer_fingerprint(path)
         config = read_text_config(path)
+        content = read_tokenizer_json(path)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file it cannot read
+            self._tokenizer = tokenizers.Tokenizer.from_str(content)
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a text it cannot read
             raise ConfigError(
-                f"{path / 'tokenizer.json'}: {error}; fetch the model's own tokenizer.json again"
+                f"{place_of(path, TOKENIZER)}: {error}; fetch the model's own {TOKENIZER} again"
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -269,11 +278,13 @@ def _text_begin(tokenizer: tokenizers.Tokenizer) -> str:
 def _add_begin(tokenizer: tokenizers.Tokenizer, path: Path, template: ChatTemplate | None) -> None:
     """Have the tokenizer put the model's first token (BOS) before each text, if the model wants it there.
 
-    Some models name the token only in tokenizer_config.json, or only write it in chats.
+    Some models name the token only in tokenizer_config.json, or only write it in chats. Where a configuration says
+    whether texts begin with the token, chats do not matter.
     """
-    config = load_tokenizer_config(path)
+    config = read_tokenizer_config(path)
     begin = special_tokens_of(config).get("bos_token", "")
-    is_wanted = config.get("add_bos_token") is True or (template is not None and template.writes_begin)
+    told = config.get("add_bos_token")
+    is_wanted = told if isinstance(told, bool) else template is not None and template.writes_begin
     token_id = tokenizer.token_to_id(begin) if begin and is_wanted else None
     if token_id is None or _text_begin(tokenizer) == begin:
         return
@@ -293,7 +304,7 @@ def _max_model_len(section: ModelSection, config: JsonObject, path: Path) -> int
     try:
         limit = num_positions(config, MAX_TOKENS)
     except ValueError as error:
-        raise ConfigError(f"{path / 'config.json'}: {error}") from None
+        raise ConfigError(f"{place_of(path, CONFIG)}: {error}") from None
     if section.max_len > limit:
         raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
     return section.max_len or limit
@@ -302,5 +313,5 @@ def _max_model_len(section: ModelSection, config: JsonObject, path: Path) -> int
 def _count(config: JsonObject, key: str, path: Path) -> int:
     value = config.get(key)
     if type(value) is not int or not 1 <= value <= MAX_TOKENS:
-        raise ConfigError(f"{path / 'config.json'}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")
+        raise ConfigError(f"{place_of(path, CONFIG)}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")
     return value

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from common.base.errors import ModelError
@@ -17,6 +18,9 @@ from common.models.reading import read_config
 from common.models.sizes.quantized import is_quantized
 from common.wire.values.fingerprint import model_fingerprint
 from tests.models.test_decoder import CPU, Backend, Cache, OwnWeights, errors, prompts, rounded_logits
+from tests.support.checkpoints import write_checkpoint
+from tests.support.gguf_files import every, write_gguf
+from tests.support.packed_checkpoints import CASES, SIZES, pack_checkpoint
 from tests.support.quantized import quantized_copy, rounded
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -123,6 +127,44 @@ def test_each_row_is_quantized_from_the_numbers_of_the_file(
         assert codes.element_size() == 1
         assert torch.equal(codes.double() * scales.double(), expected)
     assert torch.equal(tensors["embed"], stored["model.embed_tokens.weight"].float())
+
+
+def assert_quantized_anew(path: Path, scheme: str) -> None:
+    """That a quantized or GGUF model's rows are quantized from what they are when they are plain."""
+    (_, plain), (_, made) = load(path, "auto"), load(path, scheme)
+    for name, tensor in plain.items():
+        if f"{name}_scales" in made:
+            stands_for = made[name].double() * made[f"{name}_scales"].double()
+            assert torch.equal(stands_for, rounded(tensor, scheme))
+        else:
+            assert torch.equal(made[name], tensor)
+    assert len(made) > len(plain)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "case", ["fp8-blocks", *(pytest.param(case, marks=pytest.mark.medium) for case in ("awq", "gptq-act-order"))]
+)
+def test_rows_of_quantized_checkpoints_are_quantized_anew(
+    case: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.models.upload.SLOT_BYTES", 30_000)
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    for each in (packed, plain):
+        each.mkdir()
+    write_checkpoint("qwen3-untied", packed, sizes=SIZES)
+    pack_checkpoint(packed, plain, CASES[case]())
+    assert_quantized_anew(packed, scheme)
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
+def test_rows_of_gguf_files_are_quantized_in_their_order(
+    variant: str, kind: Type, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.models.upload.SLOT_BYTES", 700)
+    directory, _ = checkpoint(variant)
+    assert_quantized_anew(write_gguf(tmp_path / "model.gguf", directory, every(kind)), "fp8")
 
 
 def test_a_quantized_model_takes_its_bytes(checkpoint: Checkpoint) -> None:

@@ -18,6 +18,7 @@ from common.base.errors import BatonError, ConfigError, MemoryLost, ModelError
 from common.base.log import setup_logging
 from common.base.process import freeze_and_trim, freeze_imports, raise_open_files, sharpen_sleeps, tame_allocator
 from common.base.version import VERSION
+from common.checkpoint.files import require_model
 from common.device.engine.engine import Engine, describe_device, resolve_device
 from common.device.engine.fault import device_fault
 from common.device.engine.pool_budget import log_use
@@ -87,7 +88,7 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     drain.install()
     begin_s = time.monotonic()
     try:
-        config.model.require_directory()
+        require_model(Path(config.model.path))
         _check_net(config.net)
         config = placed(config, role)
         incarnation = _incarnation(config, role, worker_id, drain)

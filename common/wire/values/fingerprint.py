@@ -10,6 +10,9 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.base.json_file import QUANTIZATION_FILES, JsonObject
+from common.checkpoint.gguf.config import config_of
+from common.checkpoint.gguf.model_file import is_gguf, read_gguf
+from common.checkpoint.gguf.tokenizer import tokenizer_entries
 
 _SAMPLES = 4
 """Most pieces read of a tensor; fewer if the checkpoint has very many tensors."""
@@ -30,42 +33,60 @@ class _Stored:
     end: int
 
 
-def tokenizer_fingerprint(model_dir: Path) -> str:
-    """Return 16 hex digits that identify tokenizer.json; raises ConfigError when the file is missing."""
-    path = model_dir / "tokenizer.json"
+def tokenizer_fingerprint(path: Path) -> str:
+    """Return 16 hex digits that identify tokenizer.json, or a GGUF file's tokenizer.
+
+    Raises ConfigError without such a file.
+    """
+    if is_gguf(path):
+        return hashlib.sha256(repr(tokenizer_entries(read_gguf(path))).encode()).hexdigest()[:16]
+    path = path / "tokenizer.json"
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; a model directory needs tokenizer.json") from None
 
 
-def model_fingerprint(model_dir: Path, quantization: str = "auto") -> str:
+def model_fingerprint(path: Path, quantization: str = "auto") -> str:
     """Return 16 hex digits that identify a model by configuration and samples of every tensor; raises ConfigError.
 
     A choice of `model.quantization` other than auto counts as another model, because it computes other keys and values.
 
     Tensors are sampled because reading all of a large checkpoint takes longer than loading the checkpoint. The samples
     are a tensor's beginning, its end and two pieces between, 4 KiB each, so a change of any whole tensor shows. The
-    file of a tensor, and the place there, make no difference.
+    file of a tensor, and the place there, make no difference. Of a GGUF file, metadata stands for config.json.
     """
-    digest = hashlib.sha256()
     try:
-        digest.update((model_dir / "config.json").read_bytes())
-        for path in (model_dir / name for name in QUANTIZATION_FILES):
-            if path.is_file():
-                digest.update(path.read_bytes())
-        headers = [(path, _header(path)) for path in sorted(model_dir.glob("*.safetensors"))]
+        config, headers = _of_gguf(path) if is_gguf(path) else _of_directory(path)
         num_tensors = sum(len(tensors) for _, tensors in headers)
         num_samples = max(1, min(_SAMPLES, _MAX_SAMPLES // max(1, num_tensors)))
         with ThreadPoolExecutor(_NUM_READERS, "fingerprint") as readers:
-            sampled = [each for path, tensors in headers for each in _sampled(readers, path, tensors, num_samples)]
+            sampled = [each for file, tensors in headers for each in _sampled(readers, file, tensors, num_samples)]
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; a model directory needs config.json") from None
+    digest = hashlib.sha256(config)
     for each in sorted(sampled):
         digest.update(each)
     if quantization != "auto":
         digest.update(quantization.encode())
     return digest.hexdigest()[:16]
+
+
+def _of_directory(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:
+    """Return the configuration, and the tensors of each file."""
+    others = [path / name for name in QUANTIZATION_FILES if (path / name).is_file()]
+    config = b"".join(file.read_bytes() for file in (path / "config.json", *others))
+    return config, [(file, _header(file)) for file in sorted(path.glob("*.safetensors"))]
+
+
+def _of_gguf(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:
+    """Return the settings in the metadata, and the tensors of each part of a file."""
+    model = read_gguf(path)
+    files: dict[Path, list[_Stored]] = {}
+    for name, tensor in model.tensors.items():
+        stored = _Stored(name, f"{tensor.type.name} {tensor.shape}", tensor.begin, tensor.begin + tensor.num_bytes)
+        files.setdefault(tensor.path, []).append(stored)
+    return json.dumps(config_of(model), sort_keys=True).encode(), list(files.items())
 
 
 def _header(path: Path) -> list[_Stored]:

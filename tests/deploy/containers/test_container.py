@@ -38,6 +38,20 @@ def test_a_hub_id_is_found_in_the_cache_without_a_way_to_the_hub(mount: Path, tm
     ]  # fmt: skip
 
 
+def test_a_gguf_file_is_found_in_the_cache_or_the_directory(mount: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / "5d1f"
+    snapshot.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds no GGUF file; the service `model` downloads it"):
+        found("owner/name:Q8_0")
+    (snapshot / "Tiny-Q8_0.gguf").touch()
+    assert found("owner/name:Q8_0") == snapshot / "Tiny-Q8_0.gguf"
+    assert command_of("router", "owner/name:q8_0", [])[-1] == "owner/name:q8_0"
+    (mount / "Tiny.gguf").touch()
+    assert command_of("router", "/models/Tiny-1B", []) == [
+        "router", "--model-path", str(mount / "Tiny.gguf"), "--model-name", "Tiny-1B"
+    ]  # fmt: skip
+
+
 def test_one_service_downloads_it(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container, "find_model", lambda name: Path("/models") / name)
     assert downloaded("owner/name") == Path("/models/owner/name")

@@ -136,3 +136,47 @@ def test_who_gives_up_need_not_wait_for_it(hub: Hub, tmp_path: Path, number: sig
         process.send_signal(number)
         assert process.wait(30) == 128 + number
     assert not list(tmp_path.glob("*/blobs/*.incomplete"))
+
+
+GGUF_FILES = {
+    "README.md": b"of no use", "config.json": b"{}", "mmproj-F16.gguf": b"eyes", "Tiny-Q8_0.gguf": bytes(1000),
+    "Q4_K_M/Tiny-Q4_K_M-00001-of-00002.gguf": b"first", "Q4_K_M/Tiny-Q4_K_M-00002-of-00002.gguf": b"second",
+}  # fmt: skip
+
+
+def test_a_gguf_file_comes_alone_and_all_its_parts(hub: Hub) -> None:
+    hub.files = GGUF_FILES
+    path = find_model(f"{HUB_ID}:q4_k_m")
+    assert path.read_bytes() == b"first" and path.name == "Tiny-Q4_K_M-00001-of-00002.gguf"
+    assert sorted(hub.sent) == [each for each in GGUF_FILES if each.startswith("Q4_K_M/")]
+    assert find_model(f"{HUB_ID}/Q4_K_M/{path.name}") == find_model(f"{HUB_ID}:{path.name}") == path
+    assert find_model(f"{HUB_ID}:Q8_0").stat().st_size == 1000
+    assert len(hub.sent) == 3, "nothing comes twice"
+    hub.is_silent = True
+    assert find_model(f"{HUB_ID}:Q4_K_M") == path, "found when nobody answers"
+    with pytest.raises(ConfigError, match=r"has no file 'Q6_K'; name one of owner/tiny:Q4_K_M/Tiny"):
+        find_model(f"{HUB_ID}:Q6_K")
+
+
+def test_a_repository_of_gguf_files_asks_for_one_of_them(hub: Hub) -> None:
+    hub.files = GGUF_FILES
+    wanted = (
+        r"owner/tiny has its model in GGUF; name one of owner/tiny:Q4_K_M/Tiny-.*, owner/tiny:Tiny-Q8_0\.gguf, or by"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        find_model(HUB_ID)
+    assert not hub.sent
+
+
+def test_a_gguf_file_that_cannot_come_is_refused_with_the_reason(hub: Hub, tmp_path: Path) -> None:
+    hub.files = GGUF_FILES
+    hub.claimed_bytes = 10**15
+    with pytest.raises(ConfigError, match=r"takes 1000000\.00 GB more"):
+        find_model(f"{HUB_ID}:Q8_0")
+    hub.listing = (401, "RepoNotFound")
+    with pytest.raises(ConfigError, match=f"the Hub has no model '{HUB_ID}', or it is private"):
+        find_model(f"{HUB_ID}:Q8_0")
+    hub.listing, hub.is_silent = None, True
+    with pytest.raises(ConfigError, match=r"is not in the local cache, or not all of it, and .* does not give it"):
+        find_model(f"{HUB_ID}:Q8_0")
+    assert not hub.sent

@@ -2,13 +2,18 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from gguf import GGMLQuantizationType
 
 from common.base.errors import ConfigError
 from common.wire.values import fingerprint
-from common.wire.values.fingerprint import model_fingerprint
+from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
+from tests.support.gguf_files import every, tensors_of, write_gguf
 
 SIZES = {"embed": 300_000, "q_proj": 70_000, "norm": 256, "bias": 2, "nothing": 0, "head": 300_000}
 BYTES = {name: random.Random(size).randbytes(size) for name, size in SIZES.items()}
@@ -71,3 +76,27 @@ def test_what_is_no_file_of_tensors_is_named(model_dir: Path, content: bytes) ->
     (model_dir / "model-2.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match=r"model-2\.safetensors: not a safetensors file .*; fetch the model again"):
         model_fingerprint(model_dir)
+
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+
+
+def test_a_gguf_file_has_the_name_of_its_tensors_and_settings(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    plain = write_gguf(tmp_path / "plain.gguf", directory)
+    parts = write_gguf(tmp_path / "parts.gguf", directory, split_tensors=7)
+    name = model_fingerprint(plain)
+    assert len(name) == 16 and name == model_fingerprint(parts), "in parts too"
+    changed = {each: tensor.clone() for each, tensor in tensors_of(directory).items()}
+    changed["blk.2.ffn_up.weight"][-1, -1] += 1.0
+    others = {
+        "contents": write_gguf(tmp_path / "contents.gguf", directory, changes=changed),
+        "type": write_gguf(tmp_path / "type.gguf", directory, every(GGMLQuantizationType.Q8_0)),
+        "settings": write_gguf(tmp_path / "s.gguf", directory, metadata=lambda writer: writer.add_sliding_window(4)),
+        "tensors": write_gguf(tmp_path / "t.gguf", directory, changes={"output.weight": torch.zeros(300, 64)}),
+    }
+    assert len({name, *map(model_fingerprint, others.values())}) == 1 + len(others)
+    assert len({tokenizer_fingerprint(path) for path in (plain, parts, *others.values())}) == 1
+    other = write_gguf(tmp_path / "o.gguf", directory, metadata=lambda writer: writer.add_add_bos_token(True))
+    assert tokenizer_fingerprint(other) != tokenizer_fingerprint(plain)
+    assert model_fingerprint(other) == name

@@ -1,0 +1,103 @@
+"""Load a GGUF file's tensors into stacked tensors on a device; every name and shape is checked.
+
+The file is checked as a whole before anything is loaded. `place_of` says which tensor has the rows of a stack, and
+`UNPACKED` makes their blocks plain.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from common.base.errors import ModelError
+from common.checkpoint.gguf.config import ROPE_FACTORS, architecture_of
+from common.checkpoint.gguf.header import StoredTensor
+from common.checkpoint.gguf.model_file import GGUFModel, read_gguf
+from common.models.checkpoint import listed
+from common.models.config import DecoderConfig
+from common.models.gguf.block_part import BlockPart
+from common.models.gguf.names import Place, place_of, turned_back
+from common.models.gguf.unpacking import PLAIN, UNPACKED
+from common.models.sizes.stacks import Piece
+from common.models.upload import Part, Progress, Upload
+from common.models.weights import WeightsLayout, place_in
+
+
+class _Wanted(NamedTuple):
+    """Rows of a stack, and their place in the file."""
+
+    stack: str
+    piece: Piece
+    place: Place
+
+
+def load_gguf_weights(
+    path: Path, config: DecoderConfig, layout: WeightsLayout, region: Tensor, *, progress: Progress
+) -> Upload:
+    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor."""
+    model = read_gguf(path)
+    wanted = _wanted(config, layout, turns_neighbours=architecture_of(model).turns_neighbours)
+    _check_names(model, wanted)
+    _check_shapes(model, wanted)
+    tensors = layout.tensors(region)
+    parts = [
+        _part(
+            _matrix(model.tensors, each.place),
+            *place_in(tensors, each.stack, each.piece),
+            layout.stacks[each.stack].add,
+        )
+        for each in wanted
+    ]
+    return Upload(parts, region.device, progress)
+
+
+def _wanted(config: DecoderConfig, layout: WeightsLayout, *, turns_neighbours: bool) -> list[_Wanted]:
+    wanted = []
+    for name, stack in layout.stacks.items():
+        for piece in () if stack.is_scales else stack.pieces:
+            placed = turned_back(piece, config.heads[0].head_dim) if turns_neighbours else piece
+            wanted.append(_Wanted(name, placed, place_of(piece.checkpoint_name)))
+    return wanted
+
+
+def _check_names(model: GGUFModel, wanted: list[_Wanted]) -> None:
+    names = {each.place.name for each in wanted}
+    missing = sorted(names - model.tensors.keys())
+    extra = sorted(model.tensors.keys() - names - {ROPE_FACTORS})
+    problems = [
+        f"{len(found)} {what} tensors: {listed(found)}"
+        for what, found in (("missing", missing), ("unexpected", extra))
+        if found
+    ]
+    if problems:
+        raise ModelError(f"{model.path}: {'; '.join(problems)}; serve another file of this model")
+
+
+def _check_shapes(model: GGUFModel, wanted: list[_Wanted]) -> None:
+    problems = {}
+    for _, piece, place in wanted:
+        stored = model.tensors[place.name]
+        shape = stored.shape if place.expert is None else stored.shape[1:]
+        if shape != piece.shape or (place.expert is not None and place.expert >= stored.shape[0]):
+            problems[place.name] = f"{place.name} is {list(stored.shape)}, the metadata says {list(piece.shape)}"
+            if place.expert is not None:
+                problems[place.name] += " for each expert"
+    if problems:
+        raise ModelError(f"{model.path}: {listed(list(problems.values()))}; serve another file of this model")
+
+
+def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
+    """Return the tensor at a place, of a stacked one the expert's matrix."""
+    stored = tensors[place.name]
+    if place.expert is None:
+        return stored
+    one = stored._replace(shape=stored.shape[1:])
+    return one._replace(begin=stored.begin + place.expert * one.num_bytes)
+
+
+def _part(stored: StoredTensor, target: Tensor, scales: Tensor | None, add: float) -> Part | BlockPart:
+    kind = stored.type
+    if kind.name in PLAIN:
+        return Part(stored.path, stored.begin, PLAIN[kind.name], target, add, scales)
+    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add, scales)
