@@ -1,7 +1,7 @@
-"""Products of many tokens in codes of 8 bits, by libraries; scales are theirs to apply, or ours.
+"""Products of many tokens in codes of 8 bits; scales are applied by a library, or by kernels of ours.
 
-FP8 is multiplied as it is where the GPU can. INT8 gives sums of 32 bits. Elsewhere codes are widened to 16 bits, which
-holds them exactly, and sums are fp32; so each way computes the law.
+FP8 is multiplied as it is where the GPU can, and INT8 on Hopper by a kernel of ours. Elsewhere INT8 gives sums of 32
+bits. Other codes are widened to 16 bits, which holds them exactly, and sums are fp32. So each way computes the law.
 """
 
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from common.kernels.base.codes import GROUP
 from common.kernels.base.gpu import Gpu
 from common.kernels.elementwise.gate_mul import gate_mul
 from common.kernels.elementwise.scale_sums import scale_sums
+from common.kernels.products.int8_gemm import int8_gemm
 from common.ops import reference
 from common.ops.base import Scheme, Weight
 
@@ -38,6 +39,10 @@ class Ending(NamedTuple):
 def multiply(x: Codes, weight: Weight, gpu: Gpu, ending: Ending) -> Tensor:
     """Return `x @ weight.T + bias` with its ending: `[num_tokens, n]`."""
     assert weight.scales is not None, "a matrix of codes"
+    if _has_int8_product(x, weight, gpu):
+        y = int8_gemm(x.data, x.scales, weight.data, weight.scales, weight.dtype, activation=ending.activation)
+        y = y if weight.bias is None else y.add_(weight.bias)
+        return y if ending.residual is None else ending.residual.add_(y)
     if weight.is_grouped or _has_row_product(weight, gpu):
         y = _product(x, weight, weight.scales, gpu)
         if ending.activation is not None:
@@ -67,6 +72,13 @@ def _has_row_product(weight: Weight, gpu: Gpu) -> bool:
     is_even = weight.num_out % 16 == weight.num_in % 16 == 0
     is_of_rows = weight.scheme is Scheme.FP8 and not weight.is_grouped
     return is_of_rows and gpu.has_e4m3 and is_even and weight.dtype is torch.bfloat16
+
+
+def _has_int8_product(x: Codes, weight: Weight, gpu: Gpu) -> bool:
+    """Tell whether a kernel of ours multiplies signed bytes and applies scales of tokens and rows."""
+    is_even = weight.num_out % 16 == weight.num_in % 16 == 0
+    is_of_rows = weight.scheme is Scheme.INT8 and not weight.is_grouped
+    return is_of_rows and gpu.is_hopper and is_even and weight.dtype.itemsize == 2 and x.data.shape[0] > MIN_INT_TOKENS
 
 
 def _int_sums(x: Tensor, weight: Tensor) -> Tensor:

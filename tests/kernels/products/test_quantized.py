@@ -9,6 +9,7 @@ from torch import Tensor
 from common.base.activation import Activation
 from common.kernels.base.codes import GROUP, LARGEST, readable
 from common.kernels.base.gpu import gpu_of
+from common.kernels.products.int8_gemm import int8_gemm
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
@@ -172,6 +173,21 @@ def test_gemv(
         activation=gate,
     )
     assert_close(out, operands.plain(has_norm=has_norm, has_residual=has_residual, has_bias=has_bias))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("gate", [None, SILU, GELU])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 128, 128), (65, 264, 80), (130, 1000, 512), (300, 8, 2048), (5000, 520, 272)]
+)
+def test_int8(
+    m: int, n: int, k: int, gate: str | None, dtype: torch.dtype, hopper: torch.device, assert_close: AssertClose
+) -> None:
+    operands = Operands(m, n, k, INT8, "rows", gate, hopper, dtype)
+    codes, scales = (operands.codes, operands.scales), (operands.weight.data, operands.weight_scales)
+    out = int8_gemm(*codes, *scales, dtype, activation=gate)
+    assert_close(out, operands.quantized(has_residual=False, has_bias=False))
 
 
 def run(
