@@ -21,6 +21,7 @@ MAX_SKINNY_TOKENS = 64
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
+CODES_RING_BYTES = 74_000  # of a ring of codes
 
 
 class Fusion(StrEnum):
@@ -174,12 +175,24 @@ def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:
 
 def _ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, scheme: Scheme) -> Plan:
     """Return a plan with a deep ring on more than half of the SMs, or several shallower rings an SM."""
+    if scheme is not Scheme.PLAIN:
+        return _ring_of_codes(fusion, num_tokens, n, k, num_sms)
     programs, splits, tiles = -(-n // RING_ROWS), 1, k // RING_BLOCK_K
     while fusion is Fusion.ADD and 2 * programs * splits <= num_sms and tiles % (2 * splits) == 0:
         splits *= 2
     ring_bytes = 160_000 if programs * splits <= num_sms else 70_000
     rows = RING_ROWS * (2 if fusion is Fusion.GATE else 1) + max(8, 1 << (num_tokens - 1).bit_length())
-    stages = min(ring_bytes // (rows * RING_BLOCK_K * element_bytes(scheme)), tiles // splits)
+    stages = min(ring_bytes // (rows * RING_BLOCK_K * 2), tiles // splits)
+    return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=max(stages, min(2, tiles // splits)))
+
+
+def _ring_of_codes(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """Return a plan with rings of which a multiprocessor holds those of two kernels, and work for each."""
+    programs, splits, tiles = -(-n // RING_ROWS), 1, k // RING_BLOCK_K
+    while fusion is Fusion.ADD and programs * splits < num_sms and tiles % (2 * splits) == 0:
+        splits *= 2
+    rows = RING_ROWS * (2 if fusion is Fusion.GATE else 1) + max(8, 1 << (num_tokens - 1).bit_length())
+    stages = min(CODES_RING_BYTES // (rows * RING_BLOCK_K), tiles // splits)
     return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=max(stages, min(2, tiles // splits)))
 
 

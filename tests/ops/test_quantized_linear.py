@@ -72,7 +72,8 @@ def check(num_tokens: int, form: str, codes: torch.dtype, device: str, dtype: to
     torch.manual_seed(num_tokens)
     gpu = GPU if device == "cpu" else gpu_of(torch.device(device))
     hidden, inner = (256, 128) if device == "cpu" else (1024, 512)
-    products = QuantizedLinear(FusedLinear(), gpu, LinearPlans(gpu))
+    linear = FusedLinear(pdl=device == "cuda" and gpu.has_dependent_launch)  # as in a decode step
+    products = QuantizedLinear(linear, gpu, LinearPlans(gpu))
     options = (codes, form, device, dtype)
     qkv, gate_up = made(384, hidden, *options), made(2 * inner, hidden, *options)
     down = made(hidden, inner, *options, has_bias=True)

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.codes import GROUP, LARGEST, codes_of, is_native, scale_of
-from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.base.pdl import wait_behind_next
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _quantize_kernel(
     """Grid: (num_rows,). A program holds a row in registers."""
     row, num_rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
-    wait_for_predecessor(PDL)
+    wait_behind_next(PDL)  # the product behind reads weights, and nothing of the two kernels before it
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     store_codes(x, codes_ptr + row * WIDTH, scales_ptr + row, num_rows, WIDTH, BLOCK, GROUP, LARGEST, NATIVE)
 

@@ -10,8 +10,17 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.codes import GROUP, LARGEST, is_native
-from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.base.pdl import wait_behind_next, wait_for_predecessor
 from common.kernels.elementwise.quantize import empty_codes, store_codes
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr, QUANTIZES: tl.constexpr):
+    """Wait; a product of codes behind reads weights meanwhile, and nothing of the two kernels before it."""
+    if QUANTIZES:
+        wait_behind_next(PDL)
+    else:
+        wait_for_predecessor(PDL)
 
 
 @triton.jit
@@ -38,12 +47,12 @@ def _rms_norm_kernel(
     x_ptr += token * x_stride
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     if SPLITS == 0:
-        wait_for_predecessor(PDL)
+        _wait(PDL, scales_ptr is not None)
         x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     else:
         # The predecessor wrote only the parts; the kernel that wrote the rows had ended before the predecessor began.
         x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        wait_for_predecessor(PDL)
+        _wait(PDL, scales_ptr is not None)
         parts_ptr += token * HIDDEN
         for part in tl.static_range(SPLITS):
             part_ptr = parts_ptr + part * tl.num_programs(0).to(tl.int64) * HIDDEN
