@@ -11,17 +11,19 @@ extras := worker$(comma)bench$(if $(shell command -v nvidia-smi),$(comma)cuda)
 own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
-# Tests of interpreted kernels, whole systems and benchmarks take about as long as all others, and run beside them.
-long_tests := tests/kernels tests/e2e tests/benchmarks tests/deploy/bench
+# Three groups of tests run side by side, these two and all others. Whole systems wait now and then, and take about as
+# long as the others. What computes never waits and ends first, so that two cores have no rest.
+computing := tests/kernels tests/ops tests/models tests/memory
+systems := tests/e2e tests/benchmarks tests/deploy/bench
 chosen := not gpu and not gpu_types and not slow
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 side_by_side = $(MAKE) --no-print-directory --jobs=3 LABELLED=1
-compiled := tests/kernels/test_offline.py
+all_tests := test-systems test-others test-computing
 # Of runs side by side, each line says whose it is, as it comes.
 labelled = $(if $(LABELLED),2>&1 | sed -u 's/^/$@ | /')
 
-.PHONY: help setup demo check test test-all test-long test-others test-compiled test-gpu test-gpu-types lint clean
+.PHONY: help setup demo check test test-all test-systems test-others test-computing test-gpu test-gpu-types lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -33,28 +35,28 @@ demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy demo
 
 check: $(dev) ## lint and the fast tests: under 2 minutes on two cores
-	@$(side_by_side) --keep-going chosen="not gpu and not gpu_types and not slow and not medium" test-others lint test-long
+	@$(side_by_side) --keep-going chosen="not gpu and not gpu_types and not slow and not medium" test-others lint test-systems test-computing
 
 test: $(dev) ## all but the slow tests and those that need a GPU: about 12 minutes on two idle cores
-	@$(side_by_side) test-long test-others test-compiled
+	@$(side_by_side) $(all_tests)
 
 test-all: $(dev) ## every test that needs no GPU, but the kernels of rarer types of GPUs
-	@$(side_by_side) chosen="not gpu and not gpu_types" test-long test-others test-compiled
+	@$(side_by_side) chosen="not gpu and not gpu_types" $(all_tests)
 
-test-long: $(dev)
-	$(PY) -m pytest -m "$(chosen)" $(long_tests) --ignore=$(compiled) $(labelled)
+test-systems: $(dev)
+	$(PY) -m pytest -m "$(chosen)" $(systems) $(labelled)
 
 test-others: $(dev)
-	$(PY) -m pytest -m "$(chosen)" $(long_tests:%=--ignore=%) $(labelled)
+	$(PY) -m pytest -m "$(chosen)" $(addprefix --ignore=,$(systems) $(computing)) $(labelled)
 
-test-compiled: $(dev)
-	nice $(PY) -m pytest -m "$(chosen)" $(compiled) $(labelled)
+test-computing: $(dev)
+	$(PY) -m pytest -m "$(chosen)" $(computing) $(labelled)
 
 test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
 
 test-gpu-types: $(dev) ## compile every kernel for each type of GPU; needs none
-	$(PY) -m pytest $(compiled)
+	$(PY) -m pytest tests/kernels/test_offline.py
 
 lint: $(dev) ## ruff, mypy, and how docstrings read
 	@{ set -ex; \

@@ -20,6 +20,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),
     "gemma4_unified": ("gemma4_unified_text",),
+    "kimi_k25": ("kimi_k2", "deepseek_v3"),
     "mistral3": ("mistral", "ministral3", "mistral4"),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
@@ -27,6 +28,7 @@ WRAPPERS: dict[str, tuple[str, ...]] = {
 """Models with eyes or ears: values of `model_type`, and of the text models inside, the usual one first."""
 SENSES = (
     "vision_tower.",
+    "mm_projector.",
     "multi_modal_projector.",
     "model.visual.",
     "model.vision_tower.",
@@ -42,7 +44,6 @@ KEEP_PACKED = ("gpt_oss",)
 LACKING = {
     "deepseek_v32": "keys chosen by an indexer",
     "deepseek_v4": "compressed keys chosen by an indexer, experts chosen by token, and a residual stream of four rows",
-    "kimi_k25": "experts in INT4",
 }
 """What known values of `model_type` need beyond what there is."""
 

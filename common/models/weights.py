@@ -34,6 +34,8 @@ HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the matrix of logits and of the input's table; tied models have one matrix for both."""
 RARELY_LISTED = ("embed", "lm_head", "router")
 """Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
+MAYBE_ZERO = (".bias", ".weight_zero_point")
+"""Ends of names of tensors that old writers of GPTQ and of compressed-tensors have for every matrix, full of zeros."""
 COMPARED_ROWS = 64
 ALIGNMENT_BYTES = 256
 
@@ -121,7 +123,7 @@ def load_weights(
     stored = stored_tensors(model_dir)
     stacks = {name: stack for name, stack in layout.stacks.items() if not stack.is_scales}
     matrices = _packed_matrices(model_dir, stacks, stored, quantization)
-    stored |= {name: matrix.held[0][1] for name, matrix in matrices.items()}
+    stored |= {name: each[0].held[0][1] for name, each in matrices.items()}
     chosen = {name: stack.pieces_of(stored) for name, stack in stacks.items()}
     wanted = {piece.checkpoint_name: piece for pieces in chosen.values() for piece in pieces}
     _check_names(model_dir, wanted, stored, ignored, _instead(stacks.values(), stored))
@@ -130,25 +132,26 @@ def load_weights(
     dtypes = _check_shapes(model_dir, plain, stored, of_bytes)
     if HEAD not in wanted and HEAD in stored and TABLE in wanted:
         _check_tied(model_dir, stored[HEAD], stored[TABLE])
-    tensors, parts, targets = layout.tensors(region), list[Part | PackedPart](), dict[str, list[Target]]()
+    tensors, parts, targets = layout.tensors(region), list[Part | PackedPart](), dict[str, list[list[Target]]]()
     for name, pieces in chosen.items():
         for piece in pieces:
-            first_row, end = piece.rows or (0, piece.shape[0])
             target, scales = place_in(tensors, name, piece)
             if piece.checkpoint_name in matrices:
-                target = target.view(piece.stack_shape) if piece.order is None else target
-                targets.setdefault(piece.checkpoint_name, []).append(Target(first_row, end, target, scales))
+                targets.setdefault(piece.checkpoint_name, []).append(_targets(piece, target, scales))
                 continue
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
+            first_row, _ = piece.rows or (0, 0)
             offset = source.offset + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
             parts.append(Part(source.path, offset, dtype, target, stacks[name].add, scales))
-    parts += [PackedPart(matrices[name], 0, matrices[name].num_rows, tuple(each)) for name, each in targets.items()]
+    for name, of_pieces in targets.items():
+        for matrix, *of_matrix in zip(matrices[name], *of_pieces, strict=True):
+            parts.append(PackedPart(matrix, 0, matrix.num_rows, tuple(of_matrix)))
     return Upload(parts, region.device, progress)
 
 
 def _packed_matrices(
     model_dir: Path, stacks: Stacks, stored: dict[str, StoredTensor], quantization: Quantization | None
-) -> dict[str, PackedMatrix]:
+) -> dict[str, tuple[PackedMatrix, ...]]:
     """Take quantized matrices out of the stored tensors; raises ModelError for what contradicts the configuration."""
     if quantization is None:
         return {}
@@ -163,9 +166,10 @@ def _packed_matrices(
     for name in found.used:
         del stored[name]
     known = {piece.checkpoint_name for stack in stacks.values() for form in stack.forms for piece in form}
-    for bias in (f"{name.removesuffix(WEIGHT)}.bias" for name in found.matrices):
-        if bias in stored and bias not in known and _is_zero(stored[bias]):
-            del stored[bias]  # as old writers of GPTQ have it for every matrix
+    beside = {f"{name.removesuffix(WEIGHT)}{end}" for name in found.matrices for end in MAYBE_ZERO}
+    for name in (beside & stored.keys()) - known:
+        if _is_zero(stored[name]):
+            del stored[name]
     logger.info("%s", described(model_dir, found, quantization))
     return found.matrices
 
@@ -180,10 +184,28 @@ def _matrices(stacks: Stacks) -> Iterator[Wanted]:
     seen = set[str]()
     for key, stack in stacks.items():
         for piece in (piece for form in stack.forms for piece in form):
-            name = piece.checkpoint_name
-            if name not in seen and name.endswith(WEIGHT) and len(piece.shape) == 2:
-                seen.add(name)
-                yield Wanted(name.removesuffix(WEIGHT), *piece.shape, key.rpartition(".")[2] in RARELY_LISTED)
+            name, shape, order = piece.checkpoint_name, piece.shape, piece.order
+            if name in seen:
+                continue
+            seen.add(name)
+            if name.endswith(WEIGHT) and len(shape) == 2:
+                yield Wanted(name, *shape, key.rpartition(".")[2] in RARELY_LISTED)
+            elif len(shape) == 3 and order is not None and order.file == tuple(sorted(order.file)):
+                yield Wanted(name, *shape[1:], may_be_plain=True, num_stacked=shape[0])
+
+
+def _targets(piece: Piece, target: Tensor, scales: Tensor | None) -> list[Target]:
+    """Return where the rows of a quantized matrix go, or of each that a tensor has stacked.
+
+    Args:
+        target: the piece's place, in the order of the file.
+        scales: that of its scales, if its rows are quantized anew.
+    """
+    if len(piece.shape) == 3:
+        return [Target(0, piece.shape[1], each.view(piece.shape[1:])) for each in target]
+    first_row, end = piece.rows or (0, piece.shape[0])
+    rows = target.view(piece.stack_shape) if piece.order is None else target
+    return [Target(first_row, end, rows, scales)]
 
 
 def place_in(tensors: Mapping[str, Tensor], name: str, piece: Piece) -> tuple[Tensor, Tensor | None]:

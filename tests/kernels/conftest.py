@@ -10,16 +10,14 @@ from typing import Protocol
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import ForwardBatch
-from tests.support.interpreter import prepare_once
+from tests.support.interpreter import hasten
 
-if triton.knobs.runtime.interpret:
-    prepare_once()
+hasten()
 
 # (relative error of the whole, largest error relative to the largest value)
 TOLERANCE = {torch.float32: (1e-5, 2e-5), torch.float16: (1.5e-3, 4e-3), torch.bfloat16: (8e-3, 2e-2)}

@@ -253,6 +253,7 @@ def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path, checkpoin
         ("gemma3", "gemma3", "model.language_model."),
         ("gemma3", "gemma3", "language_model.model."),
         ("gemma4", "gemma4", "model.language_model."),
+        ("kimi_k25", "deepseek-v3", "language_model.model."),
         ("gemma4_unified", "gemma4-unified", "model.language_model."),
     ],
 )

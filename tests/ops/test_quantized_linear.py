@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 
 from common.kernels.base.gpu import Gpu, gpu_of
@@ -11,10 +10,6 @@ from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import LinearPlans
 from common.ops.quantized_linear import QuantizedLinear
-from tests.support.interpreter import prepare_once
-
-if triton.knobs.runtime.interpret:
-    prepare_once()
 
 CODES = pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.int8], ids=["fp8", "int8"])
 FORMS = pytest.mark.parametrize("form", ["rows", "blocks", "columns"])

@@ -187,7 +187,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 NORMS_ARE_OFFSETS = ("qwen3_5", "qwen3_next", "gemma3")
 """Beginnings of values of `model_type` whose norms are stored as offsets from 1."""
 
-WRAPPED = ("qwen3_5", "qwen3_5_moe", "mistral3", "gemma3", "gemma4", "gemma4_unified")
+WRAPPED = ("kimi_k25", "qwen3_5", "qwen3_5_moe", "mistral3", "gemma3", "gemma4", "gemma4_unified")
 """Values of `model_type` whose text model stands inside another."""
 
 LIKE_OTHERS = {"kimi_k2": "deepseek_v3"}
@@ -199,6 +199,7 @@ CLASSES = {"mistral4": "Mistral4ForCausalLM"}
 OTHERS = {
     "qwen3_5_moe": ("model.visual.blocks.0.weight", "mtp.layers.0.mlp.experts.0.up_proj.weight"),
     "qwen3_5": ("model.visual.blocks.0.weight", "mtp.layers.0.weight"),
+    "kimi_k25": ("vision_tower.encoder.blocks.0.wqkv.weight", "mm_projector.proj.0.weight"),
     "mistral3": ("vision_tower.patch_conv.weight", "multi_modal_projector.norm.weight"),
     "gemma3": ("vision_tower.vision_model.post_layernorm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
     "gemma4": ("model.vision_tower.patch_embedder.input_proj.weight", "model.embed_vision.embedding_projection.weight"),

@@ -17,6 +17,8 @@ PROJECTIONS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
     "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z", "out_proj",
 )  # fmt: skip
+STACKED = ("experts.gate_up_proj", "experts.down_proj")
+"""Matrices of all experts in a tensor."""
 UNEVEN = ["in_proj_a", "in_proj_b", "in_proj_ba"]
 """Projections with too few rows, which published checkpoints leave as they are."""
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 2, "head_dim": 64}
@@ -148,6 +150,13 @@ def pack_checkpoint(directory: Path, plain_directory: Path, case: Case, *, evenl
     path = directory / "model.safetensors"
     tensors = load_file(path)
     plain = {name: tensor.float() for name, tensor in tensors.items()}
+    for name in [name for name in tensors if name.endswith(STACKED) and tensors[name].dim() == 3]:
+        matrices = tensors.pop(name).float().unbind()
+        packed = [case.pack(_uneven(matrix * 2.0**number)) for number, matrix in enumerate(matrices)]
+        plain[name] = torch.stack([of_matrix for _, of_matrix in packed])
+        for field in packed[0][0]:
+            key = f"{name}{field.removeprefix('weight')}" if field.startswith("weight") else f"{name}_{field}"
+            tensors[key] = torch.stack([each[field] for each, _ in packed])
     ends = tuple(f".{each}.weight" for each in PROJECTIONS)
     for name in [name for name in tensors if name.endswith(ends) and not re.match(case.left, name)]:
         matrix = tensors.pop(name).float()

@@ -80,6 +80,11 @@ def _grouped(columns: int, group: int) -> Tensor:
     return torch.arange(columns) // (group or columns)
 
 
+def _groups(columns: int, group: int, *, scattered: bool) -> Tensor:
+    groups = _grouped(columns, group)
+    return groups[torch.randperm(columns, generator=torch.Generator().manual_seed(0))] if scattered else groups
+
+
 def _words(numbers: Tensor, bits: int, order: list[int] | None = None) -> Tensor:
     """Neighbours along the last dimension in a word; number `order[i]` of each word stands at place `i`."""
     per_word = 32 // bits
@@ -88,6 +93,24 @@ def _words(numbers: Tensor, bits: int, order: list[int] | None = None) -> Tensor
     for place, number in enumerate(order or range(per_word)):
         words |= array[..., number::per_word] << np.uint32(bits * place)
     return torch.from_numpy(words.view(np.int32).copy())
+
+
+def packed_rows(bits: int, group: int, *, scattered: bool = False) -> Packer:
+    """As compressed-tensors packs: a word has neighbouring inputs of an output; of zeros, neighbouring outputs."""
+
+    def pack(matrix: Tensor) -> Packed:
+        groups = _groups(matrix.shape[1], group, scattered=scattered)
+        codes, zeros, scales, plain = _integers(matrix, bits, groups)
+        tensors = {
+            "weight_packed": _words(codes, bits),
+            "weight_scale": scales,
+            "weight_zero_point": _words(zeros.t().contiguous(), bits).t().contiguous(),
+            "weight_shape": torch.tensor(matrix.shape),
+            "weight_g_idx": groups.int() if scattered else torch.full_like(groups, -1).int(),
+        }
+        return tensors, plain
+
+    return pack
 
 
 def awq(group: int) -> Packer:
@@ -110,9 +133,7 @@ def gptq(bits: int, group: int, *, version: int = 1, scattered: bool = False) ->
     """A word has neighbouring inputs of an output; the first version stores zeros less one, modulo a code's size."""
 
     def pack(matrix: Tensor) -> Packed:
-        groups = _grouped(matrix.shape[1], group)
-        if scattered:
-            groups = groups[torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))]
+        groups = _groups(matrix.shape[1], group, scattered=scattered)
         codes, zeros, scales, plain = _integers(matrix, bits, groups)
         stored = (zeros - 1) % 2**bits if version == 1 else zeros
         tensors = {
@@ -136,17 +157,13 @@ def marlin(group: int) -> Packer:
         spread = scales.float().repeat_interleave(size, 1)
         codes = (matrix / spread).round().clamp(-8, 7).int() + 8
         words = np.zeros((width // 16, 2 * num_rows), dtype=np.uint32)
-        inverse = [0, 4, 1, 5, 2, 6, 3, 7]
-        for row in range(num_rows):
-            tile, inside = divmod(row, 64)
-            sixteen, of_16 = divmod(inside, 16)
-            for column in range(width):
-                depth, of_depth = divmod(column, 16)
-                high, of_8 = divmod(of_depth, 8)
-                lane = of_16 % 8 * 4 + of_8 // 2
-                number = of_16 // 8 * 4 + high * 2 + of_8 % 2
-                word = tile * 128 + lane * 4 + sixteen
-                words[depth, word] |= np.uint32(int(codes[row, column]) << 4 * inverse[number])
+        inverse = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+        row, column = np.indices((num_rows, width))
+        lane = row % 8 * 4 + column % 8 // 2
+        word = row // 64 * 128 + lane * 4 + row % 64 // 16
+        number = row % 16 // 8 * 4 + column % 16 // 8 * 2 + column % 2
+        shifted = codes.numpy().astype(np.uint32) << (4 * inverse[number]).astype(np.uint32)
+        np.bitwise_or.at(words, (column // 16, word), shifted)
         if group:
             order = [lane + 8 * step for lane in range(8) for step in range(8)]
         else:

@@ -79,5 +79,5 @@ def _block(weights: Table) -> tuple[int, int]:
         block = weights.block("block_structure")
         return block or weights.refuse("strategy = 'block' without block_structure is", "[rows, columns]")
     if strategy == "group":
-        return 1, weights.whole("group_size")
+        return 1, weights.group("group_size")
     return (1, 0) if strategy == "channel" else (0, 0)

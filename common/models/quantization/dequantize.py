@@ -112,8 +112,10 @@ def _integers(format_: Format, tensors: Mapping[str, Tensor]) -> tuple[Tensor, T
     if isinstance(format_, PackedRows):
         return _packed_rows(format_, tensors)
     if isinstance(format_, Awq):
-        codes, zeros = (_unpacked(tensors[name], 4, AWQ_ORDER) for name in ("qweight", "qzeros"))
-        return codes.float().t().contiguous(), zeros.t().float(), tensors["scales"].float().t(), None
+        codes, scales = _unpacked(tensors["qweight"], 4, AWQ_ORDER).float(), tensors["scales"].float()
+        has_zeros = "qzeros" in tensors
+        zeros = _unpacked(tensors["qzeros"], 4, AWQ_ORDER).float() if has_zeros else torch.full_like(scales, 8)
+        return codes.t().contiguous(), zeros.t(), scales.t(), None
     if isinstance(format_, Gptq):
         codes = _unpacked(tensors["qweight"].t().contiguous(), format_.bits)
         zeros = _unpacked(tensors["qzeros"], format_.bits)

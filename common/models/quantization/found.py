@@ -10,13 +10,13 @@ from typing import NamedTuple
 from common.models.quantization.dequantize import TYPES
 from common.models.quantization.formats import Field, Format
 from common.models.quantization.packed_part import PackedMatrix, StoredTensor
-from common.models.quantization.rules import Quantization
+from common.models.quantization.rules import Formats, Quantization
 
 WEIGHT = ".weight"
 FLOATS = ("BF16", "F16", "F32")
 BESIDE = re.compile(
     r"\.(input_scale|activation_scale|input_global_scale|input_zero_point"
-    r"|[qkv]_scale|[kv]_proj\.output_scale|[kv]_zero_point|kv_scale|prob_output_scale|workspace)$"
+    r"|\w+_proj_activation_scale|[qkv]_scale|[kv]_proj\.output_scale|[kv]_zero_point|kv_scale|prob_output_scale|workspace)$"
 )
 """Tensors beside quantized matrices that are not needed: scales of activations, and of keys and values in the cache."""
 OF_CACHE = re.compile(r"\.([kv]_scale|[kv]_proj\.output_scale|kv_scale)$")
@@ -26,28 +26,43 @@ CODES = ("weight", "weight_packed", "qweight", "B")
 
 
 class Wanted(NamedTuple):
-    """A matrix that a model has."""
+    """A matrix that a model has, or equally large ones stacked in a tensor."""
 
-    module: str
+    name: str  # of the tensor, if it is plain
     num_rows: int
     width: int
     may_be_plain: bool  # whatever a configuration says: tables, heads and routers, which are rarely listed
+    num_stacked: int = 0  # 0: the tensor is a matrix
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(WEIGHT)
+
+    def stored_as(self, field: str) -> str:
+        """Return the name of a tensor of the matrix in a checkpoint."""
+        return f"{self.name}{field.removeprefix('weight')}" if self.num_stacked else f"{self.module}.{field}"
+
+    def shapes(self, field: Field) -> list[tuple[int, ...]]:
+        """Return the shapes that a tensor of the matrix may have, the usual first."""
+        stacked = (self.num_stacked,) if self.num_stacked else ()
+        return [(*stacked, *shape) for shape in (field.shape, *field.others)]
 
 
 class Found(NamedTuple):
     """Quantized matrices by the names that they would have if they were plain, and all tensors that they consist of."""
 
-    matrices: dict[str, PackedMatrix]
+    matrices: dict[str, tuple[PackedMatrix, ...]]  # one, or all that a tensor has stacked
     used: set[str]
     problems: list[str]
 
 
 def find_packed(wanted: Iterable[Wanted], stored: Mapping[str, StoredTensor], quantization: Quantization) -> Found:
     """Return the quantized matrices; problems name each contradiction, missing tensor, wrong shape and wrong type."""
+    formats = Formats(quantization)
     found = Found({}, {name for name in stored if BESIDE.search(name)}, [])
     for each in wanted:
-        held = {name: stored[f"{each.module}.{name}"] for name in CODES if f"{each.module}.{name}" in stored}
-        format_ = quantization.format_of(_names(each.module, held.values()))
+        held = {name: stored[each.stored_as(name)] for name in CODES if each.stored_as(name) in stored}
+        format_ = formats.of(_names(each.module, held.values()))
         if not held or _is_plain(held):
             if held and format_ is not None and not (each.may_be_plain or quantization.is_loose):
                 found.problems.append(_contradiction(each.module, held, quantization, format_))
@@ -61,7 +76,7 @@ def find_packed(wanted: Iterable[Wanted], stored: Mapping[str, StoredTensor], qu
 
 def _names(module: str, held: Iterable[StoredTensor]) -> set[str]:
     """Return the names by which a configuration may know a module, whatever model it stands in."""
-    in_file = {stored.name.rpartition(".")[0] for stored in held}
+    in_file = {name for stored in held for name in (stored.name, stored.name.rpartition(".")[0])}
     inner = module.removeprefix("model.")
     return {module, f"model.language_model.{inner}", f"language_model.{module}", *in_file}
 
@@ -89,43 +104,58 @@ def _contradiction(
 
 def _add(found: Found, wanted: Wanted, format_: Format, stored: Mapping[str, StoredTensor]) -> None:
     """Add a matrix, or what is wrong with it."""
-    module, num_rows, width, _ = wanted
     try:
-        fields = format_.fields(num_rows, width)
+        fields = format_.fields(wanted.num_rows, wanted.width)
     except ValueError as error:
-        found.problems.append(f"{module}: {error}")
+        found.problems.append(f"{wanted.module}: {error}")
         return
     held, problems = list[tuple[Field, StoredTensor]](), list[str]()
     for field in fields:
-        names = [name for name in (f"{module}.{each}" for each in field.names) if name in stored]
+        names = [name for name in map(wanted.stored_as, field.names) if name in stored]
         found.used.update(names)
         if names:
             held.append((field, stored[names[0]]))
-            problems += _wrong(names[0], field, stored[names[0]])
+            problems += _wrong(names[0], wanted.shapes(field), field.dtypes, stored[names[0]])
         elif not field.is_optional:
-            problems.append(f"{module}.{field.name} is missing, which {format_.label} needs")
+            problems.append(f"{wanted.stored_as(field.name)} is missing, which {format_.label} needs")
     found.problems.extend(problems)
-    found.matrices[f"{module}{WEIGHT}"] = PackedMatrix(f"{module}{WEIGHT}", format_, num_rows, width, tuple(held))
+    if not problems:
+        found.matrices[wanted.name] = _divided(wanted, format_, held)
 
 
-def _wrong(name: str, field: Field, stored: StoredTensor) -> Iterator[str]:
+def _divided(wanted: Wanted, format_: Format, held: list[tuple[Field, StoredTensor]]) -> tuple[PackedMatrix, ...]:
+    """Return a matrix, or those that its tensors have stacked."""
+    name, num_rows, width, _, num_stacked = wanted
+    if not num_stacked:
+        return (PackedMatrix(name, format_, num_rows, width, tuple(held)),)
+    return tuple(
+        PackedMatrix(f"{name}[{number}]", format_, num_rows, width, tuple(_part(*each, number) for each in held))
+        for number in range(num_stacked)
+    )
+
+
+def _part(field: Field, stored: StoredTensor, number: int) -> tuple[Field, StoredTensor]:
+    """Return the part of stacked tensors that one matrix has."""
+    num_bytes = math.prod(field.shape) * TYPES[stored.dtype].itemsize
+    return field, stored._replace(shape=field.shape, offset=stored.offset + number * num_bytes)
+
+
+def _wrong(name: str, shapes: list[tuple[int, ...]], dtypes: tuple[str, ...], stored: StoredTensor) -> Iterator[str]:
     """Yield what is wrong with a tensor."""
     if not stored.dtype:
         yield f"{name} is not in {stored.path.name}, where the index has it"
-    elif stored.shape != field.shape and stored.shape not in field.others:
-        yield f"{name} is {list(stored.shape)}, its format and config.json say {list(field.shape)}"
-    elif stored.dtype not in field.dtypes:
-        yield f"{name} is {stored.dtype}, supported are {', '.join(field.dtypes)}"
+    elif stored.shape not in shapes:
+        yield f"{name} is {list(stored.shape)}, its format and config.json say {list(shapes[0])}"
+    elif stored.dtype not in dtypes:
+        yield f"{name} is {stored.dtype}, supported are {', '.join(dtypes)}"
 
 
 def described(model_dir: Path, found: Found, quantization: Quantization) -> str:
     """Return a line about the quantized matrices of a checkpoint."""
-    count = Counter(matrix.format.label for matrix in found.matrices.values())
-    num_bytes = sum(
-        math.prod(stored.shape) * TYPES[stored.dtype].itemsize
-        for matrix in found.matrices.values()
-        for _, stored in matrix.held
-    )
+    matrices = [matrix for each in found.matrices.values() for matrix in each]
+    count = Counter(matrix.format.label for matrix in matrices)
+    stored = (stored for matrix in matrices for _, stored in matrix.held)
+    num_bytes = sum(math.prod(each.shape) * TYPES[each.dtype].itemsize for each in stored)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
     line += f", {num_bytes / 1e9:.2f} GB, are made plain as they are loaded"
     if quantization.input_bits < 16:

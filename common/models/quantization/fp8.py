@@ -21,6 +21,7 @@ def read(table: Table) -> Quantization:
             *table.unquantized(Match.PART, "modules_to_not_convert", "ignored_layers"),
             Rule(Match.ALL, "", format_),
         ),
+        is_loose=True,
         input_bits=8,
     )
 

@@ -12,11 +12,14 @@ SKIPPED, CHANGED = "-:", "+:"
 
 def read_awq(table: Table) -> Quantization:
     """Return the formats; raises ModelError for settings that nobody reads."""
-    if str(table.get("version") or "gemm").lower() != "gemm":
-        table.refuse(f"version = {table.get('version')!r:.80} of AWQ is", "'gemm'")
+    version = str(table.get("version", "checkpoint_format", "format") or "gemm").lower()
+    if version != "gemm":
+        table.refuse(f"version = {version!r:.80} of AWQ is", "'gemm'")
+    table.only("pack_dtype", "int32", None)
     if (bits := table.whole("bits", "w_bit", default=4)) != 4:
         table.refuse(f"bits = {bits} of AWQ is", "4")
-    format_ = Awq(_group(table.whole("group_size", "q_group_size", default=128)))
+    has_zeros = table.only("zero_point", True, False, default=True)
+    format_ = Awq(table.group("group_size", "q_group_size", default=128), bool(has_zeros))
     return Quantization(table.where, "awq", (Rule(Match.ALL, "", format_),), is_loose=True)
 
 
@@ -35,17 +38,14 @@ def _changes(table: Table, changes: object) -> JsonObject:
 
 
 def _gptq(table: Table) -> Format:
-    bits, group = table.whole("bits"), _group(table.whole("group_size"))
+    bits, group = table.whole("bits"), table.group("group_size")
     if bits not in (4, 8):
         table.refuse(f"bits = {bits} of GPTQ is", "4 or 8")
-    version = str(table.get("checkpoint_format") or "gptq").lower()
+    table.only("pack_dtype", "int32", None)
+    version = str(table.get("checkpoint_format", "format") or "gptq").lower()
     is_marlin = version == "marlin" or table.get("is_marlin_format") or table.get("quant_method") == "marlin"
     if is_marlin:
         return Marlin(group) if bits == 4 else table.refuse(f"bits = {bits} of Marlin is", "4")
     if version not in ("gptq", "gptq_v2"):
         table.refuse(f"checkpoint_format = {version!r:.80} is", "'gptq', 'gptq_v2' or 'marlin'")
     return Gptq(bits, group, less_one=version == "gptq")
-
-
-def _group(size: int) -> int:
-    return 0 if size == -1 else size

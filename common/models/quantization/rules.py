@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from common.models.quantization.formats import Format
 
@@ -29,15 +30,23 @@ class Rule:
 
     def matches(self, name: str) -> bool:
         """Tell whether the rule is about a module."""
-        if self.match is Match.ALL:
-            return True
-        if self.match is Match.REGEX:
-            return re.match(self.text, name) is not None
-        if self.match is Match.WILDCARD:
-            return fnmatchcase(name, self.text)
-        if self.match is Match.PART:
-            return f".{name}.".startswith(f".{self.text}.") or name.endswith(f".{self.text}")
-        return name == self.text
+        match self.match:
+            case Match.ALL:
+                return True
+            case Match.EXACT:
+                return name == self.text
+            case Match.PART:
+                return self.text in _parts(name)
+            case Match.REGEX:
+                return re.match(self.text, name) is not None
+            case Match.WILDCARD:
+                return fnmatchcase(name, self.text)
+
+
+def _parts(name: str) -> set[str]:
+    """Return a name, and its beginnings and ends up to a point."""
+    points = [place for place, character in enumerate(name) if character == "."]
+    return {name, *(name[:point] for point in points), *(name[point + 1 :] for point in points)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +69,27 @@ class Quantization:
     input_bits: int = 16
     kv_cache: str = ""
 
-    def format_of(self, names: Iterable[str]) -> Format | None:
+
+class Formats:
+    """Formats of modules by name: lists of names are looked up, because they and the modules may be thousands."""
+
+    def __init__(self, quantization: Quantization) -> None:
+        self.rules = quantization.rules
+        self._exact, self._parts = self._places(Match.EXACT), self._places(Match.PART)
+        listed = (Match.EXACT, Match.PART)
+        self._others = [place for place, rule in enumerate(self.rules) if rule.match not in listed]
+
+    def of(self, names: Iterable[str]) -> Format | None:
         """Return the format of a module known by several names; None if it is not quantized."""
         names = tuple(names)
-        for rule in self.rules:
-            if any(rule.matches(name) for name in names):
-                return rule.format
-        return None
+        found = [self._exact[name] for name in names if name in self._exact]
+        if self._parts:
+            found += [self._parts[part] for name in names for part in _parts(name) if part in self._parts]
+        other = (place for place in self._others if any(self.rules[place].matches(name) for name in names))
+        first = min([*found, *islice(other, 1)], default=None)
+        return None if first is None else self.rules[first].format
+
+    def _places(self, match: Match) -> dict[str, int]:
+        """Return the first place of each text among the rules of a kind."""
+        places = [(rule.text, place) for place, rule in enumerate(self.rules) if rule.match is match]
+        return dict(reversed(places))

@@ -48,6 +48,15 @@ class Table:
             raise ModelError(f"{self.where}: {keys[0]} = {value!r:.80}, a whole number is needed")
         return value
 
+    def group(self, *keys: str, default: int | None = None) -> int:
+        """Return the elements of a row that share a scale, 0 for all, which is stored as -1; raises ModelError."""
+        size = self.whole(*keys, default=default)
+        if size < 1 and size != -1:
+            raise ModelError(
+                f"{self.where}: {keys[0]} = {size}, a number of elements is needed, or -1 for all of a row"
+            )
+        return max(size, 0)
+
     def block(self, key: str) -> tuple[int, int] | None:
         """Return the rows and columns of a block; None for no blocks. Raises ModelError for another value."""
         value = self.get(key)

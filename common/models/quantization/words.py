@@ -44,6 +44,7 @@ class Awq:
     """Integers of 4 bits; a word holds eight rows of a column, in an order of AWQ's own: `w = (q - zero) * scale`."""
 
     group: int  # elements of a row with a scale in common; 0: all
+    has_zeros: bool = True  # else 8, unless a checkpoint has some
 
     @property
     def label(self) -> str:
@@ -54,7 +55,7 @@ class Awq:
         return (
             Field(("qweight",), (width, words), WORDS, Cut(1, 8)),
             Field(("scales",), (groups, num_rows), FLOATS, COLUMNS),
-            Field(("qzeros",), (groups, words), WORDS, Cut(1, 8)),
+            Field(("qzeros",), (groups, words), WORDS, Cut(1, 8), is_optional=not self.has_zeros),
         )
 
 

@@ -10,27 +10,11 @@ from common.base.dtypes import DTYPES
 from common.models.quantization import packed_part
 from common.models.reading import read_config
 from common.models.weights import load_weights, weights_layout
-from tests.support.checkpoints import write_checkpoint
-from tests.support.packed_checkpoints import CASES, SIZES, pack_checkpoint
+from tests.models.quantization.conftest import Written
+from tests.support.marks import first_then
+from tests.support.packed_checkpoints import CASES
 
-Written = tuple[Path, Path]
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written]:
-    """`written(case)` -> (packed checkpoint, the same made plain); each is written once."""
-    done: dict[str, Written] = {}
-
-    def get(case: str) -> Written:
-        if case not in done:
-            packed, plain = tmp_path_factory.mktemp("packed"), tmp_path_factory.mktemp("plain")
-            write_checkpoint("qwen3-untied", packed, sizes=SIZES, dtype=torch.bfloat16)
-            pack_checkpoint(packed, plain, CASES[case]())
-            done[case] = packed, plain
-        return done[case]
-
-    return get
 
 
 def load(directory: Path, device: str = "cpu", dtype: str = "float32") -> dict[str, torch.Tensor]:
@@ -65,7 +49,7 @@ def test_weights_are_exactly_those_that_the_packer_means(
     assert [name for name, tensor in expected.items() if not torch.equal(ours[name], tensor)] == []
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", first_then(pytest.mark.medium, CASES))
 def test_rows_made_plain_a_few_at_a_time_are_the_same(
     case: str, written: Callable[[str], Written], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from common.base.errors import ModelError
 from common.models.quantization import packed_part
+from common.models.quantization.rules import Formats
 from common.models.reading import read_config
 from common.models.upload import SLOT_BYTES
 from common.wire.values.fingerprint import model_fingerprint
-from tests.models.quantization.test_formats import Written, load
-from tests.models.quantization.test_formats import written as written
+from tests.models.quantization.conftest import Written
+from tests.models.quantization.test_formats import load
 from tests.support.packed_checkpoints import FP8, GPTQ, MODELOPT
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -78,11 +79,12 @@ def configure(directory: Path, table: dict[str, Any] | None) -> None:
             lambda scales: scales * torch.inf,
             r"weight_scale_inv has numbers that are n",
         ),
+        ("fp8-blocks", "weight", Tensor.float, r"1 unexpected tensors: .*q_proj\.weight_scale_inv"),
         (
-            "fp8-blocks",
+            "fp8-compressed-rows",
             "weight",
-            lambda codes: codes.float(),
-            r"q_proj has weight in F32, and .*config\.json: quantizat",
+            Tensor.float,
+            r"q_proj has weight in F32, and config\.json: quantization_conf",
         ),
         (
             "fp8-blocks",
@@ -208,6 +210,23 @@ def test_biases_of_zeros_are_dropped_and_others_are_errors(packed: Callable[[str
         load(directory)
 
 
+def test_zeros_of_symmetric_matrices_are_dropped_and_others_are_errors(packed: Callable[[str], Path]) -> None:
+    directory = packed("int8-compressed")
+    expected = load(directory)
+    add(directory, **{f"{Q}.weight_zero_point": torch.zeros(256, 1, dtype=torch.int8)})
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load(directory).items())
+    add(directory, **{f"{Q}.weight_zero_point": torch.ones(256, 1, dtype=torch.int8)})
+    with pytest.raises(ModelError, match=r"1 unexpected tensors: .*q_proj\.weight_zero_point"):
+        load(directory)
+
+
+def test_a_matrix_of_8_bits_may_be_plain_without_being_listed(packed: Callable[[str], Path]) -> None:
+    directory = packed("fp8-blocks")
+    expected = load(directory)["layers.0.qkv"][:256]
+    change(directory, weight_scale_inv=None, weight=lambda _: expected)
+    assert torch.equal(load(directory)["layers.0.qkv"][:256], expected)
+
+
 @pytest.mark.parametrize(
     ("case", "name", "make"),
     [
@@ -245,7 +264,7 @@ def test_memory_beside_the_weights_is_bounded_however_large_a_matrix_is(
 ) -> None:
     config, (num_rows, width) = read_config(written(case)[0]), (151_936, 8192)
     assert config.quantization is not None
-    format_ = config.quantization.format_of([Q])
+    format_ = Formats(config.quantization).of([Q])
     assert format_ is not None
     held = tuple(
         (field, packed_part.StoredTensor(Path("a"), "a", field.dtypes[0], field.shape, 0))

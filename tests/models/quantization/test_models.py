@@ -5,13 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from benchmarks import formats
+from common.base.errors import ModelError
+from deploy.bench.results import read_rows
 from tests.models.quantization.test_formats import load
 from tests.models.test_decoder import CPU, Cache, assert_close, prompts
 from tests.models.test_decoder import load as load_decoder
+from tests.support import packers
 from tests.support.checkpoints import write_checkpoint
 from tests.support.marks import first_then
-from tests.support.packed_checkpoints import CASES, EXPERTS, SIZES, Case, kimi, pack_checkpoint
+from tests.support.packed_checkpoints import CASES, EXPERTS, FP8, SIZES, STATIC, Case, kimi, pack_checkpoint
 
 OF_EXPERTS = [
     *(("qwen3-moe", case) for case in EXPERTS),
@@ -62,8 +67,41 @@ def test_logits_of_models_with_experts_equal_transformers(variant: str, case: st
     same_logits(packed, plain)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        EXPERTS["fp8-blocks"](),
+        Case(FP8 | STATIC, packers.fp8_whole("weight_scale_inv", 1, 1, input_scale="activation_scale")),
+    ],
+    ids=["blocks", "whole"],
+)
+@torch.inference_mode()
+def test_experts_that_a_tensor_has_stacked_may_be_quantized(case: Case, tmp_path: Path) -> None:
+    """Each expert has scales of its own; those of activations lie beside them."""
+    packed, plain = write("mistral4", case, tmp_path)
+    ours, expected = load(packed), load(plain)
+    assert [name for name, tensor in expected.items() if not torch.equal(ours[name], tensor)] == []
+    tensors = load_file(packed / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    save_file(tensors | {f"{name}_scale_inv": tensors[f"{name}_scale_inv"][:-1]}, packed / "model.safetensors")
+    with pytest.raises(ModelError, match=r"experts\.down_proj_scale_inv is \[7, \d, \d\], .* say \[8, \d, \d\]"):
+        load(packed)
+
+
 @torch.inference_mode()
 def test_experts_alone_may_be_quantized(tmp_path: Path) -> None:
     packed, plain = write("deepseek-v3", kimi(), tmp_path)
     ours, expected = load(packed), load(plain)
     assert [name for name, each in expected.items() if not torch.equal(ours[name].bfloat16(), each.bfloat16())] == []
+
+
+@pytest.mark.medium
+def test_formats_are_as_far_from_floats_as_their_bits_allow(tmp_path: Path) -> None:
+    """The bundled model's next tokens; the benchmark leaves rows of bits, divergence and agreement."""
+    results = tmp_path / "results.csv"
+    argv = ["--formats", "int8-compressed,nvfp4-modelopt", "--texts", "2", "--length", "32", "--results", str(results)]
+    assert formats.main(argv) == 0
+    found = {(row.workload.partition(",")[0], row.figure): float(row.value) for row in read_rows(results)}
+    assert found["int8-compressed", "format_bits"] < 8.1 and found["nvfp4-modelopt", "format_bits"] < 4.6
+    assert 0.0 < found["int8-compressed", "format_divergence"] < found["nvfp4-modelopt", "format_divergence"] < 0.1
+    assert found["int8-compressed", "format_agreement"] > 0.9

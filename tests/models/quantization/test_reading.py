@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.base.errors import ModelError
 from common.models.quantization.reading import read_quantization
+from common.models.quantization.rules import Formats
 from common.models.reading import read_config
 from common.models.settings import Settings
 from tests.support.checkpoints import write_checkpoint
@@ -181,6 +184,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "awq", "bits": 4, "version": "marlin"}, r"version = 'marlin' of AWQ"),
     ({"quant_method": "awq", "bits": 8}, r"bits = 8 of AWQ is not supported, only 4"),
     ({"quant_method": "gptq", "bits": 3, "group_size": 128}, r"bits = 3 of GPTQ is not supported, only 4 or 8"),
+    (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "pack_dtype": "int16"},
+        r"pack_dtype = 'int16' is not supported, only 'int32'",
+    ),
+    ({"quant_method": "awq", "bits": 4, "format": "gemv_fast"}, r"version = 'gemv_fast' of AWQ is not supported"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 0}, r"group_size = 0, a number of elements is needed, or -1"),
     ({"quant_method": "gptq", "bits": 4}, r"group_size = None, a whole number is needed"),
     (
         {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "bitblas"},
@@ -212,7 +221,7 @@ def test_a_published_configuration_gives_the_format_of_each_module(name: str) ->
     text, expected = READ[name]
     quantization = read_quantization({"quantization_config": json.loads(text)}, "config.json")
     assert quantization is not None
-    formats = {module: quantization.format_of([module]) for module in expected}
+    formats = {module: Formats(quantization).of([module]) for module in expected}
     assert {module: format_ and format_.label for module, format_ in formats.items()} == expected
 
 
@@ -250,7 +259,7 @@ def test_files_beside_config_json_are_read_where_it_says_nothing(
     (tmp_path / name).write_text(json.dumps(content))
     quantization = read_config(tmp_path).quantization
     assert quantization is not None and quantization.where == str(tmp_path / name)
-    format_ = quantization.format_of([Q])
+    format_ = Formats(quantization).of([Q])
     assert format_ is not None and format_.label == label
     path = tmp_path / "config.json"
     path.write_text(
@@ -266,3 +275,46 @@ def test_a_broken_file_beside_config_json_is_named(content: str, tmp_path: Path)
     (tmp_path / "hf_quant_config.json").write_text(content)
     with pytest.raises(ModelError, match=r"hf_quant_config\.json: .*fetch the model again"):
         Settings.read(tmp_path)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["Linear", "re:(", -1]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+PUBLISHED = [json.loads(text) for text, _ in READ.values()]
+KEYS = sorted({key for table in PUBLISHED for key in table} | {"pack_dtype", "quantized_layers", "w_bit"})
+OF_WEIGHTS = sorted(set(COMPRESSED["config_groups"]["group_0"]["weights"]) | {"block_structure"})
+
+
+@pytest.mark.medium
+@given(table=st.sampled_from(PUBLISHED), key=st.sampled_from(KEYS), value=JSON, inner=st.sampled_from(OF_WEIGHTS))
+@settings(max_examples=600)
+def test_whatever_a_table_says_it_is_read_or_refused(
+    table: dict[str, Any], key: str, value: object, inner: str
+) -> None:
+    """Values change in the table, and in the weights of its group if it has one."""
+    changed: list[dict[str, Any]] = [table | {key: value}]
+    if group := table.get("config_groups", {}).get("group_0"):
+        changed.append(table | {"config_groups": {"a": group | {"weights": group["weights"] | {inner: value}}}})
+        changed.append(table | {"config_groups": {"a": group | {inner: value, "targets": value}}})
+    for each in changed:
+        try:
+            quantization = read_quantization({"quantization_config": each}, "x/config.json")
+        except ModelError as error:
+            assert str(error).startswith("x/config.json: ") and len(str(error)) < 600
+        else:
+            assert quantization is not None
+            format_ = Formats(quantization).of([Q])
+            if format_ is not None:
+                try:
+                    fields = format_.fields(256, 512)
+                except ValueError as error:
+                    assert "is needed" in str(error)
+                else:
+                    assert all(size > 0 for field in fields for size in field.shape)
