@@ -7,6 +7,7 @@ Uses the decode worker's own engine, batch and captured graphs. Without more fla
 context of 128 to 32,768 tokens that fits in the pool. A mix has contexts of different lengths. Each mix is measured
 beside a batch of equal contexts, with equally many sequences and keys. The floor is the time to read the weights once
 and the KV of every sequence, at this GPU's read bandwidth of today. `--profile` lists the kernels of a step by time.
+`--quantization` quantizes the model at load, and the floor counts its bytes.
 `--asks` adds penalties, log-probabilities or grammars to every row. `--sms` limits a step to the multiprocessors left
 beside a prompt. With `--shared` all contexts begin with the same blocks. A step that reads shared blocks once is then
 measured beside a step that reads the blocks for each row.
@@ -32,7 +33,8 @@ from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
-from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
+from common.models.reading import AS_STORED
+from common.settings.config import QUANTIZATIONS, Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
 from common.wire.values.kv_layout import DTYPE_BYTES, Counts, KVGroup
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
@@ -74,7 +76,7 @@ class StepBench:
     def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str) -> None:
         self.max_rows = max(args.batches)
         config = Config(
-            model=ModelSection(path=args.model_dir),
+            model=ModelSection(path=args.model_dir, quantization=args.quantization),
             worker=WorkerSection(device=device),
             decode=DecodeSection(max_num_seqs=self.max_rows),
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
@@ -161,7 +163,7 @@ class StepBench:
     def floor_ms(self, contexts: Sequence[int], bytes_per_s: float) -> float:
         """Return the time to read needed weights, all keys and values in sight, and the states of all rows, once."""
         groups, num_rows = self.engine.pool.layout.groups, len(contexts)
-        num_bytes = self.engine.model.config.step_weights(num_rows) * DTYPE_BYTES[groups[0].dtype]
+        num_bytes = self.engine.model.config.step_bytes(num_rows, DTYPE_BYTES[groups[0].dtype])
         for group in groups:
             if group.grows:
                 seen = (min(context, group.window or context) for context in contexts)
@@ -200,6 +202,22 @@ def mixes(text: str) -> list[ContextMix]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_quantization(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of `model.quantization`."""
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=AS_STORED,
+        help="as --model-quantization (default: %(default)s)",
+    )
+
+
+def served_as(args: argparse.Namespace) -> str:
+    """Return a model's name in results: that of its directory, and its scheme if it is quantized at load."""
+    name = Path(args.model_dir).name
+    return name if args.quantization == AS_STORED else f"{name} in {args.quantization}"
+
+
 def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:
     """Add the flags behind `StepBench` and its result rows; `batches` is the default of `--batches`."""
     parser.add_argument("model_dir")
@@ -207,6 +225,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> Non
     parser.add_argument(
         "--batches", type=numbers, default=batches, help=f"sequences, separated by commas (default: {shown})"
     )
+    add_quantization(parser)
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--cublas", action="store_true", help="all products by cuBLAS")
     parser.add_argument("--results", type=Path, help="CSV file to append to")
@@ -265,7 +284,7 @@ def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> l
             beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
         table.add_row(mix.name, f"{step_ms:.3f}", f"{beside[1]:.3f}", f"{100 * beside[1] / step_ms:.0f}")
         step = Figure("step", step_ms, "ms")
-        rows.append(row_of(args.hardware, Path(args.model_dir).name, _workload(args, mix), step, beside=beside))
+        rows.append(row_of(args.hardware, served_as(args), _workload(args, mix), step, beside=beside))
     Console().print(table)
     return rows
 

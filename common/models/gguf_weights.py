@@ -23,7 +23,7 @@ from common.models.gguf.names import Place, place_of, turned_back
 from common.models.gguf.unpacking import PLAIN, UNPACKED
 from common.models.sizes.stacks import Piece
 from common.models.upload import Part, Progress, Upload
-from common.models.weights import WeightsLayout, in_file_order
+from common.models.weights import WeightsLayout, place_in
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def load_gguf_weights(
     parts = [
         _part(
             _matrix(model.tensors, each.place),
-            in_file_order(tensors[each.stack], each.piece),
+            *place_in(tensors, each.stack, each.piece),
             layout.stacks[each.stack].add,
         )
         for each in wanted
@@ -60,7 +60,7 @@ def load_gguf_weights(
 def _wanted(config: DecoderConfig, layout: WeightsLayout, *, turns_neighbours: bool) -> list[_Wanted]:
     wanted = []
     for name, stack in layout.stacks.items():
-        for piece in stack.pieces:
+        for piece in () if stack.is_scales else stack.pieces:
             placed = turned_back(piece, config.heads[0].head_dim) if turns_neighbours else piece
             wanted.append(_Wanted(name, placed, place_of(piece.checkpoint_name)))
     return wanted
@@ -110,8 +110,8 @@ def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
     return one._replace(begin=stored.begin + place.expert * one.num_bytes)
 
 
-def _part(stored: StoredTensor, target: Tensor, add: float) -> Part | BlockPart:
+def _part(stored: StoredTensor, target: Tensor, scales: Tensor | None, add: float) -> Part | BlockPart:
     kind = stored.type
     if kind.name in PLAIN:
-        return Part(stored.path, stored.begin, PLAIN[kind.name], target, add)
-    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add)
+        return Part(stored.path, stored.begin, PLAIN[kind.name], target, add, scales)
+    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add, scales)

@@ -1,5 +1,6 @@
 """Load a model onto a device, from a directory or a GGUF file."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -12,9 +13,12 @@ from common.models.base import Model, ModelConfig
 from common.models.config import DecoderConfig
 from common.models.decoder import Decoder
 from common.models.gguf_weights import load_gguf_weights
+from common.models.sizes.quantized import saved_bytes
 from common.models.upload import Progress
 from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
 from common.settings.config import ModelSection
+
+logger = logging.getLogger(__name__)
 
 
 def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str:
@@ -51,6 +55,9 @@ def load_model(
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
     layout = weights_layout(config.stacks(), DTYPES[dtype])
+    if config.scheme:
+        saved_gb = saved_bytes(config.stacks(), DTYPES[dtype].itemsize) / 1e9
+        logger.info("weights are quantized to %s: %.2f GB less than in %s", config.scheme, saved_gb, dtype)
 
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):

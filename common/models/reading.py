@@ -13,6 +13,8 @@ from common.models.quantization.reading import read_quantization
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
 
+AS_STORED = "auto"
+"""Choice of `model.quantization` by which products are held as the checkpoint has them."""
 FAMILIES = "common.models.families"
 WRAPPERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
@@ -51,9 +53,26 @@ def architectures() -> list[str]:
     return sorted([module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__)] + [*WRAPPERS])
 
 
-def read_config(path: Path) -> DecoderConfig:
-    """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model."""
-    return _gguf_config(path) if is_gguf(path) else decoder_config(Settings.read(path))
+def read_config(path: Path, quantization: str = AS_STORED) -> DecoderConfig:
+    """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model.
+
+    Args:
+        quantization: scheme in which products are held, or AS_STORED.
+    """
+    if is_gguf(path):
+        config, where, is_packed = _gguf_config(path), str(path), False
+    else:
+        settings = Settings.read(path)
+        config, where = decoder_config(settings), settings.where
+        is_packed = config.quantization is None and settings.is_quantized
+    if quantization == AS_STORED:
+        return config
+    if is_packed:
+        raise ModelError(
+            f"{where}: model.quantization = {quantization!r} is for matrices in 16 bits, or that are made so, "
+            f"and this model keeps its own format; set {AS_STORED}, or serve the checkpoint in 16 bits"
+        )
+    return replace(config, scheme=quantization)
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:

@@ -93,6 +93,11 @@ class Settings:
                 f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
             )
 
+    @property
+    def is_quantized(self) -> bool:
+        """Tell whether config.json names a format of packed weights."""
+        return any(self.values.get(key) for key in KEYS)
+
     def quantization(self, *supported: str) -> str | None:
         """Return the format of weights that a family keeps packed; raises ModelError unless it is `supported`."""
         key, table = next(((key, self.values[key]) for key in KEYS if self.values.get(key)), ("", None))

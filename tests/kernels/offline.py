@@ -160,6 +160,34 @@ def run_model(gpu: Gpu) -> None:
         model.forward(make_batch(num_tokens, 2), prompt_ops)
 
 
+def run_quantized(gpu: Gpu) -> None:
+    """A model quantized by each scheme, and products with the other forms of scales: decode steps, and prompts."""
+    dtypes = DTYPES | {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+    for scheme in ("fp8", "int8"):
+        config = replace(MODEL, scheme=scheme)
+        tensors = {
+            name: empty(*stack.shape, dtype=dtypes[stack.dtype or "bfloat16"])
+            for name, stack in config.stacks().items()
+        }
+        model = Decoder(config, tensors, MODEL.max_positions)
+        step_ops, prompt_ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), make_ops(HEADS, 2, pdl=False)
+        prompt_ops.plans = PromptPlans(prompt_ops.plans)
+        for num_rows in (1, 64):
+            model.forward(make_batch(num_rows, num_rows), step_ops)
+        for num_tokens in (3, 32, 300):
+            model.forward(make_batch(num_tokens, 1), prompt_ops)
+        codes, inner = dtypes[config.stacks()["layers.0.qkv"].dtype or ""], 9728
+        norm, x = Norm(empty(2560, dtype=BF16), 1e-6), Residual(empty(8, 2560, dtype=BF16))
+        for rows in (1, 128):
+            scales = empty(2 * inner // rows, 20, dtype=torch.float32)
+            weight = Weight(empty(2 * inner, 2560, dtype=codes), None, scales, BF16)
+            step_ops.norm_gate_up(x, norm, weight)
+            step_ops.norm_gate_up(Residual(x.rows[:1]), norm, weight)
+    ops, hidden = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), 2560 + 64  # which no ring is made for
+    weight = Weight(empty(128, hidden, dtype=torch.int8), None, empty(128, 1, dtype=torch.float32), BF16)
+    ops.norm_linear(Residual(empty(64, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6), weight)
+
+
 def run_hybrid(gpu: Gpu) -> None:
     """States beside attention with heads of 256: decode steps and prompts."""
     config = qwen3_5_4b()
@@ -378,6 +406,7 @@ def main(capabilities: list[str]) -> None:
         driver.set_active(AbsentGpu(gpu))
         torch.cuda.get_device_properties = partial(properties_of, gpu)
         run_model(gpu)
+        run_quantized(gpu)
         run_large_heads(gpu)
         run_other_attention(gpu)
         run_other_products(gpu)

@@ -94,13 +94,13 @@ def build_engine(
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
-    model_config = read_config(model_dir)
+    model_config = read_config(model_dir, config.model.quantization)
     if device.type == "cuda":
         check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
     groups = model_config.cache_groups(config.kv.block_size, dtype)
-    layout = KVLayout(model_fingerprint(model_dir), groups)
+    layout = KVLayout(model_fingerprint(model_dir, config.model.quantization), groups)
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:

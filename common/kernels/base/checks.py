@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from common.kernels.base.attention_operands import HEAD_DIMS, AttentionWeights
+from common.kernels.base.codes import LARGEST
 from common.kernels.base.gate import ACTIVATIONS
 
 
@@ -100,6 +101,12 @@ def check_product(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | Non
     assert out.shape == shape and out.is_contiguous(), f"{_laid_out('out', out)}: contiguous {shape} needed"
     assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
     assert splits == 1 or (residual is None and not gated), f"{splits} splits: parts are sums of the product alone"
+
+
+def check_codes(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, *, splits: int, gated: bool) -> None:
+    """Require what `check_product` does, of codes of 8 bits: e4m3 or signed bytes, alike."""
+    assert x.dtype == weight.dtype and x.dtype in LARGEST, f"x {x.dtype}, weight {weight.dtype}: codes, alike"
+    check_product(x, weight, out, residual, splits=splits, gated=gated)
 
 
 def check_ending(n: int, bias: Tensor | None, activation: str | None) -> None:

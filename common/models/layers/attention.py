@@ -84,7 +84,7 @@ def attention_part(
     )
     return AttentionPart(
         norm=tensors.norm("before_mixer"),
-        qkv=Weight(tensors["qkv"]),  # the bias is added within attention
+        qkv=tensors.unbiased("qkv"),  # the bias is added within attention
         attention=weights,
         out=tensors.output("o", "after_mixer"),
         layer_id=layer_id,

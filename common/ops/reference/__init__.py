@@ -16,6 +16,10 @@ from common.ops.reference.layers import paged_attention as paged_attention
 from common.ops.reference.layers import qk_norm_rope_kv as qk_norm_rope_kv
 from common.ops.reference.layers import rms_norm as rms_norm
 from common.ops.reference.layers import rotate as rotate
+from common.ops.reference.products import dequantized as dequantized
+from common.ops.reference.products import linear as linear
+from common.ops.reference.products import multiplied as multiplied
+from common.ops.reference.products import quantize as quantize
 from common.ops.reference.rows import advance as advance
 from common.ops.reference.rows import gather_blocks as gather_blocks
 from common.ops.reference.rows import land as land
