@@ -43,7 +43,7 @@ class ModelSection:
 
     path: str = option("deploy/demo_model", "model directory in Hugging Face layout, or a GGUF file")
     name: str = option("", "name that clients use; that of the directory or file when empty", form=MODEL_NAME)
-    dtype: str = option("auto", "weights and KV: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
+    dtype: str = option("auto", "of weights: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
     max_len: int = option(
         0, "longest prompt plus output, in tokens; 0 is the model's own limit", within=(0, MAX_TOKENS)
     )
