@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from common.base.errors import ConfigError
 from common.models.quantization.rules import Quantization
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
@@ -16,6 +17,18 @@ from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
 Mixer = Attention | Latent | DeltaRule
 MLP = GatedMLP | Experts | ParallelExperts
+
+
+def cached_dtype(choice: str, dtype: str, *, has_latents: bool) -> str:
+    """Return the dtype of keys and values, as `kv.dtype` chooses, of a model in `dtype`; raises ConfigError."""
+    if choice == "auto":
+        return dtype
+    if has_latents:
+        raise ConfigError(
+            "kv.dtype = 'fp8': this model caches latents, not keys and values, and latents in fp8 are not supported; "
+            "set auto"
+        )
+    return E4M3
 
 
 @dataclass(frozen=True, slots=True)

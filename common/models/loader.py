@@ -9,7 +9,7 @@ from common.base.dtypes import DTYPES
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import is_gguf
 from common.models.base import Model, ModelConfig
-from common.models.config import DecoderConfig
+from common.models.config import DecoderConfig, cached_dtype
 from common.models.decoder import Decoder
 from common.models.gguf_weights import load_gguf_weights
 from common.models.upload import Progress
@@ -41,18 +41,12 @@ def resolve_kv_dtype(choice: str, config: ModelConfig, dtype: str, device: torch
     Raises ConfigError for e4m3 where the cache holds latents, from which keys and values are computed. Also for a model
     in float32 on a GPU, where keys of e4m3 are multiplied in 16 bits.
     """
-    if choice == "auto":
-        return dtype
-    if config.latents:
-        raise ConfigError(
-            "kv.dtype = 'fp8': this model caches latents, not keys and values, and latents in fp8 are not supported; "
-            "set auto"
-        )
-    if device.type == "cuda" and dtype == "float32":
+    kv_dtype = cached_dtype(choice, dtype, has_latents=bool(config.latents))
+    if kv_dtype == E4M3 and device.type == "cuda" and dtype == "float32":
         raise ConfigError(
             "kv.dtype = 'fp8': on a GPU this is for models in 16 bits, and model.dtype is 'float32'; set one to auto"
         )
-    return E4M3
+    return kv_dtype
 
 
 def resolve_max_len(section: ModelSection, config: ModelConfig) -> int:
