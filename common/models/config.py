@@ -1,8 +1,10 @@
 """Sizes of a decoder as data: a family's file turns config.json into a `DecoderConfig`. Needs no torch."""
 
-from collections import Counter
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from common.base.errors import ConfigError
 from common.models.quantization.rules import Quantization
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
@@ -12,10 +14,22 @@ from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
 from common.models.sizes.quantized import quantized, saved_bytes, widened_bytes
 from common.models.sizes.stacks import Source, Stacks, stacked
-from common.wire.values.kv_layout import KVGroup
+from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
 Mixer = Attention | Latent | DeltaRule
 MLP = GatedMLP | Experts | ParallelExperts
+
+
+def cached_dtype(choice: str, dtype: str, *, has_latents: bool) -> str:
+    """Return the dtype of keys and values, as `kv.dtype` chooses, of a model in `dtype`; raises ConfigError."""
+    if choice == "auto":
+        return dtype
+    if has_latents:
+        raise ConfigError(
+            "kv.dtype = 'fp8': this model caches latents, not keys and values, and latents in fp8 are not supported; "
+            "set auto"
+        )
+    return E4M3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +131,16 @@ class DecoderConfig:
 
     def cache_groups(self, block_size: int, dtype: str) -> tuple[KVGroup, ...]:
         """Return the groups of KV blocks, in the order of `groups`."""
-        count = Counter(layer.mixer.group for layer in self.layers)
-        return tuple(mixer.cache(count[mixer.group], block_size, dtype) for mixer in self.groups)
+        return tuple(self._cache(mixer, block_size, dtype) for mixer in self.groups)
+
+    def _cache(self, mixer: Mixer, block_size: int, dtype: str) -> KVGroup:
+        """Return the cache of the layers that are in a group with `mixer`."""
+        mixers = [layer.mixer for layer in self.layers if layer.mixer.group == mixer.group]
+        group = mixer.cache(len(mixers), block_size, dtype)
+        if group.dtype != E4M3:
+            return group
+        scales = [each.kv_scales for each in mixers if isinstance(each, Attention)]
+        return replace(group, scales=scales_digest(scales))
 
     def stacks(self) -> Stacks:
         """Return all weights."""

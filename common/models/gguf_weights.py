@@ -4,6 +4,8 @@ The file is checked as a whole before anything is loaded. `place_of` says which 
 `UNPACKED` makes their blocks plain.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from common.models.sizes.stacks import Piece
 from common.models.upload import Part, Progress, Upload
 from common.models.weights import WeightsLayout, place_in
 
+logger = logging.getLogger(__name__)
+
 
 class _Wanted(NamedTuple):
     """Rows of a stack, and their place in the file."""
@@ -41,6 +45,7 @@ def load_gguf_weights(
     _check_names(model, wanted)
     _check_shapes(model, wanted)
     tensors = layout.tensors(region)
+    logger.info("%s", _described(model))
     parts = [
         _part(
             _matrix(model.tensors, each.place),
@@ -85,6 +90,15 @@ def _check_shapes(model: GGUFModel, wanted: list[_Wanted]) -> None:
                 problems[place.name] += " for each expert"
     if problems:
         raise ModelError(f"{model.path}: {listed(list(problems.values()))}; serve another file of this model")
+
+
+def _described(model: GGUFModel) -> str:
+    """Return a line about the types of a file's tensors."""
+    count = Counter(tensor.type.name for tensor in model.tensors.values())
+    num_bytes = sum(tensor.num_bytes for tensor in model.tensors.values())
+    types = ", ".join(f"{number} tensors in {name}" for name, number in count.most_common())
+    end = "" if count.keys() <= PLAIN.keys() else "; blocks are made plain as they are loaded"
+    return f"{model.path}: {types}, {num_bytes / 1e9:.2f} GB{end}"
 
 
 def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:

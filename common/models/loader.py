@@ -10,13 +10,14 @@ from common.base.dtypes import DTYPES
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import is_gguf
 from common.models.base import Model, ModelConfig
-from common.models.config import DecoderConfig
+from common.models.config import DecoderConfig, cached_dtype
 from common.models.decoder import Decoder
 from common.models.gguf_weights import load_gguf_weights
 from common.models.sizes.quantized import saved_bytes
 from common.models.upload import Progress
 from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
 from common.settings.config import ModelSection
+from common.wire.values.kv_layout import E4M3
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,20 @@ def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str
     if device.type == "cpu":
         return "float32"
     return "float16" if config.dtype == "float16" and not config.exceeds_float16 else "bfloat16"
+
+
+def resolve_kv_dtype(choice: str, config: ModelConfig, dtype: str, device: torch.device) -> str:
+    """Return the dtype of keys and values of a model served in `dtype`.
+
+    Raises ConfigError for e4m3 where the cache holds latents, from which keys and values are computed. Also for a model
+    in float32 on a GPU, where keys of e4m3 are multiplied in 16 bits.
+    """
+    kv_dtype = cached_dtype(choice, dtype, has_latents=bool(config.latents))
+    if kv_dtype == E4M3 and device.type == "cuda" and dtype == "float32":
+        raise ConfigError(
+            "kv.dtype = 'fp8': on a GPU this is for models in 16 bits, and model.dtype is 'float32'; set one to auto"
+        )
+    return kv_dtype
 
 
 def resolve_max_len(section: ModelSection, config: ModelConfig) -> int:

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
-from common.checkpoint.gguf.config import ROPE_FACTORS, rope_factors
+from common.checkpoint.gguf.config import ROPE_FACTORS, config_of, rope_factors
 from common.checkpoint.gguf.model_file import is_gguf, read_gguf
 from common.models.config import DecoderConfig, Layer
 from common.models.quantization.reading import read_quantization
@@ -59,14 +59,17 @@ def read_config(path: Path, quantization: str = AS_STORED) -> DecoderConfig:
     Args:
         quantization: scheme in which products are held, or AS_STORED.
     """
-    settings = Settings.read(path)
-    config = decoder_config(settings)
-    config = _with_rope_factors(config, path) if is_gguf(path) else config
+    if is_gguf(path):
+        config, where, is_packed = _gguf_config(path), str(path), False
+    else:
+        settings = Settings.read(path)
+        config, where = decoder_config(settings), settings.where
+        is_packed = config.quantization is None and settings.is_quantized
     if quantization == AS_STORED:
         return config
-    if config.quantization is None and settings.is_quantized:
+    if is_packed:
         raise ModelError(
-            f"{settings.where}: model.quantization = {quantization!r} is for matrices in 16 bits, or that are made so, "
+            f"{where}: model.quantization = {quantization!r} is for matrices in 16 bits, or that are made so, "
             f"and this model keeps its own format; set {AS_STORED}, or serve the checkpoint in 16 bits"
         )
     return replace(config, scheme=quantization)
@@ -105,16 +108,17 @@ def _inner_config(text: Settings, wrapper: str) -> DecoderConfig:
     return replace(config, source=replace(config.source, ignored=(*config.source.ignored, *SENSES)))
 
 
-def _with_rope_factors(config: DecoderConfig, path: Path) -> DecoderConfig:
-    """Return the config with its rotary frequencies divided by the file's factors, if there are any.
+def _gguf_config(path: Path) -> DecoderConfig:
+    """Return the decoder's config of a GGUF file, its rotary frequencies divided by the file's factors.
 
-    Files of Llama 3.1 and later have factors in place of a scaling in the metadata. Raises ModelError for another
-    number of factors.
+    Files of Llama 3.1 and later have factors in a tensor, in place of a scaling in the metadata.
     """
     try:
-        factors = rope_factors(read_gguf(path))
+        model = read_gguf(path)
+        settings, factors = Settings(config_of(model), str(path)), rope_factors(model)
     except ConfigError as error:
         raise ModelError(str(error)) from None
+    config = decoder_config(settings)
     if factors is None:
         return config
     divided = {layer: _divided(layer, factors, path) for layer in set(config.layers)}

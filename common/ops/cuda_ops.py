@@ -63,9 +63,10 @@ class CudaOps:
         self.pdl = pdl
         self.caches = tuple(caches)
         self.groups = [self._group(cache, max_num_seqs) for cache in caches]
-        # Planned kernels fuse norm and activation, and exist for two bytes an element only.
+        # Planned kernels fuse norm and activation, and exist for models of two bytes an element only. These alone have
+        # caches of one byte.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
-        self._is_planned = planned and caches[0].blocks.element_size() == 2
+        self._is_planned = planned and caches[0].blocks.element_size() <= 2
         gpu = gpu_of(caches[0].blocks.device)
         self._plans: Plans = LinearPlans(gpu)
         self._linear = FusedLinear(

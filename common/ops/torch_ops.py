@@ -65,8 +65,7 @@ class TorchOps:
         k_cache, v_cache = self.caches[weights.group][:, layer_id].unbind(1)
         slots, table = batch.slots[weights.group], batch.block_tables[weights.group]
         q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache)
-        seen = (weights.scale, weights.window, weights.sinks)
-        return reference.paged_attention(q, k_cache, v_cache, table, batch, *seen).flatten(1)
+        return reference.cache_attention(q, weights, k_cache, v_cache, table, batch).flatten(1)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]

@@ -44,7 +44,7 @@ class ModelSection:
 
     path: str = option("deploy/demo_model", "model directory in Hugging Face layout, or a GGUF file")
     name: str = option("", "name that clients use; that of the directory or file when empty", form=MODEL_NAME)
-    dtype: str = option("auto", "weights and KV: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
+    dtype: str = option("auto", "of weights: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
     quantization: str = option(
         "auto",
         "auto: matrices as the checkpoint has them, or plain; fp8, int8: in 8 bits, quantized row by row at load",

@@ -136,8 +136,8 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
     )
 
 
-def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool, window: int = 0) -> CudaOps:
-    pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, dtype=BF16)
+def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool, window: int = 0, cache: torch.dtype = BF16) -> CudaOps:
+    pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, dtype=cache)
     return CudaOps([GroupCache(pool, heads.num_q_heads, window)], KernelsSection(), max_num_seqs, pdl=pdl)
 
 
@@ -252,7 +252,9 @@ def run_other_experts(gpu: Gpu) -> None:
         ops.experts_add(x, routing, weights, rows)
 
 
-def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **given: Any) -> None:
+def run_attention(
+    gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, cache: torch.dtype = BF16, **given: Any
+) -> None:
     """Attention that differs from that of `run_model`: decode steps, and prompts for each kernel of theirs."""
     weights = AttentionWeights(
         q_norm=None,
@@ -266,7 +268,8 @@ def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **gi
     prefixes = SharedPrefixes(numbers=empty(64), num_tokens=empty(64)) if shares_prefixes else None
     for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1)):
         is_decode = num_tokens == num_seqs
-        ops = make_ops(heads, num_seqs, pdl=gpu.has_dependent_launch and is_decode, window=weights.window)
+        pdl = gpu.has_dependent_launch and is_decode
+        ops = make_ops(heads, num_seqs, pdl=pdl, window=weights.window, cache=cache)
         batch = make_batch(num_tokens, num_seqs)
         batch = replace(batch, num_keys=0 if is_decode else 5000, prefixes=prefixes if is_decode else None)
         qkv = empty(num_tokens, weights.num_heads * heads.head_dim, dtype=BF16)
@@ -289,6 +292,16 @@ def run_other_attention(gpu: Gpu) -> None:
     factors = empty(4096, dtype=torch.float32)
     run_attention(gpu, Heads(32, 8, 128), query_factors=factors, shares_prefixes=True)
     run_attention(gpu, Heads(8, 2, 128), norms_values=True, shares_kv=True)
+
+
+def run_e4m3(gpu: Gpu) -> None:
+    """Attention over keys and values in e4m3, with the largest tiles, a window, sinks, and shared prefixes."""
+    cache = torch.float8_e4m3fn
+    run_attention(gpu, Heads(32, 8, 128), cache=cache, shares_prefixes=True)
+    run_attention(gpu, Heads(16, 4, 256), cache=cache, norms_values=True)
+    run_attention(gpu, Heads(*GEMMA_4_31B_FULL[:3]), cache=cache)
+    sinks = empty(GPT_OSS.num_q, dtype=torch.float32)
+    run_attention(gpu, Heads(*GPT_OSS[:3]), cache=cache, window=GPT_OSS.window, sinks=sinks)
 
 
 def run_other_products(gpu: Gpu) -> None:
@@ -409,6 +422,7 @@ def main(capabilities: list[str]) -> None:
         run_quantized(gpu)
         run_large_heads(gpu)
         run_other_attention(gpu)
+        run_e4m3(gpu)
         run_other_products(gpu)
         run_hybrid(gpu)
         run_experts(gpu)

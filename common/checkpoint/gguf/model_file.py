@@ -16,8 +16,8 @@ _SHOWN = 5
 
 
 def is_gguf(path: Path) -> bool:
-    """Tell whether a path names a GGUF file, by the end of the name."""
-    return path.suffix.lower() == SUFFIX
+    """Tell whether a path names a GGUF file, existing or not, by the end of the name."""
+    return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def model_name(path: Path) -> str:
@@ -74,6 +74,15 @@ class GGUFModel:
         if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
             raise self.wrong(key, value, "an array of strings")
         return tuple(map(str, value))
+
+    def wholes(self, key: str) -> tuple[int, ...] | None:
+        """Return an array of whole numbers; None without one."""
+        value = self.metadata.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, tuple) or not all(type(each) is int for each in value):
+            raise self.wrong(key, value, "an array of whole numbers")
+        return tuple(map(int, value))
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """Return an array of numbers; None without one."""

@@ -64,7 +64,7 @@ def tokenizer_json_of(model: GGUFModel) -> str:
         parts = _byte_level(model, tokens, word_split_of(model))
     else:
         parts = _sentence_pieces(model, tokens)
-    added = [_added(number, text, is_special=True) for number, text in tokens.of_type(CONTROL)]
+    added = [_added(number, text, is_special=True) for number, text in tokens.of_type(CONTROL, UNKNOWN)]
     added += [_added(number, text, is_special=False) for number, text in tokens.of_type(USER_DEFINED)]
     content = {
         "version": "1.0",
@@ -101,11 +101,12 @@ def word_split_of(model: GGUFModel) -> WordSplit:
 
 def read_tokens(model: GGUFModel) -> Tokens:
     """Return the vocabulary; raises ConfigError for one that contradicts itself."""
-    texts, types = model.texts("tokenizer.ggml.tokens"), model.numbers("tokenizer.ggml.token_type")
+    texts, types = model.texts("tokenizer.ggml.tokens"), model.wholes("tokenizer.ggml.token_type")
     if not texts:
         raise ConfigError(f"{model.path}: has no tokenizer.ggml.tokens; serve another file of this model")
+    texts = tuple(text or f"[EMPTY_{number}]" for number, text in enumerate(texts))
     if types is None:
-        types = (float(NORMAL),) * len(texts)
+        types = (NORMAL,) * len(texts)
     if len(types) != len(texts):
         raise ConfigError(
             f"{model.path}: {len(texts)} tokens, and {len(types)} types of tokens; serve another file of this model"
@@ -113,7 +114,7 @@ def read_tokens(model: GGUFModel) -> Tokens:
     if len(set(texts)) != len(texts):
         twice = Counter(texts).most_common(1)[0][0]
         raise ConfigError(f"{model.path}: the token {twice!r:.80} is there twice; serve another file of this model")
-    return Tokens(texts, [int(each) for each in types])
+    return Tokens(texts, types)
 
 
 def _byte_level(model: GGUFModel, tokens: Tokens, split: WordSplit) -> JsonObject:

@@ -80,6 +80,8 @@ def attention_part(
         shares_kv=attention.shares_kv,
         sinks=tensors.get("sinks"),
         bias=tensors.get("qkv_bias"),
+        k_scale=attention.kv_scales[0],
+        v_scale=attention.kv_scales[1],
         group=group,
     )
     return AttentionPart(

@@ -10,6 +10,7 @@ from common.ops.reference.latent import expanded as expanded
 from common.ops.reference.latent import latent_attention as latent_attention
 from common.ops.reference.latent import rotated_queries as rotated_queries
 from common.ops.reference.latent import write_latents as write_latents
+from common.ops.reference.layers import cache_attention as cache_attention
 from common.ops.reference.layers import gate_mul as gate_mul
 from common.ops.reference.layers import norm_add as norm_add
 from common.ops.reference.layers import paged_attention as paged_attention
