@@ -8,6 +8,7 @@ divergence (KL, in nats) of the distributions of the next token, and how often b
 
 import argparse
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from common.models.loader import model_bytes
 from common.models.reading import AS_STORED
 from common.ops.base import ForwardBatch
 from common.settings.config import QUANTIZATIONS, Config, ModelSection, WorkerSection
+from deploy.bench.results import Row, append_rows, row_of
+from deploy.bench.stats import Figure
 
 
 class Agreement(NamedTuple):
@@ -89,8 +92,9 @@ def agreement(logits: Tensor, expected: Tensor) -> Agreement:
     return Agreement(float(kl), float(same))
 
 
-def compare(args: argparse.Namespace) -> Table:
-    """Return the table."""
+def compare(args: argparse.Namespace) -> tuple[Table, list[Row]]:
+    """Return the table, and the result rows."""
+    rows: list[Row] = []
     table = Table("scheme", "weights, MB", "KL, nats a token", "same likeliest token")
     ids, expected = torch.empty(0), torch.empty(0)
     for choice in QUANTIZATIONS:
@@ -113,7 +117,10 @@ def compare(args: argparse.Namespace) -> Table:
         else:
             found = agreement(logits, expected)
             table.add_row(choice, f"{num_mb:.2f}", f"{found.kl:.5f}", f"{found.top_1:.2%}")
-    return table
+            workload = f"quantized to {choice} at load, {args.texts} texts of {args.tokens} tokens, {args.device}"
+            figures = Figure("scheme_divergence", found.kl, "nats"), Figure("scheme_agreement", found.top_1, "")
+            rows += [row_of("none", Path(args.model_dir).name, workload, figure) for figure in figures]
+    return table, rows
 
 
 def main() -> int:
@@ -126,9 +133,13 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=32, help="texts drawn (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of a text (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--results", type=Path, help="CSV file to append to")
     args = parser.parse_args()
     require_gpu(args.device)
-    Console().print(compare(args))
+    table, rows = compare(args)
+    Console().print(table)
+    if args.results:
+        append_rows(args.results, rows)
     return 0
 
 
