@@ -1,6 +1,7 @@
 """Load a model onto a device, from a directory or a GGUF file."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,9 +11,12 @@ from common.base.dtypes import DTYPES
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import is_gguf
 from common.models.base import Model, ModelConfig
+from common.models.checkpoint import stored_tensors
 from common.models.config import DecoderConfig, cached_dtype
 from common.models.decoder import Decoder
 from common.models.gguf_weights import load_gguf_weights
+from common.models.quantization.cache_scales import cache_scales
+from common.models.sizes.attention import Attention
 from common.models.sizes.quantized import saved_bytes
 from common.models.upload import Progress
 from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
@@ -51,6 +55,22 @@ def resolve_kv_dtype(choice: str, config: ModelConfig, dtype: str, device: torch
             "kv.dtype = 'fp8': on a GPU this is for models in 16 bits, and model.dtype is 'float32'; set one to auto"
         )
     return kv_dtype
+
+
+def with_cache_scales(config: DecoderConfig, model_dir: Path) -> DecoderConfig:
+    """Return the config with the scales of keys and values that a quantized checkpoint has; 1 without."""
+    if config.quantization is None:
+        return config
+    attention = [number for number, layer in enumerate(config.layers) if isinstance(layer.mixer, Attention)]
+    scales, layers = cache_scales(stored_tensors(model_dir), attention), list(config.layers)
+    for number, pair in scales.items():
+        mixer = layers[number].mixer
+        assert isinstance(mixer, Attention)
+        layers[number] = replace(layers[number], mixer=replace(mixer, kv_scales=pair))
+    if scales:
+        least, most = min(map(min, scales.values())), max(map(max, scales.values()))
+        logger.info("keys and values in fp8 have scales of the checkpoint, from %g to %g", least, most)
+    return replace(config, layers=tuple(layers))
 
 
 def resolve_max_len(section: ModelSection, config: ModelConfig) -> int:

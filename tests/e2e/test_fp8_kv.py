@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.client import Reference, complete_all, prompts
@@ -15,7 +16,9 @@ from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, NUM_OUT, ask, converse, full, metric, pulled_by
 from tests.e2e.test_replies import pulled, quiet
+from tests.support.checkpoints import write_checkpoint
 from tests.support.marks import first_then
+from tests.support.packed_checkpoints import CASES, SIZES, pack_checkpoint
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -108,3 +111,29 @@ async def test_no_block_goes_to_a_worker_that_keeps_other_numbers(reference: Ref
         assert "groups[0].dtype: 'float32' here, 'float8_e4m3fn' there" in path["error"]
         text = Reference(DIRECTORY, reference.model).text(prompt, NUM_OUT, ignore_eos=True)
         assert (await ask(system, prompt)).texts == [text], "the decode worker computes the prompt itself"
+
+
+@pytest.mark.medium
+async def test_scales_of_a_checkpoint_arrive(tmp_path: Path) -> None:
+    """Each layer has scales of its own, without which numbers would be rounded to other ones, or cut."""
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    for directory in (packed, plain):
+        directory.mkdir()
+    write_checkpoint("qwen3-untied", packed, sizes=SIZES, dtype=torch.bfloat16)
+    pack_checkpoint(packed, plain, CASES["fp8-modelopt"]())
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    scales = [(0.004 + 0.001 * layer, 0.0005 + 0.0003 * layer) for layer in range(model.config.num_hidden_layers)]
+    path = packed / "model.safetensors"
+    tensors = load_file(path)
+    for layer, pair in enumerate(scales):
+        for letter, scale in zip("kv", pair, strict=True):
+            tensors[f"model.layers.{layer}.self_attn.{letter}_scale"] = torch.tensor(scale)
+    save_file(tensors, path)
+    scaled = Reference(packed, model, lambda: RoundedCache(config=model.config, scales=scales))
+    unscaled = Reference(packed, model, lambda: RoundedCache(config=model.config))
+    asked = prompts(6, 40, 120, seed=66)
+    expected = [scaled.text(prompt, NUM_OUT, ignore_eos=True) for prompt in asked]
+    assert expected != [unscaled.text(prompt, NUM_OUT, ignore_eos=True) for prompt in asked]
+    with System(packed, *FP8).start() as system:
+        completions = await complete_all(system.url, asked, max_tokens=NUM_OUT, ignore_eos=True)
+        assert [each.text for each in completions] == expected

@@ -29,13 +29,13 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
 from common.models.base import Model, ModelConfig
-from common.models.loader import load_model, resolve_dtype, resolve_kv_dtype, resolve_max_len
+from common.models.loader import load_model, resolve_dtype, resolve_kv_dtype, resolve_max_len, with_cache_scales
 from common.models.reading import read_config
 from common.ops.base import GroupCache, Ops
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint
-from common.wire.values.kv_layout import KVLayout
+from common.wire.values.kv_layout import E4M3, KVLayout
 from common.wire.values.pool_shape import PoolShape, shown
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ def build_engine(
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
     kv_dtype = resolve_kv_dtype(config.kv.dtype, model_config, dtype, device)
+    if kv_dtype == E4M3:
+        model_config = with_cache_scales(model_config, model_dir)
     groups = model_config.cache_groups(config.kv.block_size, kv_dtype)
     layout = KVLayout(model_fingerprint(model_dir, config.model.quantization), groups)
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())

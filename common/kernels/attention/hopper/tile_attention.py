@@ -33,13 +33,11 @@ def attend_tile(
     mbarrier.wait(full.index(slot), phase)
     q = q_smem.permute((1, 0))
     k_tile = k_ring.index(slot)
-    v_tile = v_ring.index(slot)
     IS_WIDE: gl.constexpr = wide.dtype != k_ring.dtype
     if IS_WIDE:
         widen_tile(k_tile, wide.index(0), 0, TILE)
-        widen_tile(v_tile, wide.index(1), first_key, num_keys)
+        widen_tile(v_ring.index(slot), wide.index(1), first_key, num_keys)
         k_tile = wide.index(0)
-        v_tile = wide.index(1)
         fence_async_shared()
         tl.debug_barrier()
         mbarrier.arrive(empty.index(slot), count=1)
@@ -47,12 +45,12 @@ def attend_tile(
     scores = warpgroup_mma_wait(0, deps=[scores])
     if not IS_WIDE:  # noqa: SIM102 - known to the compiler, unlike the keys
         if num_keys < TILE:
-            clear_end(v_tile, num_keys, BLOCK_SIZE, TILE, HEAD_DIM)
+            clear_end(v_ring.index(slot), num_keys, BLOCK_SIZE, TILE, HEAD_DIM)
     seen = tile_keys < num_keys
     if WINDOW > 0:
         if not IS_WIDE:  # noqa: SIM102 - as above
             if first_key > 0:
-                clear_begin(v_tile, first_key, BLOCK_SIZE, TILE, HEAD_DIM)
+                clear_begin(v_ring.index(slot), first_key, BLOCK_SIZE, TILE, HEAD_DIM)
         seen = seen & (tile_keys >= first_key)
     scores = gl.where(seen[:, None], scores * scale_log2, -1e38)
     new_max = gl.maximum(row_max, gl.max(scores, axis=0))
@@ -61,6 +59,7 @@ def attend_tile(
     p_smem.permute((1, 0)).store(weights.to(p_smem.dtype))
     fence_async_shared()
     tl.debug_barrier()
+    v_tile = wide.index(1) if IS_WIDE else v_ring.index(slot)
     acc = warpgroup_mma(v_tile.permute((1, 0)), p_smem.permute((1, 0)), acc * decay, is_async=True)
     sums = gl.fma(sums, decay + gl.zeros_like(sums), weights)
     acc = warpgroup_mma_wait(0, deps=[acc])
