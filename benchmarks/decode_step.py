@@ -7,6 +7,7 @@ Uses the decode worker's own engine, batch and captured graphs. Without more fla
 context of 128 to 32,768 tokens that fits in the pool. A mix has contexts of different lengths. Each mix is measured
 beside a batch of equal contexts, with equally many sequences and keys. The floor is the time to read the weights once
 and the KV of every sequence, at this GPU's read bandwidth of today. `--profile` lists the kernels of a step by time.
+`--quantization` quantizes the model at load, and the floor counts its bytes.
 `--asks` adds penalties, log-probabilities or grammars to every row. `--sms` limits a step to the multiprocessors left
 beside a prompt. With `--shared` all contexts begin with the same blocks. A step that reads shared blocks once is then
 measured beside a step that reads the blocks for each row.
@@ -32,8 +33,10 @@ from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
-from common.settings.config import Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
-from common.wire.values.kv_layout import DTYPE_BYTES, Counts, KVGroup
+from common.models.reading import AS_STORED
+from common.settings.config import QUANTIZATIONS, Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
+from common.settings.memory_sections import KV_DTYPES, KVSection
+from common.wire.values.kv_layout import Counts, KVGroup
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
@@ -68,21 +71,30 @@ def _scattered(block_ids: list[int]) -> Iterator[int]:
     return (block_ids[index] for index in order.tolist())
 
 
+def _fill(cache: torch.Tensor) -> None:
+    """Fill a cache with numbers of about 1."""
+    if cache.dtype == torch.float8_e4m3fn:
+        cache.view(torch.uint8).random_(0x20, 0x40)
+    else:
+        cache.normal_()
+
+
 class StepBench:
     """A decode worker's engine filled with made-up sequences; `args` as by `add_engine_flags`."""
 
     def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str) -> None:
         self.max_rows = max(args.batches)
         config = Config(
-            model=ModelSection(path=args.model_dir),
+            model=ModelSection(path=args.model_dir, quantization=args.quantization),
             worker=WorkerSection(device=device),
             decode=DecodeSection(max_num_seqs=self.max_rows),
+            kv=KVSection(dtype=args.kv_dtype),
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
         )
         self.engine: Engine = build_engine(config, memory, step_tokens=2048, logit_rows=self.max_rows)
         take_all(self.engine.shared)
         for cache in self.engine.pool.caches:
-            cache.normal_()  # contexts differ, as then do the experts that their tokens choose
+            _fill(cache)  # contexts differ, as then do the experts that their tokens choose
         self.block_size = config.kv.block_size
         engine = self.engine
         self.batch = DecodeBatch(self.max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
@@ -160,8 +172,8 @@ class StepBench:
 
     def floor_ms(self, contexts: Sequence[int], bytes_per_s: float) -> float:
         """Return the time to read needed weights, all keys and values in sight, and the states of all rows, once."""
-        groups, num_rows = self.engine.pool.layout.groups, len(contexts)
-        num_bytes = self.engine.model.config.step_weights(num_rows) * DTYPE_BYTES[groups[0].dtype]
+        groups, num_rows, model = self.engine.pool.layout.groups, len(contexts), self.engine.model
+        num_bytes = model.config.step_bytes(num_rows, model.zeros(1).rows.element_size())
         for group in groups:
             if group.grows:
                 seen = (min(context, group.window or context) for context in contexts)
@@ -200,6 +212,22 @@ def mixes(text: str) -> list[ContextMix]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def add_quantization(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of `model.quantization`."""
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default=AS_STORED,
+        help="as --model-quantization (default: %(default)s)",
+    )
+
+
+def served_as(args: argparse.Namespace) -> str:
+    """Return a model's name in results: that of its directory, and its scheme if it is quantized at load."""
+    name = Path(args.model_dir).name
+    return name if args.quantization == AS_STORED else f"{name} in {args.quantization}"
+
+
 def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:
     """Add the flags behind `StepBench` and its result rows; `batches` is the default of `--batches`."""
     parser.add_argument("model_dir")
@@ -207,8 +235,10 @@ def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> Non
     parser.add_argument(
         "--batches", type=numbers, default=batches, help=f"sequences, separated by commas (default: {shown})"
     )
+    add_quantization(parser)
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--cublas", action="store_true", help="all products by cuBLAS")
+    parser.add_argument("--kv-dtype", choices=KV_DTYPES, default="auto", help="of keys and values (default: auto)")
     parser.add_argument("--results", type=Path, help="CSV file to append to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
 
@@ -265,7 +295,7 @@ def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> l
             beside = _beside(bench, mix, bytes_per_s) if mix in grid else _beside_evened(bench, mix)
         table.add_row(mix.name, f"{step_ms:.3f}", f"{beside[1]:.3f}", f"{100 * beside[1] / step_ms:.0f}")
         step = Figure("step", step_ms, "ms")
-        rows.append(row_of(args.hardware, Path(args.model_dir).name, _workload(args, mix), step, beside=beside))
+        rows.append(row_of(args.hardware, served_as(args), _workload(args, mix), step, beside=beside))
     Console().print(table)
     return rows
 
@@ -273,7 +303,8 @@ def measure(args: argparse.Namespace, bench: StepBench, bytes_per_s: float) -> l
 def _workload(args: argparse.Namespace, mix: ContextMix) -> str:
     where = f"on {args.sms} multiprocessors" if args.sms else "alone"
     shared = f", {args.shared} of them shared" if args.shared else ""
-    return f"decode step {where}, {mix.name}{shared}" + ("" if args.asks == "nothing" else f", {args.asks}")
+    stored = "" if args.kv_dtype == "auto" else f", KV in {args.kv_dtype}"
+    return f"decode step {where}, {mix.name}{shared}{stored}" + ("" if args.asks == "nothing" else f", {args.asks}")
 
 
 def measured_ms(bench: StepBench, mix: ContextMix, profile: bool) -> float | None:

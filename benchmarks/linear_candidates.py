@@ -1,8 +1,9 @@
 """Candidate plans for multiplying a few tokens by a model's matrices, and a check of each plan's result."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,14 +11,17 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.presets import settings
 from common.kernels.base.gpu import Gpu, gpu_of
+from common.kernels.elementwise.quantize import quantize
 from common.models.reading import decoder_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.ops.base import Activation, Norm, Residual, Weight
+from common.ops.base import Activation, Norm, Residual, Scheme, Weight
+from common.ops.base.weight import SCHEMES
 from common.ops.linear import FusedLinear
-from common.ops.linear_plan import Fusion, Kind, Plan
+from common.ops.linear_plan import Fusion, Kind, Plan, element_bytes
+from common.ops.quantized_linear import QuantizedLinear
 
 SHARED_SPARE_BYTES = 12_000  # used by a program beside its tiles
 EPS = 1e-6
@@ -30,14 +34,15 @@ class Shape:
     fusion: Fusion
     n: int
     k: int
+    scheme: Scheme = Scheme.PLAIN
 
     @property
     def rows(self) -> int:
         return self.n * (2 if self.fusion is Fusion.GATE else 1)
 
 
-def shapes_of(preset: str) -> list[Shape]:
-    """Return the products of all distinct layers of a known model, and of its head."""
+def shapes_of(preset: str, scheme: Scheme = Scheme.PLAIN) -> list[Shape]:
+    """Return the products of all distinct layers of a known model, in a scheme, and of its head, which is plain."""
     config = decoder_config(settings(preset))
     hidden, shapes = config.hidden_size, []
     for layer in dict.fromkeys(config.layers):
@@ -53,6 +58,7 @@ def shapes_of(preset: str) -> list[Shape]:
             shapes += [Shape(Fusion.NORM, mixer.q_width, mixer.q_rank)]
         if isinstance(dense, GatedMLP):
             shapes += [Shape(Fusion.GATE, dense.inner, hidden), Shape(Fusion.ADD, hidden, dense.inner)]
+    shapes = [replace(shape, scheme=scheme) for shape in shapes]
     return list(dict.fromkeys([*shapes, Shape(Fusion.LOGITS, config.vocab_size, hidden)]))
 
 
@@ -63,6 +69,7 @@ TILES = (  # block_n, block_k, stages
 
 
 def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
+    """Yield plans for `tokens` times a product, cuBLAS or another library first."""
     yield Plan(Kind.CUBLAS)
     if tokens == 1:
         yield from _gemv_candidates(shape)
@@ -79,7 +86,7 @@ def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
     """
     sides = 2 if shape.fusion is Fusion.GATE else 1
     for rows, (warps, unroll), stages in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
-        tiles = -(-shape.k // (256 * warps * unroll))
+        tiles = -(-shape.k // (512 // element_bytes(shape.scheme) * warps * unroll))
         registers = 4 * rows * unroll * sides * stages
         if stages <= tiles and 16 <= registers <= 80 and rows * unroll * sides <= 8:
             yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll, stages=stages)
@@ -90,7 +97,7 @@ def _skinny_candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
     splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1,)
     for (block_n, block_k, stages), split in product(TILES, splits):
         programs = -(-shape.n // block_n) * split
-        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * 2 * (stages - 1)
+        shared_bytes = (block_n * sides + max(tokens, 16)) * block_k * element_bytes(shape.scheme) * (stages - 1)
         if programs < 80 or (split > 1 and programs > 700) or shared_bytes > gpu.shared_bytes - SHARED_SPARE_BYTES:
             continue
         if (block_n < 64 and tokens > 16) or (block_n == 128 and tokens < 32) or (block_n == 16 and split > 1):
@@ -104,10 +111,11 @@ def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     """Yield rings small enough for a program of the next kernel on the same multiprocessor, and larger rings."""
     sides = 2 if shape.fusion is Fusion.GATE else 1
     splits = (1, 2, 4, 8) if shape.fusion is Fusion.ADD else (1,)
-    plans = []
-    for block_k, ring_bytes, split in product((64, 128, 256), (50_000, 74_000, 110_000, 160_000, 210_000), splits):
+    plans, num_bytes = [], element_bytes(shape.scheme)
+    tiles = (64, 128, 256) if shape.scheme is Scheme.PLAIN else (128, 256)
+    for block_k, ring_bytes, split in product(tiles, (50_000, 74_000, 110_000, 160_000, 210_000), splits):
         programs = -(-shape.n // 64) * split
-        slot_bytes = (64 * sides + max(tokens, 8)) * block_k * 2
+        slot_bytes = (64 * sides + max(tokens, 8)) * block_k * num_bytes
         stages = min(ring_bytes // slot_bytes, shape.k // (split * block_k))
         if programs >= 76 and stages >= 2 and shape.k % (split * block_k) == 0:
             plans.append(Plan(Kind.RING, block_k=block_k, stages=stages, splits=split))
@@ -119,16 +127,18 @@ class Operands:
 
     def __init__(self, shape: Shape, tokens: int) -> None:
         self.shape = shape
-        self.weight = Weight(torch.randn(shape.rows, shape.k, device="cuda", dtype=torch.bfloat16) * 0.02)
+        matrix = torch.randn(shape.rows, shape.k, device="cuda", dtype=torch.bfloat16) * 0.02
+        self.weight = Weight(matrix) if shape.scheme is Scheme.PLAIN else _quantized(matrix, shape.scheme)
         self.x = torch.randn(tokens, shape.k, device="cuda", dtype=torch.bfloat16)
         self.norm = Norm(torch.randn(shape.k, device="cuda", dtype=torch.bfloat16), EPS)
 
     def run(self, plan: Plan, *, pdl: bool) -> Tensor:
         x, linear = self.x, FusedLinear(pdl=pdl)
+        if self.shape.scheme is not Scheme.PLAIN:
+            return self._run_quantized(QuantizedLinear(linear, gpu_of(x.device), OnePlan(plan)), linear)
         match self.shape.fusion:
             case Fusion.ADD:
-                residual = Residual(torch.zeros(x.shape[0], self.shape.n, device="cuda", dtype=torch.bfloat16))
-                return linear.whole(linear.linear_add(plan, x, self.weight, residual))
+                return linear.whole(linear.linear_add(plan, x, self.weight, self._zeros()))
             case Fusion.GATE:
                 return linear.norm_gate_up(plan, Residual(x), self.norm, self.weight, Activation.SILU)
             case Fusion.NORM:
@@ -136,12 +146,39 @@ class Operands:
             case Fusion.LOGITS:
                 return linear.norm_linear(plan, Residual(x), self.norm, self.weight, torch.float32)
 
+    def _run_quantized(self, products: QuantizedLinear, linear: FusedLinear) -> Tensor:
+        match self.shape.fusion:
+            case Fusion.ADD:
+                return linear.whole(products.linear_add(self.x, self.weight, self._zeros()))
+            case Fusion.GATE:
+                return products.norm_gate_up(Residual(self.x), self.norm, self.weight, Activation.SILU)
+            case _:
+                return products.norm_linear(Residual(self.x), self.norm, self.weight)
+
+    def _zeros(self) -> Residual:
+        return Residual(torch.zeros(self.x.shape[0], self.shape.n, device="cuda", dtype=torch.bfloat16))
+
     def is_right(self, plan: Plan) -> bool:
-        """Tell whether the plan can run and agrees with cuBLAS."""
+        """Tell whether the plan can run and agrees with cuBLAS; activations as they are differ from those in codes."""
         expected = self.run(Plan(Kind.CUBLAS), pdl=False).float()
         pdl = gpu_of(self.x.device).has_dependent_launch
         try:
             error = (self.run(plan, pdl=pdl).float() - expected).norm() / expected.norm()
         except OutOfResources:
             return False
-        return bool(error < 2e-2)
+        return bool(error < (2e-2 if self.shape.scheme is Scheme.PLAIN or plan.kind is not Kind.GEMV else 6e-2))
+
+
+class OnePlan(NamedTuple):
+    """A source of plans that has a single one."""
+
+    chosen: Plan
+
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int, scheme: Scheme = Scheme.PLAIN) -> Plan:
+        return self.chosen
+
+
+def _quantized(matrix: Tensor, scheme: Scheme) -> Weight:
+    [dtype] = [each for each, of in SCHEMES.items() if of is scheme]
+    codes, scales = quantize(matrix, dtype)
+    return Weight(codes, None, scales.contiguous(), matrix.dtype)

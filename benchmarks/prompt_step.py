@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.decode_step import add_quantization, served_as
 from benchmarks.own_memory import own_memory, require_gpu, separate, usual
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import make_share
@@ -28,6 +29,7 @@ from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.warm_up import warm_up_prompts
 from common.memory.client.client import MemoryClient
+from common.models.reading import AS_STORED
 from common.settings.config import Config, ModelSection, PrefillSection, WorkerSection
 from common.wire.values.sampling_params import SamplingParams
 from deploy.bench.results import Row, append_rows, hardware, row_of
@@ -61,10 +63,16 @@ class PromptBench:
     """A prefill worker's engine, and a runner for each share of the GPU; a step has at most `num_seqs` prompts."""
 
     def __init__(
-        self, model_dir: str, chunk_tokens: int, memory: MemoryClient, device: str, num_seqs: int = NUM_SEQS
+        self,
+        model_dir: str,
+        chunk_tokens: int,
+        memory: MemoryClient,
+        device: str,
+        num_seqs: int = NUM_SEQS,
+        quantization: str = AS_STORED,
     ) -> None:
         config = Config(
-            model=ModelSection(path=model_dir),
+            model=ModelSection(path=model_dir, quantization=quantization),
             worker=WorkerSection(device=device),
             prefill=PrefillSection(max_batch_tokens=chunk_tokens),
         )
@@ -155,6 +163,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model_dir")
+    add_quantization(parser)
     for flag, default, what in (("--lengths", LENGTHS, "tokens"), ("--shares", SHARES, "percent of the GPU")):
         shown = ",".join(map(str, default))
         parser.add_argument(flag, type=numbers, default=default, help=f"{what}, separated by commas (default: {shown})")
@@ -178,7 +187,8 @@ def main(argv: list[str]) -> int:
     require_gpu(args.device)
     with own_memory(args.device) as memory:
         num_seqs = max([NUM_SEQS, *(step.num_prompts for step in args.together)])
-        rows = measure(args, PromptBench(args.model_dir, args.chunk, memory, args.device, num_seqs))
+        bench = PromptBench(args.model_dir, args.chunk, memory, args.device, num_seqs, args.quantization)
+        rows = measure(args, bench)
     if args.results:
         append_rows(args.results, rows)
     return 0
@@ -203,14 +213,14 @@ def measure(args: argparse.Namespace, bench: PromptBench) -> list[Row]:
             step_ms = bench.together_ms(runner, step, whole_gpu=whole_gpu)
             table.add_row(str(percent), str(step), f"{step_ms:.2f}", f"{num_tokens / step_ms * 1e3:,.0f}")
             workload = f"prompts in one step, {step}, {percent} % of the GPU"
-            rows.append(row_of(args.hardware, Path(args.model_dir).name, workload, Figure("step", step_ms, "ms")))
+            rows.append(row_of(args.hardware, served_as(args), workload, Figure("step", step_ms, "ms")))
     Console().print(table)
     return rows
 
 
 def _row(args: argparse.Namespace, percent: int, num_tokens: int, prompt_ms: float) -> Row:
     workload = f"prompt alone, {num_tokens} tokens, {percent} % of the GPU"
-    return row_of(args.hardware, Path(args.model_dir).name, workload, Figure("prompt", prompt_ms, "ms"))
+    return row_of(args.hardware, served_as(args), workload, Figure("prompt", prompt_ms, "ms"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ MODELS = {
     "Qwen3.5-4B": ("qwen3.5-4b", ""),
     "Qwen3-30B-A3B": ("qwen3-30b-a3b", ""),
     "Qwen3-30B-A3B, 24 of 48 layers": ("qwen3-30b-a3b", ", 24 layers"),
-    "Qwen3.6-35B-A3B": ("qwen3.6-35b-a3b", ""),
     "gpt-oss-20b": ("gpt-oss-20b", ""),
     "Gemma 3 4B": ("gemma3-4b", ""),
     "DeepSeek-V2-Lite": ("deepseek-v2-lite", ""),

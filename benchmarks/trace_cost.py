@@ -22,7 +22,7 @@ from rich.table import Table
 from common.base.trace_file import Process
 from common.device.steps.loop_trace import WAIT, Trace
 from common.device.steps.step_trace import make_trace
-from common.settings.config import TraceSection
+from common.settings.observation_sections import TraceSection
 from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
 

@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 
 from common.base.process import memory_in_use, trim_memory
+from common.checkpoint.files import open_model
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.follower_process import FollowerProcess, live
 from common.grammar.grammars import Grammars
@@ -125,7 +126,7 @@ def main() -> None:
     begin_s, mask_bytes = time.monotonic(), mask_bytes_of(vocab)
     shared = Masks(mmap.mmap(masks, MAX_PLACES * mask_bytes), mask_bytes)
     try:
-        grammars = Grammars.of_model(path, vocab, end_token_ids(path))
+        grammars = Grammars.of_model(path, vocab, end_token_ids(open_model(path)))
         _warm_up(grammars, shared)
     except Exception as error:  # noqa: BLE001 - whatever a library says of a tokenizer that it cannot read
         os.write(records, Record(Kind.FAILED, text=f"{error!s:.300}").pack())

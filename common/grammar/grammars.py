@@ -7,7 +7,7 @@ from pathlib import Path
 
 import llguidance
 
-from common.checkpoint.files import TOKENIZER, read_tokenizer_json
+from common.checkpoint.files import TOKENIZER, open_model
 from common.checkpoint.gguf.model_file import is_gguf
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def model_tokens(
 
     `slices` are parts of the tokens to compute masks faster; None takes llguidance's own.
     """
-    source = read_tokenizer_json(path) if is_gguf(path) else str(path / TOKENIZER)  # a text, or the name of a file
+    source = open_model(path).tokenizer() if is_gguf(path) else str(path / TOKENIZER)  # a text, or the name of a file
     try:
         return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=list(end_ids) or None, slices=slices)
     except ValueError:

@@ -46,6 +46,10 @@ class ModelConfig(Protocol):
         """
         ...
 
+    def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
+        """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
+        ...
+
     @property
     def heads(self) -> tuple[Heads, ...]:
         """Return the heads of each group of KV blocks that attention reads."""

@@ -1,8 +1,10 @@
 """Sizes of a decoder as data: a family's file turns config.json into a `DecoderConfig`. Needs no torch."""
 
-from collections import Counter
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from common.base.errors import ConfigError
 from common.models.quantization.rules import Quantization
 from common.models.sizes.attention import Attention, Heads
 from common.models.sizes.delta_rule import DeltaRule
@@ -10,11 +12,24 @@ from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
+from common.models.sizes.quantized import quantized, saved_bytes, widened_bytes
 from common.models.sizes.stacks import Source, Stacks, stacked
-from common.wire.values.kv_layout import KVGroup
+from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
 Mixer = Attention | Latent | DeltaRule
 MLP = GatedMLP | Experts | ParallelExperts
+
+
+def cached_dtype(choice: str, dtype: str, *, has_latents: bool) -> str:
+    """Return the dtype of keys and values, as `kv.dtype` chooses, of a model in `dtype`; raises ConfigError."""
+    if choice == "auto":
+        return dtype
+    if has_latents:
+        raise ConfigError(
+            "kv.dtype = 'fp8': this model caches latents, not keys and values, and latents in fp8 are not supported; "
+            "set auto"
+        )
+    return E4M3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,7 @@ class DecoderConfig:
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they stay
     exceeds_float16: bool = False  # activations are beyond 65504, the largest number of float16
     quantization: Quantization | None = None  # of the checkpoint, whose matrices are made plain when they are loaded
+    scheme: str = ""  # in which products are held, quantized at load; "": as the checkpoint has them, or plain
 
     @property
     def hidden_size(self) -> int:
@@ -84,6 +100,11 @@ class DecoderConfig:
         """
         of_layers = sum(layer.step_weights(self.hidden_size, num_tokens) for layer in self.layers)
         return round(self.hidden_size * self.vocab_size + of_layers)
+
+    def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
+        """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
+        plain_bytes = self.step_weights(num_tokens) * element_bytes
+        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme else plain_bytes
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -110,8 +131,16 @@ class DecoderConfig:
 
     def cache_groups(self, block_size: int, dtype: str) -> tuple[KVGroup, ...]:
         """Return the groups of KV blocks, in the order of `groups`."""
-        count = Counter(layer.mixer.group for layer in self.layers)
-        return tuple(mixer.cache(count[mixer.group], block_size, dtype) for mixer in self.groups)
+        return tuple(self._cache(mixer, block_size, dtype) for mixer in self.groups)
+
+    def _cache(self, mixer: Mixer, block_size: int, dtype: str) -> KVGroup:
+        """Return the cache of the layers that are in a group with `mixer`."""
+        mixers = [layer.mixer for layer in self.layers if layer.mixer.group == mixer.group]
+        group = mixer.cache(len(mixers), block_size, dtype)
+        if group.dtype != E4M3:
+            return group
+        scales = [each.kv_scales for each in mixers if isinstance(each, Attention)]
+        return replace(group, scales=scales_digest(scales))
 
     def stacks(self) -> Stacks:
         """Return all weights."""
@@ -124,7 +153,7 @@ class DecoderConfig:
         for number, layer in enumerate(self.layers):
             of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
-        return stacks
+        return quantized(stacks, self.scheme) if self.scheme else stacks
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -139,7 +168,8 @@ class DecoderConfig:
         hidden = self.hidden_size
         widths = [each.mixer.activation_elements + each.mlp.activation_elements(hidden) for each in self.layers]
         width = max(widths) + 4 * hidden
-        return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4)
+        of_matrix = widened_bytes(self.stacks()) if self.scheme else 0
+        return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4 + of_matrix)
 
     def table_bytes(self, max_len: int) -> int:
         """Return the bytes of the rotary tables for sequences of `max_len` tokens."""

@@ -4,6 +4,8 @@ The file is checked as a whole before anything is loaded. `place_of` says which 
 `UNPACKED` makes their blocks plain.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +23,9 @@ from common.models.gguf.names import Place, place_of, turned_back
 from common.models.gguf.unpacking import PLAIN, UNPACKED
 from common.models.sizes.stacks import Piece
 from common.models.upload import Part, Progress, Upload
-from common.models.weights import WeightsLayout, in_file_order
+from common.models.weights import WeightsLayout, place_in
+
+logger = logging.getLogger(__name__)
 
 
 class _Wanted(NamedTuple):
@@ -41,10 +45,11 @@ def load_gguf_weights(
     _check_names(model, wanted)
     _check_shapes(model, wanted)
     tensors = layout.tensors(region)
+    logger.info("%s", _described(model))
     parts = [
         _part(
             _matrix(model.tensors, each.place),
-            in_file_order(tensors[each.stack], each.piece),
+            *place_in(tensors, each.stack, each.piece),
             layout.stacks[each.stack].add,
         )
         for each in wanted
@@ -55,7 +60,7 @@ def load_gguf_weights(
 def _wanted(config: DecoderConfig, layout: WeightsLayout, *, turns_neighbours: bool) -> list[_Wanted]:
     wanted = []
     for name, stack in layout.stacks.items():
-        for piece in stack.pieces:
+        for piece in () if stack.is_scales else stack.pieces:
             placed = turned_back(piece, config.heads[0].head_dim) if turns_neighbours else piece
             wanted.append(_Wanted(name, placed, place_of(piece.checkpoint_name)))
     return wanted
@@ -87,6 +92,15 @@ def _check_shapes(model: GGUFModel, wanted: list[_Wanted]) -> None:
         raise ModelError(f"{model.path}: {listed(list(problems.values()))}; serve another file of this model")
 
 
+def _described(model: GGUFModel) -> str:
+    """Return a line about the types of a file's tensors."""
+    count = Counter(tensor.type.name for tensor in model.tensors.values())
+    num_bytes = sum(tensor.num_bytes for tensor in model.tensors.values())
+    types = ", ".join(f"{number} tensors in {name}" for name, number in count.most_common())
+    end = "" if count.keys() <= PLAIN.keys() else "; blocks are made plain as they are loaded"
+    return f"{model.path}: {types}, {num_bytes / 1e9:.2f} GB{end}"
+
+
 def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
     """Return the tensor at a place, of a stacked one the expert's matrix."""
     stored = tensors[place.name]
@@ -96,8 +110,8 @@ def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
     return one._replace(begin=stored.begin + place.expert * one.num_bytes)
 
 
-def _part(stored: StoredTensor, target: Tensor, add: float) -> Part | BlockPart:
+def _part(stored: StoredTensor, target: Tensor, scales: Tensor | None, add: float) -> Part | BlockPart:
     kind = stored.type
     if kind.name in PLAIN:
-        return Part(stored.path, stored.begin, PLAIN[kind.name], target, add)
-    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add)
+        return Part(stored.path, stored.begin, PLAIN[kind.name], target, add, scales)
+    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add, scales)

@@ -1,5 +1,7 @@
 """Load a model onto a device, from a directory or a GGUF file."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,12 +11,19 @@ from common.base.dtypes import DTYPES
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import is_gguf
 from common.models.base import Model, ModelConfig
-from common.models.config import DecoderConfig
+from common.models.checkpoint import stored_tensors
+from common.models.config import DecoderConfig, cached_dtype
 from common.models.decoder import Decoder
 from common.models.gguf_weights import load_gguf_weights
+from common.models.quantization.cache_scales import cache_scales
+from common.models.sizes.attention import Attention
+from common.models.sizes.quantized import saved_bytes
 from common.models.upload import Progress
 from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
 from common.settings.config import ModelSection
+from common.wire.values.kv_layout import E4M3
+
+logger = logging.getLogger(__name__)
 
 
 def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str:
@@ -34,6 +43,36 @@ def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str
     return "float16" if config.dtype == "float16" and not config.exceeds_float16 else "bfloat16"
 
 
+def resolve_kv_dtype(choice: str, config: ModelConfig, dtype: str, device: torch.device) -> str:
+    """Return the dtype of keys and values of a model served in `dtype`.
+
+    Raises ConfigError for e4m3 where the cache holds latents, from which keys and values are computed. Also for a model
+    in float32 on a GPU, where keys of e4m3 are multiplied in 16 bits.
+    """
+    kv_dtype = cached_dtype(choice, dtype, has_latents=bool(config.latents))
+    if kv_dtype == E4M3 and device.type == "cuda" and dtype == "float32":
+        raise ConfigError(
+            "kv.dtype = 'fp8': on a GPU this is for models in 16 bits, and model.dtype is 'float32'; set one to auto"
+        )
+    return kv_dtype
+
+
+def with_cache_scales(config: DecoderConfig, model_dir: Path) -> DecoderConfig:
+    """Return the config with the scales of keys and values that a quantized checkpoint has; 1 without."""
+    if config.quantization is None:
+        return config
+    attention = [number for number, layer in enumerate(config.layers) if isinstance(layer.mixer, Attention)]
+    scales, layers = cache_scales(stored_tensors(model_dir), attention), list(config.layers)
+    for number, pair in scales.items():
+        mixer = layers[number].mixer
+        assert isinstance(mixer, Attention)
+        layers[number] = replace(layers[number], mixer=replace(mixer, kv_scales=pair))
+    if scales:
+        least, most = min(map(min, scales.values())), max(map(max, scales.values()))
+        logger.info("keys and values in fp8 have scales of the checkpoint, from %g to %g", least, most)
+    return replace(config, layers=tuple(layers))
+
+
 def resolve_max_len(section: ModelSection, config: ModelConfig) -> int:
     """Return the longest sequence served, in tokens; raises ConfigError if the model has fewer positions."""
     if section.max_len > config.max_positions:
@@ -51,6 +90,9 @@ def load_model(
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
     layout = weights_layout(config.stacks(), DTYPES[dtype])
+    if config.scheme:
+        saved_gb = saved_bytes(config.stacks(), DTYPES[dtype].itemsize) / 1e9
+        logger.info("weights are quantized to %s: %.2f GB less than in %s", config.scheme, saved_gb, dtype)
 
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):

@@ -6,13 +6,15 @@ from importlib import import_module
 from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
-from common.checkpoint.gguf.config import ROPE_FACTORS, rope_factors
+from common.checkpoint.gguf.config import ROPE_FACTORS, config_of, rope_factors
 from common.checkpoint.gguf.model_file import is_gguf, read_gguf
 from common.models.config import DecoderConfig, Layer
 from common.models.quantization.reading import read_quantization
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
 
+AS_STORED = "auto"
+"""Choice of `model.quantization` by which products are held as the checkpoint has them."""
 FAMILIES = "common.models.families"
 WRAPPERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
@@ -51,10 +53,26 @@ def architectures() -> list[str]:
     return sorted([module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__)] + [*WRAPPERS])
 
 
-def read_config(path: Path) -> DecoderConfig:
-    """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model."""
-    config = decoder_config(Settings.read(path))
-    return _with_rope_factors(config, path) if is_gguf(path) else config
+def read_config(path: Path, quantization: str = AS_STORED) -> DecoderConfig:
+    """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model.
+
+    Args:
+        quantization: scheme in which products are held, or AS_STORED.
+    """
+    if is_gguf(path):
+        config, where, is_packed = _gguf_config(path), str(path), False
+    else:
+        settings = Settings.read(path)
+        config, where = decoder_config(settings), settings.where
+        is_packed = config.quantization is None and settings.is_quantized
+    if quantization == AS_STORED:
+        return config
+    if is_packed:
+        raise ModelError(
+            f"{where}: model.quantization = {quantization!r} is for matrices in 16 bits, or that are made so, "
+            f"and this model keeps its own format; set {AS_STORED}, or serve the checkpoint in 16 bits"
+        )
+    return replace(config, scheme=quantization)
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
@@ -90,16 +108,17 @@ def _inner_config(text: Settings, wrapper: str) -> DecoderConfig:
     return replace(config, source=replace(config.source, ignored=(*config.source.ignored, *SENSES)))
 
 
-def _with_rope_factors(config: DecoderConfig, path: Path) -> DecoderConfig:
-    """Return the config with its rotary frequencies divided by the file's factors, if there are any.
+def _gguf_config(path: Path) -> DecoderConfig:
+    """Return the decoder's config of a GGUF file, its rotary frequencies divided by the file's factors.
 
-    Files of Llama 3.1 and later have factors in place of a scaling in the metadata. Raises ModelError for another
-    number of factors.
+    Files of Llama 3.1 and later have factors in a tensor, in place of a scaling in the metadata.
     """
     try:
-        factors = rope_factors(read_gguf(path))
+        model = read_gguf(path)
+        settings, factors = Settings(config_of(model), str(path)), rope_factors(model)
     except ConfigError as error:
         raise ModelError(str(error)) from None
+    config = decoder_config(settings)
     if factors is None:
         return config
     divided = {layer: _divided(layer, factors, path) for layer in set(config.layers)}

@@ -5,7 +5,7 @@ from pathlib import Path
 from common.base.errors import ConfigError, ModelError
 from common.base.json_file import JsonObject, text_fields
 from common.base.rotary import is_positive, num_positions, rotary_table
-from common.checkpoint.files import CONFIG, place_of, read_config_json
+from common.checkpoint.files import CONFIG, open_model
 from common.checkpoint.gguf.model_file import is_gguf
 from common.models.quantization.reading import KEYS, side_table
 from common.settings.config import MAX_TOKENS
@@ -31,12 +31,13 @@ class Settings:
     def read(path: Path) -> "Settings":
         """Return the settings of a model directory or a GGUF file; raises ModelError for an unreadable file."""
         try:
-            values = read_config_json(path)
+            files = open_model(path)
+            values = files.config()
         except ConfigError as error:
             raise ModelError(str(error)) from None
         if not is_gguf(path) and not any(values.get(key) for key in KEYS):
             values |= side_table(path)
-        return Settings(values, str(place_of(path, CONFIG)))
+        return Settings(values, str(files.where(CONFIG)))
 
     def completed(self, left_out: JsonObject) -> "Settings":
         """Return settings with the values of `left_out` for keys that are absent or null."""
@@ -91,6 +92,11 @@ class Settings:
             raise ModelError(
                 f"{self.where}: {key} = {shown} is not supported, only {wanted!r}; serve another checkpoint"
             )
+
+    @property
+    def is_quantized(self) -> bool:
+        """Tell whether config.json names a format of packed weights."""
+        return any(self.values.get(key) for key in KEYS)
 
     def quantization(self, *supported: str) -> str | None:
         """Return the format of weights that a family keeps packed; raises ModelError unless it is `supported`."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from common.base.errors import ModelError
 from common.models.gguf.block_part import BlockPart
 from common.models.quantization.packed_part import PackedPart, Span
+from common.ops.reference import quantize
 
 Progress = Callable[[int, int], None]
 """Called with (bytes on the device, bytes in all)."""
@@ -29,6 +30,8 @@ Progress = Callable[[int, int], None]
 NUM_THREADS = 4
 SLOTS_PER_THREAD = 2
 SLOT_BYTES = 16 * 1024 * 1024
+QUANTIZED_BYTES = 4 * 1024 * 1024
+"""Of a part that is quantized on the device, where several copies in fp32 are held meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Part:
     dtype: torch.dtype  # in the file
     target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
+    scales: Tensor | None = None  # fp32, filled if the target is of codes: as the target, but 1 instead of the width
 
     @property
     def num_bytes(self) -> int:
@@ -63,6 +67,12 @@ class Part:
         """Start copying what was read to the target."""
         target, dtype = self.target, self.dtype
         source = staged[: self.num_bytes].view(dtype).view(target.shape)
+        if self.scales is not None:
+            rows = source.to(device, non_blocking=True).view(-1, target.shape[-1])
+            codes, scales = quantize(rows, target.dtype)
+            target.copy_(codes.view(target.shape))
+            self.scales.copy_(scales.view(self.scales.shape))
+            return
         if dtype != target.dtype or not target.is_contiguous():
             source = source.to(device, non_blocking=True)  # converted, or put in order, on the device
         target.copy_(source, non_blocking=True)
@@ -70,14 +80,19 @@ class Part:
             target.add_(self.add)
 
     def split(self, max_bytes: int) -> Iterator["Part"]:
-        """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer."""
-        target = self.target.view(-1) if self.target.is_contiguous() else self.target
+        """Yield the part in pieces of at most `max_bytes`: of some rows, or of a row that is longer.
+
+        A row that is to be quantized is never divided.
+        """
+        is_flat = self.target.is_contiguous() and self.scales is None
+        target = self.target.view(-1) if is_flat else self.target
         row_bytes = target[:1].numel() * self.dtype.itemsize
         step = max(1, max_bytes // max(1, row_bytes))
         for begin in range(0, target.shape[0], step):
             rows = target[begin : begin + step]
-            part = Part(self.path, self.offset + begin * row_bytes, self.dtype, rows, self.add)
-            if row_bytes <= max_bytes:
+            scales = None if self.scales is None else self.scales[begin : begin + step]
+            part = Part(self.path, self.offset + begin * row_bytes, self.dtype, rows, self.add, scales)
+            if row_bytes <= max_bytes or scales is not None:
                 yield part
             else:
                 yield from replace(part, target=rows[0]).split(max_bytes)
@@ -99,7 +114,7 @@ class Upload:
         self.progress = progress
         self.loaded_bytes = 0
         self.total_bytes = sum(part.target_bytes for part in parts)
-        pieces = [piece for part in parts for piece in part.split(SLOT_BYTES)]
+        pieces = [piece for part in parts for piece in part.split(_most_bytes(part))]
         self.slot_bytes = max([1, *(piece.num_bytes for piece in pieces)])
         self.parts = iter(pieces)
         self.lock = threading.Lock()
@@ -206,6 +221,11 @@ class _Slot:
     def _settle(self) -> None:
         if self.copied is not None:
             self.copied.synchronize()
+
+
+def _most_bytes(part: Part | PackedPart | BlockPart) -> int:
+    is_quantized = isinstance(part, Part) and part.scales is not None
+    return min(SLOT_BYTES, QUANTIZED_BYTES) if is_quantized else SLOT_BYTES
 
 
 def _open(path: Path, opened: ExitStack) -> int:

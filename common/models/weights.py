@@ -21,13 +21,13 @@ from common.models.checkpoint import listed, opened, stored_tensors
 from common.models.quantization.found import WEIGHT, Wanted, described, find_packed
 from common.models.quantization.packed_part import PackedMatrix, PackedPart, StoredTensor, Target
 from common.models.quantization.rules import Quantization
-from common.models.sizes.stacks import Piece, Stack, Stacks
+from common.models.sizes.stacks import SCALES, Piece, Stack, Stacks
 from common.models.upload import Part, Progress, Upload
 
 logger = logging.getLogger(__name__)
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-_DTYPES = DTYPES | {"uint8": torch.uint8}
+_DTYPES = DTYPES | {"uint8": torch.uint8, "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _BYTE_TYPES = {"U8": torch.uint8}
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -121,11 +121,12 @@ def load_weights(
         quantization: what the checkpoint's configuration says of quantized matrices, which are made plain.
     """
     stored = stored_tensors(model_dir)
-    matrices = _packed_matrices(model_dir, layout.stacks, stored, quantization)
+    stacks = {name: stack for name, stack in layout.stacks.items() if not stack.is_scales}
+    matrices = _packed_matrices(model_dir, stacks, stored, quantization)
     stored |= {name: each[0].held[0][1] for name, each in matrices.items()}
-    chosen = {name: stack.pieces_of(stored) for name, stack in layout.stacks.items()}
+    chosen = {name: stack.pieces_of(stored) for name, stack in stacks.items()}
     wanted = {piece.checkpoint_name: piece for pieces in chosen.values() for piece in pieces}
-    _check_names(model_dir, wanted, stored, ignored, _instead(layout.stacks.values(), stored))
+    _check_names(model_dir, wanted, stored, ignored, _instead(stacks.values(), stored))
     of_bytes = {piece.checkpoint_name for name, pieces in chosen.items() if layout.is_packed(name) for piece in pieces}
     plain = {name: piece for name, piece in wanted.items() if name not in matrices}
     dtypes = _check_shapes(model_dir, plain, stored, of_bytes)
@@ -134,14 +135,14 @@ def load_weights(
     tensors, parts, targets = layout.tensors(region), list[Part | PackedPart](), dict[str, list[list[Target]]]()
     for name, pieces in chosen.items():
         for piece in pieces:
-            target = in_file_order(tensors[name], piece)
+            target, scales = place_in(tensors, name, piece)
             if piece.checkpoint_name in matrices:
-                targets.setdefault(piece.checkpoint_name, []).append(_targets(piece, target))
+                targets.setdefault(piece.checkpoint_name, []).append(_targets(piece, target, scales))
                 continue
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
             first_row, _ = piece.rows or (0, 0)
             offset = source.offset + first_row * math.prod(piece.shape[1:]) * dtype.itemsize
-            parts.append(Part(source.path, offset, dtype, target, layout.stacks[name].add))
+            parts.append(Part(source.path, offset, dtype, target, stacks[name].add, scales))
     for name, of_pieces in targets.items():
         for matrix, *of_matrix in zip(matrices[name], *of_pieces, strict=True):
             parts.append(PackedPart(matrix, 0, matrix.num_rows, tuple(of_matrix)))
@@ -196,16 +197,29 @@ def _matrices(stacks: Stacks) -> Iterator[Wanted]:
                 yield Wanted(name, *shape[1:], may_be_plain=True, num_stacked=shape[0])
 
 
-def _targets(piece: Piece, target: Tensor) -> list[Target]:
+def _targets(piece: Piece, target: Tensor, scales: Tensor | None) -> list[Target]:
     """Return where the rows of a quantized matrix go, or of each that a tensor has stacked.
 
     Args:
         target: the piece's place, in the order of the file.
+        scales: that of its scales, if its rows are quantized anew.
     """
     if len(piece.shape) == 3:
         return [Target(0, piece.shape[1], each.view(piece.shape[1:])) for each in target]
     first_row, end = piece.rows or (0, piece.shape[0])
-    return [Target(first_row, end, target.view(piece.stack_shape) if piece.order is None else target)]
+    rows = target.view(piece.stack_shape) if piece.order is None else target
+    return [Target(first_row, end, rows, scales)]
+
+
+def place_in(tensors: Mapping[str, Tensor], name: str, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    """Return the piece's place in the stack `name`, in the order of the file, and that of its scales if it has some."""
+    target, scales = in_file_order(tensors[name], piece), tensors.get(f"{name}{SCALES}")
+    if scales is None or tensors[name].dtype == torch.uint8:
+        return target, None
+    scales = scales[piece.begin : piece.begin + piece.num_rows]
+    if piece.order is None:
+        return target.view(piece.stack_shape), scales
+    return target, scales.view(*piece.order.view[:-1], 1).permute(piece.order.file)
 
 
 def in_file_order(tensor: Tensor, piece: Piece) -> Tensor:

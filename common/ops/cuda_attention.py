@@ -12,6 +12,7 @@ from common.kernels.attention.prefill_attention import prefill_attention
 from common.kernels.attention.shared_division import bundle_queries, share, tokens_of_bundle
 from common.kernels.attention.shared_parts import MAX_SHARED_DIM, shared_slots
 from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedPrefixes
+from common.kernels.base.e4m3 import as_operand
 from common.kernels.base.gpu import gpu_of
 from common.kernels.elementwise.qk_norm_rope_kv import qk_norm_rope_kv
 from common.kernels.elementwise.row_slots import row_slots
@@ -32,6 +33,7 @@ class CudaAttention:
 
     def __init__(self, cache: GroupCache, kernels: KernelsSection, max_num_seqs: int, *, pdl: bool) -> None:
         self.cache, self.num_q_heads, self.window = cache
+        self._operand = as_operand(self.cache, gpu_of(self.cache.device))  # the cache as kernels take it
         self.kernels = kernels
         self.pdl = pdl
         self._gpu = gpu_of(self.cache.device)
@@ -41,7 +43,7 @@ class CudaAttention:
     def is_fused(self) -> bool:
         """Tell whether decode attention, with norm, RoPE and the write of K and V, is a single kernel."""
         chosen = self.kernels.rope == self.kernels.decode_attention == "triton"
-        return chosen and self._gpu.is_hopper and is_supported(self.num_q_heads, self.cache)
+        return chosen and self._gpu.is_hopper and is_supported(self.num_q_heads, self._operand)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -67,32 +69,30 @@ class CudaAttention:
         assert weights.window == self.window, f"window of {weights.window}: the group's is {self.window}"
         if batch.one_token_each and self.is_fused:
             return self._fused_attention(qkv, weights, layer_id, batch)
-        k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)
+        q = self._rotate_and_write(qkv, weights, layer_id, batch)
         if batch.one_token_each:
             return self._decode_attention(q, weights, layer_id, batch).flatten(1)
         return self._prompt_attention(q, weights, layer_id, batch).flatten(1)
 
     def attend_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         """Do `Ops.attention_of_last`."""
-        k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        q = self._rotate_and_write(qkv, weights, batch, k_cache, v_cache)[batch.last_tokens]
+        q = self._rotate_and_write(qkv, weights, layer_id, batch)[batch.last_tokens]
         return self._prompt_attention(q, weights, layer_id, batch.one_query_each()).flatten(1)
 
-    def _rotate_and_write(
-        self, qkv: Tensor, weights: AttentionWeights, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor
-    ) -> Tensor:
+    def _rotate_and_write(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         assert batch.slots, "attention that is not one kernel needs slots"
         slots = batch.slots[weights.group]
         if self.kernels.rope == "torch":
-            return reference.qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache)
+            return reference.qk_norm_rope_kv(qkv, weights, batch.positions, slots, *self.cache[:, layer_id].unbind(1))
+        k_cache, v_cache = self._operand[:, layer_id].unbind(1)
         return qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache, pdl=self.pdl)
 
     def _prompt_attention(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        table, scale, sinks = batch.block_tables[weights.group], weights.scale, weights.sinks
+        k_cache, v_cache = self._operand[:, layer_id].unbind(1)
+        k_scale, v_scale = weights.cache_scales(k_cache.dtype)
+        table, scale, sinks = batch.block_tables[weights.group], weights.scale * k_scale, weights.sinks
         if self.kernels.prefill_attention == "torch":
-            return reference.paged_attention(q, k_cache, v_cache, table, batch, scale, self.window, sinks)
+            return self._law(q, weights, layer_id, batch)
         if has_few_queries(q, k_cache.shape[2]):
             return few_query_attention(
                 q=q,
@@ -106,6 +106,7 @@ class CudaAttention:
                 gpu=self._gpu,
                 window=self.window,
                 sinks=sinks,
+                v_scale=v_scale,
             )
         if self._gpu.is_hopper and is_gathered(q, batch.seq_lens.shape[0], batch.num_keys):
             return long_attention(
@@ -119,6 +120,7 @@ class CudaAttention:
                 scale=scale,
                 window=self.window,
                 sinks=sinks,
+                v_scale=v_scale,
             )
         return prefill_attention(
             q=q,
@@ -132,6 +134,7 @@ class CudaAttention:
             gpu=self._gpu,
             window=self.window,
             sinks=sinks,
+            v_scale=v_scale,
         )
 
     def _fused_attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
@@ -139,12 +142,12 @@ class CudaAttention:
         division, shared = _work(batch, weights)
         if shared is not None:
             before = self._workspaces.shared_parts()
-            k_cache, v_cache = self.cache[:, layer_id].unbind(1)
+            k_cache, v_cache = self._operand[:, layer_id].unbind(1)
             shared_prefix_attention(qkv, weights, k_cache, v_cache, tables, seq_lens, shared, before, pdl=self.pdl)
         return fused_decode_attention(
             qkv=qkv,
             weights=weights,
-            kv_cache=self.cache,
+            kv_cache=self._operand,
             layer_id=layer_id,
             block_tables=tables,
             seq_lens=seq_lens,
@@ -157,24 +160,29 @@ class CudaAttention:
         )
 
     def _decode_attention(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
-        k_cache, v_cache = self.cache[:, layer_id].unbind(1)
-        table, scale, sinks = batch.block_tables[weights.group], weights.scale, weights.sinks
         if self.kernels.decode_attention == "torch":
-            return reference.paged_attention(q, k_cache, v_cache, table, batch, scale, self.window, sinks)
+            return self._law(q, weights, layer_id, batch)
+        k_cache, v_cache = self._operand[:, layer_id].unbind(1)
+        k_scale, v_scale = weights.cache_scales(k_cache.dtype)
         return decode_attention(
             q=q,
             k_cache=k_cache,
             v_cache=v_cache,
-            block_tables=table,
+            block_tables=batch.block_tables[weights.group],
             seq_lens=batch.seq_lens,
-            scale=scale,
+            scale=weights.scale * k_scale,
             division=_work(batch, weights).division,
             workspace=self._workspaces.parts(),
             layer_id=layer_id,
             window=self.window,
-            sinks=sinks,
+            sinks=weights.sinks,
+            v_scale=v_scale,
             pdl=self.pdl,
         )
+
+    def _law(self, q: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
+        k_cache, v_cache = self.cache[:, layer_id].unbind(1)
+        return reference.cache_attention(q, weights, k_cache, v_cache, batch.block_tables[weights.group], batch)
 
     def _share(self, prefixes: SharedPrefixes, seq_lens: Tensor) -> SharedDivision:
         num_rows, num_kv = seq_lens.shape[0], self.cache.shape[4]

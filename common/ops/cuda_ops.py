@@ -42,6 +42,7 @@ from common.ops.cuda_experts import CudaExperts
 from common.ops.cuda_latent import CudaLatent
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
+from common.ops.quantized_linear import QuantizedLinear
 from common.settings.config import KernelsSection
 
 
@@ -62,17 +63,30 @@ class CudaOps:
         self.pdl = pdl
         self.caches = tuple(caches)
         self.groups = [self._group(cache, max_num_seqs) for cache in caches]
-        # Planned kernels fuse norm and activation, and exist for two bytes an element only.
+        # Planned kernels fuse norm and activation, and exist for models of two bytes an element only. These alone have
+        # caches of one byte.
         planned = (kernels.linear, kernels.norm, kernels.activation) == ("triton",) * 3
-        self._is_planned = planned and caches[0].blocks.element_size() == 2
+        self._is_planned = planned and caches[0].blocks.element_size() <= 2
         gpu = gpu_of(caches[0].blocks.device)
-        self.plans: Plans = LinearPlans(gpu)
+        self._plans: Plans = LinearPlans(gpu)
         self._linear = FusedLinear(
             norm=None if kernels.norm == "triton" else reference.rms_norm,
             gate=gate_mul if kernels.activation == "triton" else reference.gate_mul,
             pdl=pdl,
         )
+        self._quantized = QuantizedLinear(self._linear, gpu, self._plans if planned else None)
         self._experts = CudaExperts(gpu, is_reference=kernels.experts == "torch", pdl=pdl)
+
+    @property
+    def plans(self) -> Plans:
+        """Return the source of the plans of products; quantized products follow it, unless they are the reference's."""
+        return self._plans
+
+    @plans.setter
+    def plans(self, plans: Plans) -> None:
+        self._plans = plans
+        if self._quantized.plans is not None:
+            self._quantized.plans = plans
 
     def _group(self, cache: GroupCache, max_num_seqs: int) -> CudaAttention | CudaLatent | None:
         """Return the attention over a group of KV blocks; None for states."""
@@ -122,6 +136,8 @@ class CudaOps:
         return Residual(rows if scale == 1.0 else rows.mul_(rounded))
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        if weight.scales is not None:
+            return self._quantized.norm_linear(x, norm, weight)
         plan = self._plan(Fusion.NORM, weight.num_out, x.rows)
         return self._linear.norm_linear(plan, x, norm, weight, x.rows.dtype)
 
@@ -175,13 +191,18 @@ class CudaOps:
         return group
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
+        if weight.scales is not None:
+            return self._quantized.linear_add(x, weight, residual)
         plan = self._plan(Fusion.ADD, weight.num_out, x)
         return self._linear.linear_add(plan, x, weight, residual)
 
     def linear_norm_add(
         self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
     ) -> Residual:
-        parts = self._linear.parts(self._plan(Fusion.ADD, weight.num_out, x), x, weight)
+        if weight.scales is not None:
+            parts = self._quantized.parts(x, weight)
+        else:
+            parts = self._linear.parts(self._plan(Fusion.ADD, weight.num_out, x), x, weight)
         return self._linear.norm_add(parts, norm, residual, scale)
 
     def norm_add(self, x: Tensor, norm: Norm, residual: Residual, scale: Tensor | None = None) -> Residual:
@@ -190,6 +211,8 @@ class CudaOps:
     def norm_gate_up(
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
+        if gate_up.scales is not None:
+            return self._quantized.norm_gate_up(x, norm, gate_up, activation)
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
         return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
 

@@ -1,7 +1,7 @@
 """Choice of the kernel and tiles for each product with a weight matrix: measured per GPU type, kept as data.
 
 `plans/<gpu>.json` is written by `benchmarks/tune_linear.py`, which times every candidate among its neighbours in a
-decode step. For an unknown GPU or shape, a rule of thumb decides.
+decode step. For an unknown GPU, shape or scheme, a rule of thumb decides.
 """
 
 import json
@@ -14,12 +14,14 @@ from typing import Protocol, TypedDict
 
 from common.base.json_file import JsonObject
 from common.kernels.base.gpu import Gpu
+from common.ops.base import Scheme
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
+CODES_RING_BYTES = 74_000  # of a ring of codes
 
 
 class Fusion(StrEnum):
@@ -99,7 +101,7 @@ class _Entry:
 class Plans(Protocol):
     """Source of plans: says how to run each product."""
 
-    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int, scheme: Scheme = Scheme.PLAIN) -> Plan:
         """Return the plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
         ...
 
@@ -111,12 +113,12 @@ class LinearPlans:
         self._gpu = gpu
         self._measured = _read_plans(plan_file(gpu.name))
 
-    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int, scheme: Scheme = Scheme.PLAIN) -> Plan:
         """Return the plan for `num_tokens` times `[n, k]`; with GATE, `n` counts outputs, not rows."""
-        for entry in self._measured.get((fusion, n, k), ()):
+        for entry in self._measured.get((fusion, n, k, scheme), ()):
             if num_tokens <= entry.max_tokens:
                 return entry.plan
-        return rule_of_thumb(fusion, num_tokens, n, k, self._gpu)
+        return rule_of_thumb(fusion, num_tokens, n, k, self._gpu, scheme)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,9 @@ class PromptPlans:
 
     plans: Plans
 
-    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int) -> Plan:
+    def plan(self, fusion: Fusion, num_tokens: int, n: int, k: int, scheme: Scheme = Scheme.PLAIN) -> Plan:
         is_odd = 1 < num_tokens <= MAX_SKINNY_TOKENS and num_tokens not in SHORT_STEPS
-        return Plan(Kind.CUBLAS) if is_odd else self.plans.plan(fusion, num_tokens, n, k)
+        return Plan(Kind.CUBLAS) if is_odd else self.plans.plan(fusion, num_tokens, n, k, scheme)
 
 
 def plan_file(gpu_name: str) -> Path:
@@ -139,23 +141,25 @@ def plan_file(gpu_name: str) -> Path:
     return PLANS / f"{re.sub(r'[^a-z0-9]+', '_', gpu_name.lower())}.json"
 
 
-def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu) -> Plan:
+def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, scheme: Scheme = Scheme.PLAIN) -> Plan:
     """Return an acceptable plan without measurements: GEMV for one token, work for every SM for a few, cuBLAS above.
 
-    On Hopper, the product itself applies the gate for many tokens.
+    On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if num_tokens == 1:
-        return _gemv_of_thumb(fusion)
+        return _gemv_of_thumb(fusion, scheme)
     if num_tokens > MAX_SKINNY_TOKENS:
         is_gated = fusion is Fusion.GATE and gpu.is_hopper and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
-        return Plan(Kind.GATED if is_gated else Kind.CUBLAS)
+        return Plan(Kind.GATED if is_gated and scheme is Scheme.PLAIN else Kind.CUBLAS)
     if gpu.is_hopper and k % RING_BLOCK_K == 0:
-        return _ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
+        return _ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, scheme)
     return _skinny_of_thumb(fusion, n, k, gpu.num_sms)
 
 
-def _gemv_of_thumb(fusion: Fusion) -> Plan:
+def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
     """Return a plan with programs of one warp, or four for the widest products; registers limit the loads ahead."""
+    if scheme is not Scheme.PLAIN:
+        return Plan(Kind.GEMV, rows=2 if fusion is Fusion.GATE else 4, warps=1, unroll=1, stages=4)
     rows, warps, stages = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 
@@ -169,8 +173,10 @@ def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:
     return Plan(Kind.SKINNY, block_n=block_n, block_k=block_k, splits=splits, stages=4, warps=4)
 
 
-def _ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+def _ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, scheme: Scheme) -> Plan:
     """Return a plan with a deep ring on more than half of the SMs, or several shallower rings an SM."""
+    if scheme is not Scheme.PLAIN:
+        return _ring_of_codes(fusion, num_tokens, n, k, num_sms)
     programs, splits, tiles = -(-n // RING_ROWS), 1, k // RING_BLOCK_K
     while fusion is Fusion.ADD and 2 * programs * splits <= num_sms and tiles % (2 * splits) == 0:
         splits *= 2
@@ -180,15 +186,31 @@ def _ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int
     return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=max(stages, min(2, tiles // splits)))
 
 
+def _ring_of_codes(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """Return a plan with rings of which a multiprocessor holds those of two kernels, and work for each."""
+    programs, splits, tiles = -(-n // RING_ROWS), 1, k // RING_BLOCK_K
+    while fusion is Fusion.ADD and programs * splits < num_sms and tiles % (2 * splits) == 0:
+        splits *= 2
+    rows = RING_ROWS * (2 if fusion is Fusion.GATE else 1) + max(8, 1 << (num_tokens - 1).bit_length())
+    stages = min(CODES_RING_BYTES // (rows * RING_BLOCK_K), tiles // splits)
+    return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=max(stages, min(2, tiles // splits)))
+
+
+def element_bytes(scheme: Scheme) -> int:
+    """Return the bytes of an element of a matrix, in tiles."""
+    return 2 if scheme is Scheme.PLAIN else 1
+
+
 @cache
-def _read_plans(path: Path) -> dict[tuple[str, int, int], list[_Entry]]:
+def _read_plans(path: Path) -> dict[tuple[str, int, int, str], list[_Entry]]:
     if not path.exists():
         return {}
-    entries: dict[tuple[str, int, int], list[_Entry]] = {}
+    entries: dict[tuple[str, int, int, str], list[_Entry]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["plans"]:
         tiles: JsonObject = row["tiles"]
         entry = _Entry(row["max_tokens"], Plan(Kind(row["kind"]), **tiles))
-        entries.setdefault((row["fusion"], row["n"], row["k"]), []).append(entry)
+        key = (row["fusion"], row["n"], row["k"], row.get("scheme", Scheme.PLAIN))
+        entries.setdefault(key, []).append(entry)
     for rows in entries.values():
         rows.sort(key=lambda entry: entry.max_tokens)
     return entries

@@ -58,15 +58,14 @@ class TorchOps:
         return Residual(rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype))
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
-        return functional.linear(reference.rms_norm(x.rows, norm.weight, norm.eps), weight.data, weight.bias)
+        return reference.linear(reference.rms_norm(x.rows, norm.weight, norm.eps), weight)
 
     def attention(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         assert batch.slots, "a step begins with `begin`"
         k_cache, v_cache = self.caches[weights.group][:, layer_id].unbind(1)
         slots, table = batch.slots[weights.group], batch.block_tables[weights.group]
         q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, slots, k_cache, v_cache)
-        seen = (weights.scale, weights.window, weights.sinks)
-        return reference.paged_attention(q, k_cache, v_cache, table, batch, *seen).flatten(1)
+        return reference.cache_attention(q, weights, k_cache, v_cache, table, batch).flatten(1)
 
     def attention_of_last(self, qkv: Tensor, weights: AttentionWeights, layer_id: int, batch: ForwardBatch) -> Tensor:
         return self.attention(qkv, weights, layer_id, batch)[batch.last_tokens]
@@ -95,12 +94,12 @@ class TorchOps:
         return x * gate.float().sigmoid().to(x.dtype)
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
-        return Residual(residual.rows + functional.linear(x, weight.data, weight.bias))
+        return Residual(residual.rows + reference.linear(x, weight))
 
     def linear_norm_add(
         self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
     ) -> Residual:
-        return self.norm_add(functional.linear(x, weight.data, weight.bias), norm, residual, scale)
+        return self.norm_add(reference.linear(x, weight), norm, residual, scale)
 
     def norm_add(self, x: Tensor, norm: Norm, residual: Residual, scale: Tensor | None = None) -> Residual:
         return Residual(reference.norm_add(x, norm.weight, norm.eps, residual.rows, scale))

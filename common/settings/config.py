@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.base.errors import ConfigError
-from common.base.log import FORMS
 from common.checkpoint.gguf.model_file import model_name
 from common.settings.limits import DAY_S, MAX_STEP_TOKENS, MIN_STEP_TOKENS, SOCKET, WORKER_ID
 from common.settings.memory_sections import KVSection, MemorySection
+from common.settings.observation_sections import LogSection, TraceSection
 from common.settings.options import option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+QUANTIZATIONS = ("auto", "fp8", "int8")
 KERNELS = ("triton", "torch")
 MODEL_NAME = (r".{0,200}", "at most 200 characters")
 ORIGINS = (
@@ -43,7 +44,12 @@ class ModelSection:
 
     path: str = option("deploy/demo_model", "model directory in Hugging Face layout, or a GGUF file")
     name: str = option("", "name that clients use; that of the directory or file when empty", form=MODEL_NAME)
-    dtype: str = option("auto", "weights and KV: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
+    dtype: str = option("auto", "of weights: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
+    quantization: str = option(
+        "auto",
+        "auto: matrices as the checkpoint has them, or plain; fp8, int8: in 8 bits, quantized row by row at load",
+        choices=QUANTIZATIONS,
+    )
     max_len: int = option(
         0, "longest prompt plus output, in tokens; 0 is the model's own limit", within=(0, MAX_TOKENS)
     )
@@ -295,29 +301,6 @@ class KernelsSection:
     pdl: bool = option(
         True, "start kernels of a captured decode step before their predecessors have finished, on GPUs from 9.0 on"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSection:
-    """A timeline of the steps of each worker, for `baton trace`."""
-
-    dir: str = option(
-        "",
-        "directory to which each worker writes the times of its steps, for baton trace; without one none does",
-    )
-    max_bytes: int = option(
-        67_108_864,
-        "size of each worker's part; of a longer one the last half at least is kept",
-        within=(1 << 16, 1 << 34),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LogSection:
-    """Logging."""
-
-    level: str = option("INFO", "least severe level shown", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    format: str = option("text", "lines for people, or a JSON object each, for programs", choices=FORMS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from common.settings.limits import DAY_S, MAX_STEP_TOKENS, SOCKET, WORKER_ID
 from common.settings.options import option
 
 MAX_POOL_BYTES = 1 << 44
+KV_DTYPES = ("auto", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class KVSection:
     """The pool of KV blocks, shared by the workers of a device."""
 
     block_size: int = option(16, "tokens a block", choices=(16, 32, 64))
+    dtype: str = option(
+        "auto",
+        "numbers of keys and values: auto is model.dtype; fp8 is e4m3, so that a pool holds twice the tokens; all "
+        "workers alike",
+        choices=KV_DTYPES,
+    )
     pool_bytes: int = option(
         0, "size of the pool, as the first of its workers has it; 0 follows memory_fraction", within=(0, MAX_POOL_BYTES)
     )

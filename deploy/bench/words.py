@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from common.checkpoint.files import TOKENIZER, read_tokenizer_json
+from common.checkpoint.files import TOKENIZER, open_model
 from common.checkpoint.gguf.model_file import is_gguf
 from deploy.bench.workload import Prompt
 
@@ -21,7 +21,7 @@ class Words:
     def __init__(self, path: Path) -> None:
         if not is_gguf(path) and not (path / TOKENIZER).is_file():
             raise ValueError(f"{path} has no {TOKENIZER}; name the directory of the model that is served")
-        self._tokenizer = Tokenizer.from_str(read_tokenizer_json(path))
+        self._tokenizer = Tokenizer.from_str(open_model(path).tokenizer())
         self._word_of = self._words()
         self.ids = sorted(self._word_of)
         if not self.ids:

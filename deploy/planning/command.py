@@ -29,7 +29,9 @@ def plan(args: argparse.Namespace) -> int:
     rates = read_rates(args.model_rates)
     if args.model:
         path = Path(args.model)
-        rates = scaled(rates, read_shape(path), model_name(path))
+        rates = scaled(rates, read_shape(path, args.kv_dtype), model_name(path))
+    else:
+        rates = scaled(rates, rates.shape.with_cache(args.kv_dtype), rates.model)
     workload = _workload(args)
     costs = Costs(rates, memory_fraction=args.memory_fraction)
     print(
@@ -47,10 +49,10 @@ def plan(args: argparse.Namespace) -> int:
     else:
         chosen = search.run()
     _show_progress("")
-    return _print_result(search, chosen, args.model or "MODEL")
+    return _print_result(search, chosen, args.model or "MODEL", args.kv_dtype)
 
 
-def _print_result(search: Search, chosen: Trial | None, model: str) -> int:
+def _print_result(search: Search, chosen: Trial | None, model: str, kv_dtype: str) -> int:
     """Print the table of trials and the chosen layout; return the exit status."""
     if search.trials:
         print("Simulated (times in ms):")
@@ -65,7 +67,7 @@ def _print_result(search: Search, chosen: Trial | None, model: str) -> int:
         )
         return 1
     at_once = search.workload.rate * search.estimate.request_ms / 1e3
-    print(f"Start {chosen.layout.name}:\n{report.start(chosen.layout, at_once, model)}")
+    print(f"Start {chosen.layout.name}:\n{report.start(chosen.layout, at_once, model, kv_dtype)}")
     for caution in report.cautions(search.costs, search.workload):
         print(f"\n{caution}")
     return 0

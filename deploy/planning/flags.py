@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.settings.argument_parser import Commands
+from common.settings.memory_sections import KV_DTYPES
 from common.settings.options import number
 from deploy.planning import traces
 from deploy.planning.simulation.loads import Prefixes
@@ -61,6 +62,8 @@ def add_plan(commands: Commands) -> None:
     about = f"which rates: see below (default: {DEFAULT_RATES})"
     rate("--model-rates", default=DEFAULT_RATES, metavar="NAME", help=about)
     rate("--model", metavar="PATH", help="scale them to the model of this directory or GGUF file")
+    about = "of keys and values, as --kv-dtype of workers (default: auto)"
+    rate("--kv-dtype", choices=KV_DTYPES, default="auto", help=about)
     about = f"of a GPU's memory, as --kv-memory-fraction (default: {MEMORY_FRACTION:g})"
     rate("--memory-fraction", type=number(float, 0.01, 1.0), default=MEMORY_FRACTION, metavar="F", help=about)
 

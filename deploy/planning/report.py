@@ -48,11 +48,14 @@ def table(trials: Sequence[Trial], chosen: Trial | None, objectives: Objectives)
     return "\n".join(lines + more * (len(shown) < len(trials)))
 
 
-def start(layout: Layout, at_once: float, model: str) -> str:
+def start(layout: Layout, at_once: float, model: str, kv_dtype: str = "auto") -> str:
     """Return commands to start a layout; `at_once` is the mean number of requests in the system."""
     gpus, at_once = ",".join(map(str, range(layout.num_gpus))), math.ceil(at_once)
     room = f" --router-max-requests {4 * at_once}" if at_once > RouterSection().max_requests // 4 else ""
-    replicas = f"BATON_PREFILL_REPLICAS={layout.num_prefill} BATON_DECODE_REPLICAS={layout.num_decode}"
+    stored = "" if kv_dtype == "auto" else f"--kv-dtype {kv_dtype}"
+    flags = f" BATON_PREFILL_FLAGS='{stored}' BATON_DECODE_FLAGS='{stored}'" if stored else ""
+    room += f" {stored}" if stored else ""
+    replicas = f"BATON_PREFILL_REPLICAS={layout.num_prefill} BATON_DECODE_REPLICAS={layout.num_decode}{flags}"
     return (
         f"    baton serve {shlex.quote(model)} --prefill {layout.num_prefill} --decode {layout.num_decode} "
         f"--gpus {gpus}{room}\n"
@@ -71,7 +74,7 @@ def cautions(costs: Costs, workload: Workload) -> list[str]:
             "is not simulated. Put several systems, each with a router, behind a balancer, or measure it."
         )
     if any("estimate" in each for each in costs.rates.origin):
-        said.append("Rates are scaled from those of another model, not measured.")
+        said.append("Rates are scaled from those of another model or of keys and values in 16 bits, not measured.")
     return said
 
 

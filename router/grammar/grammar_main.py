@@ -23,7 +23,7 @@ from msgspec import msgpack
 
 from common.base.json_file import Json
 from common.base.process import freeze_and_trim, limit_memory
-from common.checkpoint.files import read_text_config
+from common.checkpoint.files import open_model, text_config
 from common.grammar.end_tokens import end_token_ids
 from common.grammar.grammars import Grammars
 from common.grammar.reasons import reason, shortened
@@ -124,9 +124,10 @@ def main() -> None:
     # The warning is about the library's threads for batches, which children neither have nor need.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     path = Path(config.model.path)
-    vocab = read_text_config(path)["vocab_size"]
+    files = open_model(path)
+    vocab = text_config(files)["vocab_size"]
     begin_s = time.monotonic()
-    grammars = Grammars(lean_tokens(path, vocab, end_token_ids(path)))
+    grammars = Grammars(lean_tokens(path, vocab, end_token_ids(files)))
     freeze_and_trim()
     logger.info("ready for grammars after %.1f s", time.monotonic() - begin_s)
     Compiler(grammars).run()

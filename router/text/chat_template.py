@@ -5,13 +5,12 @@ Rendering is done by `template_renderer` in a separate process.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
-from common.checkpoint.files import read_chat_template, read_tokenizer_config
+from common.checkpoint.files import ModelFiles
 from router.text.formats.registry import tags_of, tool_format_of
 from router.text.formats.shapes import ThoughtTags, ToolFormat
 
@@ -65,14 +64,14 @@ class ChatTemplate:
         return TemplateRenderer(self.source, self.special_tokens)
 
 
-def load_chat_template(path: Path) -> ChatTemplate | None:
+def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     """Load a model's chat template, None without one; raises ConfigError for unreadable files."""
-    config = read_tokenizer_config(path)
+    config = files.tokenizer_config()
     source: Json = config.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default")
-    file = read_chat_template(path)
+    file = files.template()
     source = source if file is None else file
     return ChatTemplate(source, special_tokens_of(config)) if isinstance(source, str) else None
 

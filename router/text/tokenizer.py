@@ -18,14 +18,7 @@ from common.base.errors import ConfigError
 from common.base.json_file import JsonObject
 from common.base.process import trim_memory
 from common.base.rotary import num_positions
-from common.checkpoint.files import (
-    CONFIG,
-    TOKENIZER,
-    place_of,
-    read_text_config,
-    read_tokenizer_config,
-    read_tokenizer_json,
-)
+from common.checkpoint.files import CONFIG, TOKENIZER, ModelFiles, open_model, text_config
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
 from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -192,20 +185,18 @@ class Tokenizer:
         """Load the text side of a model; raises ConfigError with the file and the remedy if unusable."""
         path = Path(section.path)
         fingerprint = tokenizer_fingerprint(path)
-        config = read_text_config(path)
-        content = read_tokenizer_json(path)
+        files = open_model(path)
+        config, content, where = text_config(files), files.tokenizer(), files.where(CONFIG)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a text it cannot read
-            raise ConfigError(
-                f"{place_of(path, TOKENIZER)}: {error}; fetch the model's own {TOKENIZER} again"
-            ) from None
+            raise ConfigError(f"{files.where(TOKENIZER)}: {error}; fetch the model's own {TOKENIZER} again") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.decode: Decode = partial(self._tokenizer.decode, skip_special_tokens=True)
         self.decode_all: Decode = partial(self._tokenizer.decode, skip_special_tokens=False)
-        self.chat_template = load_chat_template(path)
-        _add_begin(self._tokenizer, path, self.chat_template)
+        self.chat_template = load_chat_template(files)
+        _add_begin(self._tokenizer, files, self.chat_template)
         special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         self._special = special
         self._hidden: dict[frozenset[str], frozenset[int]] = {}  # by kept texts, of which formats have few
@@ -213,11 +204,11 @@ class Tokenizer:
         self._encoder = TextEncoder(self._tokenizer, frozenset(special), text_cache_bytes)
         self.info = ModelInfo(
             name=section.served_name,
-            model_fingerprint=model_fingerprint(path),
+            model_fingerprint=model_fingerprint(path, section.quantization),
             tokenizer_fingerprint=fingerprint,
-            vocab_size=_count(config, "vocab_size", path),
-            max_model_len=_max_model_len(section, config, path),
-            eos_token_ids=_end_ids(path, special, self.chat_template),
+            vocab_size=_count(config, "vocab_size", where),
+            max_model_len=_max_model_len(section, config, where),
+            eos_token_ids=_end_ids(files, special, self.chat_template),
         )
 
     @property
@@ -275,13 +266,13 @@ def _text_begin(tokenizer: tokenizers.Tokenizer) -> str:
     return str(tokenizer.id_to_token(encoded.ids[0])) if is_first else ""
 
 
-def _add_begin(tokenizer: tokenizers.Tokenizer, path: Path, template: ChatTemplate | None) -> None:
+def _add_begin(tokenizer: tokenizers.Tokenizer, files: ModelFiles, template: ChatTemplate | None) -> None:
     """Have the tokenizer put the model's first token (BOS) before each text, if the model wants it there.
 
     Some models name the token only in tokenizer_config.json, or only write it in chats. Where a configuration says
     whether texts begin with the token, chats do not matter.
     """
-    config = read_tokenizer_config(path)
+    config = files.tokenizer_config()
     begin = special_tokens_of(config).get("bos_token", "")
     told = config.get("add_bos_token")
     is_wanted = told if isinstance(told, bool) else template is not None and template.writes_begin
@@ -294,24 +285,24 @@ def _add_begin(tokenizer: tokenizers.Tokenizer, path: Path, template: ChatTempla
     logger.info("%s is put before each text, as this model's configuration or chat template says", begin)
 
 
-def _end_ids(path: Path, special: Mapping[int, str], template: ChatTemplate | None) -> tuple[int, ...]:
+def _end_ids(files: ModelFiles, special: Mapping[int, str], template: ChatTemplate | None) -> tuple[int, ...]:
     """Return the model's end tokens, and those that end its calls."""
     stops = FORMATS[template.tool_format].stops if template is not None else ()
-    return tuple(dict.fromkeys((*end_token_ids(path), *(i for i, text in special.items() if text in stops))))
+    return tuple(dict.fromkeys((*end_token_ids(files), *(i for i, text in special.items() if text in stops))))
 
 
-def _max_model_len(section: ModelSection, config: JsonObject, path: Path) -> int:
+def _max_model_len(section: ModelSection, config: JsonObject, where: Path) -> int:
     try:
         limit = num_positions(config, MAX_TOKENS)
     except ValueError as error:
-        raise ConfigError(f"{place_of(path, CONFIG)}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     if section.max_len > limit:
         raise ConfigError(f"model.max_len = {section.max_len}: the model's own limit is {limit}")
     return section.max_len or limit
 
 
-def _count(config: JsonObject, key: str, path: Path) -> int:
+def _count(config: JsonObject, key: str, where: Path) -> int:
     value = config.get(key)
     if type(value) is not int or not 1 <= value <= MAX_TOKENS:
-        raise ConfigError(f"{place_of(path, CONFIG)}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")
+        raise ConfigError(f"{where}: {key} = {value!r:.80}: wants a whole number of 1 to {MAX_TOKENS}")
     return value

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,15 +67,19 @@ async def complete_all(
 
 
 class Reference:
-    """Greedy text of a single process, by transformers."""
+    """Greedy text of a single process, by transformers.
 
-    def __init__(self, directory: Path, model: Any) -> None:
-        self.model = model
+    Args:
+        cache: makes the cache of a text; None for that of transformers.
+    """
+
+    def __init__(self, directory: Path, model: Any, cache: Callable[[], Any] = lambda: None) -> None:
+        self.model, self.cache = model, cache
         self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         self.eos = model.config.eos_token_id
 
     def text(self, prompt: list[int], max_tokens: int, *, ignore_eos: bool = False) -> str:
-        ids, past, num_cached = list(prompt), None, 0
+        ids, past, num_cached = list(prompt), self.cache(), 0
         with torch.inference_mode():
             for _ in range(max_tokens):
                 out = self.model(torch.tensor([ids[num_cached:]]), past_key_values=past, use_cache=True)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from common.wire.messages.worker import SHARED_POOL
 from tests.e2e.client import Completion, Reference, complete_all, prompts
+from tests.e2e.rounded_cache import RoundedCache
 from tests.e2e.schemas import complete_schemas
 from tests.e2e.system import START_TIMEOUT_S, System
 from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, converse
@@ -123,6 +126,23 @@ async def test_blocks_are_pulled_out_of_another_pool_on_the_same_gpu(checkpoint:
     with System(directory, *FLAGS, device="cuda:0").start(apart=True) as system:
         assert system.health()["kv_paths"][0]["transport"] == "cuda_ipc"
         assert await texts(system, asked, max_tokens=32) == [reference.text(p, 32) for p in asked]
+        system.until(system.all_blocks_free)
+
+
+async def test_keys_and_values_in_fp8_give_nearly_the_text_of_rounded_ones() -> None:
+    """The model is in bfloat16, so its texts part from those in float32 after some tokens."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    reference = Reference(DEMO_MODEL, model, lambda: RoundedCache(config=model.config))
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    lines = Path("README.md").read_text().split("\n\n")
+    asked = [tokenizer.encode(line).ids[:400] for line in lines if len(line) > 100][:8]
+    flags = ("--kv-dtype", "fp8", "--kv-pool-bytes", str(64 << 20), *ANY_LENGTH)
+    with System(DEMO_MODEL, *flags, device="cuda:0").start() as system:
+        assert "KV pool in float8_e4m3fn" in system.log("decode-0")
+        for _ in range(2):  # then behind cached prefixes
+            ours = await texts(system, asked, max_tokens=8, ignore_eos=True)
+            theirs = [reference.text(prompt, 8, ignore_eos=True) for prompt in asked]
+            assert sum(a[:4] == b[:4] for a, b in zip(ours, theirs, strict=True)) >= len(asked) - 2
         system.until(system.all_blocks_free)
 
 

@@ -6,7 +6,7 @@ Everything that a kernel must not read is NaN or an impossible id, and so is all
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import pytest
 import torch
@@ -98,6 +98,17 @@ def hopper(cuda: torch.device) -> torch.device:
     if not gpu_of(cuda).is_hopper:
         pytest.skip("needs a Hopper GPU")
     return cuda
+
+
+@pytest.fixture(
+    params=[torch.uint8, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.gpu)], ids=["bytes", "numbers"]
+)
+def cache(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
+    """Type of a cache of e4m3 numbers: bytes whose bits are moved, or numbers that a GPU has instructions for."""
+    of_numbers = request.param != torch.uint8
+    if of_numbers and (device.type == "cpu" or gpu_of(device).capability < (8, 9)):
+        pytest.skip("needs a GPU with instructions for e4m3")
+    return cast(torch.dtype, request.param)
 
 
 def gpu_at(device: torch.device) -> Gpu:

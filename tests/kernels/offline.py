@@ -136,8 +136,8 @@ def make_batch(num_tokens: int, num_seqs: int) -> ForwardBatch:
     )
 
 
-def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool, window: int = 0) -> CudaOps:
-    pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, dtype=BF16)
+def make_ops(heads: Heads, max_num_seqs: int, *, pdl: bool, window: int = 0, cache: torch.dtype = BF16) -> CudaOps:
+    pool = empty(NUM_BLOCKS, len(MODEL.layers), 2, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, dtype=cache)
     return CudaOps([GroupCache(pool, heads.num_q_heads, window)], KernelsSection(), max_num_seqs, pdl=pdl)
 
 
@@ -158,6 +158,34 @@ def run_model(gpu: Gpu) -> None:
     prompt_ops.plans = PromptPlans(prompt_ops.plans)
     for num_tokens in (32, 300, 800, 1200):
         model.forward(make_batch(num_tokens, 2), prompt_ops)
+
+
+def run_quantized(gpu: Gpu) -> None:
+    """A model quantized by each scheme, and products with the other forms of scales: decode steps, and prompts."""
+    dtypes = DTYPES | {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+    for scheme in ("fp8", "int8"):
+        config = replace(MODEL, scheme=scheme)
+        tensors = {
+            name: empty(*stack.shape, dtype=dtypes[stack.dtype or "bfloat16"])
+            for name, stack in config.stacks().items()
+        }
+        model = Decoder(config, tensors, MODEL.max_positions)
+        step_ops, prompt_ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), make_ops(HEADS, 2, pdl=False)
+        prompt_ops.plans = PromptPlans(prompt_ops.plans)
+        for num_rows in (1, 64):
+            model.forward(make_batch(num_rows, num_rows), step_ops)
+        for num_tokens in (3, 32, 300):
+            model.forward(make_batch(num_tokens, 1), prompt_ops)
+        codes, inner = dtypes[config.stacks()["layers.0.qkv"].dtype or ""], 9728
+        norm, x = Norm(empty(2560, dtype=BF16), 1e-6), Residual(empty(8, 2560, dtype=BF16))
+        for rows in (1, 128):
+            scales = empty(2 * inner // rows, 20, dtype=torch.float32)
+            weight = Weight(empty(2 * inner, 2560, dtype=codes), None, scales, BF16)
+            step_ops.norm_gate_up(x, norm, weight)
+            step_ops.norm_gate_up(Residual(x.rows[:1]), norm, weight)
+    ops, hidden = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch), 2560 + 64  # which no ring is made for
+    weight = Weight(empty(128, hidden, dtype=torch.int8), None, empty(128, 1, dtype=torch.float32), BF16)
+    ops.norm_linear(Residual(empty(64, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6), weight)
 
 
 def run_hybrid(gpu: Gpu) -> None:
@@ -224,7 +252,9 @@ def run_other_experts(gpu: Gpu) -> None:
         ops.experts_add(x, routing, weights, rows)
 
 
-def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **given: Any) -> None:
+def run_attention(
+    gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, cache: torch.dtype = BF16, **given: Any
+) -> None:
     """Attention that differs from that of `run_model`: decode steps, and prompts for each kernel of theirs."""
     weights = AttentionWeights(
         q_norm=None,
@@ -238,7 +268,8 @@ def run_attention(gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, **gi
     prefixes = SharedPrefixes(numbers=empty(64), num_tokens=empty(64)) if shares_prefixes else None
     for num_tokens, num_seqs in ((64, 64), (40, 1), (200, 4), (1100, 1)):
         is_decode = num_tokens == num_seqs
-        ops = make_ops(heads, num_seqs, pdl=gpu.has_dependent_launch and is_decode, window=weights.window)
+        pdl = gpu.has_dependent_launch and is_decode
+        ops = make_ops(heads, num_seqs, pdl=pdl, window=weights.window, cache=cache)
         batch = make_batch(num_tokens, num_seqs)
         batch = replace(batch, num_keys=0 if is_decode else 5000, prefixes=prefixes if is_decode else None)
         qkv = empty(num_tokens, weights.num_heads * heads.head_dim, dtype=BF16)
@@ -261,6 +292,16 @@ def run_other_attention(gpu: Gpu) -> None:
     factors = empty(4096, dtype=torch.float32)
     run_attention(gpu, Heads(32, 8, 128), query_factors=factors, shares_prefixes=True)
     run_attention(gpu, Heads(8, 2, 128), norms_values=True, shares_kv=True)
+
+
+def run_e4m3(gpu: Gpu) -> None:
+    """Attention over keys and values in e4m3, with the largest tiles, a window, sinks, and shared prefixes."""
+    cache = torch.float8_e4m3fn
+    run_attention(gpu, Heads(32, 8, 128), cache=cache, shares_prefixes=True)
+    run_attention(gpu, Heads(16, 4, 256), cache=cache, norms_values=True)
+    run_attention(gpu, Heads(*GEMMA_4_31B_FULL[:3]), cache=cache)
+    sinks = empty(GPT_OSS.num_q, dtype=torch.float32)
+    run_attention(gpu, Heads(*GPT_OSS[:3]), cache=cache, window=GPT_OSS.window, sinks=sinks)
 
 
 def run_other_products(gpu: Gpu) -> None:
@@ -378,8 +419,10 @@ def main(capabilities: list[str]) -> None:
         driver.set_active(AbsentGpu(gpu))
         torch.cuda.get_device_properties = partial(properties_of, gpu)
         run_model(gpu)
+        run_quantized(gpu)
         run_large_heads(gpu)
         run_other_attention(gpu)
+        run_e4m3(gpu)
         run_other_products(gpu)
         run_hybrid(gpu)
         run_experts(gpu)

@@ -1,5 +1,6 @@
 """Published config.json files are accepted with their sizes, or refused by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from benchmarks.presets import PRESETS
 from common.base.errors import ConfigError, ModelError
 from common.memory.server.pools import MAX_BLOCK_BYTES
-from common.models.loader import resolve_dtype
+from common.models.loader import resolve_dtype, resolve_kv_dtype
 from common.models.quantization.rules import Formats
 from common.models.reading import decoder_config
 from common.models.settings import Settings
@@ -216,3 +217,36 @@ def test_float16_is_never_chosen_where_activations_exceed_it(preset: str) -> Non
     assert resolve_dtype("float32", config, gpu) == "float32"
     with pytest.raises(ConfigError, match="activations exceed 65504"):
         resolve_dtype("float16", config, gpu)
+
+
+def test_keys_and_values_in_fp8_are_of_half_the_bytes_and_states_and_latents_stay() -> None:
+    presets = [PRESETS[name] for name in ("qwen3.5-4b", "deepseek-v2-lite")]
+    hybrid, latent = (decoder_config(Settings(preset, "config.json")) for preset in presets)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert resolve_kv_dtype("auto", latent, "bfloat16", gpu) == "bfloat16"
+    with pytest.raises(ConfigError, match="caches latents, not keys and values"):
+        resolve_kv_dtype("fp8", latent, "bfloat16", gpu)
+    with pytest.raises(ConfigError, match="for models in 16 bits"):
+        resolve_kv_dtype("fp8", hybrid, "float32", gpu)
+    assert resolve_kv_dtype("fp8", hybrid, "float32", cpu) == "float8_e4m3fn"
+    (plain, states), (rounded, same_states) = (
+        hybrid.cache_groups(16, resolve_kv_dtype(choice, hybrid, "bfloat16", gpu)) for choice in ("auto", "fp8")
+    )
+    assert (rounded.block_bytes * 2, same_states) == (plain.block_bytes, states)
+
+
+def test_scales_of_keys_and_values_are_told_apart_in_fp8_only() -> None:
+    config = decoder_config(Settings(PRESETS["qwen3-0.6b"], "config.json"))
+
+    def scales(dtype: str, *pairs: tuple[float, float]) -> str:
+        layers = list(config.layers)
+        for number, pair in enumerate(pairs):
+            mixer = layers[number].mixer
+            assert isinstance(mixer, Attention)
+            layers[number] = replace(layers[number], mixer=replace(mixer, kv_scales=pair))
+        [group] = replace(config, layers=tuple(layers)).cache_groups(16, dtype)
+        return group.scales
+
+    assert scales("float8_e4m3fn") == scales("bfloat16", (0.5, 2.0)) == ""
+    digests = {scales("float8_e4m3fn", *pairs) for pairs in ([(0.5, 2.0)], [(2.0, 0.5)], [(1.0, 1.0), (0.5, 2.0)])}
+    assert len(digests) == 3 and "" not in digests

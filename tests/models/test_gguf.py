@@ -1,6 +1,9 @@
 """A GGUF file's model computes what the directory's does, in every type; other files are refused by name."""
 
+import itertools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,16 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from common.base.errors import ModelError
+from common.base.errors import ConfigError, ModelError
+from common.checkpoint.gguf.config import config_of
+from common.checkpoint.gguf.header import Value
+from common.checkpoint.gguf.model_file import read_gguf
+from common.checkpoint.gguf.special_tokens import end_ids_of, tokenizer_config_of
+from common.checkpoint.gguf.tokenizer import tokenizer_json_of
 from common.models import gguf_weights
 from common.models.gguf_weights import load_gguf_weights
-from common.models.reading import read_config
+from common.models.reading import decoder_config, read_config
+from common.models.settings import Settings
 from common.models.weights import load_weights, weights_layout
 from tests.models.gguf.test_unpacking import legal_blocks
 from tests.models.test_decoder import CPU, Cache, assert_close, errors, load, prompts
@@ -210,6 +219,37 @@ def test_a_file_without_the_epsilon_of_norms_is_refused(written: Checkpoint, tmp
     path = write_gguf(tmp_path / "m.gguf", directory, metadata=lambda writer: writer.kv_data[0].__delitem__(key))
     with pytest.raises(ModelError, match=rf"{key} is missing; serve another file of this model"):
         read_config(path)
+
+
+def _add_more(writer: gguf.GGUFWriter) -> None:
+    """Entries that tiny files lack."""
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(2.0)
+    writer.add_rope_scaling_orig_ctx_len(256)
+    writer.add_sliding_window(4)
+    writer.add_bos_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_chat_template("x")
+    writer.add_expert_count(0)
+
+
+def test_a_value_of_any_type_is_taken_or_refused(written: Checkpoint, tmp_path: Path) -> None:
+    """No entry of the metadata ends a program in another way."""
+    directory, _ = written("qwen3-tied")
+    model = read_gguf(write_gguf(tmp_path / "m.gguf", directory, metadata=_add_more))
+    values: tuple[Value, ...] = (0, -1, 1 << 40, 1.5, math.nan, math.inf, True, "x", "", (1, 2), ("a",), (1.5,), ())
+    refused = 0
+    for key, value in itertools.product(model.metadata, values):
+        changed = replace(model, metadata={**model.metadata, key: value})
+        try:
+            decoder_config(Settings(config_of(changed), "m.gguf"))
+            tokenizer_json_of(changed)
+            tokenizer_config_of(changed)
+            end_ids_of(changed)
+        except (ConfigError, ModelError) as error:
+            assert "m.gguf" in str(error), key
+            refused += 1
+    assert refused > 4 * len(model.metadata)
 
 
 def test_another_architecture_is_refused(written: Checkpoint, tmp_path: Path) -> None:

@@ -77,15 +77,22 @@ def attended(
     return [attend(qkv, each, LAYER, batch) for qkv, each in zip(qkvs, weights, strict=True)]
 
 
+@pytest.mark.parametrize("is_e4m3", [False, True])
 @pytest.mark.parametrize("of_last", [False, True])
 @pytest.mark.parametrize(
     "full_dim", [64, pytest.param(256, marks=pytest.mark.gpu), pytest.param(512, marks=pytest.mark.gpu)]
 )
-def test_layers_of_two_groups(full_dim: int, of_last: bool, target: tuple[str, torch.dtype, float]) -> None:
+def test_layers_of_two_groups(
+    full_dim: int, of_last: bool, is_e4m3: bool, target: tuple[str, torch.dtype, float]
+) -> None:
     from common.ops.cuda_ops import CudaOps
 
     torch.manual_seed(7)
     where, dtype, tolerance = target
+    if is_e4m3 and (where, dtype) == ("cuda", torch.float32):
+        pytest.skip("kernels of an e4m3 cache are for models in 16 bits")
+    cache_dtype = torch.float8_e4m3fn if is_e4m3 else dtype
+    tolerance = max(tolerance, 1e-2) if is_e4m3 else tolerance  # some keys are rounded the other way
     device = torch.device(where)
     weights = [
         attention_weights(
@@ -95,10 +102,9 @@ def test_layers_of_two_groups(full_dim: int, of_last: bool, target: tuple[str, t
             attention_weights(2, 2, full_dim, 300, device, dtype, norms_values=True, shares_kv=True), group=1, scale=0.5
         ),
     ]
-    pools = [
-        torch.full((NUM_BLOCKS, 2, 2, BLOCK_SIZE, each.num_kv_heads, each.head_dim), float("nan")).to(device, dtype)
-        for each in weights
-    ]
+    weights = [replace(each, k_scale=0.75, v_scale=2.5) for each in weights]
+    shapes = [(NUM_BLOCKS, 2, 2, BLOCK_SIZE, each.num_kv_heads, each.head_dim) for each in weights]
+    pools = [torch.full(shape, float("nan")).to(cache_dtype).to(device) for shape in shapes]
     caches = [GroupCache(pool, each.num_q_heads, each.window) for pool, each in zip(pools, weights, strict=True)]
     law = TorchOps([cache._replace(blocks=cache.blocks.clone()) for cache in caches])
     ours = CudaOps(caches, KernelsSection(), 2)
@@ -113,5 +119,11 @@ def test_layers_of_two_groups(full_dim: int, of_last: bool, target: tuple[str, t
             error = (out.float() - expected.float())[kept].norm()
             assert out.isfinite().all() and error <= tolerance * expected[kept].float().norm()
     for pool, expected in zip(pools, law.caches, strict=True):
-        assert torch.equal(pool.isnan(), expected.isnan())
-        assert (pool - expected).nan_to_num().abs().max() <= 4 * tolerance * expected.nan_to_num().abs().max()
+        kept, theirs = pool.float(), expected.float()
+        assert torch.equal(kept.isnan(), theirs.isnan())
+        kept, theirs = kept[~theirs.isnan()], theirs[~theirs.isnan()]
+        if is_e4m3:
+            assert ((kept - theirs).abs() <= 0.125 * theirs.abs() + 2**-9).all()
+            assert (kept != theirs).float().mean() < 0.01
+        else:
+            assert (kept - theirs).abs().max() <= 4 * tolerance * theirs.abs().max()

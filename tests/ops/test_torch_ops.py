@@ -1,5 +1,7 @@
 """The reference against torch's own attention, on ragged batches that are computed in chunks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -125,3 +127,35 @@ def test_logits_are_fp32() -> None:
 def test_noise_is_finite_at_the_ends_of_the_random_bits(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "philox", lambda *_: (torch.full((1, 3), word),) * 4)
     assert reference.gumbel(torch.tensor([1]), torch.tensor([1]), 3).isfinite().all()
+
+
+def test_e4m3_keys_and_values_are_attended_as_stored_however_a_prompt_is_cut() -> None:
+    """Of scales, also at both ends of what e4m3 holds, and of a number that it does not hold."""
+    torch.manual_seed(8)
+    weights = replace(make_weights(), k_scale=0.25, v_scale=3.0)
+    length, e4m3 = 70, torch.float8_e4m3fn
+    qkv = torch.randn(length, (NUM_Q + 2 * NUM_KV) * HEAD_DIM)
+    qkv[5, -3:] = torch.tensor([1e4, -1e4, 1e-5])
+    tables, outputs, pools = torch.randperm(8)[None, :5].int(), [], []
+    for steps in ([(0, length)], [(0, 33), (33, 34), (34, length)]):
+        pool = torch.zeros(8, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM, dtype=e4m3)
+        ops = TorchOps([GroupCache(pool, NUM_Q)])
+        chunks = [
+            ops.attention(qkv[begin:end], weights, 0, ops.begin(make_batch([(begin, end)], tables)))
+            for begin, end in steps
+        ]
+        outputs.append(torch.cat(chunks))
+        pools.append(pool)
+    assert torch.equal(pools[0].view(torch.uint8), pools[1].view(torch.uint8))
+    torch.testing.assert_close(outputs[0], outputs[1])
+    exact = torch.zeros(8, 1, 2, BLOCK_SIZE, NUM_KV, HEAD_DIM)
+    plain = TorchOps([GroupCache(exact, NUM_Q)])
+    batch = plain.begin(make_batch([(0, length)], tables))
+    plain.attention(qkv, weights, 0, batch)
+    k, v = exact[:, 0].unbind(1)
+    k.copy_((k / 0.25).clamp(-448, 448).to(e4m3).float() * 0.25)
+    v.copy_((v / 3.0).clamp(-448, 448).to(e4m3).float() * 3.0)
+    assert v[tables[0, 0], 5, -1, -3:].tolist() == [1344.0, -1344.0, 0.0]
+    q = reference.qk_norm_rope_kv(qkv, weights, batch.positions, -torch.ones_like(batch.slots[0]), k, v)
+    law = reference.paged_attention(q, k, v, tables, batch, weights.scale).flatten(1)
+    torch.testing.assert_close(outputs[0], law)

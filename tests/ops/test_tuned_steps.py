@@ -11,7 +11,7 @@ from benchmarks.presets import PRESETS, settings
 from benchmarks.tune_linear import BLOCK_SIZE, CONTEXT, LAYERS, decode_batch, few_layers, made_caches, made_weights
 from common.models.decoder import Decoder
 from common.models.reading import decoder_config
-from common.ops.base import Activation, Norm, Residual, Routing, Weight
+from common.ops.base import Activation, Norm, Residual, Routing, Scheme, Weight
 from common.ops.linear_plan import Fusion
 from common.wire.values.kv_layout import CacheKind
 
@@ -27,7 +27,7 @@ class Products:
 
     def _note(self, fusion: Fusion, x: Tensor, weight: Weight, n: int) -> Tensor:
         assert x.shape[1] == weight.num_in
-        self.shapes.add(Shape(fusion, n, weight.num_in))
+        self.shapes.add(Shape(fusion, n, weight.num_in, weight.scheme))
         return x.new_empty((x.shape[0], n))
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
@@ -62,8 +62,9 @@ class Products:
 
 
 @EACH
-def test_a_few_layers_have_the_products_of_all(preset: str) -> None:
-    config = few_layers(preset)
+@pytest.mark.parametrize("scheme", Scheme)
+def test_a_few_layers_have_the_products_of_all(preset: str, scheme: Scheme) -> None:
+    config = few_layers(preset, scheme)
     assert len(config.layers) == LAYERS
     assert set(config.layers) == set(decoder_config(settings(preset)).layers)
     model, products = Decoder(config, made_weights(config, NOWHERE), CONTEXT), Products()
@@ -71,7 +72,7 @@ def test_a_few_layers_have_the_products_of_all(preset: str) -> None:
     for task in tasks:
         task()
     model.logits(model.zeros(TOKENS), products)  # type: ignore[arg-type]
-    assert products.shapes == set(shapes_of(preset))
+    assert products.shapes == set(shapes_of(preset, scheme))
 
 
 @EACH

@@ -36,7 +36,7 @@ from common.wire.values.fields import (
     RequestId,
     Rule,
 )
-from common.wire.values.kv_layout import DTYPE_BYTES, CacheKind, KVGroup, KVLayout
+from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.values.packing import ID_BYTES, pack_floats
 
 FEW = 6  # rows or ids of one message
@@ -132,7 +132,7 @@ def _limited(kind: type, limits: Any) -> st.SearchStrategy[Any]:
         return st.binary(max_size=min(high, 40))
     if limits.pattern == ASCII:
         return st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=low, max_size=20)
-    return st.text(max_size=20) if limits.pattern is None else st.sampled_from(sorted(DTYPE_BYTES))
+    return st.text(max_size=20) if limits.pattern is None else st.from_regex(limits.pattern)
 
 
 def _ruled(rule: Rule, limits: Any, length: int) -> st.SearchStrategy[Any]:

@@ -16,7 +16,7 @@ _SHOWN = 5
 
 
 def is_gguf(path: Path) -> bool:
-    """Tell whether a path names a GGUF file, by the end of the name; directories may end like that, too."""
+    """Tell whether a path names a GGUF file, existing or not, by the end of the name."""
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 

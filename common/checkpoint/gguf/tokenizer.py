@@ -68,7 +68,7 @@ def tokenizer_json_of(model: GGUFModel) -> str:
         parts = _byte_level(model, tokens, word_split_of(model))
     else:
         parts = _sentence_pieces(model, tokens)
-    added = [_added(number, text, is_special=True) for number, text in tokens.of_type(CONTROL)]
+    added = [_added(number, text, is_special=True) for number, text in tokens.of_type(CONTROL, UNKNOWN)]
     added += [_added(number, text, is_special=False) for number, text in tokens.of_type(USER_DEFINED)]
     content = {
         "version": "1.0",
@@ -108,6 +108,7 @@ def read_tokens(model: GGUFModel) -> Tokens:
     texts, types = model.texts("tokenizer.ggml.tokens"), model.wholes("tokenizer.ggml.token_type")
     if not texts:
         raise ConfigError(f"{model.path}: has no tokenizer.ggml.tokens; serve another file of this model")
+    texts = tuple(text or f"[EMPTY_{number}]" for number, text in enumerate(texts))
     if types is None:
         types = (NORMAL,) * len(texts)
     if len(types) != len(texts):

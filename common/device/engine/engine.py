@@ -29,13 +29,13 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
 from common.models.base import Model, ModelConfig
-from common.models.loader import load_model, resolve_dtype, resolve_max_len
+from common.models.loader import load_model, resolve_dtype, resolve_kv_dtype, resolve_max_len, with_cache_scales
 from common.models.reading import read_config
 from common.ops.base import GroupCache, Ops
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
 from common.wire.values.fingerprint import model_fingerprint
-from common.wire.values.kv_layout import KVLayout
+from common.wire.values.kv_layout import E4M3, KVLayout
 from common.wire.values.pool_shape import PoolShape, shown
 
 logger = logging.getLogger(__name__)
@@ -94,19 +94,22 @@ def build_engine(
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
-    model_config = read_config(model_dir)
+    model_config = read_config(model_dir, config.model.quantization)
     if device.type == "cuda":
         check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
     max_len = resolve_max_len(config.model, model_config)
-    groups = model_config.cache_groups(config.kv.block_size, dtype)
-    layout = KVLayout(model_fingerprint(model_dir), groups)
+    kv_dtype = resolve_kv_dtype(config.kv.dtype, model_config, dtype, device)
+    if kv_dtype == E4M3:
+        model_config = with_cache_scales(model_config, model_dir)
+    groups = model_config.cache_groups(config.kv.block_size, kv_dtype)
+    layout = KVLayout(model_fingerprint(model_dir, config.model.quantization), groups)
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
         wanted = pool_shape(config, model_config, layout, device, max_len)
         pool, shared = claimed_pool(memory, wanted, device)
-        _log_pool(config, pool, device, wanted)
+        _log_pool(config, pool, device, wanted, dtype)
         pdl = launches_early(config, device)
         ops, step_ops, graph_safe = _make_ops(config, model_config, pool, device, logit_rows)
         sampling = config.kernels.sampling if device.type == "cuda" else "torch"
@@ -146,12 +149,13 @@ def _import_ahead(config: Config) -> None:
         Thread(target=importlib.import_module, args=("common.device.steps.kernel_code",), daemon=True).start()
 
 
-def _log_pool(config: Config, pool: KVPool, device: torch.device, wanted: PoolShape) -> None:
+def _log_pool(config: Config, pool: KVPool, device: torch.device, wanted: PoolShape, dtype: str) -> None:
     shape = pool.shape
     logger.info(
-        "%s on %s in %s; KV pool of %s blocks%s, %d tokens, %.2f GB",
+        "%s on %s in %s; KV pool in %s of %s blocks%s, %d tokens, %.2f GB",
         config.model.served_name,
         device,
+        dtype,
         shape.layout.groups[0].dtype,
         shown(shape.num_blocks),
         "" if len(shape.num_blocks) == 1 else f" for texts of usual length, in {shape.slabs.num_slabs} slabs",

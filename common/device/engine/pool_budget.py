@@ -39,15 +39,16 @@ def pool_shape(
     Args:
         max_len: tokens of the longest sequence.
     """
+    dtype = resolve_dtype(config.model.dtype, model_config, device)
     if config.kv.pool_bytes:
         pool_bytes = config.kv.pool_bytes
     elif device.type == "cpu":
         pool_bytes = config.kv.cpu_pool_bytes
     else:
-        room_bytes = bytes_beside_weights(config, model_config, device, layout.groups[0].dtype)
+        room_bytes = bytes_beside_weights(config, model_config, device, dtype)
         pool_bytes = room_bytes - _workers_bytes(config, model_config, device, max_len)
     if device.type == "cpu":
-        _warn_of_little_ram(pool_bytes + model_bytes(model_config, layout.groups[0].dtype))
+        _warn_of_little_ram(pool_bytes + model_bytes(model_config, dtype))
     of_decode = config.decode.on(device.type).local_chunk_tokens  # prompts are computed there, too
     step_tokens = min(max(prompt_step(config, device, max_len).num_tokens, of_decode), max_len)
     shape = PoolShape.within(pool_bytes, layout, step_rules.TYPICAL_TOKENS, max_len, step_tokens)
@@ -75,7 +76,7 @@ def sized(config: Config, device: torch.device) -> Config:
     """Return `config` with step sizes, equal for all workers of a device. Raises ModelError for a wrong model."""
     prefill, decode = config.prefill.on(device.type), config.decode.on(device.type)
     if device.type == "cuda" and not config.kv.pool_bytes:
-        model = read_config(Path(config.model.path))
+        model = read_config(Path(config.model.path), config.model.quantization)
         room_bytes = bytes_beside_weights(config, model, device, resolve_dtype(config.model.dtype, model, device))
         if not config.prefill.max_batch_tokens:
             most = fitting_tokens(prefill.max_batch_tokens, model, room_bytes // STEP_PART)

@@ -19,7 +19,7 @@ import torch
 from common.base.trace_events import DEVICE, LOOP, Args, Key, Tracer, shown
 from common.base.trace_file import Process, TraceFile
 from common.device.steps.loop_trace import WAIT, Trace
-from common.settings.config import TraceSection
+from common.settings.observation_sections import TraceSection
 
 logger = logging.getLogger(__name__)
 

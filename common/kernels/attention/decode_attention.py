@@ -30,6 +30,7 @@ from common.kernels.attention.decode_parts import (
 )
 from common.kernels.base.attention_operands import Division
 from common.kernels.base.checks import check_block_tables, check_column, check_queries
+from common.kernels.base.e4m3 import as_factor, is_e4m3, widened
 from common.kernels.base.last_program import is_last
 from common.kernels.base.pdl import wait_for_predecessor
 
@@ -54,6 +55,7 @@ def _decode_attention_kernel(
     sinks_ptr,  # [NUM_Q] fp32, or None
     layer_id,
     scale_log2,  # softmax scale times log2(e)
+    v_scale,  # of values in an e4m3 cache, or None
     table_stride,
     stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
@@ -81,7 +83,7 @@ def _decode_attention_kernel(
         _attend_item(
             items_ptr + index // NUM_KV * ITEM_WORDS, index % NUM_KV, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr,
             out_ptr, partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr, sinks_ptr,
-            scale_log2, table_stride, stride_block, stride_token, stride_head,
+            scale_log2, v_scale, table_stride, stride_block, stride_token, stride_head,
             NUM_Q, NUM_KV, HEADS, ROWS, HEAD_DIM, BLOCK_SIZE, KEYS,
             TILE, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE, WINDOW, PDL,
         )  # fmt: skip
@@ -103,6 +105,7 @@ def _attend_item(
     arrivals_ptr,
     sinks_ptr,
     scale_log2,
+    v_scale,
     table_stride,
     stride_block,
     stride_token,
@@ -138,6 +141,7 @@ def _attend_item(
     row_heads = seq.to(tl.int64) * NUM_Q + heads  # over all sequences
     present = (group < GROUP)[:, None]
     q = tl.load(q_ptr + row_heads[:, None] * HEAD_DIM + columns, mask=present, other=0.0)
+    q = as_factor(q, k_cache_ptr.dtype.element_ty)
 
     no_acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
     lowest = tl.full((ROWS,), NO_KEYS, tl.float32)
@@ -154,10 +158,10 @@ def _attend_item(
             inside = inside & (keys >= seq_len - WINDOW)
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
-        k = tl.load(k_ptr + elements, mask=inside[:, None], other=0.0)
+        k = widened(tl.load(k_ptr + elements, mask=inside[:, None], other=0.0), q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         scores = tl.where(inside[None, :], scores * scale_log2, float("-inf"))
-        v = tl.load(v_ptr + elements, mask=inside[:, None], other=0.0)
+        v = widened(tl.load(v_ptr + elements, mask=inside[:, None], other=0.0), q.dtype)
         part = attended(part, scores, v)
         is_end = step + 1 == end * STEPS
         done = step + 1 - first_tile * STEPS
@@ -178,14 +182,14 @@ def _attend_item(
 
     if join < 0:
         elements = row_heads[:, None] * HEAD_DIM + columns
-        tl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=present)
+        tl.store(out_ptr + elements, output_of(whole, v_scale).to(out_ptr.dtype.element_ty), mask=present)
     else:
         num_items, num_units = load_join(item_ptr)
         if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_items):
             parts = (partial_ptr, maxima_ptr, sums_ptr)
             _join(
                 out_ptr + (seq.to(tl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM,
-                parts, sinks_ptr, kv_head * GROUP, first_unit, num_units, unit_parts == RUN_PARTS,
+                parts, sinks_ptr, v_scale, kv_head * GROUP, first_unit, num_units, unit_parts == RUN_PARTS,
                 NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
             )  # fmt: skip
 
@@ -195,6 +199,7 @@ def _join(
     out_ptr,  # of the group
     parts,  # partial_ptr, maxima_ptr, sums_ptr
     sinks_ptr,
+    v_scale,
     group_head,  # first head of the group
     first_unit,  # first head of the context's first unit, over all heads of all units
     num_units,
@@ -223,7 +228,7 @@ def _join(
     whole = joined_units(
         whole, nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
     )
-    tl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=masks[0])
+    tl.store(out_ptr + elements, output_of(whole, v_scale).to(out_ptr.dtype.element_ty), mask=masks[0])
 
 
 def decode_attention(
@@ -239,6 +244,7 @@ def decode_attention(
     *,
     window: int = 0,  # as in the division
     sinks: Tensor | None = None,  # [num_q_heads] fp32
+    v_scale: float = 1.0,
     pdl: bool = False,
 ) -> Tensor:
     """Attend from each query to the last keys of the sequence: `[num_seqs, num_q_heads, head_dim]`, padding 0.
@@ -246,6 +252,7 @@ def decode_attention(
     Args:
         window: tokens seen by a token, itself included; 0: all.
         sinks: a score of no token for each head, in the sum of weights only.
+        v_scale: of values in an e4m3 cache; the scale of keys is a factor of `scale`.
     """
     _check(q, k_cache, v_cache, block_tables, seq_lens, sinks)
     num_seqs, num_q, head_dim = q.shape
@@ -271,6 +278,7 @@ def decode_attention(
         sinks_ptr=sinks,
         layer_id=layer_id,
         scale_log2=scale * LOG2_E,
+        v_scale=v_scale if is_e4m3(v_cache) else None,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),

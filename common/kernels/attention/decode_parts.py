@@ -152,10 +152,16 @@ def joined_units(
 
 
 @triton.jit
-def output_of(whole):
-    """Return the output `[heads, HEAD_DIM]` of a context with all parts joined; masked heads and padding give zeros."""
+def output_of(whole, v_scale=None):
+    """Return the output `[heads, HEAD_DIM]` of a context with all parts joined; masked heads and padding give zeros.
+
+    `v_scale` is a factor of all values, or None.
+    """
     acc, _, row_sum = whole
-    return acc / tl.expand_dims(tl.where(row_sum > 0, row_sum, 1.0), 1)
+    out = acc / tl.expand_dims(tl.where(row_sum > 0, row_sum, 1.0), 1)
+    if v_scale is not None:
+        out = out * v_scale
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, SINK_UNITS, j
 from common.kernels.attention.prefill_attention import attend_keys, tile_for
 from common.kernels.attention.query_parts import TILE_ROWS, QueryParts, tokens_of_tile
 from common.kernels.base.checks import check_prompts
+from common.kernels.base.e4m3 import as_factor, is_e4m3
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.last_program import is_last
 from common.kernels.base.ragged import first_seen, max_seqs_for, num_tiles
@@ -61,6 +62,7 @@ def _few_query_attention_kernel(
     sums_ptr,  # [ALL_PARTS, NUM_KV, TILE_ROWS] fp32, of `QueryParts`
     arrivals_ptr,  # [ALL_PARTS, NUM_KV] int32, of `QueryParts`
     scale_log2,  # softmax scale times log2(e)
+    v_scale,  # of values in an e4m3 cache, or None
     num_seqs,
     table_stride,
     stride_block,  # of both caches, in elements, as are stride_token and stride_head
@@ -125,7 +127,7 @@ def _few_query_attention_kernel(
     columns = tl.arange(0, HEAD_DIM)[None, :]
     elements = ((token + queries).to(tl.int64) * (NUM_KV * GROUP) + kv_head * GROUP + heads)[:, None] * HEAD_DIM
     elements += columns
-    q = tl.load(q_ptr + elements, mask=present[:, None], other=0.0)
+    q = as_factor(tl.load(q_ptr + elements, mask=present[:, None], other=0.0), k_cache_ptr.dtype.element_ty)
 
     table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
     k_ptr = k_cache_ptr + kv_head * stride_head
@@ -165,7 +167,7 @@ def _few_query_attention_kernel(
     )  # fmt: skip
 
     if num_parts == 1:
-        out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a sequence of length 0 gives zeros
+        out = output_of((acc, row_max, row_sum), v_scale)
         tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present[:, None])
     else:
         are_cut = precede & (parts > 1)
@@ -180,7 +182,7 @@ def _few_query_attention_kernel(
             head_ptr = out_ptr + ((token + first_query).to(tl.int64) * NUM_KV + kv_head) * GROUP * HEAD_DIM
             num_queries = tl.minimum(query_len - first_query, TOKENS)
             _join(
-                head_ptr, unit_ptrs, num_queries, num_parts,
+                head_ptr, unit_ptrs, v_scale, num_queries, num_parts,
                 NUM_KV, GROUP, HEADS, HEAD_DIM, TILE_ROWS, JOIN_ROWS, UNITS_AT_ONCE,
             )  # fmt: skip
 
@@ -189,6 +191,7 @@ def _few_query_attention_kernel(
 def _join(
     out_ptr,  # of the tile's first query, at the first head of the group
     unit_ptrs,  # of the tile's first part: sums of values, maxima, sums of weights
+    v_scale,
     num_queries,
     num_parts,
     NUM_KV: tl.constexpr,
@@ -217,7 +220,7 @@ def _join(
         stride: tl.constexpr = NUM_KV * TILE_ROWS
         whole = joined_units(nothing, nothing, ptrs, masks, num_parts, True, stride, HEAD_DIM, UNITS_AT_ONCE, 1)
         elements = (queries * (NUM_KV * GROUP) + heads)[:, None] * HEAD_DIM + columns
-        tl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=masks[0])
+        tl.store(out_ptr + elements, output_of(whole, v_scale).to(out_ptr.dtype.element_ty), mask=masks[0])
 
 
 def few_query_attention(
@@ -233,6 +236,7 @@ def few_query_attention(
     *,
     window: int = 0,
     sinks: Tensor | None = None,  # [num_q_heads] fp32
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
 
@@ -267,6 +271,7 @@ def few_query_attention(
         sums_ptr=workspace.sums,
         arrivals_ptr=workspace.arrivals,
         scale_log2=scale * LOG2_E,
+        v_scale=v_scale if is_e4m3(v_cache) else None,
         num_seqs=num_seqs,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from common.kernels.base.checks import check_caches, check_column
+from common.kernels.base.e4m3 import is_e4m3, widened
 from common.kernels.base.items import advance, announce, draw
 from common.kernels.base.ragged import first_seen, first_tile, max_seqs_for, num_tiles, sequence_of, tile_of
 
@@ -80,8 +81,8 @@ def _gather_kv_kernel(
     target = (row + tl.arange(0, TOKENS)).to(tl.int64)[:, None] * WIDTH + columns[None, :]
     k = tl.load(k_cache_ptr + source, mask=present[:, None] & inside, other=0.0)
     v = tl.load(v_cache_ptr + source, mask=present[:, None] & inside, other=0.0)
-    tl.store(k_ptr + target, k, mask=inside)
-    tl.store(v_ptr + target, v, mask=inside)
+    tl.store(k_ptr + target, widened(k, k_ptr.dtype.element_ty), mask=inside)
+    tl.store(v_ptr + target, widened(v, v_ptr.dtype.element_ty), mask=inside)
 
 
 def gather_kv(
@@ -94,13 +95,14 @@ def gather_kv(
     tile: int = TILE,
     window: int = 0,
     cu_seqlens: Tensor | None = None,  # [num_seqs + 1] int32: begins of queries, with a window
+    dtype: torch.dtype | None = None,  # of the copy of an e4m3 cache
     zeroed: Tensor,  # [1] int32: a counter of the kernel that reads the copy; no other launch resets it
 ) -> Tensor:
     """Gather `[2, num_rows, num_kv_heads * head_dim]`: K, then V; set `zeroed` to 0 on the way.
 
     Sequence i has its keys from row `tile * first_tile(keys of the sequences before, i, tile)`. Zeros follow up to the
     end of the sequence's last tile; rows of tiles that no sequence needs stay unwritten. With a window, the first tile
-    is that of the first key seen, and zeros stand for keys out of sight.
+    is that of the first key seen, and zeros stand for keys out of sight. Scales of an e4m3 cache are not applied.
     """
     num_seqs, width = seq_lens.shape[0], k_cache.shape[2] * k_cache.shape[3]
     check_caches(k_cache, v_cache, k_cache.shape[3])
@@ -110,7 +112,8 @@ def gather_kv(
     if window:
         assert cu_seqlens is not None, "with a window, queries tell what is seen"
         check_column("cu_seqlens", cu_seqlens, num_seqs + 1)
-    out = torch.empty((2, num_rows, width), dtype=k_cache.dtype, device=k_cache.device)
+    assert is_e4m3(k_cache) == (dtype is not None), f"cache of {k_cache.dtype}, copy in {dtype}: e4m3 is widened"
+    out = torch.empty((2, num_rows, width), dtype=dtype or k_cache.dtype, device=k_cache.device)
     _gather_kv_kernel[(num_rows // TOKENS_PER_PROGRAM,)](
         k_cache_ptr=k_cache,
         v_cache_ptr=v_cache,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.kernels.attention.decode_parts import LOG2_E, NO_KEYS, SINK_UNITS
 from common.kernels.base.checks import check_prompts
+from common.kernels.base.e4m3 import as_factor, is_e4m3, widened
 from common.kernels.base.gpu import Gpu
 from common.kernels.base.ragged import max_seqs_for, num_tiles, tile_of
 
@@ -26,7 +27,7 @@ def attend_keys(
     acc,  # [BLOCK_M, HEAD_DIM] fp32, not yet normalized
     row_max,  # [BLOCK_M] fp32, in units of log2
     row_sum,  # [BLOCK_M] fp32
-    q,  # [BLOCK_M, HEAD_DIM]
+    q,  # [BLOCK_M, HEAD_DIM], of the type in which keys and values are multiplied
     query_positions,  # [BLOCK_M] int32
     table_ptr,  # [max_blocks] int32, of this sequence
     k_ptr,  # [num_blocks, block_size, num_kv, head_dim], strided, at this KV head
@@ -60,6 +61,8 @@ def attend_keys(
             elements = (blocks * stride_block + (keys % BLOCK_SIZE) * stride_token)[:, None] + columns
             k = tl.load(k_ptr + elements)
             v = tl.load(v_ptr + elements)
+        k = widened(k, q.dtype)
+        v = widened(v, q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             seen = keys[None, :] <= query_positions[:, None]
@@ -86,6 +89,7 @@ def _prefill_attention_kernel(
     sinks_ptr,  # [NUM_Q] fp32, or None
     out_ptr,  # [num_tokens, num_q, head_dim], contiguous
     scale_log2,  # softmax scale times log2(e)
+    v_scale,  # of values in an e4m3 cache, or None
     num_seqs,
     table_stride,
     stride_block,  # of both caches, in elements, as are stride_token and stride_head
@@ -114,7 +118,7 @@ def _prefill_attention_kernel(
     rows = (token + queries).to(tl.int64)[:, None] * (NUM_Q * HEAD_DIM) + head * HEAD_DIM
     elements = rows + tl.arange(0, HEAD_DIM)[None, :]
     present = (queries < query_len)[:, None]
-    q = tl.load(q_ptr + elements, mask=present, other=0.0)
+    q = as_factor(tl.load(q_ptr + elements, mask=present, other=0.0), k_cache_ptr.dtype.element_ty)
 
     table_ptr = block_tables_ptr + seq.to(tl.int64) * table_stride
     k_ptr = k_cache_ptr + (head // GROUP) * stride_head
@@ -151,6 +155,8 @@ def _prefill_attention_kernel(
         HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASKED=True, WINDOW=WINDOW, first_key=first_key,
     )  # fmt: skip
     out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]  # a sequence of length 0 gives zeros
+    if v_scale is not None:
+        out = out * v_scale
     tl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=present)
 
 
@@ -194,6 +200,7 @@ def prefill_attention(
     *,
     window: int = 0,
     sinks: Tensor | None = None,  # [num_q_heads] fp32
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Attend from query i to the first `seq_len - query_len + i + 1` keys: `[num_tokens, num_q_heads, head_dim]`.
 
@@ -202,6 +209,7 @@ def prefill_attention(
     Args:
         window: tokens seen by a token, itself included; 0: all. Blocks out of sight are not read.
         sinks: a score of no token for each head, in the sum of weights only.
+        v_scale: of values in an e4m3 cache; the scale of keys is a factor of `scale`.
     """
     check_prompts(q, k_cache, v_cache, block_tables, cu_seqlens, seq_lens, sinks)
     num_tokens, num_q, head_dim = q.shape
@@ -220,6 +228,7 @@ def prefill_attention(
         sinks_ptr=sinks,
         out_ptr=out,
         scale_log2=scale * LOG2_E,
+        v_scale=v_scale if is_e4m3(v_cache) else None,
         num_seqs=num_seqs,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 HEAD_DIMS = (32, 64, 128, 256, 512)
 """Head sizes supported by attention kernels."""
+E4M3_TYPES = (torch.float8_e4m3fn, torch.uint8)
+"""Types of a cache of e4m3 numbers; bytes where a GPU has no instructions for e4m3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +30,17 @@ class AttentionWeights:
     shares_kv: bool = False  # V is K before norm and rotation: the input has no rows for V
     query_factors: Tensor | None = None  # [max_positions] fp32: of Q, by position, behind the rotation
     sinks: Tensor | None = None  # [q_heads] fp32: a score of no token, in the sum of weights only
+    k_scale: float = 1.0  # of an e4m3 cache, where keys are the stored numbers times the scale
+    v_scale: float = 1.0  # as k_scale, of values
 
     @property
     def num_heads(self) -> int:
         """Return the heads of the input: Q, K, and V unless shared."""
         return self.num_q_heads + (1 if self.shares_kv else 2) * self.num_kv_heads
+
+    def cache_scales(self, dtype: torch.dtype) -> tuple[float, float]:
+        """Return the factors of keys and values in a cache of `dtype`."""
+        return (self.k_scale, self.v_scale) if dtype in E4M3_TYPES else (1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from common.kernels.base.attention_operands import HEAD_DIMS, AttentionWeights
+from common.kernels.base.attention_operands import E4M3_TYPES, HEAD_DIMS, AttentionWeights
+from common.kernels.base.codes import LARGEST
 from common.kernels.base.gate import ACTIVATIONS
 
 
@@ -40,7 +41,8 @@ def check_queries(q: Tensor, k_cache: Tensor, v_cache: Tensor, sinks: Tensor | N
     assert q.ndim == 3 and q.is_contiguous(), f"{_laid_out('q', q)}: contiguous, 3-D needed"
     assert q.shape[2] in HEAD_DIMS, f"head_dim {q.shape[2]}: one of {HEAD_DIMS} needed"
     check_caches(k_cache, v_cache, q.shape[2])
-    assert k_cache.dtype == q.dtype, f"cache {k_cache.dtype}, q {q.dtype}: one dtype needed"
+    fits = k_cache.dtype == q.dtype or k_cache.dtype in E4M3_TYPES
+    assert fits, f"cache {k_cache.dtype}, q {q.dtype}: one dtype, or e4m3 needed"
     assert q.shape[1] % k_cache.shape[2] == 0, f"{q.shape[1]} query heads: a multiple of {k_cache.shape[2]} needed"
     if sinks is not None:
         check_column("sinks", sinks, q.shape[1], torch.float32)
@@ -100,6 +102,12 @@ def check_product(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | Non
     assert out.shape == shape and out.is_contiguous(), f"{_laid_out('out', out)}: contiguous {shape} needed"
     assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
     assert splits == 1 or (residual is None and not gated), f"{splits} splits: parts are sums of the product alone"
+
+
+def check_codes(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None, *, splits: int, gated: bool) -> None:
+    """Require what `check_product` does, of codes of 8 bits: e4m3 or signed bytes, alike."""
+    assert x.dtype == weight.dtype and x.dtype in LARGEST, f"x {x.dtype}, weight {weight.dtype}: codes, alike"
+    check_product(x, weight, out, residual, splits=splits, gated=gated)
 
 
 def check_ending(n: int, bias: Tensor | None, activation: str | None) -> None:

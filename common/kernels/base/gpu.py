@@ -36,6 +36,11 @@ class Gpu:
         return self.capability[0] == 9
 
     @property
+    def has_e4m3(self) -> bool:
+        """Tell whether the GPU converts and multiplies numbers of 8 bits (e4m3)."""
+        return self.capability >= (8, 9)
+
+    @property
     def has_dependent_launch(self) -> bool:
         """Tell whether a kernel may start while the kernel before ends (see `pdl`)."""
         return self.capability >= (9, 0)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.kernels.base.attention_operands import AttentionWeights
 from common.kernels.base.checks import check_caches, check_column, check_qkv
+from common.kernels.base.e4m3 import is_e4m3, narrowed
 from common.kernels.base.pdl import wait_for_predecessor
 
 MAX_HEADS = 8  # heads of a tile; more spills registers, less leaves a program too little work
@@ -33,6 +34,8 @@ def _qk_norm_rope_kv_kernel(
     v_cache_ptr,  # as k_cache_ptr
     q_out_ptr,  # [num_tokens, num_q, head_dim], contiguous
     eps,
+    k_inverse,  # what keys of an e4m3 cache are multiplied by, or None
+    v_inverse,  # as k_inverse, of values
     stride_block,  # of both caches, in elements, as are stride_token and stride_head
     stride_token,
     stride_head,
@@ -78,9 +81,12 @@ def _qk_norm_rope_kv_kernel(
             v_scale = tl.rsqrt((tl.sum(v_low * v_low, axis=1) + tl.sum(v_high * v_high, axis=1)) / HEAD_DIM + eps)
             v_low = v_low * v_scale[:, None]
             v_high = v_high * v_scale[:, None]
+        if v_inverse is not None:
+            v_low = v_low.to(tl.float32) * v_inverse
+            v_high = v_high.to(tl.float32) * v_inverse
         v_ptr = v_cache_ptr + (first - NUM_Q - NUM_KV) * stride_head + in_cache
-        tl.store(v_ptr, v_low.to(v_cache_ptr.dtype.element_ty), mask=kept)
-        tl.store(v_ptr + HALF, v_high.to(v_cache_ptr.dtype.element_ty), mask=kept)
+        tl.store(v_ptr, narrowed(v_low, v_cache_ptr.dtype.element_ty), mask=kept)
+        tl.store(v_ptr + HALF, narrowed(v_high, v_cache_ptr.dtype.element_ty), mask=kept)
     else:
         a = low.to(tl.float32)
         b = high.to(tl.float32)
@@ -105,9 +111,12 @@ def _qk_norm_rope_kv_kernel(
             tl.store(q_ptr, rotated_a.to(q_out_ptr.dtype.element_ty))
             tl.store(q_ptr + HALF, rotated_b.to(q_out_ptr.dtype.element_ty))
         else:
+            if k_inverse is not None:
+                rotated_a = rotated_a * k_inverse
+                rotated_b = rotated_b * k_inverse
             k_ptr = k_cache_ptr + (first - NUM_Q) * stride_head + in_cache
-            tl.store(k_ptr, rotated_a.to(k_cache_ptr.dtype.element_ty), mask=kept)
-            tl.store(k_ptr + HALF, rotated_b.to(k_cache_ptr.dtype.element_ty), mask=kept)
+            tl.store(k_ptr, narrowed(rotated_a, k_cache_ptr.dtype.element_ty), mask=kept)
+            tl.store(k_ptr + HALF, narrowed(rotated_b, k_cache_ptr.dtype.element_ty), mask=kept)
 
 
 def qk_norm_rope_kv(
@@ -140,6 +149,8 @@ def qk_norm_rope_kv(
         v_cache_ptr=v_cache,
         q_out_ptr=q,
         eps=weights.norm_eps,
+        k_inverse=1.0 / weights.k_scale if is_e4m3(k_cache) else None,
+        v_inverse=1.0 / weights.v_scale if is_e4m3(v_cache) else None,
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),
         stride_head=k_cache.stride(2),

@@ -10,6 +10,7 @@ from torch import Tensor
 from common.checkpoint.gguf.block_types import BlockType
 from common.models.gguf.unpacking import Unpack
 from common.models.quantization.packed_part import MAX_ELEMENTS, Span
+from common.ops.reference import quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class BlockPart:
     unpack: Unpack
     target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
+    scales: Tensor | None = None  # fp32, filled if the target is of codes: as the target, but 1 instead of the width
 
     @property
     def num_bytes(self) -> int:
@@ -48,6 +50,11 @@ class BlockPart:
             staged: the staging memory, uint8.
         """
         blocks = staged[: self.num_bytes].to(device, non_blocking=True).view(-1, self.type.num_bytes)
+        if self.scales is not None:
+            codes, scales = quantize(self.unpack(blocks).view(-1, self.target.shape[-1]), self.target.dtype)
+            self.target.copy_(codes.view(self.target.shape))
+            self.scales.copy_(scales.view(self.scales.shape))
+            return
         self.target.copy_(self.unpack(blocks).view(self.target.shape))
         if self.add:
             self.target.add_(self.add)
@@ -55,17 +62,20 @@ class BlockPart:
     def split(self, max_bytes: int) -> Iterator["BlockPart"]:
         """Yield the part in pieces of at most `max_bytes` and `MAX_ELEMENTS`, or of a block.
 
-        A piece has some rows, some blocks of contiguous rows, or a part of a row that is longer.
+        A piece has some rows, some blocks of contiguous rows, or a part of a row that is longer. A row that is to be
+        quantized is never divided.
         """
-        target = self.target.view(-1, self.type.num_elements) if self.target.is_contiguous() else self.target
+        is_flat = self.target.is_contiguous() and self.scales is None
+        target = self.target.view(-1, self.type.num_elements) if is_flat else self.target
         row_elements = target[:1].numel()
         row_bytes = self.type.bytes_of(row_elements)
         step = min(max_bytes // row_bytes, MAX_ELEMENTS // row_elements)
         is_block = row_elements == self.type.num_elements
         for begin in range(0, target.shape[0], max(1, step)):
             rows = target[begin : begin + max(1, step)]
-            part = replace(self, offset=self.offset + begin * row_bytes, target=rows)
-            if step or is_block:
+            scales = None if self.scales is None else self.scales[begin : begin + max(1, step)]
+            part = replace(self, offset=self.offset + begin * row_bytes, target=rows, scales=scales)
+            if step or is_block or (scales is not None and rows.dim() == 2):
                 yield part
             else:
-                yield from replace(part, target=rows[0]).split(max_bytes)
+                yield from replace(part, target=rows[0], scales=None if scales is None else scales[0]).split(max_bytes)

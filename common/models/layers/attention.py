@@ -80,11 +80,13 @@ def attention_part(
         shares_kv=attention.shares_kv,
         sinks=tensors.get("sinks"),
         bias=tensors.get("qkv_bias"),
+        k_scale=attention.kv_scales[0],
+        v_scale=attention.kv_scales[1],
         group=group,
     )
     return AttentionPart(
         norm=tensors.norm("before_mixer"),
-        qkv=Weight(tensors["qkv"]),  # the bias is added within attention
+        qkv=tensors.unbiased("qkv"),  # the bias is added within attention
         attention=weights,
         out=tensors.output("o", "after_mixer"),
         layer_id=layer_id,

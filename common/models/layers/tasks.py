@@ -18,4 +18,4 @@ def stream(weight: Weight, num_tokens: int) -> Residual:
 
 def zeros(weight: Weight, num_tokens: int, width: int) -> Tensor:
     """Return activations of zeros on the device of `weight`: `[num_tokens, width]`."""
-    return torch.zeros((num_tokens, width), dtype=weight.data.dtype, device=weight.data.device)
+    return torch.zeros((num_tokens, width), dtype=weight.dtype, device=weight.data.device)

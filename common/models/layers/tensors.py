@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from common.models.layers.output import Output
+from common.models.sizes.stacks import SCALES
 from common.ops.base import Norm, Weight
 
 
@@ -23,7 +24,15 @@ class LayerTensors:
 
     def weight(self, name: str) -> Weight:
         """Return a matrix, with its bias if there is one."""
-        return Weight(self[name], self.get(f"{name}_bias"))
+        return self._matrix(name, self.get(f"{name}_bias"))
+
+    def unbiased(self, name: str) -> Weight:
+        """Return a matrix whose bias, if there is one, is added elsewhere."""
+        return self._matrix(name, None)
+
+    def _matrix(self, name: str, bias: Tensor | None) -> Weight:
+        scales = self.get(f"{name}{SCALES}")
+        return Weight(self[name], bias, scales, None if scales is None else self._tensors["embed"].dtype)
 
     def norm(self, name: str) -> Norm:
         return Norm(self[name], self.norm_eps)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from common.models.quantization.cache_scales import OF_CACHE
 from common.models.quantization.dequantize import TYPES
 from common.models.quantization.formats import Field, Format
 from common.models.quantization.packed_part import PackedMatrix, StoredTensor
@@ -19,8 +20,6 @@ BESIDE = re.compile(
     r"|\w+_proj_activation_scale|[qkv]_scale|[kv]_proj\.output_scale|[kv]_zero_point|kv_scale|prob_output_scale|workspace)$"
 )
 """Tensors beside quantized matrices that are not needed: scales of activations, and of keys and values in the cache."""
-OF_CACHE = re.compile(r"\.([kv]_scale|[kv]_proj\.output_scale|kv_scale)$")
-"""Scales of keys and values in the cache."""
 CODES = ("weight", "weight_packed", "qweight", "B")
 """Names of the tensor that has a matrix's codes or plain elements."""
 
@@ -161,5 +160,5 @@ def described(model_dir: Path, found: Found, quantization: Quantization) -> str:
     if quantization.input_bits < 16:
         line += f"; activations stay in 16 bits or more, although the checkpoint was made for {quantization.input_bits}"
     if quantization.kv_cache or any(OF_CACHE.search(name) for name in found.used):
-        line += "; its scales of keys and values are ignored"
+        line += "; its scales of keys and values are for kv.dtype = fp8"
     return line

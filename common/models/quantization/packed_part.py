@@ -11,6 +11,7 @@ from torch import Tensor
 from common.base.errors import ModelError
 from common.models.quantization.dequantize import TYPES, dequantize, needless, problem
 from common.models.quantization.formats import Cut, Field, Format, finest
+from common.ops.reference import quantize
 
 MAX_ELEMENTS = 2 * 1024 * 1024
 """Of rows made plain at once; a few copies in fp32 are held meanwhile."""
@@ -54,11 +55,12 @@ class Target:
     begin: int
     end: int
     tensor: Tensor  # [end - begin, ...], as many elements a row as the matrix has, in their order
+    scales: Tensor | None = None  # [end - begin, 1] fp32, filled if the tensor is of codes `[end - begin, width]`
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """Rows `[begin, end)` of a quantized matrix, and where they go when they are plain."""
+    """Rows `[begin, end)` of a quantized matrix, and where they go when they are plain, or quantized anew."""
 
     matrix: PackedMatrix
     begin: int
@@ -120,10 +122,20 @@ class PackedPart:
         for each in self.targets:
             target = self._rows_of(each)
             begin = max(each.begin, self.begin) - self.begin
-            target.copy_(rows[begin : begin + target.shape[0]].view(target.shape))
+            plain = rows[begin : begin + target.shape[0]]
+            if each.scales is None:
+                target.copy_(plain.view(target.shape))
+            else:
+                codes, scales = quantize(plain, target.dtype)
+                target.copy_(codes)
+                each.scales[self._part_of(each)].copy_(scales)
 
     def _rows_of(self, target: Target) -> Tensor:
-        return target.tensor[max(self.begin - target.begin, 0) : self.end - target.begin]
+        return target.tensor[self._part_of(target)]
+
+    def _part_of(self, target: Target) -> slice:
+        """Return the rows of a target that are of this part."""
+        return slice(max(self.begin - target.begin, 0), self.end - target.begin)
 
     def _tensors(self, staged: Tensor) -> dict[str, Tensor]:
         tensors = {}

@@ -1,6 +1,6 @@
 """Sizes of grouped-query attention. Needs no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.models.sizes.rope import Rope
@@ -31,6 +31,8 @@ class Attention:
     has_output_bias: bool = False
     has_gate: bool = False  # the output is multiplied by a sigmoid; in q_proj each head's rows are followed by a gate's
     has_sinks: bool = False  # each query head has a score of no token, in the sum of weights only
+    kv_scales: tuple[float, float] = field(default=(1.0, 1.0), compare=False)
+    """Of keys and of values in an e4m3 cache, which keeps numbers divided by them; the kernels are the same."""
 
     @property
     def group(self) -> tuple[Heads, int]:

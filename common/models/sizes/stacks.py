@@ -42,10 +42,12 @@ class Stack(NamedTuple):
     dtype: str | None = None  # None for the dtype that the model is served in
     add: float = 0.0  # to each element, when it is loaded
     others: tuple[list[Piece], ...] = ()  # further forms in which a checkpoint may hold the same rows
+    is_scales: bool = False  # the scales of these rows, which are found when the rows are quantized
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(piece.num_rows for piece in self.pieces), *self.pieces[0].stack_shape[1:])
+        num_rows = sum(piece.num_rows for piece in self.pieces)
+        return (num_rows, 1) if self.is_scales else (num_rows, *self.pieces[0].stack_shape[1:])
 
     @property
     def forms(self) -> tuple[list[Piece], ...]:
@@ -61,6 +63,8 @@ class Stack(NamedTuple):
 
 Stacks = dict[str, Stack]
 """Tensors of a model by name."""
+SCALES = "_scales"
+"""End of the name of the scales of a quantized matrix, behind the matrix's name."""
 
 
 class NormNames(NamedTuple):

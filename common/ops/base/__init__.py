@@ -15,4 +15,6 @@ from common.ops.base.operations import Ops as Ops
 from common.ops.base.operations import Residual as Residual
 from common.ops.base.operations import RowsWork as RowsWork
 from common.ops.base.operations import StateWork as StateWork
-from common.ops.base.operations import Weight as Weight
+from common.ops.base.weight import BLOCK as BLOCK
+from common.ops.base.weight import Scheme as Scheme
+from common.ops.base.weight import Weight as Weight

@@ -16,6 +16,7 @@ from common.kernels.base.attention_operands import Division, SharedDivision, Sha
 from common.kernels.base.delta_operands import DeltaWeights as DeltaWeights
 from common.kernels.base.latent_operands import LatentWeights as LatentWeights
 from common.ops.base.experts import ExpertWeights, Router, Routing
+from common.ops.base.weight import Weight
 
 
 class GroupCache(NamedTuple):
@@ -102,22 +103,6 @@ class Residual:
     def of(self, tokens: Tensor) -> "Residual":
         """Return a copy of some tokens, chosen by index."""
         return Residual(self.rows[tokens], None if self.parts is None else self.parts[:, tokens])
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A matrix that activations are multiplied by."""
-
-    data: Tensor  # [out, in], contiguous
-    bias: Tensor | None = None  # [out], added to the product
-
-    @property
-    def num_out(self) -> int:
-        return self.data.shape[0]
-
-    @property
-    def num_in(self) -> int:
-        return self.data.shape[1]
 
 
 @dataclass(frozen=True, slots=True)

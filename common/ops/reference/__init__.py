@@ -10,12 +10,17 @@ from common.ops.reference.latent import expanded as expanded
 from common.ops.reference.latent import latent_attention as latent_attention
 from common.ops.reference.latent import rotated_queries as rotated_queries
 from common.ops.reference.latent import write_latents as write_latents
+from common.ops.reference.layers import cache_attention as cache_attention
 from common.ops.reference.layers import gate_mul as gate_mul
 from common.ops.reference.layers import norm_add as norm_add
 from common.ops.reference.layers import paged_attention as paged_attention
 from common.ops.reference.layers import qk_norm_rope_kv as qk_norm_rope_kv
 from common.ops.reference.layers import rms_norm as rms_norm
 from common.ops.reference.layers import rotate as rotate
+from common.ops.reference.products import dequantized as dequantized
+from common.ops.reference.products import linear as linear
+from common.ops.reference.products import multiplied as multiplied
+from common.ops.reference.products import quantize as quantize
 from common.ops.reference.rows import advance as advance
 from common.ops.reference.rows import gather_blocks as gather_blocks
 from common.ops.reference.rows import land as land

@@ -11,6 +11,8 @@ from common.base.activation import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 from common.kernels.base.attention_operands import AttentionWeights
 from common.ops.base import ForwardBatch
 
+E4M3_MAX = 448.0
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Apply the root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
@@ -66,9 +68,28 @@ def qk_norm_rope_kv(
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]
     block_size = k_cache.shape[1]
-    k_cache[slots // block_size, slots % block_size] = k[kept].to(k_cache.dtype)
-    v_cache[slots // block_size, slots % block_size] = v[kept].to(v_cache.dtype)
+    k_cache[slots // block_size, slots % block_size] = stored(k[kept], k_cache.dtype, weights.k_scale)
+    v_cache[slots // block_size, slots % block_size] = stored(v[kept], v_cache.dtype, weights.v_scale)
     return q.to(qkv.dtype)
+
+
+def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """Return fp32 keys or values as a cache of `dtype` holds them; the scale is of an e4m3 cache.
+
+    Numbers beyond e4m3's largest become the largest, NaN stays NaN.
+    """
+    if dtype != torch.float8_e4m3fn:
+        return x.to(dtype)
+    return (x * (1.0 / scale)).clamp(-E4M3_MAX, E4M3_MAX).to(dtype)
+
+
+def cache_attention(
+    q: Tensor, weights: AttentionWeights, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, batch: ForwardBatch
+) -> Tensor:
+    """Do `paged_attention` with the weights' scales, window and sinks."""
+    k_scale, v_scale = weights.cache_scales(k_cache.dtype)
+    seen = (weights.scale * k_scale, weights.window, weights.sinks)
+    return (paged_attention(q.float(), k_cache, v_cache, block_table, batch, *seen) * v_scale).to(q.dtype)
 
 
 def paged_attention(

@@ -4,8 +4,10 @@ Layers with a cache of equal kind and size are a **group**. Each group has its o
 table in each group: a row of **places**, each with a block, in the order of tokens.
 """
 
+import json
 from collections.abc import Sequence
 from enum import IntEnum
+from hashlib import sha256
 from operator import mul
 from typing import Annotated
 
@@ -14,7 +16,9 @@ from msgspec import Meta
 from common.wire.values.fields import MAX_INT32, Count, Printable, WireStruct
 from common.wire.values.packing import uneven
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+E4M3 = "float8_e4m3fn"
+"""A byte of sign, 4 bits of exponent and 3 of mantissa, without infinities; the largest number is 448."""
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1}
 MAX_GROUPS = 8
 
 Counts = tuple[int, ...]
@@ -58,12 +62,18 @@ class KVGroup(WireStruct):
     block_size: Extent  # tokens per block
     window: Count  # tokens seen by a token, itself included; 0 unless `kind` is WINDOW
     dtype: Annotated[str, Meta(pattern=rf"\A({'|'.join(DTYPE_BYTES)})\Z")]
+    scales: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""  # `scales_digest` of its layers
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """`[layer, k|v, token, kv_head, dim]`."""
         num_planes = 2 if self.kind in (CacheKind.FULL, CacheKind.WINDOW) else 1
         return (self.num_layers, num_planes, self.block_size, self.num_kv_heads, self.head_dim)
+
+    @property
+    def logical(self) -> tuple[object, ...]:
+        """All that determines the numbers in blocks, beside the model."""
+        return (self.kind.name, self.window, self.dtype, *([self.scales] if self.scales else []))
 
     @property
     def token_bytes(self) -> int:
@@ -117,8 +127,8 @@ class KVLayout(WireStruct):
 
     @property
     def logical(self) -> tuple[object, ...]:
-        """All that determines the numbers in KV: the model, and each group's kind, window and dtype."""
-        return (self.fingerprint, *((group.kind.name, group.window, group.dtype) for group in self.groups))
+        """All that determines the numbers in KV: the model, and each group's kind, window, dtype and scales."""
+        return (self.fingerprint, *(group.logical for group in self.groups))
 
     @property
     def nothing(self) -> Counts:
@@ -219,6 +229,13 @@ class KVLayout(WireStruct):
 
     def _bytes(self, num_blocks: Sequence[int]) -> int:
         return sum(count * group.block_bytes for count, group in zip(num_blocks, self.groups, strict=True))
+
+
+def scales_digest(scales: Sequence[tuple[float, float]]) -> str:
+    """Return 16 hex digits that identify the scales of keys and values of a group's layers; "" if all are 1."""
+    if all(scale == 1.0 for pair in scales for scale in pair):
+        return ""
+    return sha256(json.dumps([list(map(float.hex, pair)) for pair in scales]).encode()).hexdigest()[:16]
 
 
 def excess(floor: Counts, num_blocks: Counts) -> str:

@@ -1,9 +1,10 @@
 """Sizes of a model behind step times: weights, products, and KV kept."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
+from common.models.config import cached_dtype
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
@@ -11,7 +12,7 @@ from common.models.sizes.delta_rule import DeltaRule
 
 DTYPE = "bfloat16"
 BYTES = 2
-"""Bytes of a weight."""
+"""Bytes of a weight, and of an element of keys and values in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +47,30 @@ class ModelShape:
         """Return the bytes that a sequence's next token reads, and of states also writes."""
         return self.context_bytes(num_tokens) + self.state_bytes
 
+    def with_cache(self, kv_dtype: str) -> "ModelShape":
+        """Return the shape with keys and values in `kv.dtype`, of a shape whose keys and values are in 16 bits."""
+        if kv_dtype == "auto":
+            return self
+        return replace(self, kv_bytes=self.kv_bytes // BYTES, window_bytes=self.window_bytes // BYTES)
+
     def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return an upper bound of the bytes held at once by a step."""
         return num_tokens * self.token_bytes + num_logit_rows * self.logit_bytes
 
 
-def read_shape(directory: Path) -> ModelShape:
-    """Read the shape of a model directory; raises ConfigError for a model that plan does not know."""
+def read_shape(directory: Path, kv_dtype: str = "auto") -> ModelShape:
+    """Read the shape of a model directory, with `kv.dtype`; raises ConfigError for a model that plan does not know."""
     try:
-        return shape_of(Settings.read(directory))
+        return shape_of(Settings.read(directory), kv_dtype)
     except ModelError as error:
         raise ConfigError(str(error)) from None
 
 
-def shape_of(settings: Settings) -> ModelShape:
+def shape_of(settings: Settings, kv_dtype: str = "auto") -> ModelShape:
     """Return the shape of a model with this config.json; raises ModelError for a model that plan does not know."""
     config = decoder_config(settings)
     mixers = [layer.mixer for layer in config.layers if not isinstance(layer.mixer, DeltaRule)]
-    groups = config.cache_groups(1, DTYPE)
+    groups = config.cache_groups(1, cached_dtype(kv_dtype, DTYPE, has_latents=bool(config.latents)))
     pairs = {True: 0, False: 0}  # by whether a layer has a window
     for mixer in mixers:
         pairs[isinstance(mixer, Attention) and mixer.window > 0] += mixer.pair_products

@@ -156,7 +156,7 @@ def pieces_model(**others: Value) -> GGUFModel:
 def merged(model: GGUFModel, text: str) -> list[int]:
     """SentencePiece's rule: of all neighbours that make a piece, those of the best score merge first, from the left."""
     tokens, scores = model.texts("tokenizer.ggml.tokens"), model.numbers("tokenizer.ggml.scores")
-    kinds = model.numbers("tokenizer.ggml.token_type")
+    kinds = model.wholes("tokenizer.ggml.token_type")
     assert tokens is not None and scores is not None and kinds is not None
     ids = {token: number for number, token in enumerate(tokens) if kinds[number] == 1}
     parts = [*text]
@@ -184,6 +184,10 @@ def test_pieces_merge_by_their_scores(begins: bool) -> None:
         assert ids == merged(model, spaced), text
         assert ours.decode(ids) == text
     tool = 259 + 15 + 12
+    added = ours.get_added_tokens_decoder()
+    assert {number: (token.content, token.special) for number, token in added.items()} == {
+        0: ("<unk>", True), 1: ("<s>", True), 2: ("</s>", True), tool: ("<tool>", False),
+    }  # fmt: skip
     after = ours.encode("he<tool>he").ids
     assert after[after.index(tool) + 1 :] == merged(model, "▁he" if begins else "he")
 
@@ -240,7 +244,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": None}, r"has no tokenizer\.ggml\.tokens"),
     "tokens of numbers": ({"tokens": (1, 2)}, r"tokenizer\.ggml\.tokens = \(1, 2\), an array of strings is needed"),
     "types": ({"token_type": (1,)}, r"\d+ tokens, and 1 types of tokens"),
-    "no type": ({"token_type": (math.nan,)}, r"token_type = \(nan,\), an array of whole numbers is needed"),
+    "types of texts": ({"token_type": (1.5,)}, r"token_type = \(1\.5,\), an array of whole numbers is needed"),
     "a token twice": ({"tokens": ("a", "b", "a"), "token_type": (1, 1, 1)}, r"the token 'a' is there twice"),
     "no merges": ({"merges": None}, r"has no tokenizer\.ggml\.merges"),
     "no scores": ({"model": "llama"}, r"\d+ tokens, and 0 scores"),

@@ -152,6 +152,11 @@ def test_a_plan_says_formula_candidates_and_command(
             0,
             "baton serve deploy/demo_model .*\n(.*\n)*Rates are scaled from those of another model",
         ),
+        (
+            "--rate 3 --kv-dtype fp8 --ttft-ms 300 --input-len 64 --output-len 8",
+            0,
+            "baton serve MODEL .* --kv-dtype fp8\n.*BATON_DECODE_FLAGS='--kv-dtype fp8' docker(.*\n)*.*scaled",
+        ),
         ("--rate 3", 2, "no limit to plan for"),
         ("--ttft-ms 9", 2, "what to plan for"),
         ("--rate 3 --trace x --ttft-ms 9", 2, "what to plan for"),

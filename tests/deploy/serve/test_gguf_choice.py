@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
-from common.checkpoint.files import place_of
+from common.checkpoint.files import require_model
 from deploy.serve.gguf_choice import chosen, models_among, parts_named
 from deploy.serve.model_source import HubName, find_model, hub_name, served_name
 
@@ -98,12 +98,9 @@ def test_a_file_or_a_directory_with_one_model_is_taken(directory: Path) -> None:
     assert served_name(directory, str(directory)) == directory.name
 
 
-def test_a_directory_may_be_named_like_a_file(directory: Path) -> None:
+def test_a_directory_named_like_a_file_is_no_model_of_another_directory(directory: Path) -> None:
     (directory / "inner.gguf").mkdir()
     assert find_model(str(directory)) == directory / "a-00001-of-00002.gguf"
-    (directory / "inner.gguf" / "config.json").write_text("{}")
-    named = directory / "inner.gguf"
-    assert find_model(str(named)) == named and place_of(named, "config.json") == named / "config.json"
 
 
 def test_a_file_of_another_name_is_told_how_to_be_named(directory: Path) -> None:
@@ -121,6 +118,14 @@ def test_several_models_or_missing_parts_are_refused(directory: Path) -> None:
     (directory / "b.gguf").touch()
     with pytest.raises(ConfigError, match=r"several models in GGUF: a-00001-of-00002\.gguf, b\.gguf; name one of"):
         find_model(str(directory))
+
+
+def test_a_directory_may_be_called_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").mkdir()
+    (tmp_path / "m.gguf" / "config.json").write_text("{}")
+    (tmp_path / "m.gguf" / "model.safetensors").touch()
+    assert find_model(str(tmp_path / "m.gguf")) == tmp_path / "m.gguf"
+    require_model(tmp_path / "m.gguf")
 
 
 def test_a_file_that_is_not_there_is_said_so() -> None:

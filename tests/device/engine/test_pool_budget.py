@@ -131,7 +131,7 @@ def test_on_a_cpu_a_limit_that_weights_and_blocks_will_not_fit_in_is_told_of(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, config = read_config(directory), Config(kv=KVSection(cpu_pool_bytes=1 << 30))
-    needed_bytes = (1 << 30) + model_bytes(model, "bfloat16")
+    needed_bytes = (1 << 30) + model_bytes(model, "float32")
     for had_bytes in (needed_bytes, needed_bytes - 1):
         monkeypatch.setattr(pool_budget, "ram_bytes", lambda had_bytes=had_bytes: had_bytes)
         assert not caplog.records, "there was enough"
@@ -153,3 +153,12 @@ def test_expanded_keys_and_parts_of_latent_attention_have_room(
     monkeypatch.setattr(type(model), "latents", ())
     parts_bytes = 64 * MAX_PARTS * 16 * 512 * 4
     assert EXPANDED_BYTES + parts_bytes < pool_bytes() - least < 2 * (EXPANDED_BYTES + parts_bytes)
+
+
+def test_a_pool_in_fp8_holds_twice_the_tokens(directory: Path) -> None:
+    model, config = read_config(directory), Config()
+    counts: list[int] = []
+    for dtype in ("bfloat16", "float8_e4m3fn"):
+        layout = KVLayout("model", model.cache_groups(BLOCK_TOKENS, dtype))
+        counts += pool_shape(config, model, layout, GPU, MAX_LEN).num_blocks
+    assert counts[1] in (2 * counts[0], 2 * counts[0] + 1)

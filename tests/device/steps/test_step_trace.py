@@ -16,7 +16,7 @@ from common.device.engine.gpu_share import limited_stream
 from common.device.steps import step_trace
 from common.device.steps.loop_trace import WAIT, Trace
 from common.device.steps.step_trace import StepTrace, device_timer, make_trace
-from common.settings.config import TraceSection
+from common.settings.observation_sections import TraceSection
 
 Event = dict[str, Any]
 DECODE = Process("decode", "decode-0", 1)

@@ -22,6 +22,7 @@ def attend(
     scale: float | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Over layer 1 of the pool, with contexts divided for `num_slots` programs."""
     num_kv, head_dim = pool.shape[4:]
@@ -38,6 +39,7 @@ def attend(
         layer_id=1,
         window=window,
         sinks=sinks,
+        v_scale=v_scale,
     )
 
 

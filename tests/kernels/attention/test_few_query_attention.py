@@ -36,6 +36,7 @@ def attend(
     scale: float | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Over layer 1 of the pool; leaves the workspace as the next layer wants it."""
     out = few_query_attention(
@@ -50,6 +51,7 @@ def attend(
         gpu=gpu_at(q.device),
         window=window,
         sinks=sinks,
+        v_scale=v_scale,
     )
     assert not workspace.arrivals.any()
     return out

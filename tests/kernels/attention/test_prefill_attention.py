@@ -24,6 +24,7 @@ def attend(
     scale: float | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    v_scale: float = 1.0,
 ) -> Tensor:
     return prefill_attention(
         q=q,
@@ -37,6 +38,7 @@ def attend(
         gpu=gpu_at(q.device),
         window=window,
         sinks=sinks,
+        v_scale=v_scale,
     )
 
 

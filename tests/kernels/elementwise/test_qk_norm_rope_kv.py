@@ -1,5 +1,7 @@
 """Norms, rotation and cache write against the reference; nothing but the named slots is written."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -82,3 +84,33 @@ def test_a_position_of_padding_is_never_looked_up(device: torch.device, dtype: t
 def test_tiles_never_straddle_q_k_and_v(num_tokens: int, num_q: int, num_kv: int, heads: int) -> None:
     assert heads_per_program(num_tokens, num_q, num_kv) == heads
     assert num_q % heads == 0 and num_kv % heads == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in")  # infinity by 0, in dimensions not looked at
+@pytest.mark.parametrize(("k_scale", "v_scale"), [(1.0, 1.0), (0.37, 5.0)])
+def test_every_bfloat16_number_becomes_the_e4m3_number_of_torch(
+    k_scale: float, v_scale: float, cache: torch.dtype, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Those beyond the largest become the largest, and NaN stays NaN; keys are rotated by no angle."""
+    if dtype == torch.float16:
+        pytest.skip("has other numbers")
+    num_tokens, num_kv, head_dim = 32, 8, 512
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    weights = attention_weights(num_kv, num_kv, head_dim, num_tokens, device, dtype, has_norm=False)
+    weights.rope.copy_(torch.tensor([1.0, 0.0], device=device).repeat_interleave(head_dim // 2))
+    weights = replace(weights, k_scale=k_scale, v_scale=v_scale)
+    q = torch.zeros(num_tokens, num_kv, head_dim)
+    k = torch.cat((every.view(num_tokens, num_kv, head_dim // 2), q[..., head_dim // 2 :]), dim=-1)
+    v = every.repeat(2).view(num_tokens, num_kv, head_dim)
+    qkv = torch.cat((q, k, v), dim=1).flatten(1).to(device, dtype)
+    slots = torch.arange(num_tokens, device=device)
+    pool = torch.full((2, 2, num_tokens, num_kv, head_dim), 0x55, dtype=torch.uint8, device=device)
+    qk_norm_rope_kv(qkv, weights, slots.int(), slots, *pool.view(cache).unbind(1))
+    assert (pool[1] == 0x55).all()
+    stored = pool[0].cpu().view(torch.float8_e4m3fn).float()
+    keys, values = stored[0, ..., : head_dim // 2], stored[1]
+    for ours, given, scale in ((keys, every.view_as(keys), k_scale), (values, v, v_scale)):
+        expected = (given * (1.0 / scale)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float()
+        assert torch.equal(ours.isnan(), given.isnan())
+        assert torch.equal(ours.nan_to_num(), expected.nan_to_num())
+        assert torch.equal(ours.signbit()[~given.isnan()], given.signbit()[~given.isnan()])

@@ -40,12 +40,13 @@ def test_types_are_those_of_the_package() -> None:
     assert {kind.name for kind in TYPES.values()} == {*PLAIN, *UNPACKED}
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", UNPACKED)
-def test_elements_are_those_of_the_package(name: str) -> None:
+def test_elements_are_those_of_the_package(name: str, device: str) -> None:
     blocks = legal_blocks(name)
-    found = unpacked(name, blocks)
+    found = UNPACKED[name](torch.from_numpy(blocks).to(device))
     assert found.dtype == torch.float32
-    assert torch.equal(found, expected(name, blocks))
+    assert torch.equal(found.cpu(), expected(name, blocks))
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

@@ -26,3 +26,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written
         return done[case]
 
     return get
+
+
+@pytest.fixture
+def packed(written: Callable[[str], Written], tmp_path: Path) -> Callable[[str], Path]:
+    """`packed(case)` -> a copy of the checkpoint, to be changed."""
+
+    def copy(case: str) -> Path:
+        for file in written(case)[0].iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        return tmp_path
+
+    return copy

@@ -26,18 +26,6 @@ from tests.support.packed_checkpoints import FP8, GPTQ, MODELOPT
 Q = "model.layers.0.self_attn.q_proj"
 
 
-@pytest.fixture
-def packed(written: Callable[[str], Written], tmp_path: Path) -> Callable[[str], Path]:
-    """`packed(case)` -> a copy of the checkpoint, to be changed."""
-
-    def copy(case: str) -> Path:
-        for file in written(case)[0].iterdir():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-        return tmp_path
-
-    return copy
-
-
 def change(directory: Path, **changes: Callable[[Tensor], Tensor] | None) -> None:
     """Change tensors of the first layer's query matrix, each by a function; None takes it away."""
     path = directory / "model.safetensors"
@@ -309,7 +297,7 @@ def test_a_line_tells_what_is_made_plain(packed: Callable[[str], Path], caplog: 
         load(directory)
     [line] = caplog.messages
     assert "14 matrices in FP8 with a scale for all rows x all columns, 0.00 GB, are made plain" in line
-    assert "activations stay in 16 bits or more" in line and "scales of keys and values are ignored" in line
+    assert "activations stay in 16 bits or more" in line and "scales of keys and values are for kv.dtype = fp8" in line
 
 
 def test_checkpoints_of_other_quantization_are_other_models(packed: Callable[[str], Path]) -> None:

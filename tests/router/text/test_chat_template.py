@@ -8,6 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.base.errors import RequestError
+from common.checkpoint.files import DirectoryFiles
 from router.text.chat_template import ChatTemplate, load_chat_template
 from router.text.formats.shapes import ToolFormat
 
@@ -123,14 +124,14 @@ def test_an_option_that_the_template_does_not_have_is_refused(name: str) -> None
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:
-    assert load_chat_template(tmp_path) is None
+    assert load_chat_template(DirectoryFiles(tmp_path)) is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}))
-    assert load_chat_template(tmp_path) is None
+    assert load_chat_template(DirectoryFiles(tmp_path)) is None
 
     def found(template: Any) -> str:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
-        loaded = load_chat_template(tmp_path)
+        loaded = load_chat_template(DirectoryFiles(tmp_path))
         assert loaded is not None
         return loaded.render([], {}, 100)
 
@@ -141,7 +142,7 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
 
 
 def test_the_demo_models_chat_is_a_dialogue() -> None:
-    template = load_chat_template(ROOT / "deploy" / "demo_model")
+    template = load_chat_template(DirectoryFiles(ROOT / "deploy" / "demo_model"))
     assert template is not None
     messages = [{"role": "system", "content": "A garden."}, {"role": "user", "content": "What light is that?"}]
     text = template.render(messages, {"add_generation_prompt": True}, 1000)
@@ -149,7 +150,7 @@ def test_the_demo_models_chat_is_a_dialogue() -> None:
 
 
 def test_the_demo_models_template_knows_tools() -> None:
-    template = load_chat_template(ROOT / "deploy" / "demo_model")
+    template = load_chat_template(DirectoryFiles(ROOT / "deploy" / "demo_model"))
     assert template is not None and template.tool_format is ToolFormat.HERMES
     calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments in (("a", {"b": 1}), ("c", '{"'))]
     messages: list[dict[str, Any]] = [

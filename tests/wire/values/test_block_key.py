@@ -64,7 +64,7 @@ def test_texts_that_begin_as_others_did_have_the_same_keys() -> None:
 def test_texts_of_other_models_numbers_and_salts_share_nothing() -> None:
     [group] = LAYOUT.groups
     others = [replace(group, dtype="float16"), replace(group, kind=CacheKind.WINDOW, window=64)]
-    others += [replace(others[-1], window=65)]
+    others += [replace(others[-1], window=65), replace(group, scales="0123456789abcdef")]
     roots = {
         root_of(LAYOUT),
         root_of(LAYOUT, b"tenant"),
@@ -73,7 +73,7 @@ def test_texts_of_other_models_numbers_and_salts_share_nothing() -> None:
         root_of(replace(LAYOUT, groups=(group, group))),
         *(root_of(replace(LAYOUT, groups=(other,))) for other in others),
     }
-    assert len(roots) == 8
+    assert len(roots) == 9
 
 
 @pytest.mark.parametrize("stored", [{"num_layers": 1}, {"num_kv_heads": 2}, {"head_dim": 8}, {"block_size": 8}])

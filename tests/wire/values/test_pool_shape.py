@@ -3,8 +3,9 @@
 import itertools
 
 import pytest
+from msgspec import structs
 
-from common.wire.values.kv_layout import KVLayout
+from common.wire.values.kv_layout import KVLayout, scales_digest
 from common.wire.values.pool_shape import PoolShape, are_enough
 from tests.support.allocator import disjoint_ids
 from tests.support.layouts import full, latent, one_group, state, window
@@ -97,4 +98,7 @@ def test_layouts_that_differ_say_in_which_group_and_how() -> None:
     assert ours.differences(KVLayout("m", (latent(4), window(4, 9)))) == ["groups[1].window: 8 here, 9 there"]
     fewer = ours.differences(KVLayout("m", (latent(4),)))
     assert fewer[0] == "num_groups: 2 here, 1 there" and "groups[1].window: 8 here, 'nothing' there" in fewer
+    rounded = structs.replace(full(1, 1, 1, 4, "float8_e4m3fn"), scales=scales_digest([(0.5, 1.0)]))
+    scaled, unscaled = KVLayout("m", (rounded,)), KVLayout("m", (structs.replace(rounded, scales=""),))
+    assert scaled.differences(unscaled) == [f"groups[0].scales: {rounded.scales!r} here, '' there"]
     assert "groups[0].kind: 'LATENT' here, 'STATE' there" in ours.differences(KVLayout("m", (state(), window(4, 8))))

@@ -20,7 +20,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.attention.decode_division import ITEM_WORDS, load_item, load_join, load_own_begin
 from common.kernels.attention.decode_parts import (
@@ -40,22 +39,20 @@ from common.kernels.attention.decode_parts import (
 )
 from common.kernels.attention.hopper.group_outputs import begin_whole, join_units, store_unit, store_whole, units_before
 from common.kernels.attention.hopper.new_token import begin_part, begin_token
-from common.kernels.attention.hopper.paged_tiles import fetch
+from common.kernels.attention.hopper.paged_tiles import descriptor, fetch
 from common.kernels.attention.hopper.tile_attention import attend_tile
 from common.kernels.base.attention_operands import AttentionWeights, Division, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
+from common.kernels.base.e4m3 import is_e4m3
 from common.kernels.base.items import advance, announced
 from common.kernels.base.last_program import is_last
 
 MIN_ROWS = 8  # columns of the smallest `wgmma`
 MAX_GROUP = 16  # query heads of a KV head
 NUM_WARPS = 4
-STAGES_OF = {3: 2, 2: 3, 1: 3}  # tiles on the way at once, by the number of programs that share a multiprocessor
-MAX_REGS_OF = {
-    3: 80,
-    2: 80,
-    1: 200,
-}  # of a thread, on average; by the same. Two programs leave room for the next kernel
+# By the programs on a multiprocessor: tiles on the way at once; registers of a thread, which leave others room.
+STAGES_OF, MAX_REGS_OF = {3: 2, 2: 3, 1: 3}, {3: 80, 2: 80, 1: 200}
+E4M3_STAGES_OF, E4M3_MAX_REGS_OF = {3: 2, 2: 4, 1: 4}, {3: 96, 2: 96, 1: 200}  # tiles have half the bytes
 MAX_SHARING_DIM = 128  # of a head: larger tiles leave a multiprocessor room for one program
 FETCH_REGS = 24  # of a thread of the fetching warp
 
@@ -63,6 +60,7 @@ FETCH_REGS = 24  # of a thread of the fetching warp
 @gluon.jit
 def _attend(
     shared,  # as in the kernel, like all arguments that are no constants
+    wide,
     division,
     pool,
     token,
@@ -71,6 +69,7 @@ def _attend(
     before,
     sinks_ptr,
     scale_log2,
+    v_scale,
     NUM_KV: gl.constexpr,
     GROUP: gl.constexpr,
     HEADS: gl.constexpr,
@@ -144,7 +143,9 @@ def _attend(
             first_key = 0
             if WINDOW > 0:
                 first_key = seq_len - WINDOW - tile * TILE
-            part = attend_tile(shared, part, slot, phase, first_key, past - tile * TILE, scale_log2, BLOCK_SIZE, WINDOW)
+            part = attend_tile(
+                shared, wide, part, slot, phase, first_key, past - tile * TILE, scale_log2, BLOCK_SIZE, WINDOW
+            )
             slot, phase = advance(slot, phase, STAGES)
             tiles_left -= 1
             if (tiles_left == 0) | (tile + 1 == end):  # the part ends
@@ -163,12 +164,12 @@ def _attend(
                     unit = nothing
         group_out_ptr = out_ptr + (seq.to(gl.int64) * NUM_Q + kv_head * GROUP) * HEAD_DIM
         if join < 0:
-            store_whole(group_out_ptr, whole, GROUP)
+            store_whole(group_out_ptr, whole, v_scale, GROUP)
         else:
             num_pieces, num_units = load_join(item_ptr)
             if is_last(arrivals_ptr + join * NUM_KV + kv_head, num_pieces):
                 join_units(
-                    group_out_ptr, sinks_ptr, kv_head * GROUP, group_before, num_before,
+                    group_out_ptr, sinks_ptr, v_scale, kv_head * GROUP, group_before, num_before,
                     parts, first_head, num_units, unit_parts == RUN_PARTS,
                     NUM_Q, GROUP, HEADS, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS,
                 )  # fmt: skip
@@ -207,6 +208,9 @@ def _fused_decode_attention_kernel(
     sinks_ptr,  # [NUM_KV * GROUP] fp32, or None
     eps,
     scale_log2,  # softmax scale times log2(e)
+    k_inverse,  # what keys of an e4m3 cache are multiplied by, or None
+    v_inverse,  # as k_inverse, of values
+    v_scale,  # of values in an e4m3 cache, or None
     table_stride,
     block_rows,  # rows of a block: K and V of all layers
     layer_row,  # row of a block at which the layer begins: BLOCK_SIZE rows of K, then as many of V
@@ -234,13 +238,18 @@ def _fused_decode_attention_kernel(
 ):
     """Grid: any number. Each program has an item of a KV head, and draws another after each item."""
     dtype: gl.constexpr = pool_desc.dtype
+    FACTOR: gl.constexpr = gl.float16 if dtype == gl.float8e4nv else dtype  # type of what is multiplied
     ring_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, HEAD_DIM], dtype)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], ring_layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], ring_layout)
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, HEAD_DIM], dtype)
-    q_smem = gl.allocate_shared_memory(dtype, [ROWS, HEAD_DIM], q_layout)
-    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILE], dtype)
-    p_smem = gl.allocate_shared_memory(dtype, [ROWS, TILE], p_layout)
+    wide = k_ring
+    if dtype != FACTOR:
+        wide_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, HEAD_DIM], FACTOR)
+        wide = gl.allocate_shared_memory(FACTOR, [2, TILE, HEAD_DIM], wide_layout)
+    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, HEAD_DIM], FACTOR)
+    q_smem = gl.allocate_shared_memory(FACTOR, [ROWS, HEAD_DIM], q_layout)
+    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, TILE], FACTOR)
+    p_smem = gl.allocate_shared_memory(FACTOR, [ROWS, TILE], p_layout)
     item_smem = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     item_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     item_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -255,7 +264,7 @@ def _fused_decode_attention_kernel(
     shared = (k_ring, v_ring, q_smem, p_smem, item_smem, item_full, item_empty, full, empty)
     division = (items_ptr, counts_ptr, counts_ptr + 1 + layer_row // (2 * BLOCK_SIZE))
     pool = (pool_desc, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row)
-    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, factors_ptr, eps)
+    token = (qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, factors_ptr, eps, k_inverse, v_inverse)
     parts = (partial_ptr, maxima_ptr, sums_ptr, arrivals_ptr)
     before = (before_partial_ptr, before_maxima_ptr, before_sums_ptr, units_ptr, pieces_ptr, places_ptr)
     gl.warp_specialize(
@@ -263,7 +272,7 @@ def _fused_decode_attention_kernel(
             (
                 _attend,
                 (
-                    shared, division, pool, token, out_ptr, parts, before, sinks_ptr, scale_log2,
+                    shared, wide, division, pool, token, out_ptr, parts, before, sinks_ptr, scale_log2, v_scale,
                     NUM_KV, GROUP, HEADS, BLOCK_SIZE, ITEM_WORDS, PART_TILES, MAX_PARTS, RUN_PARTS, UNITS_AT_ONCE,
                     MAX_QUERIES, HAS_NORM, HAS_BIAS, NORMS_VALUES, SHARES_KV, WINDOW, PDL,
                 ),
@@ -279,7 +288,7 @@ def is_supported(num_q_heads: int, kv_cache: Tensor) -> bool:
     """Tell whether the kernel supports a pool and the number of query heads; the caller checks the GPU."""
     block_size, num_kv, head_dim = kv_cache.shape[3:]
     fits = head_dim in (64, 128, 256) and block_size >= 16 and TILE % block_size == 0
-    return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() == 2
+    return fits and num_q_heads <= MAX_GROUP * num_kv and kv_cache.element_size() <= 2
 
 
 def fused_decode_attention(
@@ -315,6 +324,8 @@ def fused_decode_attention(
     if num_seqs == 0:
         return out.flatten(1)
     check_room(workspace, division, num_q, num_kv, head_dim)
+    (k_scale, v_scale), is_narrow = weights.cache_scales(kv_cache.dtype), is_e4m3(kv_cache)
+    stages, max_regs = (E4M3_STAGES_OF, E4M3_MAX_REGS_OF) if is_narrow else (STAGES_OF, MAX_REGS_OF)
     _fused_decode_attention_kernel[(min(division.items.shape[0] * num_kv, division.num_slots),)](
         qkv_ptr=qkv,
         q_norm_ptr=weights.rope if weights.q_norm is None else weights.q_norm,
@@ -322,7 +333,7 @@ def fused_decode_attention(
         bias_ptr=weights.rope if weights.bias is None else weights.bias,
         rope_ptr=weights.rope,
         factors_ptr=weights.query_factors,
-        pool_desc=_descriptor(kv_cache),
+        pool_desc=descriptor(kv_cache),
         pool_ptr=kv_cache,
         block_tables_ptr=block_tables,
         items_ptr=division.items,
@@ -340,7 +351,10 @@ def fused_decode_attention(
         places_ptr=seq_lens if shared is None else shared.places,
         sinks_ptr=weights.sinks,
         eps=weights.norm_eps,
-        scale_log2=weights.scale * LOG2_E,
+        scale_log2=weights.scale * k_scale * LOG2_E,
+        k_inverse=1.0 / k_scale if is_narrow else None,
+        v_inverse=1.0 / v_scale if is_narrow else None,
+        v_scale=v_scale if is_narrow else None,
         table_stride=block_tables.stride(0),
         block_rows=num_layers * 2 * block_size,
         layer_row=layer_id * 2 * block_size,
@@ -356,7 +370,7 @@ def fused_decode_attention(
         MAX_PARTS=MAX_PARTS,
         RUN_PARTS=RUN_PARTS,
         UNITS_AT_ONCE=units_at_once(heads, head_dim),
-        STAGES=STAGES_OF[programs_per_sm],
+        STAGES=stages[programs_per_sm],
         FETCH_REGS=FETCH_REGS,
         MAX_QUERIES=0 if before is None else before.sums.shape[2],
         HAS_NORM=weights.q_norm is not None,
@@ -366,19 +380,10 @@ def fused_decode_attention(
         WINDOW=weights.window,
         PDL=pdl,
         num_warps=NUM_WARPS,  # attending warps; the fetching warp comes on top
-        maxnreg=MAX_REGS_OF[programs_per_sm],
+        maxnreg=max_regs[programs_per_sm],
         launch_pdl=pdl,
     )
     return out.flatten(1)
-
-
-def _descriptor(kv_cache: Tensor) -> TensorDescriptor:
-    """Describe the pool as rows, a token's K or V in a layer; a tile is a head of a block."""
-    block_size, num_kv, head_dim = kv_cache.shape[3:]
-    dtype = gl.float16 if kv_cache.dtype == torch.float16 else gl.bfloat16
-    tile = [block_size, head_dim]
-    layout = gl.NVMMASharedLayout.get_default_for(tile, dtype)
-    return TensorDescriptor.from_tensor(kv_cache.view(-1, num_kv * head_dim), tile, layout)
 
 
 def _check(qkv: Tensor, weights: AttentionWeights, kv_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
@@ -388,7 +393,8 @@ def _check(qkv: Tensor, weights: AttentionWeights, kv_cache: Tensor, block_table
     assert fits, f"pool {tuple(kv_cache.shape)}: heads differ"
     assert kv_cache.is_contiguous(), f"pool strides {kv_cache.stride()}: contiguous needed"
     assert kv_cache.numel() // (num_kv * head_dim) < 1 << 31, "rows of the pool are counted in int32"
-    assert qkv.dtype == kv_cache.dtype, f"qkv {qkv.dtype}, pool {kv_cache.dtype}: one dtype needed"
+    fits = qkv.element_size() == 2 and (qkv.dtype == kv_cache.dtype or is_e4m3(kv_cache))
+    assert fits, f"qkv {qkv.dtype}, pool {kv_cache.dtype}: one dtype, or e4m3 beside 16 bits needed"
     check_qkv(qkv, weights)
     check_block_tables(block_tables, num_seqs)
     check_column("seq_lens", seq_lens, num_seqs)

@@ -12,6 +12,7 @@ BEFORE_AT_ONCE = gl.constexpr(4)  # units loaded at once
 def join_units(
     out_ptr,  # of the group
     sinks_ptr,  # of all heads, or None
+    v_scale,  # as in `output_of`
     group_head,  # first head of the group
     before,  # units shared with other rows, as in `begin_whole`
     num_before,
@@ -46,7 +47,7 @@ def join_units(
     whole = joined_units(
         whole, nothing, unit_ptrs, masks, num_units, are_runs, NUM_Q, HEAD_DIM, UNITS_AT_ONCE, RUN_PARTS
     )
-    gl.store(out_ptr + elements, output_of(whole).to(out_ptr.dtype.element_ty), mask=masks[0])
+    gl.store(out_ptr + elements, output_of(whole, v_scale).to(out_ptr.dtype.element_ty), mask=masks[0])
 
 
 @gluon.jit
@@ -117,12 +118,14 @@ def store_unit(parts, unit, first_head, NUM_Q: gl.constexpr, GROUP: gl.constexpr
 
 
 @gluon.jit
-def store_whole(out_ptr, whole, GROUP: gl.constexpr):
+def store_whole(out_ptr, whole, v_scale, GROUP: gl.constexpr):
     """Write the output of a context whose parts were all computed by the program; `out_ptr`: of the group."""
     acc, _, row_sum = whole
     HEAD_DIM: gl.constexpr = acc.shape[0]
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))
     group = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     out = acc / gl.where(row_sum > 0, row_sum, 1.0)[None, :]  # a row of padding gives zeros
+    if v_scale is not None:
+        out = out * v_scale
     elements = group[None, :] * HEAD_DIM + dims[:, None]
     gl.store(out_ptr + elements, out.to(out_ptr.dtype.element_ty), mask=(group < GROUP)[None, :])

@@ -31,6 +31,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from common.kernels.attention.decode_parts import LOG2_E, SINK_UNITS
 from common.kernels.attention.gather_kv import fetch, gather_kv, place_of
 from common.kernels.base.checks import check_prompts
+from common.kernels.base.e4m3 import is_e4m3
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.items import advance, announced
 from common.kernels.base.ragged import max_seqs_for, num_tiles
@@ -147,7 +148,7 @@ def _step(
 
 
 @gluon.jit
-def _finish(shared, state, sinks_ptr, head):
+def _finish(shared, state, sinks_ptr, v_scale, head):
     """Add the last weights times V, and normalize: `[ROWS, HEAD_DIM]`, then slot and phase of the next item's keys."""
     queries, k_ring, v_ring, _, _, _, _, _, v_full, v_empty = shared
     weights, acc, row_max, row_sums, slot, phase = state
@@ -160,14 +161,17 @@ def _finish(shared, state, sinks_ptr, head):
     if sinks_ptr is not None:  # infinite if far above all scores: then the output is 0
         sink = gl.exp2(gl.load(sinks_ptr + head) * SINK_UNITS - row_max)
         row_sum += gl.convert_layout(sink, gl.SliceLayout(1, acc.type.layout))
-    return acc * (1.0 / row_sum)[:, None], slot, phase
+    inverse = 1.0 / row_sum
+    if v_scale is not None:
+        inverse = inverse * v_scale
+    return acc * inverse[:, None], slot, phase
 
 
 @gluon.jit
 def _attend(
     shared,  # as in the kernel
     work,  # as in the kernel
-    sinks_ptr, out_ptr, scale_log2,
+    sinks_ptr, out_ptr, scale_log2, v_scale,
     GROUP_ID: gl.constexpr,  # 0 or 1
     NUM_Q: gl.constexpr, MAX_SEQS: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
@@ -202,7 +206,7 @@ def _attend(
         for tile in range(at_diagonal, end):
             state = _step(shared, state, tile, end, positions, scale_log2, GROUP_ID, True, WINDOW)
         mbarrier.arrive(q_empty, count=1)
-        out, slot, phase = _finish(shared, state, sinks_ptr, head)
+        out, slot, phase = _finish(shared, state, sinks_ptr, v_scale, head)
         rows = query + gl.arange(0, ROWS, gl.SliceLayout(1, out.type.layout))
         columns = head * HEAD_DIM + gl.arange(0, HEAD_DIM, gl.SliceLayout(0, out.type.layout))
         elements = (token + rows).to(gl.int64)[:, None] * (NUM_Q * HEAD_DIM) + columns[None, :]
@@ -221,6 +225,7 @@ def _long_attention_kernel(
     out_ptr,  # [num_tokens, NUM_Q, HEAD_DIM], contiguous
     ticket_ptr,  # [1] int32, items drawn so far: set to 0 by the kernel before
     scale_log2,  # softmax scale times log2(e)
+    v_scale,  # of gathered values, or None
     num_seqs,
     num_rows,
     num_query_tiles,
@@ -258,8 +263,8 @@ def _long_attention_kernel(
     work = (cu_seqlens_ptr, seq_lens_ptr, num_seqs, num_query_tiles)
     gl.warp_specialize(
         [
-            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 0, NUM_Q, MAX_SEQS, WINDOW)),
-            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, 1, NUM_Q, MAX_SEQS, WINDOW)),
+            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, v_scale, 0, NUM_Q, MAX_SEQS, WINDOW)),
+            (_attend, (shared, work, sinks_ptr, out_ptr, scale_log2, v_scale, 1, NUM_Q, MAX_SEQS, WINDOW)),
             (fetch, (shared, work, ticket_ptr, q_desc, kv_desc, num_rows, NUM_Q, GROUP, MAX_SEQS, WINDOW)),
         ],
         worker_num_warps=[4, 1],
@@ -279,6 +284,7 @@ def long_attention(
     *,
     window: int = 0,
     sinks: Tensor | None = None,  # [num_q_heads] fp32
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Compute the result of `prefill_attention`: `[num_tokens, num_q_heads, head_dim]`.
 
@@ -292,7 +298,10 @@ def long_attention(
     if window:
         num_keys = min(num_keys, num_tokens + num_seqs * (window + tile))
     lengths = (block_tables, seq_lens, num_keys)
-    kv = gather_kv(k_cache, v_cache, *lengths, tile=tile, window=window, cu_seqlens=cu_seqlens, zeroed=ticket)
+    dtype = q.dtype if is_e4m3(k_cache) else None
+    kv = gather_kv(
+        k_cache, v_cache, *lengths, tile=tile, window=window, cu_seqlens=cu_seqlens, dtype=dtype, zeroed=ticket
+    )
     out = torch.empty_like(q)
     num_query_tiles = num_tiles(num_tokens, num_seqs, BLOCK_M)
     _long_attention_kernel[(min(gpu_of(q.device).num_sms, num_q * num_query_tiles),)](
@@ -304,6 +313,7 @@ def long_attention(
         out_ptr=out,
         ticket_ptr=ticket,
         scale_log2=scale * LOG2_E,
+        v_scale=v_scale if is_e4m3(v_cache) else None,
         num_seqs=num_seqs,
         num_rows=kv.shape[1],
         num_query_tiles=num_query_tiles,

@@ -6,13 +6,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from common.kernels.attention.decode_parts import NO_KEYS
+from common.kernels.base.e4m3 import as_factor, in_fp32, narrowed
 from common.kernels.base.pdl import wait_for_predecessor
 
 
 @gluon.jit
 def _rotated(
     head_ptr, bias_ptr, mask, norm_low, norm_high, cos, sin, eps,
-    HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, HEAD_DIM: gl.constexpr,
+    HAS_NORM: gl.constexpr, HAS_BIAS: gl.constexpr, HEAD_DIM: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
     """Return both halves of heads, normed and rotated, `[heads, HEAD_DIM // 2]` each, shaped like all arguments."""
     a = gl.load(head_ptr, mask=mask, other=0.0).to(gl.float32)
@@ -24,8 +25,7 @@ def _rotated(
         scale = gl.rsqrt((gl.sum(a * a, axis=1) + gl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
         a = a * scale * norm_low.to(gl.float32)
         b = b * scale * norm_high.to(gl.float32)
-    dtype: gl.constexpr = head_ptr.dtype.element_ty
-    return (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+    return (a * cos - b * sin).to(DTYPE), (b * cos + a * sin).to(DTYPE)
 
 
 @gluon.jit
@@ -50,15 +50,18 @@ def begin_token(
 ):
     """Leave the group's queries in shared memory; write the new key and value if `writes`.
 
-    Returns scores of the new key, unscaled, `[ROWS]`, and the new value `[HEAD_DIM]`, laid out as slices of `mma`.
+    Returns scores of the new key, unscaled, `[ROWS]`, and the new value `[HEAD_DIM]`, laid out as slices of `mma`. Both
+    are of the numbers as the cache holds them.
     """
     _, _, q_smem, _, _, _, _, _, _ = shared
-    qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, factors_ptr, eps = token
+    qkv_ptr, q_norm_ptr, k_norm_ptr, bias_ptr, rope_ptr, factors_ptr, eps, k_inverse, v_inverse = token
     _, pool_ptr, block_tables_ptr, table_stride, block_rows, layer_row = pool
     ROWS: gl.constexpr = q_smem.shape[0]
     HEAD_DIM: gl.constexpr = q_smem.shape[1]
     HALF: gl.constexpr = HEAD_DIM // 2
     WIDTH: gl.constexpr = NUM_KV * HEAD_DIM
+    DTYPE: gl.constexpr = qkv_ptr.dtype.element_ty
+    CACHE: gl.constexpr = pool_ptr.dtype.element_ty
     V_HEAD: gl.constexpr = NUM_KV * (GROUP + (0 if SHARES_KV else 1))
     halves: gl.constexpr = gl.BlockedLayout([1, 4], [128 // HALF, HALF // 4], [4, 1], [1, 0])
     columns = gl.arange(0, HALF, gl.SliceLayout(0, halves))[None, :]
@@ -86,21 +89,28 @@ def begin_token(
     dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, mma))
     v = (V_HEAD + kv_head) * HEAD_DIM + dims
     new_v = gl.load(token_ptr + v)
-    if HAS_BIAS or NORMS_VALUES:
+    if HAS_BIAS or NORMS_VALUES or v_inverse is not None:
         value = new_v.to(gl.float32)
         if HAS_BIAS:
             value += gl.load(bias_ptr + v).to(gl.float32)
         if NORMS_VALUES:
             value *= gl.rsqrt(gl.sum(value * value, axis=0) / HEAD_DIM + eps)
-        new_v = value.to(new_v.dtype)
+        if v_inverse is not None:
+            value = value * v_inverse
+        new_v = narrowed(value, CACHE)
     q_low, q_high = _rotated(
         token_ptr + q, bias_ptr + q, rows < GROUP, q_norm_low, q_norm_high, q_cos, q_sin, eps,
-        HAS_NORM, HAS_BIAS, HEAD_DIM,
+        HAS_NORM, HAS_BIAS, HEAD_DIM, DTYPE,
     )  # fmt: skip
+    q_low = as_factor(q_low, CACHE)
+    q_high = as_factor(q_high, CACHE)
     k_low, k_high = _rotated(
         token_ptr + k, bias_ptr + k, columns < HALF, k_norm_low, k_norm_high, cos, sin, eps,
-        HAS_NORM, HAS_BIAS, HEAD_DIM,
+        HAS_NORM, HAS_BIAS, HEAD_DIM, DTYPE if k_inverse is None else gl.float32,
     )  # fmt: skip
+    if k_inverse is not None:
+        k_low = narrowed(k_low * k_inverse, CACHE)
+        k_high = narrowed(k_high * k_inverse, CACHE)
     q_smem.slice(0, HALF, dim=1).store(q_low)
     q_smem.slice(HALF, HALF, dim=1).store(q_high)
     fence_async_shared()
@@ -111,8 +121,8 @@ def begin_token(
         gl.store(slot_ptr + columns, k_low)
         gl.store(slot_ptr + HALF + columns, k_high)
         gl.store(slot_ptr + BLOCK_SIZE * WIDTH + dims, new_v)
-    products = q_low.to(gl.float32) * k_low.to(gl.float32) + q_high.to(gl.float32) * k_high.to(gl.float32)
-    return gl.convert_layout(gl.sum(products, axis=1), gl.SliceLayout(0, mma)), new_v.to(gl.float32)
+    products = q_low.to(gl.float32) * in_fp32(k_low) + q_high.to(gl.float32) * in_fp32(k_high)
+    return gl.convert_layout(gl.sum(products, axis=1), gl.SliceLayout(0, mma)), in_fp32(new_v)
 
 
 @gluon.jit

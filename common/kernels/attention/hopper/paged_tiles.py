@@ -1,10 +1,14 @@
 """Copies of keys and values from the blocks of a sequence into tiles in shared memory. Gluon, Hopper only."""
 
+import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.attention.decode_division import load_item, next_item
+from common.kernels.base.e4m3 import widened
 from common.kernels.base.items import advance, announce
 
 
@@ -46,7 +50,7 @@ def copy_tile(
     BLOCK_SIZE: gl.constexpr,
 ):
     """Begin loading the keys and values of a tile."""
-    mbarrier.expect(arrived, 2 * k_tile.shape[0] * k_tile.shape[1] * 2)
+    mbarrier.expect(arrived, 2 * k_tile.shape[0] * k_tile.shape[1] * (k_tile.dtype.primitive_bitwidth // 8))
     for i in gl.static_range(k_tile.shape[0] // BLOCK_SIZE):
         k_slice = k_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
         v_slice = v_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
@@ -95,6 +99,19 @@ def fetch(
 
 
 @gluon.jit
+def widen_tile(tile, wide_tile, begin, end):
+    """Convert a tile of e4m3 numbers to the type of `wide_tile`, as zeros outside the rows from `begin` to `end`."""
+    TILE: gl.constexpr = tile.shape[0]
+    HEAD_DIM: gl.constexpr = tile.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
+    numbers = widened(tile.load(layout), wide_tile.dtype)
+    if (begin > 0) | (end < TILE):
+        rows = gl.arange(0, TILE, gl.SliceLayout(1, layout))
+        numbers = gl.where(((rows >= begin) & (rows < end))[:, None], numbers, gl.zeros_like(numbers))
+    wide_tile.store(numbers)
+
+
+@gluon.jit
 def clear_begin(v_tile, first_key, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HEAD_DIM: gl.constexpr):
     """Zero the values before a window in its first block; see `clear_end`."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
@@ -118,3 +135,12 @@ def clear_end(v_tile, num_keys, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, HE
             v_slice = v_tile.slice(i * BLOCK_SIZE, BLOCK_SIZE, dim=0)
             values = v_slice.load(layout)
             v_slice.store(gl.where((rows < left)[:, None], values, gl.zeros_like(values)))
+
+
+def descriptor(kv_cache: Tensor) -> TensorDescriptor:
+    """Describe the pool as rows, a token's K or V in a layer; a tile is a head of a block."""
+    block_size, num_kv, head_dim = kv_cache.shape[3:]
+    dtype = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}.get(kv_cache.dtype, gl.float8e4nv)
+    tile = [block_size, head_dim]
+    layout = gl.NVMMASharedLayout.get_default_for(tile, dtype)
+    return TensorDescriptor.from_tensor(kv_cache.view(-1, num_kv * head_dim), tile, layout)

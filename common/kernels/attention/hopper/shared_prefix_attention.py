@@ -15,6 +15,7 @@ from common.kernels.attention.shared_division import SHARED_ITEM_WORDS, load_sha
 from common.kernels.attention.shared_parts import LARGE_BUNDLE, SMALL_BUNDLE
 from common.kernels.base.attention_operands import AttentionWeights, SharedDivision, SharedParts
 from common.kernels.base.checks import check_block_tables, check_column, check_qkv
+from common.kernels.base.e4m3 import as_factor
 from common.kernels.base.pdl import wait_behind_next
 
 NUM_WARPS = {SMALL_BUNDLE: 4, LARGE_BUNDLE: 8}  # by queries of a bundle
@@ -102,6 +103,7 @@ def _shared_prefix_attention_kernel(
             qkv_ptr, q_norm_ptr, bias_ptr, rope_ptr, factors_ptr, seq_lens_ptr, rows, heads, present, eps,
             NUM_HEADS, HEAD_DIM, HAS_NORM, HAS_BIAS,
         )  # fmt: skip
+        q = as_factor(q, k_cache_ptr.dtype.element_ty)
         acc = tl.zeros((QUERIES, HEAD_DIM), tl.float32)
         row_max = tl.full((QUERIES,), NO_KEYS, tl.float32)
         row_sum = tl.zeros((QUERIES,), tl.float32)
@@ -129,7 +131,7 @@ def shared_prefix_attention(
     *,
     pdl: bool = False,
 ) -> None:
-    """Store the results of all items of the division in `parts`.
+    """Store the results of all items of the division in `parts`; values of an e4m3 cache without their scale.
 
     With `pdl`, the division, block tables and seq_lens must be older than the kernel before.
     """
@@ -162,7 +164,7 @@ def shared_prefix_attention(
         maxima_ptr=parts.maxima,
         sums_ptr=parts.sums,
         eps=weights.norm_eps,
-        scale_log2=weights.scale * LOG2_E,
+        scale_log2=weights.scale * weights.cache_scales(k_cache.dtype)[0] * LOG2_E,
         table_stride=block_tables.stride(0),
         stride_block=k_cache.stride(0),
         stride_token=k_cache.stride(1),

@@ -194,3 +194,15 @@ def test_as_many_sequences_have_room_as_in_a_pool_divided_by_workers(model: str,
     of_step = tuple(group.num_places(step_tokens) if group.window else 0 for group in layout.groups)
     num_sequences = fitting(pool, num_tokens, of_step).lent
     assert room.kv_tokens(0, 1) // room.taken(num_tokens) == pytest.approx(num_sequences, rel=0.03)
+
+
+@pytest.mark.parametrize("model", ["qwen3-4b", "gemma3-4b", "qwen3.5-4b"])
+def test_keys_and_values_in_fp8_are_of_half_the_bytes_in_steps_and_in_memory(model: str) -> None:
+    plain, narrow = shape_of(settings(model)), shape_of(settings(model), "fp8")
+    assert narrow == plain.with_cache("fp8") and plain == plain.with_cache("auto")
+    assert (2 * narrow.kv_bytes, 2 * narrow.window_bytes) == (plain.kv_bytes, plain.window_bytes)
+    assert narrow.state_bytes == plain.state_bytes
+    for before, after in zip(scaled(RATES, plain, "").steps, scaled(RATES, narrow, "").steps, strict=True):
+        assert after[2] < before[2]
+    with pytest.raises(ConfigError, match="latents in fp8 are not supported"):
+        shape_of(settings("deepseek-v2-lite"), "fp8")

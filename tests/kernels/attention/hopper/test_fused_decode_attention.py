@@ -119,6 +119,7 @@ def test_overlapping_layers_of_a_graph_share_the_workspace(
         (32, 8, 96, 16, torch.bfloat16, False),
         (32, 8, 256, 16, torch.bfloat16, True),
         (32, 8, 512, 16, torch.bfloat16, False),
+        (32, 8, 128, 16, torch.float8_e4m3fn, True),
         (32, 8, 128, 16, torch.float32, False),
     ],
 )

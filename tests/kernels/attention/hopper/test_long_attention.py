@@ -21,11 +21,12 @@ def attend(
     scale: float | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
+    v_scale: float = 1.0,
 ) -> Tensor:
     num_keys = int(batch.seq_lens.sum()) if num_keys is None else num_keys
     k, v, scale = pool[:, 1, 0], pool[:, 1, 1], scale or q.shape[2] ** -0.5
     table, lengths = batch.block_tables[0], (batch.cu_seqlens, batch.seq_lens, num_keys)
-    return long_attention(q, k, v, table, *lengths, scale, window=window, sinks=sinks)
+    return long_attention(q, k, v, table, *lengths, scale, window=window, sinks=sinks, v_scale=v_scale)
 
 
 @pytest.mark.gpu

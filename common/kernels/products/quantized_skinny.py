@@ -1,0 +1,180 @@
+"""Product of a few tokens and a weight matrix, both in codes of 8 bits: any GPU.
+
+As `skinny_gemm`, with half the bytes to read. Signed bytes are multiplied as they are. e4m3 is widened to fp16, exactly
+and by integer arithmetic, because GPUs before 8.9 multiply nothing narrower. Sums of codes are exact or fp32; scales
+are applied to the finished sums, or to those of each group of columns.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.base.checks import check_codes, check_ending
+from common.kernels.base.codes import GROUP, check_scales, e4m3_halves
+from common.kernels.base.gate import gated
+from common.kernels.base.pdl import wait_for_predecessor
+
+MAX_TOKENS = 64
+SQUARE = tl.constexpr(65536.0)  # halves of both operands are divided by 256
+
+
+@triton.jit
+def _multiply(weight, x, acc):
+    """Add the product of a tile of weights and of one of tokens, in codes."""
+    if weight.dtype == tl.uint8:
+        acc = tl.dot(e4m3_halves(weight), e4m3_halves(x), acc)
+    else:
+        acc = tl.dot(weight, x, acc, out_dtype=tl.int32)
+    return acc
+
+
+@triton.jit
+def _scaled(sums, weight_scales, x_scales):
+    """Return sums of codes `[BLOCK_N, BLOCK_M]` in fp32, times the scales of rows and tokens."""
+    scaled = sums.to(tl.float32) * weight_scales[:, None] * x_scales[None, :]
+    if sums.dtype == tl.float32:
+        scaled *= SQUARE
+    return scaled
+
+
+@triton.jit(do_not_specialize=["m"])
+def _quantized_skinny_kernel(
+    x_ptr,  # [m, k] codes, contiguous
+    x_scales_ptr,  # [groups, m] fp32; without GROUPED [m]
+    weight_ptr,  # [n, k] codes, contiguous; [2 * n, k] if GATED: gate, then up
+    scales_ptr,  # [n], or [cdiv(n, SCALE_ROWS), groups] if GROUPED; twice the rows if GATED
+    residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
+    out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
+    m,
+    n,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # at least m
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # GROUP if GROUPED
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    GROUPED: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid: (cdiv(n, BLOCK_N), SPLITS). A program computes BLOCK_N outputs of all tokens, over a part of K."""
+    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    GROUPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    IS_E4M3: tl.constexpr = weight_ptr.dtype.element_ty == tl.uint8
+    SUMS: tl.constexpr = tl.float32 if IS_E4M3 else tl.int32
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin = tl.program_id(1) * PART
+    tokens = tl.arange(0, BLOCK_M)
+    inside_n, inside_m = rows < n, tokens < m
+    weight_row_ptr = weight_ptr + rows[:, None].to(tl.int64) * K
+    up_row_ptr = weight_row_ptr + n.to(tl.int64) * K
+    wait_for_predecessor(PDL)
+
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32 if GROUPED else SUMS)
+    up_acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32 if GROUPED else SUMS)
+    for start in tl.range(begin, min(begin + PART, K), BLOCK_K, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK_K)
+        inside_k = columns < K
+        x = tl.load(x_ptr + tokens[None, :] * K + columns[:, None], mask=inside_m[None, :] & inside_k[:, None], other=0)
+        mask = inside_n[:, None] & inside_k[None, :]
+        weight = tl.load(weight_row_ptr + columns[None, :], mask=mask, other=0, eviction_policy="evict_first")
+        if GROUPED:
+            group = start // BLOCK_K
+            x_scales = tl.load(x_scales_ptr + group * m + tokens, mask=inside_m, other=0.0)
+            sums = _multiply(weight, x, tl.zeros((BLOCK_N, BLOCK_M), SUMS))
+            scales = tl.load(scales_ptr + rows // SCALE_ROWS * GROUPS + group, mask=inside_n, other=0.0)
+            acc += _scaled(sums, scales, x_scales)
+        else:
+            acc = _multiply(weight, x, acc)
+        if GATED:
+            up = tl.load(up_row_ptr + columns[None, :], mask=mask, other=0, eviction_policy="evict_first")
+            if GROUPED:
+                sums = _multiply(up, x, tl.zeros((BLOCK_N, BLOCK_M), SUMS))
+                scales = tl.load(scales_ptr + (n + rows) // SCALE_ROWS * GROUPS + group, mask=inside_n, other=0.0)
+                up_acc += _scaled(sums, scales, x_scales)
+            else:
+                up_acc = _multiply(up, x, up_acc)
+
+    y, up_y = acc, up_acc
+    if not GROUPED:
+        x_scales = tl.load(x_scales_ptr + tokens, mask=inside_m, other=0.0)
+        y = _scaled(acc, tl.load(scales_ptr + rows, mask=inside_n, other=0.0), x_scales)
+        if GATED:
+            up_y = _scaled(up_acc, tl.load(scales_ptr + n + rows, mask=inside_n, other=0.0), x_scales)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + rows, mask=inside_n & (tl.program_id(1) == 0), other=0.0)  # counted once
+        y += bias.to(tl.float32)[:, None]
+    elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
+    inside = inside_n[:, None] & inside_m[None, :]
+    if SPLITS > 1:
+        tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, y, mask=inside)
+    else:
+        if GATED:
+            y = gated(y, up_y, ACTIVATION)
+        if HAS_RESIDUAL:
+            y += tl.load(residual_ptr + elements, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + elements, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def quantized_skinny(
+    x: Tensor,  # [m, k] codes, contiguous, m up to MAX_TOKENS
+    x_scales: Tensor,  # fp32 [m, 1] or [m, groups], with contiguous columns
+    weight: Tensor,  # [n, k] codes of the same dtype, or [2 * n, k] with an activation
+    scales: Tensor,  # fp32 of rows or of groups, as x_scales has them
+    out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
+    *,
+    block_n: int,
+    block_k: int,
+    stages: int,
+    warps: int,
+    splits: int = 1,
+    residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
+    pdl: bool = False,
+) -> Tensor:
+    """Write `x @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
+
+    With `splits`, write parts, the first with the bias. With scales of groups, `block_k` is ignored.
+    """
+    (m, k), n = x.shape, weight.shape[0] // (1 if activation is None else 2)
+    assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
+    check_codes(x, weight, out, residual, splits=splits, gated=activation is not None)
+    check_ending(n, bias, activation)
+    is_grouped, scale_rows = check_scales(x_scales, weight, scales)
+    _quantized_skinny_kernel[(triton.cdiv(n, block_n), splits)](
+        x_ptr=_bytes(x),
+        x_scales_ptr=x_scales.t(),
+        weight_ptr=_bytes(weight),
+        scales_ptr=scales,
+        residual_ptr=out if residual is None else residual,
+        bias_ptr=bias,
+        out_ptr=out,
+        m=m,
+        n=n,
+        K=k,
+        BLOCK_M=max(16, triton.next_power_of_2(m)),
+        BLOCK_N=block_n,
+        BLOCK_K=GROUP if is_grouped else block_k,
+        SPLITS=splits,
+        STAGES=stages,
+        GROUPED=is_grouped,
+        SCALE_ROWS=scale_rows,
+        HAS_RESIDUAL=residual is not None,
+        GATED=activation is not None,
+        ACTIVATION=activation,
+        PDL=pdl,
+        num_warps=warps,
+        num_stages=stages,
+        launch_pdl=pdl,
+    )
+    return out
+
+
+def _bytes(codes: Tensor) -> Tensor:
+    return codes.view(torch.uint8) if codes.dtype == torch.float8_e4m3fn else codes

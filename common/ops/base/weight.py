@@ -1,0 +1,68 @@
+"""Matrices of products, in the schemes in which they are held."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+"""Columns, or rows, that share a scale where not a whole row does."""
+
+
+class Scheme(StrEnum):
+    """Form of a matrix in memory: what a kernel reads."""
+
+    PLAIN = "plain"  # elements of 16 or 32 bits
+    FP8 = "fp8"  # e4m3 and scales
+    INT8 = "int8"  # signed bytes and scales
+
+
+SCHEMES = {torch.float8_e4m3fn: Scheme.FP8, torch.int8: Scheme.INT8}
+"""Schemes of codes by their dtype; any other dtype is of plain elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix that activations are multiplied by; only operations look inside.
+
+    Elements are codes times scales where there are scales. Activations are then quantized as well, to codes of the same
+    dtype: a token has a scale for all columns that share a scale here.
+    """
+
+    data: Tensor  # [out, in], contiguous: elements or codes
+    bias: Tensor | None = None  # [out], added to the product
+    scales: Tensor | None = None  # fp32: [out, 1] of rows, [out, ceil(in / BLOCK)], or [ceil(out / BLOCK), the same]
+    activations: torch.dtype | None = None  # their dtype before they are quantized; None for plain elements
+
+    @property
+    def num_out(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def num_in(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def scheme(self) -> Scheme:
+        return SCHEMES.get(self.data.dtype, Scheme.PLAIN)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of activations and of the product."""
+        return self.activations or self.data.dtype
+
+    @property
+    def scale_rows(self) -> int:
+        """Return the rows that share a scale."""
+        return 1 if self.scales is None or self.scales.shape[0] == self.num_out else BLOCK
+
+    @property
+    def scale_columns(self) -> int:
+        """Return the columns that share a scale, in activations as well."""
+        return self.num_in if self.scales is None or self.scales.shape[1] == 1 else BLOCK
+
+    @property
+    def is_grouped(self) -> bool:
+        """Tell whether scales are of groups of columns or rows, not of each whole row."""
+        return self.scales is not None and self.scales.shape != (self.num_out, 1)

@@ -1,0 +1,123 @@
+"""Products of many tokens in codes of 8 bits; scales are applied by a library, or by kernels of ours.
+
+FP8 is multiplied as it is where the GPU can, and INT8 on Hopper by a kernel of ours. Elsewhere INT8 gives sums of 32
+bits. Other codes are widened to 16 bits, which holds them exactly, and sums are fp32. So each way computes the law.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.kernels.base.codes import GROUP
+from common.kernels.base.gpu import Gpu
+from common.kernels.elementwise.gate_mul import gate_mul
+from common.kernels.elementwise.scale_sums import scale_sums
+from common.kernels.products.int8_gemm import int8_gemm
+from common.ops import reference
+from common.ops.base import Scheme, Weight
+
+MIN_INT_TOKENS = 32
+"""Of `torch._int_mm`, which refuses up to 16; fewer are padded."""
+
+
+class Codes(NamedTuple):
+    """Quantized activations."""
+
+    data: Tensor  # [num_tokens, k]
+    scales: Tensor  # fp32 [num_tokens, groups], with contiguous columns
+
+
+class Ending(NamedTuple):
+    """Computation behind a product."""
+
+    residual: Tensor | None = None  # [num_tokens, n], overwritten by the result
+    activation: str | None = None  # of the gate, if the matrix is of gate and up
+
+
+def multiply(x: Codes, weight: Weight, gpu: Gpu, ending: Ending) -> Tensor:
+    """Return `x @ weight.T + bias` with its ending: `[num_tokens, n]`."""
+    assert weight.scales is not None, "a matrix of codes"
+    if _has_int8_product(x, weight, gpu):
+        y = int8_gemm(x.data, x.scales, weight.data, weight.scales, weight.dtype, activation=ending.activation)
+        y = y if weight.bias is None else y.add_(weight.bias)
+        return y if ending.residual is None else ending.residual.add_(y)
+    if weight.is_grouped or _has_row_product(weight, gpu):
+        y = _product(x, weight, weight.scales, gpu)
+        if ending.activation is not None:
+            return gate_mul(y, ending.activation)
+        return y if ending.residual is None else ending.residual.add_(y)
+    out, n = ending.residual, weight.num_out // (1 if ending.activation is None else 2)
+    if out is None:
+        out = torch.empty((x.data.shape[0], n), dtype=weight.dtype, device=x.data.device)
+    sums = _int_sums(x.data, weight.data) if weight.scheme is Scheme.INT8 else _wide_sums(x.data, weight.data)
+    return scale_sums(sums, x.scales, weight.scales, out, bias=weight.bias, **ending._asdict())
+
+
+def _product(x: Codes, weight: Weight, scales: Tensor, gpu: Gpu) -> Tensor:
+    """Return `x @ weight.T + bias` of e4m3, or of scales of groups: `[num_tokens, n]`."""
+    if _has_row_product(weight, gpu):
+        y = torch._scaled_mm(x.data, weight.data.t(), scale_a=x.scales, scale_b=scales.t(), out_dtype=weight.dtype)
+    elif _has_block_product(weight, gpu):
+        y = _block_product(x, weight.data, scales, weight.dtype)
+    else:
+        widened = reference.dequantized(Weight(x.data, None, x.scales.contiguous())).to(weight.dtype)
+        y = functional.linear(widened, reference.dequantized(weight).to(weight.dtype))
+    return y if weight.bias is None else y.add_(weight.bias)
+
+
+def _has_row_product(weight: Weight, gpu: Gpu) -> bool:
+    """Tell whether a library multiplies e4m3 and applies scales of tokens and rows."""
+    is_even = weight.num_out % 16 == weight.num_in % 16 == 0
+    is_of_rows = weight.scheme is Scheme.FP8 and not weight.is_grouped
+    return is_of_rows and gpu.has_e4m3 and is_even and weight.dtype is torch.bfloat16
+
+
+def _has_int8_product(x: Codes, weight: Weight, gpu: Gpu) -> bool:
+    """Tell whether a kernel of ours multiplies signed bytes and applies scales of tokens and rows."""
+    is_even = weight.num_out % 16 == weight.num_in % 16 == 0
+    is_of_rows = weight.scheme is Scheme.INT8 and not weight.is_grouped
+    return is_of_rows and gpu.is_hopper and is_even and weight.dtype.itemsize == 2 and x.data.shape[0] > MIN_INT_TOKENS
+
+
+def _int_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Return sums of products of signed bytes: int32 `[num_tokens, n]`."""
+    num_tokens, (n, k) = x.shape[0], weight.shape
+    if n % 8 or k % 8:
+        return _wide_sums(x, weight)
+    padding = max(0, MIN_INT_TOKENS - num_tokens)
+    x = functional.pad(x, (0, 0, 0, padding)) if padding else x
+    return torch._int_mm(x, weight.t())[:num_tokens]
+
+
+def _wide_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Return sums of products of codes in fp32: `[num_tokens, n]`."""
+    return torch.mm(x.bfloat16(), weight.bfloat16().t(), out_dtype=torch.float32)
+
+
+def _has_block_product(weight: Weight, gpu: Gpu) -> bool:
+    """Tell whether cuBLASLt multiplies e4m3 with scales of 128 x 128: Hopper only, and groups in fours."""
+    is_even = weight.num_out % 16 == weight.num_in % (4 * GROUP) == 0
+    is_block = weight.scheme is Scheme.FP8 and weight.scale_rows == GROUP
+    return is_block and gpu.is_hopper and is_even and weight.dtype is torch.bfloat16
+
+
+def _block_product(x: Codes, weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the product of e4m3 with scales of groups; tokens are padded to fours."""
+    num_tokens = x.data.shape[0]
+    padding = -num_tokens % 4
+    data, x_scales = x.data, x.scales
+    if padding:
+        data = functional.pad(data.view(torch.uint8), (0, 0, 0, padding)).view(data.dtype)
+        x_scales = functional.pad(x_scales.t(), (0, padding)).t()
+    y = functional.scaled_mm(
+        data,
+        weight.t(),
+        x_scales,
+        functional.ScalingType.BlockWise1x128,
+        scales.t(),
+        functional.ScalingType.BlockWise128x128,
+        output_dtype=dtype,
+    )
+    return y[:num_tokens]

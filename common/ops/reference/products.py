@@ -1,0 +1,62 @@
+"""Law of products: of plain matrices, and of codes of 8 bits with scales.
+
+A block of numbers is quantized by its largest magnitude, which becomes the largest code; codes are rounded to the
+nearest, ties to even. Products of codes are added up in fp32, and scales are applied to the sums of each block.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from common.ops.base import Scheme, Weight
+from common.ops.base.weight import SCHEMES
+
+LARGEST = {Scheme.FP8: 448.0, Scheme.INT8: 127.0}
+"""Largest codes; -128 is not used."""
+LEAST_MAGNITUDE = 1e-12
+"""Taken for the largest magnitude of a block of zeros, whose codes are zeros with any scale."""
+
+
+def quantize(x: Tensor, codes: torch.dtype, columns: int = 0) -> tuple[Tensor, Tensor]:
+    """Return codes of `x [rows, width]`, and fp32 scales `[rows, blocks]` by which codes are multiplied.
+
+    Args:
+        columns: numbers of a row that share a scale; 0: all.
+    """
+    largest = LARGEST[SCHEMES[codes]]
+    num_rows, width = x.shape
+    columns = min(columns, width) or width
+    blocks = functional.pad(x.float(), (0, -width % columns)).view(num_rows, -1, columns)
+    magnitudes = blocks.abs().amax(-1).clamp(min=LEAST_MAGNITUDE)
+    scales = magnitudes / torch.full_like(magnitudes, largest)  # a GPU would multiply by the inverse of a number
+    exact = (blocks / scales[..., None]).clamp(-largest, largest).flatten(1)[:, :width]
+    return (exact.round() if codes == torch.int8 else exact).to(codes), scales
+
+
+def dequantized(weight: Weight) -> Tensor:
+    """Return the elements of a matrix in fp32: `[out, in]`."""
+    if weight.scales is None:
+        return weight.data.float()
+    scales = weight.scales.repeat_interleave(weight.scale_rows, 0)[: weight.num_out]
+    return weight.data.float() * scales.repeat_interleave(weight.scale_columns, 1)[:, : weight.num_in]
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """Return `x @ weight.T + bias` of `x [num_tokens, in]`, in the dtype of `x`; `x` is quantized as the weight is."""
+    if weight.scales is None:
+        return functional.linear(x, weight.data, weight.bias)
+    codes, scales = quantize(x, weight.data.dtype, weight.scale_columns)
+    product = multiplied(codes, scales, weight)
+    return (product if weight.bias is None else product + weight.bias.float()).to(x.dtype)
+
+
+def multiplied(codes: Tensor, scales: Tensor, weight: Weight) -> Tensor:
+    """Return the product of quantized activations and a matrix, without its bias: fp32 `[num_tokens, out]`."""
+    assert weight.scales is not None, "a matrix of codes"
+    of_rows = weight.scales.repeat_interleave(weight.scale_rows, 0)[: weight.num_out]
+    total = torch.zeros((codes.shape[0], weight.num_out), device=codes.device)
+    for block, begin in enumerate(range(0, weight.num_in, weight.scale_columns)):
+        columns = slice(begin, begin + weight.scale_columns)
+        sums = codes[:, columns].float() @ weight.data[:, columns].float().t()
+        total += sums * scales[:, block, None] * of_rows[:, block]
+    return total

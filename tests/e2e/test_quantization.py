@@ -1,0 +1,56 @@
+"""The whole path with quantized products writes what a single process prefers, by transformers."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from tests.e2e.system import System
+from tests.support.guided import DEMO_MODEL
+from tests.support.quantized import quantized_copy
+
+BEGINNINGS = (
+    "ROMEO:\n", "First Citizen:\nBefore we proceed", "What, my lord?", "KING RICHARD:\nNow is the winter of", "JULIET:",
+    "O, she doth teach the torches", "A horse! a horse!", "The",
+)  # fmt: skip
+MAX_TOKENS = 32
+FLIPPED = 0.5
+"""Of what tokens are behind the best by with plain products: a number on the edge of two codes may take either."""
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("scheme", ["fp8", "int8"])
+async def test_greedy_tokens_are_the_best_of_a_single_process(scheme: str) -> None:
+    plain = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    tokenizer, flags = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")), ("--model-quantization", scheme)
+    asked = [tokenizer.encode(text).ids for text in BEGINNINGS]
+    with System(DEMO_MODEL, *flags, router_flags=flags).start() as system:
+        texts = await asyncio.gather(*(tokens_of(system.url, prompt) for prompt in asked))
+        system.until(system.all_blocks_free)
+    quantized = quantized_copy(plain, scheme)
+    assert sum(map(len, texts)) > 4 * MAX_TOKENS
+    ours, unquantized = (
+        sum(sum(gap(each, prompt, ids)) for prompt, ids in zip(asked, texts, strict=True))
+        for each in (quantized, plain)
+    )
+    assert ours < FLIPPED * unquantized, "as far behind as with plain products"
+
+
+async def tokens_of(url: str, prompt: list[int]) -> list[int]:
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": MAX_TOKENS, "return_token_ids": True}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as response:
+        [choice] = (await response.json())["choices"]
+    return list(choice["token_ids"])
+
+
+@torch.inference_mode()
+def gap(model: Any, prompt: list[int], ids: list[int]) -> list[float]:
+    """How far the logit of each token is below the best in its place."""
+    logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(ids)[:, None])[:, 0]
+    behind: list[float] = (logits.amax(-1) - chosen).tolist()
+    return behind

@@ -1,0 +1,191 @@
+"""A checkpoint in 16 bits whose products are quantized when it is loaded."""
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+
+from common.base.errors import ModelError
+from common.models.decoder import Decoder
+from common.models.loader import load_model, model_bytes
+from common.models.reading import read_config
+from common.models.sizes.quantized import is_quantized
+from common.wire.values.fingerprint import model_fingerprint
+from tests.models.test_decoder import CPU, Backend, Cache, OwnWeights, errors, prompts, rounded_logits
+from tests.support.checkpoints import write_checkpoint
+from tests.support.gguf_files import every, write_gguf
+from tests.support.packed_checkpoints import CASES, SIZES, pack_checkpoint
+from tests.support.quantized import quantized_copy, rounded
+
+Checkpoint = Callable[[str], tuple[Path, Any]]
+SCHEMES = ("fp8", "int8")
+FLIPPED = 0.2  # of the effect of quantization, where a number on the edge of two codes takes the other
+
+
+def load(directory: Path, scheme: str) -> tuple[Decoder, dict[str, torch.Tensor]]:
+    memory = Kept()
+    config = read_config(directory, scheme)
+    model, loading = load_model(directory, config, max_len=512, dtype="float32", memory=memory)
+    loading.wait()
+    assert isinstance(model, Decoder)
+    return model, memory.tensors
+
+
+class Kept(OwnWeights):
+    """A region of this process, with its tensors by name."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def begin(self, layout: Any, fill: Any) -> Any:
+        region, loading = super().begin(layout, fill)
+        self.tensors = layout.tensors(region)
+        return region, loading
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen2-odd-group", "gemma3", "qwen3.5", "deepseek-v2", "qwen3-moe"])
+@torch.inference_mode()
+def test_logits_are_those_of_quantized_products(variant: str, scheme: str, checkpoint: Checkpoint) -> None:
+    directory, plain = checkpoint(variant)
+    theirs = quantized_copy(plain, scheme)
+    model, _ = load(directory, scheme)
+    cache = Cache(model, CPU)
+    ragged = prompts(1, 37, 100)
+    ours = model.forward(cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged]), cache.ops)
+    expected, unquantized = (
+        torch.cat([each(torch.tensor([ids])).logits[0] for ids in ragged]) for each in (theirs, plain)
+    )
+    effect, _ = errors(expected, unquantized)
+    assert effect > 1e-2
+    assert errors(ours, expected)[0] < FLIPPED * effect
+    [ids] = prompts(70)
+    blocks = cache.blocks(70)
+    steps = [
+        model.forward(cache.batch([(ids[begin:end], begin, blocks)]), cache.ops)
+        for begin, end in itertools.pairwise([0, 1, 17, *range(60, 71)])
+    ]
+    assert errors(torch.cat(steps), theirs(torch.tensor([ids])).logits[0])[0] < FLIPPED * effect
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("variant", ["qwen3-tied", "gemma3", "qwen3.5", "deepseek-v2"])
+@torch.inference_mode()
+def test_logits_of_a_gpu_are_those_of_quantized_products(
+    variant: str, scheme: str, dtype: str, checkpoint: Checkpoint
+) -> None:
+    directory, plain = checkpoint(variant)
+    backend = Backend("cuda:0", dtype, 0.0, 0.0)
+    model, loading = load_model(
+        directory, read_config(directory, scheme), max_len=512, dtype=dtype, memory=OwnWeights("cuda:0")
+    )
+    loading.wait()
+    assert isinstance(model, Decoder)
+    cache, share = Cache(model, backend), FLIPPED if dtype == "float32" else 0.6  # more is rounded before codes
+    for ragged in (prompts(1, 37, 100), prompts(37), prompts(1)):
+        ours = model.forward(cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged]), cache.ops)
+        theirs = quantized_copy(plain, scheme, plain_inputs=len(ours) == 1)
+        expected, unquantized = (
+            torch.cat([each(torch.tensor([ids])).logits[0] for ids in ragged]) for each in (theirs, plain)
+        )
+        rounded = rounded_logits(plain, backend, ragged)
+        usual = 0.0 if rounded is None else errors(rounded, unquantized)[0]
+        assert errors(ours, expected)[0] < share * errors(expected, unquantized)[0] + 3.0 * usual
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_row_is_quantized_from_the_numbers_of_the_file(
+    scheme: str, dtype: torch.dtype, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.models.upload.SLOT_BYTES", 700)  # a few rows, and less than one of `down`
+    source, _ = checkpoint("qwen3-tied")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    stored = {name: tensor.to(dtype) for name, tensor in load_file(source / "model.safetensors").items()}
+    k_proj = stored["model.layers.1.self_attn.k_proj.weight"]
+    k_proj[3] = 0.0
+    k_proj[4] *= 100.0  # a scale of its own
+    save_file(stored, tmp_path / "model.safetensors")
+    _, tensors = load(tmp_path, scheme)
+    for stack, parts in {
+        "qkv": [f"self_attn.{each}_proj" for each in "qkv"],
+        "o": ["self_attn.o_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+    }.items():
+        expected = torch.cat([rounded(stored[f"model.layers.1.{part}.weight"], scheme) for part in parts])
+        codes, scales = tensors[f"layers.1.{stack}"], tensors[f"layers.1.{stack}_scales"]
+        assert codes.element_size() == 1
+        assert torch.equal(codes.double() * scales.double(), expected)
+    assert torch.equal(tensors["embed"], stored["model.embed_tokens.weight"].float())
+
+
+def assert_quantized_anew(path: Path, scheme: str) -> None:
+    """That a quantized or GGUF model's rows are quantized from what they are when they are plain."""
+    (_, plain), (_, made) = load(path, "auto"), load(path, scheme)
+    for name, tensor in plain.items():
+        if f"{name}_scales" in made:
+            stands_for = made[name].double() * made[f"{name}_scales"].double()
+            assert torch.equal(stands_for, rounded(tensor, scheme))
+        else:
+            assert torch.equal(made[name], tensor)
+    assert len(made) > len(plain)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "case", ["fp8-blocks", *(pytest.param(case, marks=pytest.mark.medium) for case in ("awq", "gptq-act-order"))]
+)
+def test_rows_of_quantized_checkpoints_are_quantized_anew(
+    case: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.models.upload.SLOT_BYTES", 30_000)
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    for each in (packed, plain):
+        each.mkdir()
+    write_checkpoint("qwen3-untied", packed, sizes=SIZES)
+    pack_checkpoint(packed, plain, CASES[case]())
+    assert_quantized_anew(packed, scheme)
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
+def test_rows_of_gguf_files_are_quantized_in_their_order(
+    variant: str, kind: Type, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.models.upload.SLOT_BYTES", 700)
+    directory, _ = checkpoint(variant)
+    assert_quantized_anew(write_gguf(tmp_path / "model.gguf", directory, every(kind)), "fp8")
+
+
+def test_a_quantized_model_takes_its_bytes(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    plain, quantized = (read_config(directory, choice) for choice in ("auto", "int8"))
+    rows = {name: stack.shape for name, stack in quantized.stacks().items() if is_quantized(stack)}
+    saved = sum(math.prod(shape) - 4 * shape[0] for shape in rows.values())
+    assert len(rows) == 4 * len(plain.layers)
+    assert plain.step_bytes(3, 2) == 2 * plain.step_weights(3)
+    assert quantized.step_bytes(3, 2) == 2 * plain.step_weights(3) - saved
+    padding = 2 * 256 * len(quantized.stacks())
+    assert abs(model_bytes(plain, "bfloat16") - model_bytes(quantized, "bfloat16") - saved) < padding
+
+
+def test_what_a_family_keeps_packed_is_not_quantized_again(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("gpt-oss-mxfp4")
+    with pytest.raises(ModelError, match=r"model\.quantization = 'fp8' is for matrices in 16 bits.*set auto"):
+        read_config(directory, "fp8")
+
+
+def test_each_scheme_is_a_model_of_its_own(checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint("qwen3-tied")
+    found = {model_fingerprint(directory, choice) for choice in ("auto", *SCHEMES)}
+    assert len(found) == 3 and model_fingerprint(directory) in found

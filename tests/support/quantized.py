@@ -1,0 +1,48 @@
+"""Products of codes of 8 bits, written once more: transformers' models with quantized matrices."""
+
+import copy
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PRODUCTS = re.compile(
+    r"model\.layers\.\d+\.((self_attn|linear_attn)\.(?!kv_b_proj)\w*proj\w*|mlp\.(gate|up|down)_proj)"
+)
+"""Names of the matrices that are quantized: all of attention, states and dense MLPs, no routers and no experts."""
+
+
+def rounded(x: Tensor, scheme: str) -> Tensor:
+    """Return the numbers that codes of each row of `x` stand for, in fp64."""
+    largest = 448.0 if scheme == "fp8" else 127.0
+    scale = x.abs().amax(-1, keepdim=True).float() / largest
+    scale = torch.where(scale > 0, scale, 1.0)
+    codes = x.float() / scale
+    codes = codes.to(torch.float8_e4m3fn).double() if scheme == "fp8" else codes.round().double()
+    return codes * scale.double()
+
+
+class QuantizedLinear(nn.Module):
+    """A product of a quantized matrix and quantized rows, or with `plain_inputs` of rows as they are."""
+
+    def __init__(self, linear: nn.Linear, scheme: str, *, plain_inputs: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.scheme = rounded(linear.weight.detach(), scheme), linear.bias, scheme
+        self.plain_inputs = plain_inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = (x.double() if self.plain_inputs else rounded(x, self.scheme)) @ self.weight.t()
+        return (product if self.bias is None else product + self.bias.double()).to(x.dtype)
+
+
+def quantized_copy(model: Any, scheme: str, *, plain_inputs: bool = False) -> Any:
+    """Return a copy of a model of transformers whose products are quantized, or their matrices alone."""
+    model = copy.deepcopy(model)
+    chosen = [name for name, module in model.named_modules() if PRODUCTS.fullmatch(name)]
+    assert chosen, "nothing to quantize"
+    for name in chosen:
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        model.set_submodule(name, QuantizedLinear(linear, scheme, plain_inputs=plain_inputs))
+    return model
