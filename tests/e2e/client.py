@@ -22,6 +22,7 @@ class Completion:
     finish_reason: str | None = None
     usage: dict[str, int] = field(default_factory=dict)
     error: Any = None
+    ids: list[int] = field(default_factory=list)  # if asked for by `return_token_ids`
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +53,7 @@ def add(completion: Completion, chunk: dict[str, Any]) -> None:
         completion.error = chunk["error"]
     for choice in chunk.get("choices", []):
         completion.text += choice["text"]
+        completion.ids += choice.get("token_ids") or []
         completion.finish_reason = choice["finish_reason"] or completion.finish_reason
     completion.usage = chunk.get("usage") or completion.usage
 
@@ -88,6 +90,14 @@ class Reference:
                 if ids[-1] == self.eos and not ignore_eos:
                     break
         return str(self.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True))
+
+    @torch.inference_mode()
+    def behind(self, prompt: list[int], ids: list[int]) -> float:
+        """How far the logit of any of `ids`, which continue a prompt, is below the best in its place."""
+        out = self.model(torch.tensor([[*prompt, *ids]]), past_key_values=self.cache(), use_cache=True)
+        logits = out.logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(ids)[:, None])[:, 0]
+        return float((logits.amax(-1) - chosen).max())
 
 
 def prompts(count: int, low: int, high: int, seed: int = 0) -> list[list[int]]:

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 
 DIRECTORY = Path("deploy/demo_model")
 FP8 = ("--kv-dtype", "fp8", *ANY_LENGTH)
+NEAR_TIE = 0.02  # between logits
 BLOCK_BYTES = 4 * 2 * BLOCK * 2 * 64  # layers, keys and values, tokens, heads, dimensions: a byte each
 
 
@@ -68,14 +69,19 @@ async def test_pulled_blocks_and_replies_on_the_way_back_give_the_same_text(refe
 
 
 @pytest.mark.medium
-async def test_a_replay_and_a_sequence_that_made_room_give_the_same_text(reference: Reference) -> None:
+async def test_a_replay_and_a_sequence_that_made_room_go_on_alike(reference: Reference) -> None:
+    """Sums in another order may move a number on the edge of two codes, so near ties may end either way."""
     asked = prompts(6, 60, 90, seed=63)
-    expected = [reference.text(prompt, 60, ignore_eos=True) for prompt in asked]
     with HeldSystem(DIRECTORY, *pool_of(46)).start(decode=2) as system:
-        task = await held_while_streaming(system, asked, 60)
+        task = await held_while_streaming(system, asked, 60, return_token_ids=True)
         await asyncio.to_thread(system.kill, "decode-0")
         system.release()
-        assert [each.text for each in await task] == expected
+        completions = await task
+        assert [len(each.ids) for each in completions] == [60] * len(asked)
+        texts = list(zip(asked, (each.ids for each in completions), strict=True))
+        assert max(reference.behind(*text) for text in texts) < NEAR_TIE
+        plain = Reference(DIRECTORY, reference.model)
+        assert max(plain.behind(*text) for text in texts) > 2 * NEAR_TIE, "rounding shows nowhere"
         assert "out of KV blocks" in system.log("decode-1"), "nothing was preempted: the pool is too large for the test"
         assert "2 attempts" in system.log("router")
         system.until(system.all_blocks_free)
