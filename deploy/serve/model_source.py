@@ -136,7 +136,7 @@ def is_hub_id(name: str) -> bool:
 def weights_bytes(path: Path) -> int:
     """Return about the size of a copy of the weights in memory: their size on disk, or 2 bytes an element if larger.
 
-    Matrices of quantized checkpoints and of GGUF files are made plain in memory.
+    Matrices of quantized checkpoints and of GGUF files count as plain, although some stay in 8 bits.
     """
     on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
