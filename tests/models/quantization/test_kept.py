@@ -20,7 +20,7 @@ from tests.models.test_quantization import FLIPPED, Kept
 from tests.support.checkpoints import write_checkpoint
 from tests.support.marks import first_then
 from tests.support.packed_checkpoints import FP8, INT8_ROWS, UNEVEN, Case, pack_checkpoint
-from tests.support.packers import fp8_blocks
+from tests.support.packers import fp8_blocks, fp8_rows
 from tests.support.quantized import quantized_inputs
 
 STACKS = {
@@ -181,6 +181,27 @@ def test_a_stack_of_several_formats_is_made_plain(
     [line] = [line for line in caplog.messages if "matrices" in line]
     assert "13 matrices in FP8" in line and ", 11 of 13 matrices stay in 8 bits" in line
     assert "others are made plain" in line
+
+
+def test_codes_of_two_kinds_in_a_stack_are_made_plain(packed: Callable[[str], Path]) -> None:
+    directory = packed("int8-rows")
+    table: dict[str, Any] = json.loads(json.dumps(INT8_ROWS))
+    table["config_groups"]["group_1"] = {
+        "targets": [r"re:.*layers\.1\.self_attn\.k_proj"],
+        "format": "float-quantized",
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+    }
+    path, module = directory / "model.safetensors", "model.layers.1.self_attn.k_proj"
+    tensors = load_file(path)
+    of_keys, matrix = fp8_rows(1)(tensors[f"{module}.weight"].float() * tensors[f"{module}.weight_scale"].float())
+    save_file(tensors | {f"{module}.{name}": tensor for name, tensor in of_keys.items()}, path)
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": table}))
+    (model, ours), (_, plain) = load(directory), load(directory, "plain")
+    assert torch.equal(ours["layers.1.qkv"], plain["layers.1.qkv"])
+    assert torch.equal(ours["layers.1.qkv"][256:384], matrix)
+    assert len(model.config.kept) == 7
 
 
 def test_experts_stay_plain_and_attention_beside_them_does_not(tmp_path: Path) -> None:
