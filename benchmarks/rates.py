@@ -34,6 +34,7 @@ from statistics import linear_regression, mean
 from benchmarks.presets import settings
 from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
 from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
+from common.models.reading import decoder_config
 from common.settings.config import GPU_STEP_TOKENS
 from deploy.bench.results import ROOT, Row, read_rows
 from deploy.planning.step_times.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
@@ -97,7 +98,7 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
         gpu="NVIDIA H200",
         memory_bytes=H200_BYTES,
         model=MODEL,
-        shape=shape_of(settings(MODEL)),
+        shape=shape_of(decoder_config(settings(MODEL))),
         step_tokens=GPU_STEP_TOKENS,
         prompts=prompts,
         steps=steps,

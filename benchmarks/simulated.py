@@ -24,6 +24,7 @@ from benchmarks.table_cells import (
     newest,
     present,
 )
+from common.models.reading import decoder_config
 from deploy.bench.load import Load as SentLoad
 from deploy.bench.options import parse_args
 from deploy.bench.results import ROOT, Row, read_rows
@@ -158,7 +159,7 @@ def load_of(command: str) -> Load:
 @cache
 def _rates(model: str) -> Rates:
     known = read_rates(RATES)
-    return known if model == known.model else scaled(known, shape_of(settings(model)), model)
+    return known if model == known.model else scaled(known, shape_of(decoder_config(settings(model))), model)
 
 
 def main() -> None:

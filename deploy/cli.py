@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.base.version import VERSION
@@ -26,6 +27,7 @@ from deploy.processes.machine import shortage
 from deploy.serve.command import serve, with_model, with_port
 from deploy.serve.demo import DEMO_MODEL, Verse, demo
 from deploy.serve.fleet_options import add_fleet, fleet_of
+from deploy.serve.model_source import model_in
 from deploy.trace.command import add_trace, trace
 
 INTERRUPTED, UNREAD = 130, 141
@@ -254,6 +256,12 @@ def _drain(args: argparse.Namespace) -> int:
     return drain(net, Wish(args.name, args.timeout_s, args.until_back), say)
 
 
+def _plan(args: argparse.Namespace) -> int:
+    if args.model and Path(args.model).is_dir():
+        args.model = str(model_in(Path(args.model)))
+    return plan(args)
+
+
 def _bench(args: argparse.Namespace) -> int:
     try:
         from deploy.bench.command import main as bench
@@ -267,7 +275,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace, "plan": plan,
+    "serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace,
+    "plan": _plan,
 }  # fmt: skip
 
 

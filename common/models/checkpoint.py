@@ -50,10 +50,11 @@ def _tensor_files(model_dir: Path) -> dict[str, Path]:
 def _files_of_index(index: Path) -> dict[str, Path]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = {str(name): index.parent / Path(str(file)).name for name, file in weight_map.items()}
+        paths = {file: index.parent / Path(str(file)).name for file in set(weight_map.values())}
+        files = {str(name): paths[file] for name, file in weight_map.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index}: not an index of safetensors files ({error}); fetch the model again") from None
-    lost = sorted({path.name for path in files.values() if not os.path.isfile(path)})  # isfile takes any name
+    lost = sorted({path.name for path in paths.values() if not os.path.isfile(path)})  # isfile takes any name
     if lost:
         raise ModelError(f"{index}: names files that are not there: {listed(lost)}; fetch the model again")
     return files

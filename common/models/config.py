@@ -107,6 +107,12 @@ class DecoderConfig:
         plain_bytes = self.step_weights(num_tokens) * element_bytes
         return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
 
+    def weight_bytes(self, element_bytes: int) -> int:
+        """Return the bytes of all matrices with plain elements of `element_bytes`, the input's table included."""
+        table = 0 if self.tied_embeddings else self.hidden_size * self.vocab_size
+        plain_bytes = (self.num_weights + table) * element_bytes
+        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
+
     @property
     def groups(self) -> tuple[Mixer, ...]:
         """Return a mixer of each group of KV blocks, in the order of layers; groups of states come last."""

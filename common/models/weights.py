@@ -170,18 +170,21 @@ def _packed_matrices(
         del stored[name]
     known = {piece.checkpoint_name for stack in stacks.values() for form in stack.forms for piece in form}
     beside = {f"{name.removesuffix(WEIGHT)}{end}" for name in found.matrices for end in MAYBE_ZERO}
-    for name in (beside & stored.keys()) - known:
-        if _is_zero(stored[name]):
-            del stored[name]
+    for name in _zeros({name: stored[name] for name in (beside & stored.keys()) - known}):
+        del stored[name]
     kept = [stack.pieces_of({*stored, *found.matrices}) for stack in stacks.values() if stack.keeps_codes]
     kept_names = {piece.checkpoint_name for pieces in kept for piece in pieces}
     logger.info("%s", described(model_dir, found, quantization, kept_names))
     return found.matrices
 
 
-def _is_zero(tensor: StoredTensor) -> bool:
-    with opened(tensor.path) as handle:
-        return not tensor.dtype or not handle.get_tensor(tensor.name).any()
+def _zeros(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Yield the names of tensors without other numbers than 0; each file is opened once, since headers are long."""
+    for path in {tensor.path for tensor in tensors.values()}:
+        with opened(path) as handle:
+            for name, tensor in tensors.items():
+                if tensor.path == path and (not tensor.dtype or not handle.get_tensor(tensor.name).any()):
+                    yield name
 
 
 def matrices_of(stacks: Stacks) -> Iterator[Wanted]:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import model_name
+from common.models.reading import AS_STORED
 from deploy.planning import report, traces
 from deploy.planning.estimate import estimate, obstacles
 from deploy.planning.search import Search, Trial
 from deploy.planning.simulation.layout import parse_layout
 from deploy.planning.simulation.outcome import Objectives
 from deploy.planning.step_times.costs import Costs
-from deploy.planning.step_times.rates import read_rates
+from deploy.planning.step_times.rates import Rates, read_rates
 from deploy.planning.step_times.scaling import scaled
 from deploy.planning.step_times.shape import read_shape
 from deploy.planning.workload import MOST_REQUESTS, Replay, Span, Steady, Workload
@@ -26,12 +27,7 @@ def plan(args: argparse.Namespace) -> int:
         raise ConfigError("no limit to plan for: give --ttft-ms, --tpot-ms or both")
     layout = parse_layout(args.workers, args.gpus) if args.workers else None
     objectives = Objectives(args.ttft_ms or math.inf, args.tpot_ms or math.inf, args.percentile)
-    rates = read_rates(args.model_rates)
-    if args.model:
-        path = Path(args.model)
-        rates = scaled(rates, read_shape(path, args.kv_dtype), model_name(path))
-    else:
-        rates = scaled(rates, rates.shape.with_cache(args.kv_dtype), rates.model)
+    rates = _rates(args)
     workload = _workload(args)
     costs = Costs(rates, memory_fraction=args.memory_fraction)
     print(
@@ -49,10 +45,10 @@ def plan(args: argparse.Namespace) -> int:
     else:
         chosen = search.run()
     _show_progress("")
-    return _print_result(search, chosen, args.model or "MODEL", args.kv_dtype)
+    return _print_result(search, chosen, args.model or "MODEL", _chosen_flags(args))
 
 
-def _print_result(search: Search, chosen: Trial | None, model: str, kv_dtype: str) -> int:
+def _print_result(search: Search, chosen: Trial | None, model: str, flags: report.Flags) -> int:
     """Print the table of trials and the chosen layout; return the exit status."""
     if search.trials:
         print("Simulated (times in ms):")
@@ -67,10 +63,31 @@ def _print_result(search: Search, chosen: Trial | None, model: str, kv_dtype: st
         )
         return 1
     at_once = search.workload.rate * search.estimate.request_ms / 1e3
-    print(f"Start {chosen.layout.name}:\n{report.start(chosen.layout, at_once, model, kv_dtype)}")
+    print(f"Start {chosen.layout.name}:\n{report.start(chosen.layout, at_once, model, flags)}")
     for caution in report.cautions(search.costs, search.workload):
         print(f"\n{caution}")
     return 0
+
+
+def _rates(args: argparse.Namespace) -> Rates:
+    """Return the rates of the model, its quantization and its keys and values; raises ConfigError."""
+    rates, path = read_rates(args.model_rates), Path(args.model or "")
+    if args.model:
+        shape = read_shape(path, args.kv_dtype, args.model_quantization)
+        return scaled(rates, shape, model_name(path))
+    if args.model_quantization != AS_STORED:
+        raise ConfigError(
+            f"--model-quantization {args.model_quantization}: rates do not say which of a model's matrices it holds "
+            "in 8 bits; name a directory or GGUF file with --model"
+        )
+    return scaled(rates, rates.shape.with_cache(args.kv_dtype), rates.model)
+
+
+def _chosen_flags(args: argparse.Namespace) -> report.Flags:
+    """Return the flags of the plan that the programs need, too."""
+    quantization = "" if args.model_quantization == AS_STORED else f"--model-quantization {args.model_quantization}"
+    stored = "" if args.kv_dtype == "auto" else f"--kv-dtype {args.kv_dtype}"
+    return report.Flags(router=quantization, workers=f"{quantization} {stored}".strip())
 
 
 def _workload(args: argparse.Namespace) -> Workload:

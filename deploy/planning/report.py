@@ -1,7 +1,9 @@
 """Report of `baton plan`: the formula with its numbers, a table of candidates, and commands to start the layout."""
 
 import math
+import shlex
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from common.settings.config import RouterSection
 from deploy.planning.estimate import Estimate
@@ -13,6 +15,13 @@ from deploy.planning.workload import Workload, shown
 
 COLUMNS = ("WORKERS", "GPUS", "TTFT P50", "P{p}", "TPOT P50", "P{p}", "IN LIMITS", "OUTPUT TOKENS/S", "A GPU", "")
 MOST_SHOWN = 8
+
+
+class Flags(NamedTuple):
+    """Further flags of the programs, as text; `baton serve` takes those of workers."""
+
+    router: str = ""
+    workers: str = ""  # those of the router included
 
 
 def limits(objectives: Objectives) -> str:
@@ -47,16 +56,17 @@ def table(trials: Sequence[Trial], chosen: Trial | None, objectives: Objectives)
     return "\n".join(lines + more * (len(shown) < len(trials)))
 
 
-def start(layout: Layout, at_once: float, model: str, kv_dtype: str = "auto") -> str:
+def start(layout: Layout, at_once: float, model: str, flags: Flags) -> str:
     """Return commands to start a layout; `at_once` is the mean number of requests in the system."""
     gpus, at_once = ",".join(map(str, range(layout.num_gpus))), math.ceil(at_once)
     room = f" --router-max-requests {4 * at_once}" if at_once > RouterSection().max_requests // 4 else ""
-    stored = "" if kv_dtype == "auto" else f"--kv-dtype {kv_dtype}"
-    flags = f" BATON_PREFILL_FLAGS='{stored}' BATON_DECODE_FLAGS='{stored}'" if stored else ""
-    room += f" {stored}" if stored else ""
-    replicas = f"BATON_PREFILL_REPLICAS={layout.num_prefill} BATON_DECODE_REPLICAS={layout.num_decode}{flags}"
+    given = {"ROUTER": flags.router, "PREFILL": flags.workers, "DECODE": flags.workers}
+    variables = "".join(f" BATON_{name}_FLAGS='{text}'" for name, text in given.items() if text)
+    room += f" {flags.workers}" if flags.workers else ""
+    replicas = f"BATON_PREFILL_REPLICAS={layout.num_prefill} BATON_DECODE_REPLICAS={layout.num_decode}{variables}"
     return (
-        f"    baton serve {model} --prefill {layout.num_prefill} --decode {layout.num_decode} --gpus {gpus}{room}\n"
+        f"    baton serve {shlex.quote(model)} --prefill {layout.num_prefill} --decode {layout.num_decode} "
+        f"--gpus {gpus}{room}\n"
         f"    BATON_GPUS={gpus} {replicas} docker compose -f deploy/compose.yaml -f deploy/compose.gpu.yaml up -d"
     )
 
@@ -72,7 +82,9 @@ def cautions(costs: Costs, workload: Workload) -> list[str]:
             "is not simulated. Put several systems, each with a router, behind a balancer, or measure it."
         )
     if any("estimate" in each for each in costs.rates.origin):
-        said.append("Rates are scaled from those of another model or of keys and values in 16 bits, not measured.")
+        said.append(
+            "Rates are scaled from those of another model or of weights, keys and values in 16 bits, not measured."
+        )
     return said
 
 

@@ -13,7 +13,7 @@ _SHOWN = 8
 
 def gguf_in(directory: Path) -> Path | None:
     """Return the only model in GGUF of a directory, None without any; raises ConfigError for several."""
-    models = models_among(path.name for path in directory.iterdir())
+    models = models_among(path.name for path in directory.iterdir() if not path.is_dir())
     if len(models) > 1:
         raise ConfigError(f"{directory} has several models in GGUF: {_listed(models)}; name one of these files")
     return directory / models[0] if models else None

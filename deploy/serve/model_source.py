@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common.base.errors import ConfigError, ModelError
 from common.checkpoint.gguf.model_file import is_gguf, model_name, parts_of
-from common.models.reading import read_config
+from common.models.reading import AS_STORED, read_config
 from deploy.serve.gguf_choice import chosen, gguf_in
 
 HUB_NAME = re.compile(
@@ -36,6 +36,8 @@ def find_model(name: str) -> Path:
         return model_in(path)
     if is_gguf(path) and path.is_file():
         return parts_of(path)[0]
+    if path.is_file():
+        raise ConfigError(f"{path} is no model: the name of a GGUF file ends in .gguf; rename or link it")
     found = hub_name(name)
     if found is None:
         raise ConfigError(f"{name!r} is neither a directory nor a Hub id of the form owner/name, and no GGUF file")
@@ -133,17 +135,20 @@ def is_hub_id(name: str) -> bool:
     return hub_name(name) is not None
 
 
-def weights_bytes(path: Path) -> int:
-    """Return about the size of a copy of the weights in memory: their size on disk, or 2 bytes an element if larger.
+def weights_bytes(path: Path, quantization: str = AS_STORED) -> int:
+    """Return about the size of a copy of the weights in memory.
 
-    Matrices of quantized checkpoints and of GGUF files count as plain, although some stay in 8 bits.
+    Matrices of quantized checkpoints and of GGUF files count as plain, with 2 bytes an element, although some stay in
+    8 bits. Weights of other checkpoints take their size on disk. With a scheme as `quantization`, products take codes
+    and scales.
     """
     on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
-        config = read_config(path)
+        config = read_config(path, quantization)
     except ModelError:
         return on_disk  # a worker says what is wrong
+    if config.scheme:
+        return config.weight_bytes(2)
     if config.quantization is None and not is_gguf(path):
         return on_disk
-    table = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
-    return max(on_disk, 2 * (config.num_weights + table))
+    return max(on_disk, config.weight_bytes(2))

@@ -183,6 +183,11 @@ ENTRIES: dict[str, tuple[Callable[[gguf.GGUFWriter], None], str]] = {
         lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
         r"m\.gguf: RoPE scaling 'linear' is not supported",
     ),
+    "a factor alone": (lambda writer: writer.add_rope_scaling_factor(4.0), r"RoPE scaling 'linear' is not supported"),
+    "an old factor": (
+        lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0),
+        r"RoPE scaling 'linear' is not supported",
+    ),
     "part of a head": (lambda writer: writer.add_rope_dimension_count(8), r"partial_rotary_factor = 0\.25"),
     "values": (lambda writer: writer.add_value_length(8), r"value_length = 8, and key_length = 32"),
     "layers": (lambda writer: writer.add_block_count(0), r"num_hidden_layers = 0"),
@@ -205,6 +210,14 @@ def test_metadata_that_would_change_the_computation_is_refused(name: str, writte
 
     path = write_gguf(tmp_path / "m.gguf", directory, metadata=changed)
     with pytest.raises(ModelError, match=message):
+        read_config(path)
+
+
+def test_a_file_without_the_epsilon_of_norms_is_refused(written: Checkpoint, tmp_path: Path) -> None:
+    directory, _ = written("llama")
+    key = "llama.attention.layer_norm_rms_epsilon"
+    path = write_gguf(tmp_path / "m.gguf", directory, metadata=lambda writer: writer.kv_data[0].__delitem__(key))
+    with pytest.raises(ModelError, match=rf"{key} is missing; serve another file of this model"):
         read_config(path)
 
 

@@ -176,6 +176,7 @@ def test_a_quantized_model_takes_its_bytes(checkpoint: Checkpoint) -> None:
     assert len(rows) == 4 * len(plain.layers)
     assert plain.step_bytes(3, 2) == 2 * plain.step_weights(3)
     assert quantized.step_bytes(3, 2) == 2 * plain.step_weights(3) - saved
+    assert plain.weight_bytes(2) - quantized.weight_bytes(2) == saved
     padding = 2 * 256 * len(quantized.stacks())
     assert abs(model_bytes(plain, "bfloat16") - model_bytes(quantized, "bfloat16") - saved) < padding
 

@@ -71,7 +71,7 @@ def config_of(model: GGUFModel) -> JsonObject:
         "vocab_size": table.shape[0],
         "tie_word_embeddings": HEAD not in model.tensors,
         **{key: _needed(model, f"{name}.{each}") for key, each in COUNTS.items()},
-        "rms_norm_eps": model.decimal(f"{name}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": _decimal(model, f"{name}.attention.layer_norm_rms_epsilon"),
         "rope_theta": model.decimal(f"{name}.rope.freq_base"),
         "sliding_window": model.whole(f"{name}.attention.sliding_window"),
     }
@@ -106,6 +106,12 @@ def _needed(model: GGUFModel, key: str) -> Json:
     return value
 
 
+def _decimal(model: GGUFModel, key: str) -> float | None:
+    """Return a number that must be there."""
+    _needed(model, key)
+    return model.decimal(key)
+
+
 def _mlp(model: GGUFModel, prefix: str, architecture: Architecture) -> JsonObject:
     """Return the widths of MLPs or experts."""
     if architecture.model_type != "qwen3_moe":
@@ -137,10 +143,17 @@ def _heads(model: GGUFModel, prefix: str, config: JsonObject) -> JsonObject:
 
 
 def _scaling(model: GGUFModel, prefix: str) -> JsonObject:
-    """Return the scaling of rotary frequencies in the keys of config.json; empty for none."""
+    """Return the scaling of rotary frequencies in the keys of config.json; empty for none.
+
+    A factor without a kind is that of a linear scaling, in old files by another key.
+    """
     kind = model.text(f"{prefix}.scaling.type")
-    if kind in (None, "none"):
+    if kind == "none":
         return {}
+    if kind is None:
+        factor = model.decimal(f"{prefix}.scaling.factor")
+        factor = model.decimal(f"{prefix}.scale_linear") if factor is None else factor
+        return {} if factor in (None, 0.0, 1.0) else {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     table: JsonObject = {
         "rope_type": kind,
         "original_max_position_embeddings": model.whole(f"{prefix}.scaling.original_context_length"),

@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -197,7 +198,16 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, StoredTen
         if end > cursor.num_bytes:
             raise cursor.wrong(f"it ends after {cursor.num_bytes} bytes, and {name!r:.80} would end at {end}")
         tensors[name] = tensor
+    _refuse_overlaps(cursor, tensors)
     return tensors
+
+
+def _refuse_overlaps(cursor: _Cursor, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise ConfigError if a tensor begins inside another."""
+    in_order = sorted(tensors.items(), key=lambda each: each[1].begin)
+    for (name, tensor), (other, behind) in pairwise(in_order):
+        if tensor.begin + tensor.num_bytes > behind.begin:
+            raise cursor.wrong(f"{name!r:.80} and {other!r:.80} have bytes in common")
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -5,12 +5,14 @@ Files hold byte-level tokenizers (`gpt2`), with merges and the name of a split i
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.base.errors import ConfigError
 from common.base.json_file import Json, JsonObject
+from common.checkpoint.gguf.config import TABLE
 from common.checkpoint.gguf.header import Value
 from common.checkpoint.gguf.model_file import GGUFModel
 from common.checkpoint.gguf.pieces import merges_of_scores
@@ -20,6 +22,8 @@ WHOLE = "tokenizer.huggingface.json"
 BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
+MAX_PIECE = 1024
+"""Characters of a token of SentencePiece that merges make, because every place is tried where it may be divided."""
 SPACE = "\u2581"
 NO_SPLIT = (
     "the file names no split into words, or llama.cpp's fallback; serve a file that was converted later, or the "
@@ -111,6 +115,11 @@ def read_tokens(model: GGUFModel) -> Tokens:
         raise ConfigError(
             f"{model.path}: {len(texts)} tokens, and {len(types)} types of tokens; serve another file of this model"
         )
+    table = model.tensors.get(TABLE)
+    if table is not None and table.shape[0] < len(texts):
+        raise ConfigError(
+            f"{model.path}: {len(texts)} tokens, and {TABLE} has {table.shape[0]} rows; serve another file"
+        )
     if len(set(texts)) != len(texts):
         twice = Counter(texts).most_common(1)[0][0]
         raise ConfigError(f"{model.path}: the token {twice!r:.80} is there twice; serve another file of this model")
@@ -143,6 +152,14 @@ def _sentence_pieces(model: GGUFModel, tokens: Tokens) -> JsonObject:
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins else []
     normal = {text: scores[number] for number, text in tokens.of_type(NORMAL)}
+    longest = max(map(len, normal), default=0)
+    if longest > MAX_PIECE:
+        raise ConfigError(
+            f"{model.path}: a token of {longest} characters that merges make, at most {MAX_PIECE} are supported; serve "
+            "another file of this model"
+        )
+    if any(math.isnan(score) for score in normal.values()):
+        raise ConfigError(f"{model.path}: tokenizer.ggml.scores has values that are no numbers; fetch the file again")
     return {
         "normalizer": (
             {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, spaces]} if begins else spaces

@@ -24,7 +24,8 @@ def dequantize(format_: Format, tensors: Mapping[str, Tensor], num_rows: int, wi
     """Return rows of a matrix: fp32 `[num_rows, width]`.
 
     Args:
-        tensors: by the names of `Format.fields`, of these rows alone where the tensor can be cut.
+        tensors: by the names of `Format.fields`, of these rows alone where the tensor can be cut, without those that
+            are `needless`.
     """
     if isinstance(format_, Scaled):
         return _scaled(format_, tensors, num_rows, width)
@@ -36,6 +37,12 @@ def dequantize(format_: Format, tensors: Mapping[str, Tensor], num_rows: int, wi
         rows: Tensor = codes.unflatten(1, (-1, each))
         return rows.sub_(zeros[..., None]).mul_(scales[..., None]).flatten(1)
     return codes.sub_(zeros[:, groups]).mul_(scales[:, groups])
+
+
+TABLE = "g_idx"
+"""End of the name of a table with the group of each column."""
+DIVISOR = "weight_global_scale"
+"""Name of the scale that others are divided by."""
 
 
 def as_stored(format_: Scaled, tensors: Mapping[str, Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
@@ -51,20 +58,39 @@ def problem(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> str:
     for name, tensor in tensors.items():
         if name == "weight_shape" and tensor.flatten().tolist() != list(shape):
             return f"{name} is {tensor.flatten().tolist()}, config.json says {list(shape)}"
-        if name.endswith("g_idx") and (wrong := _wrong_groups(tensor, tensors)):
+        if name.endswith(TABLE) and (wrong := _wrong_groups(tensor, tensors)):
             return f"{name} has {wrong}"
         if "scale" in name and not _is_finite(tensor):
             return f"{name} has numbers that are not finite"
+        if name == DIVISOR and not tensor.all():
+            return f"{name} is 0, and divides"
     return ""
+
+
+def needless(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tables, in host memory, of which neighbours have a group in common, as without the table."""
+    return [name for name, tensor in tensors.items() if name.endswith(TABLE) and _has_neighbours(tensor, tensors)]
+
+
+def _has_neighbours(columns: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    columns, groups = columns.flatten(), _num_groups(tensors)
+    width = columns.numel()
+    if columns[0] < 0:
+        return True
+    return width % groups == 0 and torch.equal(columns, torch.arange(width) // (width // groups))
 
 
 def _wrong_groups(columns: Tensor, tensors: Mapping[str, Tensor]) -> str:
     """Return the numbers that are no group; -1 for all columns means that there is no table."""
-    groups = tensors["scales"].shape[0] if "scales" in tensors else tensors["weight_scale"].shape[1]
+    groups = _num_groups(tensors)
     first, last = columns.min().item(), columns.max().item()
     if (first >= 0 and last < groups) or first == last == -1:
         return ""
     return f"groups of {first} to {last}, 0 to {groups - 1} is needed"
+
+
+def _num_groups(tensors: Mapping[str, Tensor]) -> int:
+    return tensors["scales"].shape[0] if "scales" in tensors else tensors["weight_scale"].shape[1]
 
 
 def _is_finite(scales: Tensor) -> bool:
@@ -96,9 +122,9 @@ def _numbers(scales: Tensor) -> Tensor:
 
 def _expanded(grid: Tensor, format_: Scaled, num_rows: int, width: int) -> Tensor:
     """Return the number of each element's block, in a shape that broadcasts to `[num_rows, width]`."""
-    if format_.columns:
+    if grid.shape[1] > 1:
         grid = grid.repeat_interleave(format_.columns, 1)[:, :width]
-    return grid.repeat_interleave(format_.rows, 0)[:num_rows] if format_.rows > 1 else grid
+    return grid.repeat_interleave(format_.rows, 0)[:num_rows] if 1 < grid.shape[0] < num_rows else grid
 
 
 def _fp4(format_: Nvfp4 | Mxfp4, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -128,8 +154,7 @@ def _integers(format_: Format, tensors: Mapping[str, Tensor]) -> tuple[Tensor, T
         codes = _unpacked(tensors["qweight"].t().contiguous(), format_.bits)
         zeros = _unpacked(tensors["qzeros"], format_.bits)
         zeros = (zeros + format_.less_one) & (2**format_.bits - 1)
-        groups = tensors["g_idx"][0].long() if "g_idx" in tensors else None
-        return codes.float(), zeros.t().float(), tensors["scales"].float().t(), groups
+        return codes.float(), zeros.t().float(), tensors["scales"].float().t(), _groups(tensors, "g_idx")
     if isinstance(format_, Marlin):
         return _marlin(format_, tensors)
     raise NotImplementedError(format_.label)
@@ -137,14 +162,16 @@ def _integers(format_: Format, tensors: Mapping[str, Tensor]) -> tuple[Tensor, T
 
 def _packed_rows(format_: PackedRows, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     codes, scales = _unpacked(tensors["weight_packed"], format_.bits).float(), tensors["weight_scale"].float()
-    groups = tensors["weight_g_idx"][0].long() if "weight_g_idx" in tensors else None
-    if groups is not None and groups[0] < 0:
-        groups = None  # neighbours have a group in common, although there is a table
     if format_.has_zeros:
         zeros = _unpacked(tensors["weight_zero_point"].t().contiguous(), format_.bits).t().float()
     else:
         zeros = torch.full_like(scales, 2 ** (format_.bits - 1))
-    return codes, zeros, scales, groups
+    return codes, zeros, scales, _groups(tensors, "weight_g_idx")
+
+
+def _groups(tensors: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """Return the group of each column; None where neighbours have a group in common."""
+    return tensors[name][0].long() if name in tensors else None
 
 
 def _unpacked(words: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:

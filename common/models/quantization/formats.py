@@ -77,7 +77,7 @@ class Scaled:
 
     def fields(self, num_rows: int, width: int) -> tuple[Field, ...]:
         grid = (-(-num_rows // self.rows) if self.rows else 1, -(-width // self.columns) if self.columns else 1)
-        cut = Cut(0, self.rows) if self.rows else None
+        cut = Cut(0, self.rows) if grid[0] > 1 else None
         fields = [
             Field(("weight",), (num_rows, width), self.codes, ROWS),
             Field(self.scales, grid, self.scale_types, cut, _also(grid)),

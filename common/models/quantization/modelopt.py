@@ -7,6 +7,8 @@ from common.models.quantization.fp4 import Nvfp4
 from common.models.quantization.rules import Match, Quantization, Rule
 from common.models.quantization.tables import Table
 
+WILD = frozenset("*?[")
+"""Characters that make a name one of many modules."""
 MIXED = "MIXED_PRECISION"
 """Value of `quant_algo` where each module has its own."""
 ALGORITHMS: dict[str, Format] = {
@@ -21,7 +23,10 @@ ALGORITHMS: dict[str, Format] = {
 
 def read(table: Table) -> Quantization:
     """Return the formats; raises ModelError for settings that nobody reads."""
-    excluded = table.unquantized(Match.WILDCARD, "exclude_modules", "ignore")
+    excluded = [
+        Rule(Match.WILDCARD if WILD & set(name) else Match.EXACT, name, None)
+        for name in table.names("exclude_modules", "ignore")
+    ]
     algorithm = str(table.get("quant_algo")).upper()
     rules = _of_each(table) if algorithm == MIXED else [Rule(Match.ALL, "", _format(table, algorithm))]
     has_cache = table.get("kv_cache_quant_algo", "kv_cache_scheme")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
-from common.models.quantization.dequantize import TYPES, as_stored, dequantize, problem
+from common.models.quantization.dequantize import TYPES, as_stored, dequantize, needless, problem
 from common.models.quantization.formats import Cut, Field, Format, Scaled, finest
 from common.ops.base import BLOCK
 from common.ops.reference import quantize
@@ -113,7 +113,8 @@ class PackedPart:
         Args:
             staged: the staging memory, uint8.
         """
-        if wrong := problem(self._tensors(staged), (self.matrix.num_rows, self.matrix.width)):
+        on_host = self._tensors(staged)
+        if wrong := problem(on_host, (self.matrix.num_rows, self.matrix.width)):
             paths = ", ".join(sorted({path.name for path in self.paths}))
             raise ModelError(f"{self.matrix.name}: {wrong}, in {paths}; fetch the model again")
         tensors = self._tensors(staged[: self.num_bytes].to(device, non_blocking=True))
@@ -122,6 +123,8 @@ class PackedPart:
         others = [each for each in self.targets if not each.keeps_codes]
         if not others:
             return
+        for name in needless(on_host):
+            del tensors[name]
         rows = dequantize(self.matrix.format, tensors, self.end - self.begin, self.matrix.width)
         for each in others:
             target = self._rows_of(each)

@@ -7,7 +7,7 @@ from pathlib import Path
 from common.base.errors import ModelError
 from common.base.json_file import HF_QUANT_CONFIG, QUANT_CONFIG, QUANTIZATION_FILES, JsonObject
 from common.models.quantization import compressed_tensors, fp8, integers, modelopt
-from common.models.quantization.rules import Quantization
+from common.models.quantization.rules import EXPRESSIONS, MAX_EXPRESSIONS, Quantization
 from common.models.quantization.tables import Table
 
 KEYS = ("quantization_config", "compression_config")
@@ -41,7 +41,11 @@ def _read(table: Table) -> Quantization:
     if method not in READERS:
         named = [f"{name!r:.80}" for name in (table.get("quant_method"), table.get("format")) if name]
         table.refuse(f"weights in {' '.join(named) or f'{table.content!r:.80}'} are", f"{', '.join(READERS)}")
-    return READERS[method](table)
+    quantization = READERS[method](table)
+    num_expressions = sum(rule.match in EXPRESSIONS for rule in quantization.rules)
+    if num_expressions > MAX_EXPRESSIONS:
+        table.refuse(f"{num_expressions} expressions for names of modules are", f"{MAX_EXPRESSIONS} or fewer")
+    return quantization
 
 
 def _method(table: Table) -> str:

@@ -1,10 +1,10 @@
 """Formats of a checkpoint's matrices by name, as its configuration says. Needs no torch."""
 
+import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from fnmatch import fnmatchcase
 from itertools import islice
 
 from common.models.quantization.formats import Format
@@ -17,7 +17,13 @@ class Match(Enum):
     EXACT = auto()
     PART = auto()  # the name, its beginning or its end, up to a point
     REGEX = auto()  # from the name's beginning on
-    WILDCARD = auto()
+    WILDCARD = auto()  # the whole name, with `*`, `?` and sets of characters in brackets
+
+
+EXPRESSIONS = (Match.REGEX, Match.WILDCARD)
+"""Comparisons that are tried one by one; others are looked up."""
+MAX_EXPRESSIONS = 4096
+"""Of a configuration, because each may be tried for tens of thousands of modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +34,10 @@ class Rule:
     text: str
     format: Format | None
 
-    def matches(self, name: str) -> bool:
-        """Tell whether the rule is about a module."""
-        match self.match:
-            case Match.ALL:
-                return True
-            case Match.EXACT:
-                return name == self.text
-            case Match.PART:
-                return self.text in _parts(name)
-            case Match.REGEX:
-                return re.match(self.text, name) is not None
-            case Match.WILDCARD:
-                return fnmatchcase(name, self.text)
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """Return the expression that the beginning of a name has to match."""
+        return re.compile(fnmatch.translate(self.text) if self.match is Match.WILDCARD else self.text)
 
 
 def _parts(name: str) -> set[str]:
@@ -71,22 +68,29 @@ class Quantization:
 
 
 class Formats:
-    """Formats of modules by name: lists of names are looked up, because they and the modules may be thousands."""
+    """Formats of modules by name: lists of names are looked up, because they and the modules may be thousands.
+
+    Expressions are tried one by one, each compiled once.
+    """
 
     def __init__(self, quantization: Quantization) -> None:
         self.rules = quantization.rules
         self._exact, self._parts = self._places(Match.EXACT), self._places(Match.PART)
-        listed = (Match.EXACT, Match.PART)
-        self._others = [place for place, rule in enumerate(self.rules) if rule.match not in listed]
+        self._all = next((place for place, rule in enumerate(self.rules) if rule.match is Match.ALL), None)
+        self._patterns = [
+            (place, rule.pattern.match) for place, rule in enumerate(self.rules) if rule.match in EXPRESSIONS
+        ]
 
     def of(self, names: Iterable[str]) -> Format | None:
         """Return the format of a module known by several names; None if it is not quantized."""
         names = tuple(names)
-        found = [self._exact[name] for name in names if name in self._exact]
+        found = [] if self._all is None else [self._all]
+        found += [self._exact[name] for name in names if name in self._exact]
         if self._parts:
             found += [self._parts[part] for name in names for part in _parts(name) if part in self._parts]
-        other = (place for place in self._others if any(self.rules[place].matches(name) for name in names))
-        first = min([*found, *islice(other, 1)], default=None)
+        last = min(found, default=len(self.rules))
+        others = (place for place, match in self._patterns if place < last and any(map(match, names)))
+        first = min([*found, *islice(others, 1)], default=None)
         return None if first is None else self.rules[first].format
 
     def _places(self, match: Match) -> dict[str, int]:

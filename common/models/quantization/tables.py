@@ -82,7 +82,7 @@ class Table:
         """Return a regular expression; raises ModelError for another text."""
         try:
             re.compile(text)
-        except (re.error, RecursionError) as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ModelError(f"{self.where}: {text!r:.80} is no regular expression ({error})") from None
         return text
 

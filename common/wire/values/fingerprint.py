@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from common.base.errors import ConfigError
@@ -18,6 +19,8 @@ _SAMPLES = 4
 """Most pieces read of a tensor; fewer if the checkpoint has very many tensors."""
 _SAMPLE_BYTES = 4096
 _MAX_SAMPLES = 8192
+_PER_TASK = 32
+"""Most tensors read one behind the other, because handing them to threads takes longer than cached reads."""
 _NUM_READERS = 16
 """Threads: on a disk with a cold cache each thread waits for a sample."""
 _MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors format
@@ -117,7 +120,10 @@ def _sampled(readers: ThreadPoolExecutor, path: Path, tensors: list[_Stored], nu
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
-        yield from readers.map(lambda tensor: _digest(descriptor, tensor, num_samples), tensors)
+        size = max(1, min(_PER_TASK, len(tensors) // _NUM_READERS // 4))
+        tasks = [tensors[begin : begin + size] for begin in range(0, len(tensors), size)]
+        digests = readers.map(lambda task: [_digest(descriptor, tensor, num_samples) for tensor in task], tasks)
+        yield from chain.from_iterable(digests)
     finally:
         os.close(descriptor)
 

@@ -2,8 +2,8 @@
 
 Matrix products of prompts scale with the weights of all layers. Attention of prompts scales with heads, head size and
 layers. A prompt takes no less time than reading the experts that its tokens choose. Reading in a decode step scales
-with the bytes read, at the rate of the known model's shortest time. The rest of a decode step scales with layers:
-launches, tails of kernels, partly filled tiles.
+with the bytes read, at the rate of the known model's shortest time. Weights in 8 bits are fewer bytes. The rest of a
+decode step scales with layers: launches, tails of kernels, partly filled tiles.
 
 Layers with a window read and copy the KV of a window at most. Their attention in prompts grows with tokens, so it
 counts as a product.

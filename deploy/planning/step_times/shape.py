@@ -4,15 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
-from common.models.config import cached_dtype
-from common.models.reading import decoder_config
-from common.models.settings import Settings
+from common.models.config import DecoderConfig, cached_dtype
+from common.models.reading import AS_STORED, read_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 
 DTYPE = "bfloat16"
 BYTES = 2
-"""Bytes of a weight, and of an element of keys and values in the model's dtype."""
+"""Bytes of a weight that is not in 8 bits, and of an element of keys and values in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class ModelShape:
     window_bytes: int = 0  # of a token in all layers with a window
     window_pairs: int = 0  # as `pair_products`, of layers with a window
     state_bytes: int = 0  # of a sequence in all layers with states
+    matrix_bytes: int = 0  # held by a step of any size, for a matrix in 8 bits made plain
 
     def read_bytes(self, num_tokens: float) -> float:
         """Return the weights read by a step, where tokens choose experts without preference."""
@@ -55,40 +55,45 @@ class ModelShape:
 
     def activation_bytes(self, num_tokens: int, num_logit_rows: int) -> int:
         """Return an upper bound of the bytes held at once by a step."""
-        return num_tokens * self.token_bytes + num_logit_rows * self.logit_bytes
+        return self.matrix_bytes + num_tokens * self.token_bytes + num_logit_rows * self.logit_bytes
 
 
-def read_shape(directory: Path, kv_dtype: str = "auto") -> ModelShape:
-    """Read the shape of a model directory, with `kv.dtype`; raises ConfigError for a model that plan does not know."""
+def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED) -> ModelShape:
+    """Read the shape of a model's directory or GGUF file; raises ConfigError for a model that plan does not know.
+
+    Args:
+        kv_dtype: as `kv.dtype` of workers.
+        quantization: as `model.quantization` of workers; a model that keeps packed weights has AS_STORED only.
+    """
     try:
-        return shape_of(Settings.read(directory), kv_dtype)
+        return shape_of(read_config(path, quantization), kv_dtype)
     except ModelError as error:
         raise ConfigError(str(error)) from None
 
 
-def shape_of(settings: Settings, kv_dtype: str = "auto") -> ModelShape:
-    """Return the shape of a model with this config.json; raises ModelError for a model that plan does not know."""
-    config = decoder_config(settings)
+def shape_of(config: DecoderConfig, kv_dtype: str = "auto") -> ModelShape:
+    """Return the shape of a model with `kv.dtype`; raises ConfigError where its cache cannot be in it."""
     mixers = [layer.mixer for layer in config.layers if not isinstance(layer.mixer, DeltaRule)]
     groups = config.cache_groups(1, cached_dtype(kv_dtype, DTYPE, has_latents=bool(config.latents)))
     pairs = {True: 0, False: 0}  # by whether a layer has a window
     for mixer in mixers:
         pairs[isinstance(mixer, Attention) and mixer.window > 0] += mixer.pair_products
-    head, any_step = config.hidden_size * config.vocab_size, config.step_weights(0)
+    any_step, matrix_bytes = config.step_weights(0), config.activation_bytes(0, 0)
     experts = config.num_weights - any_step
     return ModelShape(
         num_layers=len(config.layers),
         layer_weights=config.token_weights,
-        step_bytes=BYTES * any_step,
-        weight_bytes=BYTES * (config.num_weights + head * (not config.tied_embeddings)),
+        step_bytes=config.step_bytes(0, BYTES),
+        weight_bytes=config.weight_bytes(BYTES),
         kv_bytes=sum(group.token_bytes for group in groups if group.grows and not group.window),
         pair_products=pairs[False],
-        token_bytes=config.activation_bytes(1, 0),
-        logit_bytes=config.activation_bytes(0, 1),
+        token_bytes=config.activation_bytes(1, 0) - matrix_bytes,
+        logit_bytes=config.activation_bytes(0, 1) - matrix_bytes,
         expert_bytes=BYTES * experts,
         expert_share=(config.step_weights(1) - any_step) / experts if experts else 0.0,
         window=max(group.window for group in groups),
         window_bytes=sum(group.token_bytes for group in groups if group.window),
         window_pairs=pairs[True],
         state_bytes=sum(group.block_bytes for group in groups if not group.grows),
+        matrix_bytes=matrix_bytes,
     )

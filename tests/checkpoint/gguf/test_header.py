@@ -117,6 +117,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a long side": (file_of(b"", 0, tensor("t", (1 << 63,)), 1), "'t' is"),
     "sides that overflow": (file_of(b"", 0, tensor("t", (1 << 40,) * 4), 1), "'t' would end at"),
     "an offset": (file_of(b"", 0, tensor("t", (8,), offset=HUGE), 1), "'t' would end at"),
+    "a common byte": (
+        file_of(b"", 0, tensor("t", (3,), offset=32) + tensor("u", (9,)), 2) + bytes(99),
+        "'u' and 't' have bytes in common",
+    ),
     "a tensor twice": (file_of(b"", 0, tensor("t", (1,)) * 2, 2) + bytes(99), "has 't' twice"),
     "half a block": (file_of(b"", 0, tensor("t", (48,), kind=8), 1) + bytes(99), "no whole blocks of Q8_0"),
     "another type": (file_of(b"", 0, tensor("t", (256,), kind=23), 1), r"t is IQ4_XS; supported are F32, .*Q8_0"),

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import tokenizers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from common.base.errors import ConfigError
-from common.checkpoint.gguf.header import Value
+from common.checkpoint.gguf.block_types import TYPES
+from common.checkpoint.gguf.header import StoredTensor, Value
 from common.checkpoint.gguf.model_file import GGUFModel
 from common.checkpoint.gguf.special_tokens import end_ids_of, tokenizer_config_of
-from common.checkpoint.gguf.tokenizer import tokenizer_entries, tokenizer_json_of
+from common.checkpoint.gguf.tokenizer import read_tokens, tokenizer_entries, tokenizer_json_of
 from common.checkpoint.gguf.word_splits import WORD_SPLITS
 from router.text.text_cuts import WORDS, cuts_of
 
@@ -245,6 +248,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a token twice": ({"tokens": ("a", "b", "a"), "token_type": (1, 1, 1)}, r"the token 'a' is there twice"),
     "no merges": ({"merges": None}, r"has no tokenizer\.ggml\.merges"),
     "no scores": ({"model": "llama"}, r"\d+ tokens, and 0 scores"),
+    "no score": (
+        {"model": "llama", "tokens": ("a", "b"), "token_type": (1, 1), "scores": (0.0, math.nan)},
+        r"scores has values that are no numbers",
+    ),
+    "a long token": (
+        {"model": "llama", "tokens": ("a", "b" * 1_000_000), "token_type": (1, 1), "scores": (0.0, 1.0)},
+        r"a token of 1000000 characters that merges make, at most 1024 are supported",
+    ),
     "a template": ({"tokenizer.chat_template": 7}, r"tokenizer\.chat_template = 7, a string is needed"),
 }  # fmt: skip
 
@@ -259,3 +270,11 @@ def test_what_cannot_be_built_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"m\.gguf: .*{message}"):
         tokenizer_json_of(model)
         tokenizer_config_of(model)
+
+
+def test_a_table_without_rows_for_all_tokens_is_refused() -> None:
+    model = pieces_model()
+    num_tokens = len(read_tokens(model).texts)
+    few = StoredTensor(Path("m.gguf"), TYPES[0], (num_tokens - 1, 4), 0)
+    with pytest.raises(ConfigError, match=rf"{num_tokens} tokens, and token_embd\.weight has {num_tokens - 1} rows"):
+        read_tokens(replace(model, tensors={"token_embd.weight": few}))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.presets import settings
 from deploy.cli import main
 from deploy.planning import workload
 from deploy.planning.estimate import estimate, obstacles
@@ -17,7 +18,9 @@ from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import read_rates
 from deploy.planning.workload import Span, Steady
 from tests.deploy.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
+from tests.support.gguf_files import write_gguf
 
+DEMO = Path("deploy/demo_model")
 RATES = read_rates("h200-qwen3-4b")
 LIMITS = Objectives(200.0, 10.0, 99.0)
 
@@ -155,6 +158,14 @@ def test_a_plan_says_formula_candidates_and_command(
             0,
             "baton serve MODEL .* --kv-dtype fp8\n.*BATON_DECODE_FLAGS='--kv-dtype fp8' docker(.*\n)*.*scaled",
         ),
+        (
+            "--rate 3 --model deploy/demo_model --model-quantization int8 --kv-dtype fp8 --ttft-ms 300 --input-len 64",
+            0,
+            "baton serve deploy/demo_model .* --model-quantization int8 --kv-dtype fp8\n.*"
+            "ROUTER_FLAGS='--model-quantization int8' BATON_PREFILL_FLAGS='--model-quantization int8 --kv-dtype fp8' "
+            "BATON_DECODE_FLAGS='--model-quantization int8 --kv-dtype fp8' docker(.*\n)*.*scaled",
+        ),
+        ("--rate 3 --ttft-ms 9 --model-quantization fp8", 2, "name a directory or GGUF file with --model"),
         ("--rate 3", 2, "no limit to plan for"),
         ("--ttft-ms 9", 2, "what to plan for"),
         ("--rate 3 --trace x --ttft-ms 9", 2, "what to plan for"),
@@ -189,6 +200,19 @@ def test_answers_and_refusals(
     assert re.search(message, said.out + said.err), said
 
 
+def test_8_bits_of_weights_and_of_keys_shorten_decode_steps_and_no_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings("qwen3-8b").values))
+    said = []
+    for flags in ("", "--model-quantization fp8", "--model-quantization fp8 --kv-dtype fp8"):
+        assert run(f"--rate 3 --ttft-ms 300 --model {tmp_path} {flags}", monkeypatch) == 0
+        said.append(re.findall(r"prompts/s x ([\d.]+) ms|tokens take ([\d.]+) ms", capsys.readouterr().out))
+    prompts, steps = ([float(found[at][at]) for found in said] for at in (0, 1))
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert steps[0] > steps[1] > steps[2]
+
+
 def test_a_trace_is_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,3 +223,13 @@ def test_a_trace_is_replayed(
     out = capsys.readouterr().out
     assert "300 requests of trace.jsonl in 7.5 s, 40.1 a second" in out
     assert re.search(r"^>  1P1D +1 ", out, re.MULTILINE)
+
+
+def test_a_directory_with_a_gguf_file_is_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for `baton serve`, whose command line can be pasted."""
+    path = write_gguf(tmp_path / "demo model.gguf", DEMO)
+    argv = f"--rate 3 --ttft-ms 300 --input-len 64 --output-len 8 --model {tmp_path}"
+    assert run(argv, monkeypatch) == 0
+    assert f"baton serve '{path}' --prefill" in capsys.readouterr().out

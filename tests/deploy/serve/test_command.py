@@ -1,6 +1,7 @@
 """`baton serve`, whoever reads what it prints, and whoever removes its sockets."""
 
 import asyncio
+import io
 import json
 import os
 import shutil
@@ -9,13 +10,21 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from common.base.errors import ConfigError
+from common.settings.config import Config, ModelSection
+from common.settings.memory_sections import KVSection
+from deploy.processes.console import Console
 from deploy.processes.launch_plan import SOURCE_ROOT
-from deploy.serve.command import end_without
+from deploy.processes.mps import MpsOptions
+from deploy.processes.placement import SERVER_BYTES, Gpu
+from deploy.serve.command import Fleet, end_without, prepared
+from deploy.serve.demo import DEMO_MODEL
 from tests.support.ports import ReservedPort
 from tests.support.stand_ins import DEADLINE_S, Stage, eventually, running
 
@@ -74,3 +83,16 @@ async def test_who_removes_the_sockets_of_a_system_ends_it(tmp_path: Path) -> No
             assert await asyncio.wait_for(run, DEADLINE_S) == 1
     assert stage.notes() == ["router left", "decode-0 left"], "in order"
     assert f"{runtime_dir} was removed" in stage.log.getvalue()
+
+
+async def test_a_gpu_too_small_for_16_bits_takes_the_weights_in_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    fraction, between_bytes = KVSection().memory_fraction, 5_500_000
+    gpu = Gpu(0, round((SERVER_BYTES + between_bytes) / (0.9 * fraction)))
+    monkeypatch.setattr("deploy.serve.command.detect_gpus", lambda environ: [gpu])
+    fleet, console = Fleet(1, 1, "", 10.0, mps=MpsOptions("off")), Console(io.StringIO(), None)
+    config = Config(model=ModelSection(path=str(DEMO_MODEL)))
+    with pytest.raises(ConfigError, match="weights do not leave room"):
+        async with prepared(config, fleet, console):
+            pass
+    async with prepared(replace(config, model=replace(config.model, quantization="fp8")), fleet, console) as (_, mps):
+        assert not mps.flags

@@ -98,6 +98,19 @@ def test_a_file_or_a_directory_with_one_model_is_taken(directory: Path) -> None:
     assert served_name(directory, str(directory)) == directory.name
 
 
+def test_a_directory_named_like_a_file_is_no_model_of_another_directory(directory: Path) -> None:
+    (directory / "inner.gguf").mkdir()
+    assert find_model(str(directory)) == directory / "a-00001-of-00002.gguf"
+
+
+def test_a_file_of_another_name_is_told_how_to_be_named(directory: Path) -> None:
+    (directory / "sha256-0").touch()
+    with pytest.raises(
+        ConfigError, match=r"sha256-0 is no model: the name of a GGUF file ends in \.gguf; rename or link it"
+    ):
+        find_model(str(directory / "sha256-0"))
+
+
 def test_several_models_or_missing_parts_are_refused(directory: Path) -> None:
     (directory / "a-00002-of-00002.gguf").unlink()
     with pytest.raises(ConfigError, match=r"parts are missing: a-00002-of-00002\.gguf"):

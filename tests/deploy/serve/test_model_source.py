@@ -1,10 +1,16 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from common.base.errors import ConfigError
+from common.models.loader import model_bytes
+from common.models.reading import read_config
+from deploy.serve.demo import DEMO_MODEL
 from deploy.serve.model_source import find_model, is_hub_id, served_name, weights_bytes
+from tests.support.gguf_files import every, write_gguf
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -21,6 +27,19 @@ def test_a_quantized_checkpoint_takes_2_bytes_an_element_in_memory(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
     norms = 2 * 256 * 9 + 2 * 64 * 8
     assert weights_bytes(tmp_path) == pytest.approx((demo / "model.safetensors").stat().st_size - norms, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fp8", "gguf"])
+def test_matrices_in_8_bits_are_counted_by_codes_and_scales_whatever_the_files_have(kind: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", DEMO_MODEL, every(Type.Q8_0)) if kind == "gguf" else tmp_path
+    if kind != "gguf":
+        config = json.loads((DEMO_MODEL / "config.json").read_text())
+        packed = {"quantization_config": {"quant_method": "fp8"}} if kind == "fp8" else {}
+        (path / "config.json").write_text(json.dumps(config | packed))
+        shutil.copy(DEMO_MODEL / "model.safetensors", path)
+    plain_bytes, fp8_bytes = weights_bytes(path), weights_bytes(path, "fp8")
+    assert fp8_bytes == pytest.approx(model_bytes(read_config(path, "fp8"), "bfloat16"), rel=0.01)
+    assert fp8_bytes < 0.6 * plain_bytes
 
 
 @pytest.fixture

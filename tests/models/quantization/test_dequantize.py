@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from common.models.quantization.dequantize import dequantize, powers_of_2
-from common.models.quantization.formats import FP8, INT8, Format, Scaled
+from common.models.quantization.dequantize import dequantize, needless, powers_of_2
+from common.models.quantization.formats import FP8, INT8, ROWS, Format, Scaled
 from common.models.quantization.fp4 import Nvfp4
 from common.models.quantization.words import Awq, Gptq, Marlin, PackedRows
 from tests.support import packers
@@ -45,7 +45,10 @@ def test_matrices_of_any_size_are_what_their_packers_mean(name: str, rows: int, 
     tensors, plain = pack(matrix)
     fields = format_.fields(*shape)
     assert all(tuple(tensors[field.name].shape) in (field.shape, *field.others) for field in fields)
-    found = dequantize(format_, {field.name: tensors[field.name].reshape(field.shape) for field in fields}, *shape)
+    held = {field.name: tensors[field.name].reshape(field.shape) for field in fields}
+    for table in needless(held):
+        del held[table]
+    found = dequantize(format_, held, *shape)
     assert found.shape == shape and torch.equal(found, plain)
 
 
@@ -57,6 +60,14 @@ def test_a_size_that_a_format_cannot_have_is_refused_with_the_number_needed(name
     if of_rows > 1:
         with pytest.raises(ValueError, match=rf"^{of_rows + 1} rows, a multiple of {of_rows} is needed"):
             format_.fields(of_rows + 1, of_columns)
+
+
+def test_a_block_beyond_a_matrix_is_the_whole_matrix() -> None:
+    """However large a configuration says that blocks are, they cost no memory."""
+    tensors, plain = WHOLE(torch.randn(24, 40))
+    huge = Scaled(FP8, 1 << 50, 1 << 50)
+    assert [field.cut for field in huge.fields(24, 40)] == [ROWS, None]
+    assert torch.equal(dequantize(huge, tensors, 24, 40), plain)
 
 
 def test_every_exponent_of_8_bits_is_exact() -> None:

@@ -1,5 +1,6 @@
 """A quantized checkpoint whose files and configuration do not belong together is refused with what is wrong."""
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.base.errors import ModelError
+from common.models import checkpoint, weights
 from common.models.quantization import packed_part
 from common.models.quantization.rules import Formats
 from common.models.reading import read_config
@@ -99,6 +101,7 @@ def configure(directory: Path, table: dict[str, Any] | None) -> None:
         ),
         ("int4-compressed-asymmetric", "weight_zero_point", None, r"q_proj\.weight_zero_point is missing"),
         ("nvfp4-modelopt", "weight_scale_2", None, r"q_proj\.weight_scale_2 is missing, which NVFP4 needs"),
+        ("nvfp4-compressed", "weight_global_scale", torch.zeros_like, r"weight_global_scale is 0, and divides"),
     ],
 )
 def test_a_wrong_tensor_is_named(
@@ -188,6 +191,14 @@ def test_what_stands_beside_is_not_needed_and_unknown_scales_are_errors(packed: 
         load(directory)
 
 
+@pytest.mark.parametrize("case", ["gptq", "gptq-int8"])
+def test_a_table_of_groups_that_names_none_is_none(case: str, packed: Callable[[str], Path]) -> None:
+    directory = packed(case)
+    expected = load(directory)
+    change(directory, g_idx=lambda groups: torch.full_like(groups, -1))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load(directory).items())
+
+
 def test_biases_of_zeros_are_dropped_and_others_are_errors(packed: Callable[[str], Path]) -> None:
     directory = packed("gptq")
     expected = load(directory)
@@ -196,6 +207,19 @@ def test_biases_of_zeros_are_dropped_and_others_are_errors(packed: Callable[[str
     add(directory, **{f"{Q}.bias": torch.ones(256)})
     with pytest.raises(ModelError, match=r"1 unexpected tensors: model\.layers\.0\.self_attn\.q_proj\.bias"):
         load(directory)
+
+
+def test_each_file_is_opened_a_few_times_however_many_biases_it_has(
+    packed: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of experts has tens of thousands of biases, and reading a header of as many names takes long."""
+    directory, num_opened = packed("gptq"), itertools.count()
+    tensors = load_file(directory / "model.safetensors")
+    modules = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    add(directory, **{f"{name}.bias": torch.zeros(tensors[f"{name}.qweight"].shape[1]) for name in modules})
+    monkeypatch.setattr(weights, "opened", lambda path: (next(num_opened), checkpoint.opened(path))[1])
+    load(directory)
+    assert len(modules) == 14 and next(num_opened) == 1
 
 
 def test_zeros_of_symmetric_matrices_are_dropped_and_others_are_errors(packed: Callable[[str], Path]) -> None:

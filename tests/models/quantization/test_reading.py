@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.base.errors import ModelError
 from common.models.quantization.reading import read_quantization
-from common.models.quantization.rules import Formats
+from common.models.quantization.rules import EXPRESSIONS, Formats, Match
 from common.models.reading import read_config
 from common.models.settings import Settings
 from tests.support.checkpoints import write_checkpoint
@@ -229,6 +229,36 @@ def test_a_published_configuration_gives_the_format_of_each_module(name: str) ->
 def test_what_nobody_reads_is_refused_with_key_and_value(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=rf"^x/config\.json: quantization_config.*{message}"):
         read_quantization({"quantization_config": table}, "x/config.json")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        COMPRESSED | {"ignore": ["re:a{1}"] * 5000},
+        json.loads(READ["Qwen3-8B-GPTQ-Int4"][0]) | {"dynamic": {f"-:a{i}": {} for i in range(5000)}},
+    ],
+)
+def test_more_expressions_than_a_model_needs_are_refused(table: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"5000 expressions for names of modules are .*, only 4096 or fewer"):
+        read_quantization({"quantization_config": table}, "config.json")
+
+
+def test_a_number_of_repetitions_too_large_to_compile_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"is no regular expression \(the repetition number is too large\)"):
+        read_quantization({"quantization_config": COMPRESSED | {"ignore": ["re:a{99999999999}"]}}, "config.json")
+
+
+def test_names_are_compared_with_each_expression_once_and_with_lists_not_at_all() -> None:
+    """Only what stands before the rule that is found already is tried: the first rule that matches holds."""
+    rules = [f"model.layers.{layer}.mlp.gate" for layer in range(3)] + ["model.layers.0.self_attn*", "lm_head"]
+    table = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": rules}
+    quantization = read_quantization({"quantization_config": table}, "config.json")
+    assert quantization is not None
+    assert [rule.match for rule in quantization.rules if rule.match in EXPRESSIONS] == [Match.WILDCARD]
+    formats = Formats(quantization)
+    assert [formats.of([name]) for name in (Q, "lm_head", "model.layers.2.mlp.gate")] == [None] * 3
+    found = [formats.of([name]) for name in (DENSE, "model.layers.20.mlp.gate")]
+    assert [format_ and format_.label for format_ in found] == [WHOLE] * 2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from benchmarks.presets import settings
 from benchmarks.table_steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
 from common.device.engine.step_rules import MIN_SPARED_BYTES, TYPICAL_TOKENS
+from common.models.loader import model_bytes
 from common.models.reading import decoder_config, read_config
 from common.ops.prompt_attention import MAX_KEYS
 from common.wire.values.kv_layout import KVLayout
@@ -112,7 +113,7 @@ def test_another_model_takes_what_its_bytes_and_products_say() -> None:
 
 
 def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(tmp_path: Path) -> None:
-    assert shape_of(settings(RATES.model)) == RATES.shape
+    assert shape_of(decoder_config(settings(RATES.model))) == RATES.shape
     assert RATES.shape.kv_bytes == 2 * 2 * 36 * 8 * 128
     (tmp_path / "config.json").write_text(json.dumps(settings(RATES.model).values | {"model_type": "gpt2"}))
     with pytest.raises(ConfigError, match=r"config\.json: "):
@@ -120,20 +121,20 @@ def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(tmp_path: Path)
 
 
 def test_latents_are_counted_as_cached_and_their_products_as_expanded() -> None:
-    shape = shape_of(settings("deepseek-v2-lite"))
+    shape = shape_of(decoder_config(settings("deepseek-v2-lite")))
     assert (shape.kv_bytes, shape.pair_products) == (27 * 576 * 2, 27 * 16 * (192 + 128) // 2)
     assert shape.expert_share == pytest.approx(6 / 64)
 
 
 def test_packed_experts_are_read_as_they_are_and_multiplied_in_full() -> None:
-    shape = shape_of(settings("gpt-oss-20b"))
+    shape = shape_of(decoder_config(settings("gpt-oss-20b")))
     assert shape.weight_bytes == pytest.approx(13.8e9, rel=0.01)
     assert shape.layer_weights == pytest.approx(3.03e9, rel=0.01)
     assert shape.expert_share == pytest.approx(4 / 32)
 
 
 def test_a_sequence_holds_a_state_whatever_its_length_and_a_step_reads_and_writes_it() -> None:
-    shape = shape_of(settings("qwen3.5-4b"))
+    shape = shape_of(decoder_config(settings("qwen3.5-4b")))
     assert shape.kv_bytes == 8 * 2 * 4 * 256 * 2
     assert shape.state_bytes == pytest.approx(24 * 32 * 128 * 128 * 4, rel=0.1)
     assert shape.context_bytes(100) == 100 * shape.kv_bytes + shape.state_bytes
@@ -149,20 +150,22 @@ def test_a_sequence_holds_a_state_whatever_its_length_and_a_step_reads_and_write
     [("qwen3-4b", 0.45, 346_320), ("qwen3-8b", 0.17, 22_000)],
 )
 def test_kv_has_the_room_that_benchmarks_readme_says_of_an_h200(model: str, fraction: float, num_tokens: int) -> None:
-    shape = shape_of(settings(model))
+    shape = shape_of(decoder_config(settings(model)))
     assert Room(shape, RATES.memory_bytes, fraction).kv_tokens(1, 1) == pytest.approx(num_tokens, rel=0.05)
 
 
 def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
     assert costs.MAX_KEYS == MAX_KEYS
-    config, shape = read_config(ROOT / "deploy/demo_model"), read_shape(ROOT / "deploy/demo_model")
-    for size in ((0, 256), (512, 0), (8192, 64)):
-        assert shape.activation_bytes(*size) == config.activation_bytes(*size)
-    assert shape.step_bytes == 2 * config.step_weights(1)
+    for scheme in ("auto", "fp8"):
+        demo = ROOT / "deploy/demo_model"
+        config, shape = read_config(demo, scheme), read_shape(demo, quantization=scheme)
+        for size in ((0, 256), (512, 0), (8192, 64)):
+            assert shape.activation_bytes(*size) == config.activation_bytes(*size)
+        assert shape.step_bytes == config.step_bytes(1, 2)
 
 
 def test_layers_with_a_window_keep_and_read_no_more_than_the_window() -> None:
-    gemma = shape_of(settings("gemma3-4b"))
+    gemma = shape_of(decoder_config(settings("gemma3-4b")))
     assert (gemma.window, gemma.window_bytes, gemma.kv_bytes) == (1024, 118_784, 20_480)
     assert gemma.context_bytes(1000) == 1000 * (118_784 + 20_480)
     assert gemma.context_bytes(10_000) == 1024 * 118_784 + 10_000 * 20_480
@@ -185,7 +188,7 @@ def test_layers_with_a_window_keep_and_read_no_more_than_the_window() -> None:
 @pytest.mark.parametrize("num_tokens", [500, 1024, 4096, 20_000])
 @pytest.mark.parametrize("model", ["gemma3-4b", "gemma4-12b", "qwen3-4b"])
 def test_as_many_sequences_have_room_as_in_a_pool_divided_by_workers(model: str, num_tokens: int) -> None:
-    shape, step_tokens = shape_of(settings(model)), 8192
+    shape, step_tokens = shape_of(decoder_config(settings(model))), 8192
     room = Room(shape, RATES.memory_bytes)
     assert room.step_tokens == step_tokens
     layout = KVLayout("model", decoder_config(settings(model)).cache_groups(16, "bfloat16"))
@@ -198,11 +201,41 @@ def test_as_many_sequences_have_room_as_in_a_pool_divided_by_workers(model: str,
 
 @pytest.mark.parametrize("model", ["qwen3-4b", "gemma3-4b", "qwen3.5-4b"])
 def test_keys_and_values_in_fp8_are_of_half_the_bytes_in_steps_and_in_memory(model: str) -> None:
-    plain, narrow = shape_of(settings(model)), shape_of(settings(model), "fp8")
+    plain, narrow = shape_of(decoder_config(settings(model))), shape_of(decoder_config(settings(model)), "fp8")
     assert narrow == plain.with_cache("fp8") and plain == plain.with_cache("auto")
     assert (2 * narrow.kv_bytes, 2 * narrow.window_bytes) == (plain.kv_bytes, plain.window_bytes)
     assert narrow.state_bytes == plain.state_bytes
     for before, after in zip(scaled(RATES, plain, "").steps, scaled(RATES, narrow, "").steps, strict=True):
         assert after[2] < before[2]
     with pytest.raises(ConfigError, match="latents in fp8 are not supported"):
-        shape_of(settings("deepseek-v2-lite"), "fp8")
+        shape_of(decoder_config(settings("deepseek-v2-lite")), "fp8")
+
+
+@pytest.mark.parametrize("model", ["qwen3-4b", "qwen3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "qwen3.5-4b"])
+def test_weights_in_8_bits_leave_their_bytes_to_kv_and_steps_read_less(model: str) -> None:
+    config = decoder_config(settings(model))
+    plain, narrow = (replace(config, scheme=scheme) for scheme in ("", "int8"))
+    before, after = shape_of(plain), shape_of(narrow)
+    saved = before.step_bytes - after.step_bytes
+    assert saved == before.weight_bytes - after.weight_bytes > 0
+    assert after.weight_bytes == pytest.approx(model_bytes(narrow, "bfloat16"), rel=2e-3)
+    kept = ("layer_weights", "kv_bytes", "token_bytes", "logit_bytes", "expert_bytes", "expert_share", "state_bytes")
+    assert all(getattr(before, name) == getattr(after, name) for name in kept)
+    rooms = [Room(shape, RATES.memory_bytes) for shape in (before, after)]
+    assert rooms[1].beside_weights - rooms[0].beside_weights == saved
+    num_more = rooms[1].kv_tokens(1, 1) - rooms[0].kv_tokens(1, 1)
+    token_bytes = before.context_bytes(TYPICAL_TOKENS) / TYPICAL_TOKENS
+    assert num_more == pytest.approx((saved - 2 * after.matrix_bytes) / token_bytes, rel=0.01, abs=2)
+    pairs = zip(RATES.steps, scaled(RATES, before, "").steps, scaled(RATES, after, "").steps, strict=True)
+    for (rows, context, _, least_ms), (*_, ms, _), (*_, less_ms, _) in pairs:
+        known_bytes = RATES.shape.read_bytes(rows) + rows * RATES.shape.moved_bytes(context)
+        assert ms - less_ms == pytest.approx(least_ms * saved / known_bytes), "at the measured speed of reading"
+
+
+def test_prompts_keep_their_time_with_weights_in_8_bits_and_kv_in_fp8_adds_to_them() -> None:
+    config = replace(decoder_config(settings("qwen3-8b")), scheme="fp8")
+    plain, weights, both = (shape_of(replace(config, scheme="")), shape_of(config), shape_of(config, "fp8"))
+    assert scaled(RATES, weights, "").prompts == scaled(RATES, plain, "").prompts
+    assert both == weights.with_cache("fp8")
+    tokens = [Room(shape, RATES.memory_bytes).kv_tokens(1, 1) for shape in (plain, weights, both)]
+    assert tokens[0] < tokens[1] and tokens[2] == pytest.approx(2 * tokens[1], abs=2)
