@@ -1,4 +1,4 @@
-"""Compare the choices of a model in each scheme with those of the model as its checkpoint has it.
+"""Compare the choices of a model in each scheme with those of the unquantized model.
 
     python -m benchmarks.quantization [MODEL_DIR] [--texts 32] [--tokens 128] [--device cpu]
 
@@ -20,7 +20,7 @@ from benchmarks.own_memory import own_memory, require_gpu, separate, take_all, u
 from common.base.dtypes import DTYPES
 from common.device.engine.engine import Engine, build_engine
 from common.models.loader import model_bytes
-from common.models.reading import AS_STORED
+from common.models.reading import AS_STORED, PLAIN
 from common.ops.base import ForwardBatch
 from common.settings.config import QUANTIZATIONS, Config, ModelSection, WorkerSection
 from deploy.bench.results import Row, append_rows, row_of
@@ -97,7 +97,7 @@ def compare(args: argparse.Namespace) -> tuple[Table, list[Row]]:
     rows: list[Row] = []
     table = Table("scheme", "weights, MB", "KL, nats a token", "same likeliest token")
     ids, expected = torch.empty(0), torch.empty(0)
-    for choice in QUANTIZATIONS:
+    for choice in (PLAIN, *(each for each in QUANTIZATIONS if each not in (AS_STORED, PLAIN))):
         config = Config(
             model=ModelSection(path=args.model_dir, quantization=choice), worker=WorkerSection(device=args.device)
         )
@@ -106,12 +106,12 @@ def compare(args: argparse.Namespace) -> tuple[Table, list[Row]]:
             engine = build_engine(config, memory, step_tokens=num_tokens, logit_rows=num_tokens)
             take_all(engine.shared)
             texts = Texts(engine, args.texts, args.tokens)
-            if choice == AS_STORED:
+            if choice == PLAIN:
                 ids = texts.drawn(args.tokens)
             logits = texts.logits(ids, 0).cpu()
             dtype = engine.pool.shape.layout.groups[0].dtype
             num_mb = model_bytes(engine.model.config, dtype) / 1e6
-        if choice == AS_STORED:
+        if choice == PLAIN:
             expected = logits
             table.add_row(f"{DTYPES[dtype]}".removeprefix("torch."), f"{num_mb:.2f}", "", "")
         else:

@@ -12,7 +12,7 @@ from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.models.sizes.quantized import quantized, saved_bytes, widened_bytes
+from common.models.sizes.quantized import Codes, kept, quantized, saved_bytes, widened_bytes
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
@@ -75,8 +75,9 @@ class DecoderConfig:
     embed_scale: float = 1.0  # of the input's rows
     logit_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: they stay
     exceeds_float16: bool = False  # activations are beyond 65504, the largest number of float16
-    quantization: Quantization | None = None  # of the checkpoint, whose matrices are made plain when they are loaded
+    quantization: Quantization | None = None  # of the checkpoint; matrices are made plain at load, but for `kept`
     scheme: str = ""  # in which products are held, quantized at load; "": as the checkpoint has them, or plain
+    kept: tuple[tuple[str, Codes], ...] = ()  # stacks held in the checkpoint's own codes, by name
 
     @property
     def hidden_size(self) -> int:
@@ -104,13 +105,13 @@ class DecoderConfig:
     def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
         """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
         plain_bytes = self.step_weights(num_tokens) * element_bytes
-        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme else plain_bytes
+        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Return the bytes of all matrices with plain elements of `element_bytes`, the input's table included."""
         table = 0 if self.tied_embeddings else self.hidden_size * self.vocab_size
         plain_bytes = (self.num_weights + table) * element_bytes
-        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme else plain_bytes
+        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -159,7 +160,7 @@ class DecoderConfig:
         for number, layer in enumerate(self.layers):
             of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
-        return quantized(stacks, self.scheme) if self.scheme else stacks
+        return quantized(stacks, self.scheme) if self.scheme else kept(stacks, dict(self.kept))
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -174,7 +175,7 @@ class DecoderConfig:
         hidden = self.hidden_size
         widths = [each.mixer.activation_elements + each.mlp.activation_elements(hidden) for each in self.layers]
         width = max(widths) + 4 * hidden
-        of_matrix = widened_bytes(self.stacks()) if self.scheme else 0
+        of_matrix = widened_bytes(self.stacks()) if self.scheme or self.kept else 0
         return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4 + of_matrix)
 
     def table_bytes(self, max_len: int) -> int:

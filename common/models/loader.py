@@ -16,14 +16,31 @@ from common.models.config import DecoderConfig, cached_dtype
 from common.models.decoder import Decoder
 from common.models.gguf_weights import load_gguf_weights
 from common.models.quantization.cache_scales import cache_scales
+from common.models.quantization.found import find_packed
+from common.models.quantization.kept import kept_codes
+from common.models.reading import AS_STORED, read_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.quantized import saved_bytes
 from common.models.upload import Progress
-from common.models.weights import Loading, WeightsMemory, load_weights, weights_layout
+from common.models.weights import Loading, WeightsMemory, load_weights, matrices_of, weights_layout
 from common.settings.config import ModelSection
 from common.wire.values.kv_layout import E4M3
 
 logger = logging.getLogger(__name__)
+
+
+def read_model(path: Path, quantization: str) -> DecoderConfig:
+    """Return the config with the matrices that stay in the checkpoint's codes, where they do.
+
+    Args:
+        quantization: the choice of `model.quantization`. Raises ModelError for an unsupported model or broken files.
+    """
+    config = read_config(path, quantization)
+    if config.quantization is None or quantization != AS_STORED:
+        return config
+    stacks, stored = config.stacks(), stored_tensors(path)
+    matrices = find_packed(matrices_of(stacks), stored, config.quantization).matrices
+    return replace(config, kept=tuple(kept_codes(stacks, stored, matrices).items()))
 
 
 def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str:

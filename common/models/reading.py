@@ -13,6 +13,8 @@ from common.models.quantization.reading import read_quantization
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
 
+PLAIN = "plain"
+"""Choice of `model.quantization` by which a quantized checkpoint's matrices are made plain."""
 AS_STORED = "auto"
 """Choice of `model.quantization` by which products are held as the checkpoint has them."""
 FAMILIES = "common.models.families"
@@ -57,7 +59,7 @@ def read_config(path: Path, quantization: str = AS_STORED) -> DecoderConfig:
     """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model.
 
     Args:
-        quantization: scheme in which products are held, or AS_STORED.
+        quantization: scheme in which products are held, AS_STORED or PLAIN.
     """
     if is_gguf(path):
         config, where, is_packed = _gguf_config(path), str(path), False
@@ -72,7 +74,7 @@ def read_config(path: Path, quantization: str = AS_STORED) -> DecoderConfig:
             f"{where}: model.quantization = {quantization!r} is for matrices in 16 bits, or that are made so, "
             f"and this model keeps its own format; set {AS_STORED}, or serve the checkpoint in 16 bits"
         )
-    return replace(config, scheme=quantization)
+    return replace(config, scheme="" if quantization == PLAIN else quantization)
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:

@@ -23,6 +23,7 @@ from common.models.quantization.packed_part import PackedMatrix, PackedPart, Sto
 from common.models.quantization.rules import Quantization
 from common.models.sizes.stacks import SCALES, Piece, Stack, Stacks
 from common.models.upload import Part, Progress, Upload
+from common.ops.base import BLOCK
 
 logger = logging.getLogger(__name__)
 # Buffers that old checkpoints carry although their values follow from the config.
@@ -118,7 +119,7 @@ def load_weights(
 
     Args:
         ignored: beginnings of names of checkpoint tensors that are not needed.
-        quantization: what the checkpoint's configuration says of quantized matrices, which are made plain.
+        quantization: what the checkpoint's configuration says of quantized matrices.
     """
     stored = stored_tensors(model_dir)
     stacks = {name: stack for name, stack in layout.stacks.items() if not stack.is_scales}
@@ -137,7 +138,9 @@ def load_weights(
         for piece in pieces:
             target, scales = place_in(tensors, name, piece)
             if piece.checkpoint_name in matrices:
-                targets.setdefault(piece.checkpoint_name, []).append(_targets(piece, target, scales))
+                keeps_codes = stacks[name].keeps_codes
+                of_piece = _targets(piece, target, scales, keeps_codes=keeps_codes)
+                targets.setdefault(piece.checkpoint_name, []).append(of_piece)
                 continue
             source, dtype = stored[piece.checkpoint_name], dtypes[piece.checkpoint_name]
             first_row, _ = piece.rows or (0, 0)
@@ -155,7 +158,7 @@ def _packed_matrices(
     """Take quantized matrices out of the stored tensors; raises ModelError for what contradicts the configuration."""
     if quantization is None:
         return {}
-    found = find_packed(_matrices(stacks), stored, quantization)
+    found = find_packed(matrices_of(stacks), stored, quantization)
     if not found.problems and not found.matrices:
         found.problems.append(f"no tensor is quantized, and {quantization.where} says {quantization.method}")
     if found.problems:
@@ -169,7 +172,9 @@ def _packed_matrices(
     beside = {f"{name.removesuffix(WEIGHT)}{end}" for name in found.matrices for end in MAYBE_ZERO}
     for name in _zeros({name: stored[name] for name in (beside & stored.keys()) - known}):
         del stored[name]
-    logger.info("%s", described(model_dir, found, quantization))
+    kept = [stack.pieces_of({*stored, *found.matrices}) for stack in stacks.values() if stack.keeps_codes]
+    kept_names = {piece.checkpoint_name for pieces in kept for piece in pieces}
+    logger.info("%s", described(model_dir, found, quantization, kept_names))
     return found.matrices
 
 
@@ -182,7 +187,7 @@ def _zeros(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
                     yield name
 
 
-def _matrices(stacks: Stacks) -> Iterator[Wanted]:
+def matrices_of(stacks: Stacks) -> Iterator[Wanted]:
     """Yield the matrices that checkpoints may have quantized, in all forms, once each."""
     seen = set[str]()
     for key, stack in stacks.items():
@@ -197,18 +202,19 @@ def _matrices(stacks: Stacks) -> Iterator[Wanted]:
                 yield Wanted(name, *shape[1:], may_be_plain=True, num_stacked=shape[0])
 
 
-def _targets(piece: Piece, target: Tensor, scales: Tensor | None) -> list[Target]:
+def _targets(piece: Piece, target: Tensor, scales: Tensor | None, *, keeps_codes: bool) -> list[Target]:
     """Return where the rows of a quantized matrix go, or of each that a tensor has stacked.
 
     Args:
         target: the piece's place, in the order of the file.
-        scales: that of its scales, if its rows are quantized anew.
+        scales: that of its scales, if its rows are held in codes.
+        keeps_codes: these are the checkpoint's; else rows are quantized anew.
     """
     if len(piece.shape) == 3:
         return [Target(0, piece.shape[1], each.view(piece.shape[1:])) for each in target]
     first_row, end = piece.rows or (0, piece.shape[0])
     rows = target.view(piece.stack_shape) if piece.order is None else target
-    return [Target(first_row, end, rows, scales)]
+    return [Target(first_row, end, rows, scales, keeps_codes)]
 
 
 def place_in(tensors: Mapping[str, Tensor], name: str, piece: Piece) -> tuple[Tensor, Tensor | None]:
@@ -216,7 +222,8 @@ def place_in(tensors: Mapping[str, Tensor], name: str, piece: Piece) -> tuple[Te
     target, scales = in_file_order(tensors[name], piece), tensors.get(f"{name}{SCALES}")
     if scales is None or tensors[name].dtype == torch.uint8:
         return target, None
-    scales = scales[piece.begin : piece.begin + piece.num_rows]
+    each = 1 if scales.shape[0] == tensors[name].shape[0] else BLOCK  # rows that share a scale
+    scales = scales[piece.begin // each : -(-(piece.begin + piece.num_rows) // each)]
     if piece.order is None:
         return target.view(piece.stack_shape), scales
     return target, scales.view(*piece.order.view[:-1], 1).permute(piece.order.file)

@@ -21,6 +21,9 @@ from common.ops.base import Scheme, Weight
 MIN_INT_TOKENS = 32
 """Of `torch._int_mm`, which refuses up to 16; fewer are padded."""
 
+WIDENED_ELEMENTS = 8 * 1024 * 1024
+"""Of a matrix in fp32 at once, of which a few copies are held."""
+
 
 class Codes(NamedTuple):
     """Quantized activations."""
@@ -62,9 +65,21 @@ def _product(x: Codes, weight: Weight, scales: Tensor, gpu: Gpu) -> Tensor:
     elif _has_block_product(weight, gpu):
         y = _block_product(x, weight.data, scales, weight.dtype)
     else:
-        widened = reference.dequantized(Weight(x.data, None, x.scales.contiguous())).to(weight.dtype)
-        y = functional.linear(widened, reference.dequantized(weight).to(weight.dtype))
+        tokens = _widened(Weight(x.data, None, x.scales.contiguous()), weight.dtype)
+        y = functional.linear(tokens, _widened(weight, weight.dtype))
     return y if weight.bias is None else y.add_(weight.bias)
+
+
+def _widened(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """Return the elements of a matrix in 16 bits, rounded once; few rows at a time are held in fp32."""
+    assert weight.scales is not None, "a matrix of codes"
+    out = torch.empty(weight.data.shape, dtype=dtype, device=weight.data.device)
+    each, most = weight.scale_rows, max(WIDENED_ELEMENTS // weight.num_in // GROUP, 1) * GROUP
+    for begin in range(0, weight.num_out, most):
+        scales = weight.scales[begin // each : -(-(begin + most) // each)]
+        some = reference.dequantized(Weight(weight.data[begin : begin + most], None, scales))
+        out[begin : begin + most].copy_(some)
+    return out
 
 
 def _has_row_product(weight: Weight, gpu: Gpu) -> bool:

@@ -138,8 +138,9 @@ def is_hub_id(name: str) -> bool:
 def weights_bytes(path: Path, quantization: str = AS_STORED) -> int:
     """Return about the size of a copy of the weights in memory.
 
-    Matrices of quantized checkpoints and of GGUF files are made plain in memory, with 2 bytes an element. Weights of
-    other checkpoints take their size on disk. With a scheme as `quantization`, products take codes and scales.
+    Matrices of quantized checkpoints and of GGUF files count as plain, with 2 bytes an element, although some stay in
+    8 bits. Weights of other checkpoints take their size on disk. With a scheme as `quantization`, products take codes
+    and scales.
     """
     on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:

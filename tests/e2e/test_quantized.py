@@ -28,7 +28,8 @@ async def test_text_of_a_quantized_checkpoint_equals_a_single_process(case: str,
     pack_checkpoint(packed, plain, CASES[case], evenly=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype="float32", attn_implementation="eager")
     asked = prompts(6, 1, 120)
-    with System(packed).start() as system:
+    flags = ("--model-quantization", "plain")  # inputs of products are not quantized
+    with System(packed, *flags, router_flags=flags).start() as system:
         completions = await complete_all(system.url, asked, max_tokens=24)
         assert [completion.error for completion in completions] == [None] * len(asked)
         reference = Reference(packed, model)

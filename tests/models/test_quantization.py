@@ -16,6 +16,7 @@ from common.models.decoder import Decoder
 from common.models.loader import load_model, model_bytes
 from common.models.reading import read_config
 from common.models.sizes.quantized import is_quantized
+from common.settings.config import QUANTIZATIONS
 from common.wire.values.fingerprint import model_fingerprint
 from tests.models.test_decoder import CPU, Backend, Cache, OwnWeights, errors, prompts, rounded_logits
 from tests.support.checkpoints import write_checkpoint
@@ -188,5 +189,5 @@ def test_what_a_family_keeps_packed_is_not_quantized_again(checkpoint: Checkpoin
 
 def test_each_scheme_is_a_model_of_its_own(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
-    found = {model_fingerprint(directory, choice) for choice in ("auto", *SCHEMES)}
-    assert len(found) == 3 and model_fingerprint(directory) in found
+    found = {model_fingerprint(directory, choice) for choice in QUANTIZATIONS}
+    assert len(found) == 4 and model_fingerprint(directory) in found

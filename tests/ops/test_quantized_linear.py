@@ -7,6 +7,7 @@ from torch import Tensor
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.ops import reference
 from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
+from common.ops.code_products import Codes, Ending, multiply
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import LinearPlans
 from common.ops.quantized_linear import QuantizedLinear
@@ -61,6 +62,15 @@ def test_every_product_follows_the_law(
 @pytest.mark.parametrize(("form", "codes"), [("rows", torch.int8), ("blocks", torch.float8_e4m3fn)])
 def test_many_tokens_are_multiplied_by_libraries(form: str, codes: torch.dtype) -> None:
     check(70, form, codes, *CPU)
+
+
+@pytest.mark.parametrize("form", ["blocks", "columns"])
+def test_matrices_may_be_widened_a_few_rows_at_a_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.ops.code_products.WIDENED_ELEMENTS", 1)  # blocks of rows one by one
+    weight = made(300, 320, torch.float8_e4m3fn, form, *CPU)
+    codes, scales = reference.quantize(torch.randn(150, 320), torch.float8_e4m3fn, BLOCK)
+    product = multiply(Codes(codes, scales), weight, GPU, Ending())
+    assert_near(product, reference.products.multiplied(codes, scales, weight), 1e-5)
 
 
 def check(num_tokens: int, form: str, codes: torch.dtype, device: str, dtype: torch.dtype) -> None:

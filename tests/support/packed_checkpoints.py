@@ -26,6 +26,19 @@ SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 320, "num_hidd
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+INT8_ROWS: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+        }
+    },
+}
+"""What compressed-tensors says of W8A8, in short."""
 STATIC = {"activation_scheme": "static", "weight_block_size": None, "modules_to_not_convert": ["lm_head"]}
 MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 E8M0 = torch.float8_e8m0fnu
@@ -100,6 +113,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "fp8-compressed-blocks": lambda: compressed("FP8_BLOCK"),
     "mxfp8-compressed": lambda: compressed("MXFP8"),
     "int8-compressed": lambda: compressed("W8A8"),
+    "int8-rows": lambda: Case(INT8_ROWS, packers.int8_rows),
     "int8-compressed-asymmetric": lambda: compressed("W8A8", symmetric=False),
     "int8-compressed-packed": lambda: compressed("W8A16", group_size=64),
     "int8-compressed-packed-rows": lambda: compressed("W8A16", group_size=None, strategy="channel"),

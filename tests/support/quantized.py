@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ PRODUCTS = re.compile(
 """Names of the matrices that are quantized: all of attention, states and dense MLPs, no routers and no experts."""
 
 
-def rounded(x: Tensor, scheme: str) -> Tensor:
-    """Return the numbers that codes of each row of `x` stand for, in fp64."""
+def rounded(x: Tensor, scheme: str, columns: int = 0) -> Tensor:
+    """Return the numbers that codes of each row of `x` stand for, in fp64; `columns` of it share a scale, or all."""
+    if columns:
+        return torch.cat([rounded(part, scheme) for part in x.split(columns, -1)], -1)
     largest = 448.0 if scheme == "fp8" else 127.0
     scale = x.abs().amax(-1, keepdim=True).float() / largest
     scale = torch.where(scale > 0, scale, 1.0)
@@ -26,23 +29,45 @@ def rounded(x: Tensor, scheme: str) -> Tensor:
 class QuantizedLinear(nn.Module):
     """A product of a quantized matrix and quantized rows, or with `plain_inputs` of rows as they are."""
 
-    def __init__(self, linear: nn.Linear, scheme: str, *, plain_inputs: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, scheme: str, columns: int, *, plain_inputs: bool) -> None:
         super().__init__()
-        self.weight, self.bias, self.scheme = rounded(linear.weight.detach(), scheme), linear.bias, scheme
+        self.weight, self.bias, self.scheme, self.columns = weight, bias, scheme, columns
         self.plain_inputs = plain_inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        product = (x.double() if self.plain_inputs else rounded(x, self.scheme)) @ self.weight.t()
+        product = (x.double() if self.plain_inputs else rounded(x, self.scheme, self.columns)) @ self.weight.t()
         return (product if self.bias is None else product + self.bias.double()).to(x.dtype)
 
 
 def quantized_copy(model: Any, scheme: str, *, plain_inputs: bool = False) -> Any:
     """Return a copy of a model of transformers whose products are quantized, or their matrices alone."""
+
+    def made(linear: nn.Linear) -> QuantizedLinear:
+        weight = rounded(linear.weight.detach(), scheme)
+        return QuantizedLinear(weight, linear.bias, scheme, 0, plain_inputs=plain_inputs)
+
+    return _changed(model, made)
+
+
+def quantized_inputs(model: Any, scheme: str, columns: int = 0) -> Any:
+    """Return a copy of a model of transformers whose products have matrices as they are, and quantized inputs.
+
+    Args:
+        columns: of inputs, that share a scale; 0: all.
+    """
+
+    def made(linear: nn.Linear) -> QuantizedLinear:
+        return QuantizedLinear(linear.weight.detach().double(), linear.bias, scheme, columns, plain_inputs=False)
+
+    return _changed(model, made)
+
+
+def _changed(model: Any, made: Callable[[nn.Linear], nn.Module]) -> Any:
     model = copy.deepcopy(model)
     chosen = [name for name, module in model.named_modules() if PRODUCTS.fullmatch(name)]
     assert chosen, "nothing to quantize"
     for name in chosen:
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
-        model.set_submodule(name, QuantizedLinear(linear, scheme, plain_inputs=plain_inputs))
+        model.set_submodule(name, made(linear))
     return model

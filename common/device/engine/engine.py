@@ -29,8 +29,14 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
 from common.models.base import Model, ModelConfig
-from common.models.loader import load_model, resolve_dtype, resolve_kv_dtype, resolve_max_len, with_cache_scales
-from common.models.reading import read_config
+from common.models.loader import (
+    load_model,
+    read_model,
+    resolve_dtype,
+    resolve_kv_dtype,
+    resolve_max_len,
+    with_cache_scales,
+)
 from common.ops.base import GroupCache, Ops
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
@@ -94,7 +100,7 @@ def build_engine(
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
-    model_config = read_config(model_dir, config.model.quantization)
+    model_config = read_model(model_dir, config.model.quantization)
     if device.type == "cuda":
         check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, device)

@@ -20,8 +20,7 @@ from common.kernels.attention.shared_parts import MAX_SHARED_DIM, most_shared_sl
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.memory.base.host_ram import ram_bytes
 from common.models.base import ModelConfig
-from common.models.loader import model_bytes, resolve_dtype
-from common.models.reading import read_config
+from common.models.loader import model_bytes, read_model, resolve_dtype
 from common.settings.config import Config
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
@@ -76,7 +75,7 @@ def sized(config: Config, device: torch.device) -> Config:
     """Return `config` with step sizes, equal for all workers of a device. Raises ModelError for a wrong model."""
     prefill, decode = config.prefill.on(device.type), config.decode.on(device.type)
     if device.type == "cuda" and not config.kv.pool_bytes:
-        model = read_config(Path(config.model.path), config.model.quantization)
+        model = read_model(Path(config.model.path), config.model.quantization)
         room_bytes = bytes_beside_weights(config, model, device, resolve_dtype(config.model.dtype, model, device))
         if not config.prefill.max_batch_tokens:
             most = fitting_tokens(prefill.max_batch_tokens, model, room_bytes // STEP_PART)

@@ -55,9 +55,9 @@ def _format(group: Table, stored: str) -> Format:
         return Scaled(FP8, 1, 32, scale_types=EXPONENTS)
     named = stored if stored != "naive-quantized" else f"{kind}-quantized"
     if (named, kind) == ("int-quantized", "int") and bits <= 8:
-        return Scaled(INT8, *_block(weights), has_zeros=has_zeros)
+        return Scaled(INT8, *_block(weights), has_zeros=has_zeros, input_bits=_input_bits(group, kind))
     if (named, kind, bits, has_zeros) == ("float-quantized", "float", 8, False):
-        return Scaled(FP8, *_block(weights))
+        return Scaled(FP8, *_block(weights), input_bits=_input_bits(group, kind))
     if stored == "pack-quantized" and kind == "int" and bits in (4, 8):
         rows, group_size = _block(weights)
         if rows == 1 or (rows == 0 and not has_zeros):
@@ -70,6 +70,19 @@ def _format(group: Table, stored: str) -> Format:
         f"format {stored!r:.80} of weights in {kind} of {bits} bits is",
         "FP8 and INT8 (float-, int- and naive-quantized), INT4 and INT8 (pack-quantized), NVFP4, MXFP4 and MXFP8",
     )
+
+
+def _input_bits(group: Table, kind: str) -> int:
+    """Return 8 if activations are codes like the weights', with a scale of a token or of more; else 16."""
+    if not group.get("input_activations"):
+        return 16
+    inputs = group.table("input_activations")
+    is_symmetric = inputs.get("symmetric") is not False
+    is_alike = (inputs.get("num_bits"), inputs.get("type", "int")) == (8, kind)
+    has_scales = inputs.get("strategy") in ("tensor", "token", None) or (
+        group.table("weights").get("strategy") == "block" and inputs.get("group_size") == 128
+    )
+    return 8 if is_symmetric and is_alike and has_scales else 16
 
 
 def _block(weights: Table) -> tuple[int, int]:

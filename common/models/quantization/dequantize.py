@@ -45,6 +45,14 @@ DIVISOR = "weight_global_scale"
 """Name of the scale that others are divided by."""
 
 
+def as_stored(format_: Scaled, tensors: Mapping[str, Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the codes of rows `[num_rows, width]`, and their scales in fp32, `[num_rows, 1 or blocks of columns]`."""
+    scales = _numbers(tensors[format_.scales[0]])
+    if format_.rows > 1:
+        return tensors["weight"], scales.repeat_interleave(format_.rows, 0)[:num_rows]
+    return tensors["weight"], scales.expand(num_rows, -1)
+
+
 def problem(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> str:
     """Return what is wrong with tensors just read, in host memory, of a matrix of `shape`; "" for nothing."""
     for name, tensor in tensors.items():

@@ -4,7 +4,7 @@ A format says where the rows of a matrix lie in each tensor, so that rows are re
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 FP8 = ("F8_E4M3",)
@@ -65,6 +65,7 @@ class Scaled:
     scales: tuple[str, ...] = ("weight_scale",)  # names
     scale_types: tuple[str, ...] = FLOATS
     has_zeros: bool = False  # `w = (code - zero) * scale`
+    input_bits: int = field(default=16, compare=False)  # of activations, where 8 are codes of the same kind
 
     @property
     def label(self) -> str:

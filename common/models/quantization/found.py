@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ BESIDE = re.compile(
     r"|\w+_proj_activation_scale|[qkv]_scale|[kv]_proj\.output_scale|[kv]_zero_point|kv_scale|prob_output_scale|workspace)$"
 )
 """Tensors beside quantized matrices that are not needed: scales of activations, and of keys and values in the cache."""
+OF_INPUTS = (".input_scale", ".activation_scale")
+"""Ends of names of scales of activations, one for all tokens."""
 CODES = ("weight", "weight_packed", "qweight", "B")
 """Names of the tensor that has a matrix's codes or plain elements."""
 
@@ -149,15 +151,21 @@ def _wrong(name: str, shapes: list[tuple[int, ...]], dtypes: tuple[str, ...], st
         yield f"{name} is {stored.dtype}, supported are {', '.join(dtypes)}"
 
 
-def described(model_dir: Path, found: Found, quantization: Quantization) -> str:
-    """Return a line about the quantized matrices of a checkpoint."""
+def described(model_dir: Path, found: Found, quantization: Quantization, kept: Collection[str] = ()) -> str:
+    """Return a line about the quantized matrices of a checkpoint, of which those named in `kept` stay as they are."""
     matrices = [matrix for each in found.matrices.values() for matrix in each]
     count = Counter(matrix.format.label for matrix in matrices)
     stored = (stored for matrix in matrices for _, stored in matrix.held)
     num_bytes = sum(math.prod(each.shape) * TYPES[each.dtype].itemsize for each in stored)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
-    line += f", {num_bytes / 1e9:.2f} GB, are made plain as they are loaded"
-    if quantization.input_bits < 16:
+    line += f", {num_bytes / 1e9:.2f} GB, "
+    if kept:
+        line += f"{len(kept)} of {len(matrices)} matrices stay in 8 bits, and their inputs are quantized token by token"
+        if any(name.endswith(OF_INPUTS) for name in found.used):
+            line += ", without the scales for inputs that the checkpoint has"
+    if len(kept) < len(matrices):
+        line += "; others are made plain as they are loaded" if kept else "are made plain as they are loaded"
+    if quantization.input_bits < 16 and not kept:
         line += f"; activations stay in 16 bits or more, although the checkpoint was made for {quantization.input_bits}"
     if quantization.kv_cache or any(OF_CACHE.search(name) for name in found.used):
         line += "; its scales of keys and values are for kv.dtype = fp8"

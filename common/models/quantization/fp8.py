@@ -13,7 +13,7 @@ def read(table: Table) -> Quantization:
     table.only("fmt", "e4m3", "float8_e4m3fn", default="e4m3")
     table.only("activation_scheme", "dynamic", "static", default="dynamic")
     block = table.block("weight_block_size")
-    format_ = block_format(*block) if block else Scaled(FP8, 0, 0, SCALES)
+    format_ = block_format(*block, input_bits=8) if block else Scaled(FP8, 0, 0, SCALES, input_bits=8)
     return Quantization(
         table.where,
         "fp8",
@@ -26,6 +26,6 @@ def read(table: Table) -> Quantization:
     )
 
 
-def block_format(rows: int, columns: int) -> Scaled:
+def block_format(rows: int, columns: int, *, input_bits: int = 16) -> Scaled:
     """Return FP8 in blocks; scales may be powers of 2 in a byte (`scale_fmt` ue8m0)."""
-    return Scaled(FP8, rows, columns, SCALES, (*FLOATS, EXPONENTS[0]))
+    return Scaled(FP8, rows, columns, SCALES, (*FLOATS, EXPONENTS[0]), input_bits=input_bits)

@@ -12,8 +12,8 @@ WILD = frozenset("*?[")
 MIXED = "MIXED_PRECISION"
 """Value of `quant_algo` where each module has its own."""
 ALGORITHMS: dict[str, Format] = {
-    "FP8": Scaled(FP8, 0, 0),
-    "FP8_PER_CHANNEL_PER_TOKEN": Scaled(FP8, 1, 0),
+    "FP8": Scaled(FP8, 0, 0, input_bits=8),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scaled(FP8, 1, 0, input_bits=8),
     "NVFP4": Nvfp4(),
     "W4A16_NVFP4": Nvfp4(),
     "FP8_PB_WO": fp8.block_format(128, 128),

@@ -1,6 +1,6 @@
 """Rows of a quantized matrix: what to read of a checkpoint, and where the plain rows go."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
-from common.models.quantization.dequantize import TYPES, dequantize, needless, problem
-from common.models.quantization.formats import Cut, Field, Format, finest
+from common.models.quantization.dequantize import TYPES, as_stored, dequantize, needless, problem
+from common.models.quantization.formats import Cut, Field, Format, Scaled, finest
+from common.ops.base import BLOCK
 from common.ops.reference import quantize
 
 MAX_ELEMENTS = 2 * 1024 * 1024
@@ -55,12 +56,13 @@ class Target:
     begin: int
     end: int
     tensor: Tensor  # [end - begin, ...], as many elements a row as the matrix has, in their order
-    scales: Tensor | None = None  # [end - begin, 1] fp32, filled if the tensor is of codes `[end - begin, width]`
+    scales: Tensor | None = None  # fp32, filled if the tensor is of codes: of rows, or of BLOCK rows if they are kept
+    keeps_codes: bool = False  # of the checkpoint; other codes are made
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """Rows `[begin, end)` of a quantized matrix, and where they go when they are plain, or quantized anew."""
+    """Rows `[begin, end)` of a quantized matrix, and where they go: as they are, plain, or quantized anew."""
 
     matrix: PackedMatrix
     begin: int
@@ -106,7 +108,7 @@ class PackedPart:
                 yield Span(stored.path, offset, num * size, place + row * num * size)
 
     def fill(self, staged: Tensor, device: torch.device) -> None:
-        """Start to copy what was read to the device, and to make plain rows of it; raises ModelError for bad scales.
+        """Start to copy what was read to the device, and to fill targets; raises ModelError for bad scales.
 
         Args:
             staged: the staging memory, uint8.
@@ -116,10 +118,15 @@ class PackedPart:
             paths = ", ".join(sorted({path.name for path in self.paths}))
             raise ModelError(f"{self.matrix.name}: {wrong}, in {paths}; fetch the model again")
         tensors = self._tensors(staged[: self.num_bytes].to(device, non_blocking=True))
+        for each in (each for each in self.targets if each.keeps_codes):
+            self._keep(each, tensors)
+        others = [each for each in self.targets if not each.keeps_codes]
+        if not others:
+            return
         for name in needless(on_host):
             del tensors[name]
         rows = dequantize(self.matrix.format, tensors, self.end - self.begin, self.matrix.width)
-        for each in self.targets:
+        for each in others:
             target = self._rows_of(each)
             begin = max(each.begin, self.begin) - self.begin
             plain = rows[begin : begin + target.shape[0]]
@@ -129,6 +136,18 @@ class PackedPart:
                 codes, scales = quantize(plain, target.dtype)
                 target.copy_(codes)
                 each.scales[self._part_of(each)].copy_(scales)
+
+    def _keep(self, target: Target, tensors: Mapping[str, Tensor]) -> None:
+        """Copy codes and scales as they are; rows share a scale where a target has one for BLOCK of them."""
+        assert isinstance(self.matrix.format, Scaled) and target.scales is not None, "codes with scales"
+        codes, scales = as_stored(self.matrix.format, tensors, self.end - self.begin)
+        first, end = max(self.begin, target.begin), min(self.end, target.end)
+        rows = slice(first - self.begin, end - self.begin)
+        self._rows_of(target).copy_(codes[rows])
+        each = 1 if target.scales.shape[0] == target.end - target.begin else BLOCK
+        begin = (first - target.begin) // each
+        of_blocks = scales[rows][::each]
+        target.scales[begin : begin + of_blocks.shape[0]].copy_(of_blocks)
 
     def _rows_of(self, target: Target) -> Tensor:
         return target.tensor[self._part_of(target)]

@@ -1,6 +1,8 @@
-"""Quantization of matrices when a checkpoint of 16 bits is loaded. Needs no torch."""
+"""Matrices held in 8 bits: quantized when they are loaded, or as a checkpoint has them. Needs no torch."""
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from common.models.sizes.stacks import SCALES, Stack, Stacks
 
@@ -12,27 +14,46 @@ and the head, routers, experts, and the matrix that keys and values are expanded
 SCALE_BYTES = 4
 
 
+class Codes(NamedTuple):
+    """Form of a matrix in 8 bits."""
+
+    dtype: str
+    rows: int  # that share a scale
+    columns: int  # that share a scale; 0: all
+
+
 def quantized(stacks: Stacks, scheme: str) -> Stacks:
     """Return stacks in which each row of a layer's products is held in codes, with a scale of the row beside them."""
+    codes = Codes(CODES[scheme], 1, 0)
+    return _in_codes(stacks, {name: codes for name in stacks if is_product(name)}, are_kept=False)
+
+
+def kept(stacks: Stacks, codes: Mapping[str, Codes]) -> Stacks:
+    """Return stacks of which those named in `codes` are held as the checkpoint has them, with scales beside them."""
+    return _in_codes(stacks, codes, are_kept=True)
+
+
+def _in_codes(stacks: Stacks, codes: Mapping[str, Codes], *, are_kept: bool) -> Stacks:
     changed: Stacks = {}
     for name, stack in stacks.items():
-        if _is_product(name):
-            changed[name] = stack._replace(dtype=CODES[scheme])
-            changed[f"{name}{SCALES}"] = stack._replace(dtype="float32", is_scales=True)
-        else:
-            changed[name] = stack
+        changed[name] = stack
+        if name in codes:
+            dtype, *block = codes[name]
+            changed[name] = stack._replace(dtype=dtype, keeps_codes=are_kept)
+            changed[f"{name}{SCALES}"] = stack._replace(dtype="float32", scale_block=(block[0], block[1]))
     return changed
 
 
 def is_quantized(stack: Stack) -> bool:
-    """Tell whether a stack holds codes that are made when it is loaded."""
+    """Tell whether a stack holds codes."""
     return stack.dtype in CODES.values()
 
 
 def saved_bytes(stacks: Stacks, element_bytes: int) -> int:
     """Return the bytes by which quantized stacks are smaller than with elements of `element_bytes`."""
-    shapes = [stack.shape for stack in stacks.values() if is_quantized(stack)]
-    return sum(math.prod(shape) * (element_bytes - 1) - shape[0] * SCALE_BYTES for shape in shapes)
+    num_codes = sum(math.prod(stack.shape) for stack in stacks.values() if is_quantized(stack))
+    num_scales = sum(math.prod(stack.shape) for stack in stacks.values() if stack.is_scales)
+    return num_codes * (element_bytes - 1) - num_scales * SCALE_BYTES
 
 
 def widened_bytes(stacks: Stacks) -> int:
@@ -40,5 +61,6 @@ def widened_bytes(stacks: Stacks) -> int:
     return max((2 * math.prod(stack.shape) for stack in stacks.values() if is_quantized(stack)), default=0)
 
 
-def _is_product(name: str) -> bool:
+def is_product(name: str) -> bool:
+    """Tell whether a stack is a matrix that may be held in 8 bits."""
     return name.startswith("layers.") and name.rsplit(".", 1)[1] in PRODUCTS

@@ -42,12 +42,21 @@ class Stack(NamedTuple):
     dtype: str | None = None  # None for the dtype that the model is served in
     add: float = 0.0  # to each element, when it is loaded
     others: tuple[list[Piece], ...] = ()  # further forms in which a checkpoint may hold the same rows
-    is_scales: bool = False  # the scales of these rows, which are found when the rows are quantized
+    scale_block: tuple[int, int] | None = None  # of the scales of these rows: what shares one; 0 columns: all
+    keeps_codes: bool = False  # of the checkpoint; other codes are made when they are loaded
+
+    @property
+    def is_scales(self) -> bool:
+        return self.scale_block is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
         num_rows = sum(piece.num_rows for piece in self.pieces)
-        return (num_rows, 1) if self.is_scales else (num_rows, *self.pieces[0].stack_shape[1:])
+        shape = (num_rows, *self.pieces[0].stack_shape[1:])
+        if self.scale_block is None:
+            return shape
+        rows, columns = self.scale_block
+        return -(-num_rows // rows), -(-shape[1] // columns) if columns else 1
 
     @property
     def forms(self) -> tuple[list[Piece], ...]:
