@@ -37,7 +37,7 @@ demo: $(runtime) ## serve the bundled model and stream a verse from it
 check: $(dev) ## lint and the fast tests: under 2 minutes on two cores
 	@$(side_by_side) --keep-going chosen="not gpu and not gpu_types and not slow and not medium" test-others lint test-systems test-computing
 
-test: $(dev) ## all but the slow tests and those that need a GPU: about 12 minutes on two idle cores
+test: $(dev) ## all but the slow tests and those that need a GPU
 	@$(side_by_side) $(all_tests)
 
 test-all: $(dev) ## every test that needs no GPU, but the kernels of rarer types of GPUs
