@@ -11,7 +11,6 @@ from common.kernels.base.expert_operands import Choice, Routing
 from common.kernels.base.gpu import Gpu
 from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
-from common.kernels.experts.lone_mxfp4 import lone_down, takes
 from common.kernels.experts.lone_token import lone_experts
 from common.kernels.experts.products import experts_down, experts_gate_up
 from common.kernels.experts.router_logits import FUSED_TOKENS, norm_logits, router_logits
@@ -70,17 +69,7 @@ class CudaExperts:
         if x.shape[0] == 1 and weights.gate_up_scales is None:
             matrices = (weights.gate_up_matrix, weights.down_matrix, weights.activation.value)
             return Residual(lone_experts(x, routing, *matrices, residual.rows, pdl=self._pdl))
-        if x.shape[0] == 1 and takes(routing.experts.shape[1]):
-            return Residual(self._lone_packed(x, routing, weights, residual.rows))
         return Residual(residual.rows, self._outputs(x, routing, weights))
-
-    def _lone_packed(self, x: Tensor, routing: Routing, weights: ExpertWeights, residual: Tensor) -> Tensor:
-        """Return `residual` with the outputs of a lone token's experts, whose matrices are in MXFP4."""
-        num_slots = routing.experts.shape[1]
-        tiles = expert_tiles(1, num_slots, weights.num, x.element_size(), self._gpu, is_packed=True)
-        activation = weights.activation.value
-        inner = experts_gate_up(x, weights.gate_up_matrix, routing, None, activation, tiles, pdl=self._pdl)
-        return lone_down(inner, weights.down_matrix, routing, residual, pdl=self._pdl)
 
     def _outputs(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
         """Return the weighted outputs: `[num_slots, num_tokens, hidden]`."""

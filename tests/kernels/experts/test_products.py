@@ -7,12 +7,10 @@ from torch import Tensor
 from common.base.activation import Activation
 from common.kernels.base.expert_operands import ExpertMatrix, Routing
 from common.kernels.experts.grouping import group_pairs
-from common.kernels.experts.lone_mxfp4 import lone_down
 from common.kernels.experts.products import experts_down, experts_gate_up
 from common.kernels.experts.tiles import ExpertTiles, expert_tiles
 from common.ops import reference
 from common.ops.base import ExpertWeights
-from common.ops.reference.mxfp4 import from_mxfp4
 from tests.kernels.conftest import AssertClose, gpu_at
 
 CASES = [
@@ -92,25 +90,3 @@ def test_matrices_may_be_mxfp4(
     assert_close(computed(x, gate_up, down, routing, activation, TILES), law)
     tiles = expert_tiles(num_tokens, per_token, num_experts, x.element_size(), gpu_at(device), is_packed=True)
     assert_close(computed(x, gate_up, down, routing, activation, tiles), law)
-
-
-@pytest.mark.parametrize(
-    ("num_slots", "hidden", "inner", "has_bias"), [(4, 72, 160, True), (2, 33, 96, False), (8, 16, 32, True)]
-)
-def test_a_lone_token_s_outputs_in_mxfp4(
-    num_slots: int, hidden: int, inner: int, has_bias: bool,
-    device: torch.device, dtype: torch.dtype, assert_close: AssertClose,
-) -> None:  # fmt: skip
-    num, x = 9, torch.randn(num_slots, inner).to(device, dtype)
-    routing = make_routing(1, num, num_slots, device)
-    data = torch.randint(256, (num, hidden, inner // 2), dtype=torch.uint8, device=device)
-    scales = torch.randint(122, 126, (num, hidden, inner // 32), dtype=torch.uint8, device=device)
-    bias = torch.randn(num, hidden).to(device, dtype) if has_bias else None
-    residual = torch.randn(1, hidden).to(device, dtype)
-    chosen = routing.experts[0].long()
-    each = torch.einsum("shk,sk->sh", from_mxfp4(data[chosen], scales[chosen]).float(), x.float())
-    each += 0.0 if bias is None else bias[chosen].float()
-    law = (residual.float() + routing.weights @ each).to(dtype)
-    out = lone_down(x, ExpertMatrix(data, scales, bias), routing, residual)
-    assert out is residual
-    assert_close(out, law)
