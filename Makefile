@@ -34,7 +34,7 @@ setup: $(dev) ## create .venv with everything, from constraints.txt
 demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy demo
 
-check: $(dev) ## lint and the fast tests: under 2 minutes on two cores
+check: $(dev) ## lint and the fast tests: 3 minutes on two idle cores
 	@$(side_by_side) --keep-going chosen="not gpu and not gpu_types and not slow and not medium" test-others lint test-systems test-computing
 
 test: $(dev) ## all but the slow tests and those that need a GPU
