@@ -26,9 +26,7 @@ NORM_COLUMNS = 1024  # of a token, whose squares are added up at once
 
 
 @triton.jit
-def _load_tile(
-    ptr, inside, blocks, INDEX: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr
-):
+def _load_tile(ptr, inside, blocks, INDEX: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr):
     """Load the tile INDEX of numbers `[ROWS / 8, WARPS, 8, NUMBERS]`, a block a warp; read once, so evicted first."""
     ptr += INDEX * WARPS * NUMBERS
     if EVEN:
@@ -283,8 +281,8 @@ def _packed_gemm_kernel(
                     else:
                         place = ((blocks + i * WARPS) * BLOCK // GROUP)[:, None]
                     acc = _scaled(
-                        acc, part, x_sums, scale_ptr + place, offset_ptr + place, rows_left, 16 * GROUPS, EVEN, CENTERED,
-                        EXCESS,
+                        acc, part, x_sums, scale_ptr + place, offset_ptr + place, rows_left, 16 * GROUPS, EVEN,
+                        CENTERED, EXCESS,
                     )  # fmt: skip
                     if GATED:
                         up_acc = _scaled(
