@@ -26,25 +26,26 @@ NORM_COLUMNS = 1024  # of a token, whose squares are added up at once
 
 
 @triton.jit
-def _load_tile(ptr, inside, blocks, INDEX: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr):
-    """Load the tile INDEX of numbers `[ROWS / 8, WARPS, 8, NUMBERS]`, a block a warp; read once, so evicted first."""
+def _load_tile(ptr, inside, blocks, end, INDEX: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr):
+    """Load the tile INDEX of numbers `[ROWS / 8, WARPS, 8, NUMBERS]`, a block a warp; read once, so evicted first.
+
+    Blocks from `end` on are zeros. EVEN: there are none, and all rows are inside.
+    """
     ptr += INDEX * WARPS * NUMBERS
     if EVEN:
         tile = tl.load(ptr, eviction_policy="evict_first")
     else:
-        mask = inside & (blocks + INDEX * WARPS < BLOCKS)[None, :, None, None]
+        mask = inside & (blocks + INDEX * WARPS < end)[None, :, None, None]
         tile = tl.load(ptr, mask=mask, other=0, eviction_policy="evict_first")
     return tile
 
 
 @triton.jit
-def _load_tiles(
-    ptr, inside, blocks, COUNT: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr
-):
+def _load_tiles(ptr, inside, blocks, end, COUNT: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr):
     """Load the first COUNT tiles, as a tuple; all are on the way before the first is needed."""
-    tiles = (_load_tile(ptr, inside, blocks, 0, BLOCKS, WARPS, EVEN),)
+    tiles = (_load_tile(ptr, inside, blocks, end, 0, WARPS, EVEN),)
     for i in tl.static_range(1, COUNT):
-        tiles = tiles + (_load_tile(ptr, inside, blocks, i, BLOCKS, WARPS, EVEN),)  # type: ignore[assignment]
+        tiles = tiles + (_load_tile(ptr, inside, blocks, end, i, WARPS, EVEN),)  # type: ignore[assignment]
     return tiles
 
 
@@ -166,8 +167,9 @@ def _packed_gemm_kernel(
     BLOCK_M: tl.constexpr,  # at least m
     ROWS: tl.constexpr,  # outputs of a program
     SPLITS: tl.constexpr,
-    STAGES: tl.constexpr,  # tiles on the way at once; at most TILES
     TILES: tl.constexpr,  # of a program
+    STAGES: tl.constexpr,  # tiles on the way at once, and of a round; at most TILES
+    ROUNDS: tl.constexpr,  # enough for all tiles
     EVEN_N: tl.constexpr,  # ROWS divides n
     HAS_NORM: tl.constexpr,  # of a lone token
     NORM_BLOCK: tl.constexpr,
@@ -185,20 +187,21 @@ def _packed_gemm_kernel(
     QUARTERS: tl.constexpr = BLOCK // 32
     NARROW: tl.constexpr = STEP < 64 and not PACKED
     CENTERED: tl.constexpr = offsets_ptr is None
-    EVEN_K: tl.constexpr = TILES * SPLITS * WARPS == BLOCKS
+    EVEN_K: tl.constexpr = TILES * SPLITS * WARPS == BLOCKS and ROUNDS * STAGES == TILES
     EVEN: tl.constexpr = EVEN_N and EVEN_K
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.program_id(0) * ROWS
     blocks = tl.program_id(1) * (TILES * WARPS) + tl.arange(0, WARPS)
+    end = min((tl.program_id(1) + 1) * (TILES * WARPS), BLOCKS)
     tile_rows = row + tl.arange(0, ROWS // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
     numbers = blocks[None, :, None, None] * NUMBERS + tl.arange(0, NUMBERS)[None, None, None, :]
     tile_ptr = weight_ptr + tile_rows[:, None, :, None].to(tl.int64) * WIDTH + numbers
     up_ptr = tile_ptr + n.to(tl.int64) * WIDTH
     inside_tile = (tile_rows < n)[:, None, :, None]
-    tiles = _load_tiles(tile_ptr, inside_tile, blocks, STAGES, BLOCKS, WARPS, EVEN)
+    tiles = _load_tiles(tile_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
     up_tiles = tiles
     if GATED:
-        up_tiles = _load_tiles(up_ptr, inside_tile, blocks, STAGES, BLOCKS, WARPS, EVEN)
+        up_tiles = _load_tiles(up_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
     wait_for_predecessor(PDL)
 
     squares = tl.zeros((NORM_BLOCK,), tl.float32)
@@ -231,65 +234,75 @@ def _packed_gemm_kernel(
     no_sums = tl.zeros((WARPS, 16, BLOCK_M), tl.float32)
     zeros = tl.zeros((WARPS, ROWS, BLOCK_M), tl.float32)
     acc, up_acc = zeros, zeros
-    for i in tl.static_range(TILES):
-        if i + STAGES < TILES:
-            tiles = tiles + (_load_tile(tile_ptr, inside_tile, blocks, i + STAGES, BLOCKS, WARPS, EVEN),)
+    for first in tl.range(0, ROUNDS * STAGES, STAGES, num_stages=1):
+        later, up_later = (), ()
+        for slot in tl.static_range(STAGES):
+            i = first + slot
+            halves = _halves(tiles[slot], PACKED, WARPS, ROWS)
+            up_halves = halves
             if GATED:
-                up_tiles = up_tiles + (_load_tile(up_ptr, inside_tile, blocks, i + STAGES, BLOCKS, WARPS, EVEN),)
-        halves = _halves(tiles[i], PACKED, WARPS, ROWS)
-        up_halves = halves
-        if GATED:
-            up_halves = _halves(up_tiles[i], PACKED, WARPS, ROWS)
-        is_block = blocks + i * WARPS < BLOCKS
-        inside_x = inside_m if EVEN_K else inside_m & is_block[None, :, None, None]
-        rows_left = tl.where(is_block[:, None], (n - few_rows)[None, :], 0)
-        scales, offsets, up_scales, up_offsets = 0.0, 0.0, 0.0, 0.0
-        if NARROW:
-            inside = (rows < n)[None, :, None] & is_block[:, None, None]
-            at = i * WARPS * (BLOCK // GROUP)
-            scales = _of_sixteens(scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
-            if not CENTERED:
-                offsets = _of_sixteens(offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
-            if GATED:
-                up_scales = _of_sixteens(up_scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                up_halves = _halves(up_tiles[slot], PACKED, WARPS, ROWS)
+            is_block = blocks + i * WARPS < end
+            inside_x = inside_m if EVEN_K else inside_m & is_block[None, :, None, None]
+            rows_left = tl.where(is_block[:, None], (n - few_rows)[None, :], 0)
+            scales, offsets, up_scales, up_offsets = 0.0, 0.0, 0.0, 0.0
+            if NARROW:
+                inside = (rows < n)[None, :, None] & is_block[:, None, None]
+                at = i * WARPS * (BLOCK // GROUP)
+                scales = _of_sixteens(scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
                 if not CENTERED:
-                    up_offsets = _of_sixteens(up_offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
-        part, up_part, x_sums = zeros, zeros, no_sums
-        for p in tl.static_range(2):
-            codes = _codes(halves[p], scales, offsets, dtype, PACKED, NARROW, CENTERED)
-            up_codes = codes
-            if GATED:
-                up_codes = _codes(up_halves[p], up_scales, up_offsets, dtype, PACKED, NARROW, CENTERED)
-            for q in tl.static_range(QUARTERS // 2):
-                at = i * WARPS * BLOCK + p * (64 if PACKED else 8) + q * 32
-                x = _load_tokens(token_ptr + at, token_norm_ptr + at, inside_x, HAS_NORM)
-                x = _operands(x, PACKED, WARPS, BLOCK_M)
-                for j in tl.static_range(2):
-                    if NARROW:
-                        acc = tl.dot(codes[j], x[j], acc, input_precision="ieee")
-                        if GATED:
-                            up_acc = tl.dot(up_codes[j], x[j], up_acc, input_precision="ieee")
-                    else:
-                        part = tl.dot(codes[2 * q + j], x[j], part, input_precision="ieee")
-                        if GATED:
-                            up_part = tl.dot(up_codes[2 * q + j], x[j], up_part, input_precision="ieee")
-                        if not CENTERED:
-                            x_sums = tl.dot(ones, x[j], x_sums, input_precision="ieee")
-                if not NARROW and (p * (QUARTERS // 2) + q + 1) * 32 % STEP == 0:
-                    if GROUP <= BLOCK:
-                        place = i * WARPS * (BLOCK // GROUP) + (p * (QUARTERS // 2) + q) * 32 // GROUP
-                    else:
-                        place = ((blocks + i * WARPS) * BLOCK // GROUP)[:, None]
-                    acc = _scaled(
-                        acc, part, x_sums, scale_ptr + place, offset_ptr + place, rows_left, 16 * GROUPS, EVEN,
-                        CENTERED, EXCESS,
-                    )  # fmt: skip
-                    if GATED:
-                        up_acc = _scaled(
-                            up_acc, up_part, x_sums, up_scale_ptr + place, up_offset_ptr + place, rows_left,
-                            16 * GROUPS, EVEN, CENTERED, EXCESS,
+                    offsets = _of_sixteens(offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                if GATED:
+                    up_scales = _of_sixteens(up_scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                    if not CENTERED:
+                        up_offsets = _of_sixteens(up_offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+            part, up_part, x_sums = zeros, zeros, no_sums
+            for p in tl.static_range(2):
+                codes = _codes(halves[p], scales, offsets, dtype, PACKED, NARROW, CENTERED)
+                up_codes = codes
+                if GATED:
+                    up_codes = _codes(up_halves[p], up_scales, up_offsets, dtype, PACKED, NARROW, CENTERED)
+                for q in tl.static_range(QUARTERS // 2):
+                    at = i * WARPS * BLOCK + p * (64 if PACKED else 8) + q * 32
+                    x = _load_tokens(token_ptr + at, token_norm_ptr + at, inside_x, HAS_NORM)
+                    x = _operands(x, PACKED, WARPS, BLOCK_M)
+                    for j in tl.static_range(2):
+                        if NARROW:
+                            acc = tl.dot(codes[j], x[j], acc, input_precision="ieee")
+                            if GATED:
+                                up_acc = tl.dot(up_codes[j], x[j], up_acc, input_precision="ieee")
+                        else:
+                            part = tl.dot(codes[2 * q + j], x[j], part, input_precision="ieee")
+                            if GATED:
+                                up_part = tl.dot(up_codes[2 * q + j], x[j], up_part, input_precision="ieee")
+                            if not CENTERED:
+                                x_sums = tl.dot(ones, x[j], x_sums, input_precision="ieee")
+                    if not NARROW and (p * (QUARTERS // 2) + q + 1) * 32 % STEP == 0:
+                        if GROUP <= BLOCK:
+                            place = i * WARPS * (BLOCK // GROUP) + (p * (QUARTERS // 2) + q) * 32 // GROUP
+                        else:
+                            place = ((blocks + i * WARPS) * BLOCK // GROUP)[:, None]
+                        acc = _scaled(
+                            acc, part, x_sums, scale_ptr + place, offset_ptr + place, rows_left, 16 * GROUPS, EVEN,
+                            CENTERED, EXCESS,
                         )  # fmt: skip
-                    part, up_part, x_sums = zeros, zeros, no_sums
+                        if GATED:
+                            up_acc = _scaled(
+                                up_acc, up_part, x_sums, up_scale_ptr + place, up_offset_ptr + place, rows_left,
+                                16 * GROUPS, EVEN, CENTERED, EXCESS,
+                            )  # fmt: skip
+                        part, up_part, x_sums = zeros, zeros, no_sums
+            if ROUNDS > 1:
+                later_ptr, left = tile_ptr + first * (WARPS * NUMBERS), end - first * WARPS
+                later = later + (_load_tile(later_ptr, inside_tile, blocks, left, slot + STAGES, WARPS, False),)
+                if GATED:
+                    later_ptr = up_ptr + first * (WARPS * NUMBERS)
+                    up_later = up_later + (
+                        _load_tile(later_ptr, inside_tile, blocks, left, slot + STAGES, WARPS, False),
+                    )
+        if ROUNDS > 1:
+            tiles = later
+            up_tiles = up_later if GATED else later
 
     y = tl.sum(acc, axis=0)
     up = y
@@ -336,7 +349,7 @@ def packed_gemm(
     """Write `norm(x) @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
 
     With `splits`, write parts, the first with the bias. A program has `rows` outputs, in 16s, and `warps` warps, each
-    with 64 bytes of a row of a tile. `stages` tiles are on the way at once, the first during the wait for the
+    with 64 bytes of a row of a tile. Up to `stages` tiles are on the way at once, the first during the wait for the
     predecessor.
     """
     (m, k), n = x.shape, weight.shape[0] // (1 if activation is None else 2)
@@ -351,6 +364,7 @@ def packed_gemm(
     assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
     check_ending(n, bias, activation)
     tiles = triton.cdiv(k // layout.block, warps * splits)
+    rounds = triton.cdiv(tiles, stages)
     _packed_gemm_kernel[(triton.cdiv(n, rows), splits)](
         x_ptr=x,
         weight_ptr=weight.view(torch.uint16),
@@ -372,8 +386,9 @@ def packed_gemm(
         BLOCK_M=max(8, triton.next_power_of_2(m)),
         ROWS=rows,
         SPLITS=splits,
-        STAGES=min(stages, tiles),
         TILES=tiles,
+        STAGES=triton.cdiv(tiles, rounds),
+        ROUNDS=rounds,
         EVEN_N=n % rows == 0,
         HAS_NORM=norm is not None,
         NORM_BLOCK=min(NORM_COLUMNS, triton.next_power_of_2(k)),
