@@ -97,7 +97,7 @@ class QuantizedLinear:
         if self.plans is None:
             return Plan(Kind.CUBLAS)
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
-        if plan.kind is Kind.GEMV and (weight.num_in % GEMV_COLUMNS or x.dtype.itemsize != 2):
+        if plan.kind is Kind.GEMV and weight.num_in % GEMV_COLUMNS:
             plan = self.plans.plan(fusion, 2, n, weight.num_in, weight.scheme)
         if weight.is_grouped and plan.kind is Kind.RING and plan.block_k != BLOCK:
             plan = replace(plan, block_k=BLOCK, stages=plan.stages * plan.block_k // BLOCK)
