@@ -52,6 +52,7 @@ from common.ops.base import (
     Norm,
     Residual,
     Router,
+    Routing,
     Weight,
 )
 from common.ops.cuda_ops import CudaOps
@@ -252,6 +253,25 @@ def run_other_experts(gpu: Gpu) -> None:
         ops.experts_add(x, routing, weights, rows)
 
 
+def run_experts_in_codes(gpu: Gpu) -> None:
+    """Experts of Qwen3-30B-A3B in blocks of FP8 and in rows of INT8; of blocks that begin inside an expert, by row."""
+    hidden, inner, num, e4m3 = 2048, 768, 128, torch.float8_e4m3fn
+    for codes, rows, columns in ((e4m3, 128, 128), (torch.int8, 1, 0), (e4m3, 1, 128)):
+        groups = [-(-width // columns) if columns else 1 for width in (hidden, inner)]
+        weights = ExpertWeights(
+            gate_up=empty(num, 2 * inner, hidden, dtype=codes),
+            down=empty(num, hidden, inner, dtype=codes),
+            activation=Activation.SILU,
+            gate_up_scales=empty(num, 2 * inner // rows, groups[0], dtype=torch.float32),
+            down_scales=empty(num, hidden // rows, groups[1], dtype=torch.float32),
+        )
+        for num_tokens in (1, 8, 300, 1200, 5000) if columns else (1, 8, 1200):
+            ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 64)
+            routing = Routing(empty(num_tokens, 8), empty(num_tokens, 8, dtype=torch.float32))
+            x = empty(num_tokens, hidden, dtype=BF16)
+            ops.experts_add(x, routing, weights, Residual(empty(num_tokens, hidden, dtype=BF16)))
+
+
 def run_attention(
     gpu: Gpu, heads: Heads, *, shares_prefixes: bool = False, cache: torch.dtype = BF16, **given: Any
 ) -> None:
@@ -427,6 +447,7 @@ def main(capabilities: list[str]) -> None:
         run_hybrid(gpu)
         run_experts(gpu)
         run_other_experts(gpu)
+        run_experts_in_codes(gpu)
         run_gemma(gpu)
         run_gemma_experts(gpu)
         run_latent(gpu)
