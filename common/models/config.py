@@ -12,7 +12,7 @@ from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.models.sizes.quantized import Codes, kept, quantized, saved_bytes, widened_bytes
+from common.models.sizes.quantized import Codes, is_of_experts, kept, quantized, saved_bytes, widened_bytes
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
@@ -105,7 +105,14 @@ class DecoderConfig:
     def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
         """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
         plain_bytes = self.step_weights(num_tokens) * element_bytes
-        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
+        if not (self.scheme or self.kept):
+            return plain_bytes
+        stacks, unread = self.stacks(), 0.0
+        for name in filter(is_of_experts, stacks):
+            mlp = self.layers[int(name.split(".")[1])].mlp
+            assert isinstance(mlp, Experts | ParallelExperts)
+            unread += (1.0 - mlp.read_share(num_tokens)) * saved_bytes({name: stacks[name]}, element_bytes)
+        return plain_bytes - saved_bytes(stacks, element_bytes) + round(unread)
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Return the bytes of all matrices with plain elements of `element_bytes`, the input's table included."""

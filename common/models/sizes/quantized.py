@@ -8,9 +8,11 @@ from common.models.sizes.stacks import SCALES, Stack, Stacks
 
 CODES = {"fp8": "float8_e4m3fn", "int8": "int8"}
 """Dtypes of codes, by the scheme's name."""
-PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out")
+EXPERTS = ("experts_gate_up", "experts_down")
+"""Names of the matrices of a layer's experts, whose inputs are not quantized."""
+PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out", *EXPERTS)
 """Names of a layer's matrices that activations are multiplied by. Other matrices stay as they are: the input's table
-and the head, routers, experts, and the matrix that keys and values are expanded from latents by."""
+and the head, routers, and the matrix that keys and values are expanded from latents by."""
 SCALE_BYTES = 4
 
 
@@ -57,10 +59,19 @@ def saved_bytes(stacks: Stacks, element_bytes: int) -> int:
 
 
 def widened_bytes(stacks: Stacks) -> int:
-    """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it."""
-    return max((2 * math.prod(stack.shape) for stack in stacks.values() if is_quantized(stack)), default=0)
+    """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it.
+
+    Matrices of experts are widened in registers.
+    """
+    widened = (stack for name, stack in stacks.items() if is_quantized(stack) and not is_of_experts(name))
+    return max((2 * math.prod(stack.shape) for stack in widened), default=0)
 
 
 def is_product(name: str) -> bool:
     """Tell whether a stack is a matrix that may be held in 8 bits."""
     return name.startswith("layers.") and name.rsplit(".", 1)[1] in PRODUCTS
+
+
+def is_of_experts(name: str) -> bool:
+    """Tell whether a stack is of the matrices of a layer's experts, or of their scales."""
+    return name.removesuffix(SCALES).rpartition(".")[2] in EXPERTS

@@ -12,6 +12,8 @@ from common.models.sizes.delta_rule import DeltaRule
 DTYPE = "bfloat16"
 BYTES = 2
 """Bytes of a weight that is not in 8 bits, and of an element of keys and values in the model's dtype."""
+ALL_EXPERTS = 1_000_000
+"""Tokens of a step that reads all experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def shape_of(config: DecoderConfig, kv_dtype: str = "auto") -> ModelShape:
         pair_products=pairs[False],
         token_bytes=config.activation_bytes(1, 0) - matrix_bytes,
         logit_bytes=config.activation_bytes(0, 1) - matrix_bytes,
-        expert_bytes=BYTES * experts,
+        expert_bytes=config.step_bytes(ALL_EXPERTS, BYTES) - config.step_bytes(0, BYTES),
         expert_share=(config.step_weights(1) - any_step) / experts if experts else 0.0,
         window=max(group.window for group in groups),
         window_bytes=sum(group.token_bytes for group in groups if group.window),
