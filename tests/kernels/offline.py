@@ -165,7 +165,7 @@ def run_quantized(gpu: Gpu) -> None:
     """A model quantized by each scheme, and products with the other forms of scales: decode steps, and prompts."""
     dtypes = DTYPES | {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
     for scheme in ("fp8", "int8"):
-        config = replace(MODEL, scheme=scheme)
+        config = replace(MODEL, scheme=scheme, head=scheme)
         tensors = {
             name: empty(*stack.shape, dtype=dtypes[stack.dtype or "bfloat16"])
             for name, stack in config.stacks().items()
@@ -175,6 +175,7 @@ def run_quantized(gpu: Gpu) -> None:
         prompt_ops.plans = PromptPlans(prompt_ops.plans)
         for num_rows in (1, 64):
             model.forward(make_batch(num_rows, num_rows), step_ops)
+        model.logits(Residual(empty(130, 2560, dtype=BF16)), prompt_ops)
         for num_tokens in (3, 32, 300):
             model.forward(make_batch(num_tokens, 1), prompt_ops)
         codes, inner = dtypes[config.stacks()["layers.0.qkv"].dtype or ""], 9728

@@ -54,6 +54,14 @@ def quantized_copy(model: Any, scheme: str, *, plain_inputs: bool = False) -> An
     return model
 
 
+def with_quantized_head(model: Any, scheme: str, *, plain_inputs: bool = False) -> Any:
+    """Return a copy of a model of transformers whose matrix of logits is quantized; the input's table is not."""
+    model = copy.deepcopy(model)
+    weight = rounded(model.lm_head.weight.detach(), scheme)
+    model.lm_head = QuantizedLinear(weight, None, scheme, 0, plain_inputs=plain_inputs)
+    return model
+
+
 @torch.no_grad()
 def _round_experts(model: Any, scheme: str) -> None:
     """Round the rows of experts; a shared MLP is several experts, and so are parts of its rows."""

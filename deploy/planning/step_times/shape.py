@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
 from common.models.config import DecoderConfig, cached_dtype
-from common.models.reading import AS_STORED, read_config
+from common.models.reading import AS_STORED, KEEP, read_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 
@@ -60,15 +60,16 @@ class ModelShape:
         return self.matrix_bytes + num_tokens * self.token_bytes + num_logit_rows * self.logit_bytes
 
 
-def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED) -> ModelShape:
+def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED, head: str = KEEP) -> ModelShape:
     """Read the shape of a model's directory or GGUF file; raises ConfigError for a model that plan does not know.
 
     Args:
         kv_dtype: as `kv.dtype` of workers.
         quantization: as `model.quantization` of workers; a model that keeps packed weights has AS_STORED only.
+        head: as `model.head` of workers.
     """
     try:
-        return shape_of(read_config(path, quantization), kv_dtype)
+        return shape_of(read_config(path, quantization, head), kv_dtype)
     except ModelError as error:
         raise ConfigError(str(error)) from None
 
