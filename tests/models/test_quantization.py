@@ -21,7 +21,7 @@ from common.wire.values.fingerprint import model_fingerprint
 from tests.models.test_decoder import CPU, Backend, Cache, OwnWeights, errors, prompts, rounded_logits
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gguf_files import every, write_gguf
-from tests.support.packed_checkpoints import CASES, SIZES, pack_checkpoint
+from tests.support.packed_checkpoints import CASES, EXPERTS, SIZES, pack_checkpoint
 from tests.support.quantized import quantized_copy, rounded, with_quantized_head
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
@@ -221,6 +221,22 @@ def test_rows_of_quantized_checkpoints_are_quantized_anew(
     assert_quantized_anew(packed, scheme)
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param("mistral4", id="stacked"),
+        pytest.param("deepseek-v2-lite", id="shared-of-several", marks=pytest.mark.medium),
+    ],
+)
+def test_experts_of_quantized_checkpoints_are_quantized_anew(variant: str, tmp_path: Path) -> None:
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    for each in (packed, plain):
+        each.mkdir()
+    write_checkpoint(variant, packed)
+    pack_checkpoint(packed, plain, EXPERTS["fp8-blocks"]())
+    assert_quantized_anew(packed, "int8")
+
+
 @pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
 def test_rows_of_gguf_files_are_quantized_in_their_order(
@@ -229,6 +245,11 @@ def test_rows_of_gguf_files_are_quantized_in_their_order(
     monkeypatch.setattr("common.models.upload.SLOT_BYTES", 700)
     directory, _ = checkpoint(variant)
     assert_quantized_anew(write_gguf(tmp_path / "model.gguf", directory, every(kind)), "fp8")
+
+
+def test_experts_of_gguf_files_are_quantized(tmp_path: Path) -> None:
+    write_checkpoint("qwen3-moe", tmp_path, sizes={"mlp_only_layers": []})
+    assert_quantized_anew(write_gguf(tmp_path / "model.gguf", tmp_path, every(Type.Q8_0)), "int8")
 
 
 @pytest.mark.parametrize(("variant", "num_stacks"), [("qwen3-tied", 12), ("qwen3-moe", 12)])

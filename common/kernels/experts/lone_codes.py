@@ -20,6 +20,25 @@ BLOCK_K = 512  # 16 codes a thread
 GATE_ROWS, DOWN_ROWS = 4, 2  # of a program
 GATE_STAGES, DOWN_STAGES = 4, 8  # tiles on the way at once, within 128 registers
 GROUP = tl.constexpr(GROUP_COLUMNS)
+# The byte plus 128 as the last bits of 2 ** 23 in fp32, from which 2 ** 23 + 128 is taken.
+_FOUR_BYTES = tl.constexpr(
+    """{
+    .reg .b32 more, bits;
+    xor.b32 more, $4, 0x80808080;
+    prmt.b32 bits, more, 0x4B000000, 0x7440;
+    mov.b32 $0, bits;
+    prmt.b32 bits, more, 0x4B000000, 0x7441;
+    mov.b32 $1, bits;
+    prmt.b32 bits, more, 0x4B000000, 0x7442;
+    mov.b32 $2, bits;
+    prmt.b32 bits, more, 0x4B000000, 0x7443;
+    mov.b32 $3, bits;
+    add.rn.f32 $0, $0, 0fCB000080;
+    add.rn.f32 $1, $1, 0fCB000080;
+    add.rn.f32 $2, $2, 0fCB000080;
+    add.rn.f32 $3, $3, 0fCB000080;
+    }"""
+)
 
 
 @triton.jit
@@ -76,13 +95,25 @@ def _row_scales(scales_ptr, expert, rows, inside_n, N: tl.constexpr, SCALE_ROWS:
 
 
 @triton.jit
-def _added(acc, tile, even_x, odd_x, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+def _added(acc, tile, even_x, odd_x, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, dtype: tl.constexpr):
     """Add the products of a tile and the halves of a token beside it to `acc [ROWS, BLOCK_K / 16, 8]`."""
     eights = tl.permute(tl.reshape(tile, (ROWS, BLOCK_K // 16, 2, 8)), (0, 1, 3, 2))
     even, odd = tl.split(eights)
-    acc += widened(even) * even_x
-    acc += widened(odd) * odd_x
+    acc += _in_fp32(even, dtype) * even_x
+    acc += _in_fp32(odd, dtype) * odd_x
     return acc
+
+
+@triton.jit
+def _in_fp32(codes, dtype: tl.constexpr):
+    """Return codes in fp32, exactly; signed bytes beside a token in 16 bits by bits, because conversions are slow."""
+    if codes.dtype == tl.int8 and dtype.primitive_bitwidth == 16:
+        numbers = tl.inline_asm_elementwise(
+            _FOUR_BYTES, "=f,=f,=f,=f,r", [codes], dtype=tl.float32, is_pure=True, pack=4
+        )
+    else:
+        numbers = widened(codes)
+    return numbers
 
 
 @triton.jit
@@ -128,6 +159,7 @@ def _lone_codes_gate_up_kernel(
     for i in tl.static_range(1, TILES):
         gate_scales = gate_scales + (_group_scales(gate_scales_ptr, groups, scaled_n, i, BLOCK_K, SCALE_ROWS, GROUPS),)  # type: ignore[assignment]
         up_scales = up_scales + (_group_scales(up_scales_ptr, groups, scaled_n, i, BLOCK_K, SCALE_ROWS, GROUPS),)  # type: ignore[assignment]
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     gate_acc = tl.zeros((ROWS, BLOCK_K // 16, 8), tl.float32)
     up_acc = tl.zeros((ROWS, BLOCK_K // 16, 8), tl.float32)
     for i in tl.static_range(TILES):
@@ -135,8 +167,8 @@ def _lone_codes_gate_up_kernel(
             gates = gates + (_tile(gate_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
             ups = ups + (_tile(up_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
         x, other_x = _half(x_ptr, even, i, K, BLOCK_K), _half(x_ptr, even + 8, i, K, BLOCK_K)
-        gate_acc = _added(gate_acc, gates[i], x * gate_scales[i], other_x * gate_scales[i], ROWS, BLOCK_K)
-        up_acc = _added(up_acc, ups[i], x * up_scales[i], other_x * up_scales[i], ROWS, BLOCK_K)
+        gate_acc = _added(gate_acc, gates[i], x * gate_scales[i], other_x * gate_scales[i], ROWS, BLOCK_K, dtype)
+        up_acc = _added(up_acc, ups[i], x * up_scales[i], other_x * up_scales[i], ROWS, BLOCK_K, dtype)
     gate, up = tl.sum(tl.sum(gate_acc, axis=2), axis=1), tl.sum(tl.sum(up_acc, axis=2), axis=1)
     if GROUPS == 1:
         gate *= _row_scales(scales_ptr, expert, rows, rows < N, 2 * N, SCALE_ROWS)
@@ -191,6 +223,7 @@ def _lone_codes_down_kernel(
         tiles = tiles + (_tile(row_ptrs[i // TILES], columns, inside_n, i % TILES, K, BLOCK_K),)  # type: ignore[assignment]
         scales = scales + (_group_scales(places[i // TILES], groups, scaled_n, i % TILES, BLOCK_K, SCALE_ROWS, GROUPS),)  # type: ignore[assignment]
     wait_for_predecessor(PDL)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     acc = tl.zeros((ROWS, BLOCK_K // 16, 8), tl.float32)
     whole = tl.zeros((ROWS, BLOCK_K // 16), tl.float32)  # of the slots before, if rows have a scale
     y = tl.load(residual_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)
@@ -204,7 +237,7 @@ def _lone_codes_down_kernel(
         factors = scales[i] * weight
         x = _half(x_ptr + i // TILES * K, even, i % TILES, K, BLOCK_K) * factors
         other_x = _half(x_ptr + i // TILES * K, even + 8, i % TILES, K, BLOCK_K) * factors
-        acc = _added(acc, tiles[i], x, other_x, ROWS, BLOCK_K)
+        acc = _added(acc, tiles[i], x, other_x, ROWS, BLOCK_K, dtype)
         if GROUPS == 1 and (i + 1) % TILES == 0:
             of_rows = _row_scales(scales_ptr, experts[i // TILES], rows, rows < N, N, SCALE_ROWS)
             whole += tl.sum(acc, axis=2) * of_rows[:, None]
