@@ -15,7 +15,7 @@ from torch import Tensor
 from common.base.errors import ModelError
 from common.models import checkpoint, weights
 from common.models.quantization import packed_part
-from common.models.quantization.rules import Formats
+from common.models.quantization.rules import formats_of
 from common.models.reading import read_config
 from common.models.upload import SLOT_BYTES
 from common.wire.values.fingerprint import model_fingerprint
@@ -276,7 +276,7 @@ def test_memory_beside_the_weights_is_bounded_however_large_a_matrix_is(
 ) -> None:
     config, (num_rows, width) = read_config(written(case)[0]), (151_936, 8192)
     assert config.quantization is not None
-    format_ = Formats(config.quantization).of([Q])
+    [format_] = formats_of(config.quantization, [[Q]])
     assert format_ is not None
     held = tuple(
         (field, packed_part.StoredTensor(Path("a"), "a", field.dtypes[0], field.shape, 0))
