@@ -113,6 +113,26 @@ def test_a_wrong_tensor_is_named(
         load(directory)
 
 
+@pytest.mark.parametrize("case", ["fp8-blocks", "fp8-compressed-rows", "fp8-modelopt"])
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_code_that_is_not_a_number_is_refused_with_its_row(
+    case: str, code: int, packed: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest number, one bit below, is loaded; pieces of 128 rows, so that the code is in the second."""
+    monkeypatch.setattr(packed_part, "MAX_ELEMENTS", 128 * 256)
+    directory = packed(case)
+
+    def with_code(codes: Tensor, wanted: int) -> Tensor:
+        codes.view(torch.uint8)[200, 255] = wanted
+        return codes
+
+    change(directory, weight=lambda codes: with_code(codes, code - 1))
+    load(directory)
+    change(directory, weight=lambda codes: with_code(codes, code))
+    with pytest.raises(ModelError, match=r"q_proj.*: weight has a code that is not a number in row 200, in model\.saf"):
+        load(directory)
+
+
 @pytest.mark.parametrize(
     ("case", "table", "message"),
     [
