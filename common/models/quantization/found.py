@@ -11,7 +11,7 @@ from common.models.quantization.cache_scales import OF_CACHE
 from common.models.quantization.dequantize import TYPES
 from common.models.quantization.formats import Field, Format
 from common.models.quantization.packed_part import PackedMatrix, StoredTensor
-from common.models.quantization.rules import Formats, Quantization
+from common.models.quantization.rules import Quantization, formats_of
 
 WEIGHT = ".weight"
 FLOATS = ("BF16", "F16", "F32")
@@ -61,11 +61,13 @@ class Found(NamedTuple):
 
 def find_packed(wanted: Iterable[Wanted], stored: Mapping[str, StoredTensor], quantization: Quantization) -> Found:
     """Return the quantized matrices; problems name each contradiction, missing tensor, wrong shape and wrong type."""
-    formats = Formats(quantization)
     found = Found({}, {name for name in stored if BESIDE.search(name)}, [])
-    for each in wanted:
-        held = {name: stored[each.stored_as(name)] for name in CODES if each.stored_as(name) in stored}
-        format_ = formats.of(_names(each.module, held.values()))
+    wanted = list(wanted)
+    all_held = [
+        {name: stored[each.stored_as(name)] for name in CODES if each.stored_as(name) in stored} for each in wanted
+    ]
+    names = [_names(each.module, held.values()) for each, held in zip(wanted, all_held, strict=True)]
+    for each, held, format_ in zip(wanted, all_held, formats_of(quantization, names), strict=True):
         if not held or _is_plain(held):
             if held and format_ is not None and not (each.may_be_plain or quantization.is_loose):
                 found.problems.append(_contradiction(each.module, held, quantization, format_))
