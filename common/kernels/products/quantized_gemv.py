@@ -7,8 +7,8 @@ the same one.
 The order of columns in a sum is free. A thread has 16 neighbouring codes of a row, in four words. Each word is what the
 thread holds of an `mma`, so no code changes threads. Quads of threads hold 64 columns of 8 rows, and of 8 more rows.
 
-The token is held in shared memory in fp16, divided by SCALE: larger numbers than 65,504 * SCALE are cut off. The first
-tiles of weights are on the way before the wait for the predecessor, as in `gemv`.
+The token is held in shared memory in fp16, normed, or divided by SCALE. Larger numbers than 65,504, or 65,504 * SCALE,
+are cut off. The first tiles of weights are on the way before the wait for the predecessor, as in `gemv`.
 """
 
 from functools import cache
@@ -107,17 +107,10 @@ def _load_tile(tile_ptr, inside_n, chunks, INDEX: gl.constexpr, K: gl.constexpr,
 
 
 @gluon.jit
-def _store_token(x_ptr, norm_ptr, shared, columns, squares, INDEX: gl.constexpr, K: gl.constexpr,
-                 BLOCK_K: gl.constexpr, HAS_NORM: gl.constexpr):  # fmt: skip
-    """Store a tile of the token to shared memory in fp16; return squares with those of the tile added."""
+def _load_vector(vector_ptr, columns, INDEX: gl.constexpr, K: gl.constexpr, BLOCK_K: gl.constexpr):
+    """Load the numbers of a vector beside the tile INDEX: `[BLOCK_K]` fp32."""
     inside = columns < K - INDEX * BLOCK_K
-    x = gl.load(x_ptr + INDEX * BLOCK_K + columns, mask=inside, other=0.0).to(gl.float32)
-    if HAS_NORM:
-        squares += x * x
-        x *= gl.load(norm_ptr + INDEX * BLOCK_K + columns, mask=inside, other=0.0).to(gl.float32)
-    x = gl.minimum(gl.maximum(x * (1 / SCALE), -65504.0), 65504.0)
-    shared.store(x.to(gl.float16))
-    return squares
+    return gl.load(vector_ptr + INDEX * BLOCK_K + columns, mask=inside, other=0.0).to(gl.float32)
 
 
 @gluon.jit
@@ -173,6 +166,7 @@ def _quantized_gemv_kernel(
     TILES: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     CHUNKS: gl.constexpr = BLOCK_K // 16
     WIDTH: gl.constexpr = K // 4
+    X_SCALE: gl.constexpr = 1.0 if HAS_NORM else SCALE
     row_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, TILE_LAYOUT))
     chunk_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, TILE_LAYOUT))
     word_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, TILE_LAYOUT))
@@ -201,10 +195,25 @@ def _quantized_gemv_kernel(
         token = token + (gl.allocate_shared_memory(gl.float16, [BLOCK_K], shared_layout),)  # type: ignore[assignment]
     columns_layout: gl.constexpr = gl.BlockedLayout([2], [32], [num_warps], [0])
     columns = gl.arange(0, BLOCK_K, columns_layout)
-    squares = gl.zeros([BLOCK_K], gl.float32, columns_layout)
+    norms = ()
+    if HAS_NORM:
+        for i in gl.static_range(TILES):
+            norms = norms + (_load_vector(norm_ptr, columns, i, K, BLOCK_K),)  # type: ignore[assignment]
     wait_for_predecessor(PDL)
+    xs = ()
     for i in gl.static_range(TILES):
-        squares = _store_token(x_ptr, norm_ptr, token[i], columns, squares, i, K, BLOCK_K, HAS_NORM)
+        xs = xs + (_load_vector(x_ptr, columns, i, K, BLOCK_K),)  # type: ignore[assignment]
+    scale = 1 / X_SCALE
+    if HAS_NORM:
+        squares = gl.zeros([BLOCK_K], gl.float32, columns_layout)
+        for i in gl.static_range(TILES):
+            squares += xs[i] * xs[i]
+        scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
+    for i in gl.static_range(TILES):
+        x = xs[i] * scale
+        if HAS_NORM:
+            x *= norms[i]
+        token[i].store(gl.minimum(gl.maximum(x, -65504.0), 65504.0).to(gl.float16))
 
     pairs_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     zero = gl.zeros([ROWS, CHUNKS, WORDS_OF_TILE], gl.float32, TILE_LAYOUT)
@@ -228,7 +237,7 @@ def _quantized_gemv_kernel(
         upper_sum = acc[0]
         lower_sum = acc[2]
 
-    SUM_SCALE: gl.constexpr = SCALE / COPIES * (256.0 if CODES == "bytes" else 1.0)
+    SUM_SCALE: gl.constexpr = X_SCALE / COPIES * (256.0 if CODES == "bytes" else 1.0)
     both = gl.join(gl.sum(upper_sum, axis=2), gl.sum(lower_sum, axis=2))
     y, other_y = gl.split(gl.sum(both, axis=1) * SUM_SCALE)
     y = gl.convert_layout(y, row_layout)
@@ -236,10 +245,6 @@ def _quantized_gemv_kernel(
     if not GROUPED:
         y *= gl.load(scales_ptr + rows, mask=rows < n, other=0.0)
         other_y *= gl.load(scales_ptr + lower_rows, mask=lower_rows < n_rows, other=0.0)
-    if HAS_NORM:
-        scale = gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
-        y *= scale
-        other_y *= scale
     if GATED:
         _ended(gated(y, other_y, ACTIVATION), rows, n, residual_ptr, bias_ptr, out_ptr, HAS_RESIDUAL)
     else:
