@@ -20,6 +20,7 @@ from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
 from common.models.sizes.rope import Rope
+from common.models.sizes.stacks import SCALES
 from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
 
 MixerPart = AttentionPart | LatentPart | DeltaPart
@@ -39,7 +40,7 @@ class Decoder:
         self.config, self._tensors = config, tensors
         self.embed = Weight(tensors["embed"])
         self.norm = Norm(tensors["norm"], config.norm_eps)
-        self.lm_head = self.embed if config.tied_embeddings else Weight(tensors["lm_head"])
+        self.lm_head = self._head(tensors) if config.has_own_head else self.embed
         self._ropes: dict[tuple[Rope, int], tuple[Tensor, Tensor | None]] = {}
         self._max_positions = max_positions
         self.layers = [self._layer(tensors, number) for number in range(len(config.layers))]
@@ -89,6 +90,10 @@ class Decoder:
             tasks += [*mixer.product_tasks(ops, num_tokens), *mlp.product_tasks(ops, num_tokens)]
             tasks += [behind(mixer, mlp), behind(mlp, mixer)]
         return tasks
+
+    def _head(self, tensors: Mapping[str, Tensor]) -> Weight:
+        scales = tensors.get(f"lm_head{SCALES}")
+        return Weight(tensors["lm_head"], None, scales, None if scales is None else self.embed.dtype)
 
     def _layer(self, tensors: Mapping[str, Tensor], number: int) -> tuple[MixerPart, FeedForward]:
         """Build a layer; its mixer knows the layer's place in the cache of its group."""

@@ -48,6 +48,7 @@ def load_gguf_weights(
     logger.info("%s", _described(model))
     parts = [
         _part(
+            each.place,
             _matrix(model.tensors, each.place),
             *place_in(tensors, each.stack, each.piece),
             layout.stacks[each.stack].add,
@@ -110,8 +111,8 @@ def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
     return one._replace(begin=stored.begin + place.expert * one.num_bytes)
 
 
-def _part(stored: StoredTensor, target: Tensor, scales: Tensor | None, add: float) -> Part | BlockPart:
+def _part(place: Place, stored: StoredTensor, target: Tensor, scales: Tensor | None, add: float) -> Part | BlockPart:
     kind = stored.type
     if kind.name in PLAIN:
         return Part(stored.path, stored.begin, PLAIN[kind.name], target, add, scales)
-    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add, scales)
+    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add, scales, place.name)

@@ -18,7 +18,7 @@ from common.models.gguf_weights import load_gguf_weights
 from common.models.quantization.cache_scales import cache_scales
 from common.models.quantization.found import find_packed
 from common.models.quantization.kept import kept_codes
-from common.models.reading import AS_STORED, read_config
+from common.models.reading import AS_STORED, KEEP, read_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.quantized import saved_bytes
 from common.models.upload import Progress
@@ -29,13 +29,14 @@ from common.wire.values.kv_layout import E4M3
 logger = logging.getLogger(__name__)
 
 
-def read_model(path: Path, quantization: str) -> DecoderConfig:
+def read_model(path: Path, quantization: str, head: str = KEEP) -> DecoderConfig:
     """Return the config with the matrices that stay in the checkpoint's codes, where they do.
 
     Args:
         quantization: the choice of `model.quantization`. Raises ModelError for an unsupported model or broken files.
+        head: the choice of `model.head`.
     """
-    config = read_config(path, quantization)
+    config = read_config(path, quantization, head)
     if config.quantization is None or quantization != AS_STORED:
         return config
     stacks, stored = config.stacks(), stored_tensors(path)
@@ -110,6 +111,8 @@ def load_model(
     if config.scheme:
         saved_gb = saved_bytes(config.stacks(), DTYPES[dtype].itemsize) / 1e9
         logger.info("weights are quantized to %s: %.2f GB less than in %s", config.scheme, saved_gb, dtype)
+    if config.head:
+        logger.info("the matrix of logits is quantized to %s", config.head)
 
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):

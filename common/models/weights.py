@@ -211,7 +211,10 @@ def _targets(piece: Piece, target: Tensor, scales: Tensor | None, *, keeps_codes
         keeps_codes: these are the checkpoint's; else rows are quantized anew.
     """
     if len(piece.shape) == 3:
-        return [Target(0, piece.shape[1], each.view(piece.shape[1:])) for each in target]
+        num, num_rows, width = piece.shape
+        of_each = (None,) * num if scales is None else scales.view(num, -1, scales.shape[-1]).unbind()
+        stacked = zip(target.view(num, num_rows, width).unbind(), of_each, strict=True)
+        return [Target(0, num_rows, matrix, of_matrix, keeps_codes) for matrix, of_matrix in stacked]
     first_row, end = piece.rows or (0, piece.shape[0])
     rows = target.view(piece.stack_shape) if piece.order is None else target
     return [Target(first_row, end, rows, scales, keeps_codes)]
@@ -226,6 +229,8 @@ def place_in(tensors: Mapping[str, Tensor], name: str, piece: Piece) -> tuple[Te
     scales = scales[piece.begin // each : -(-(piece.begin + piece.num_rows) // each)]
     if piece.order is None:
         return target.view(piece.stack_shape), scales
+    if each > 1 or scales.shape[1] > 1:  # of blocks, which no piece in another order has
+        return target, scales
     return target, scales.view(*piece.order.view[:-1], 1).permute(piece.order.file)
 
 

@@ -242,8 +242,8 @@ class CudaOps:
         return self._linear.norm_add(parts, norm, residual, None)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
-        if weight.is_weight_only:
-            logits = self._packed.logits(x, norm, weight)
+        if weight.scales is not None:
+            logits = self._of_codes(weight).logits(x, norm, weight)
         else:
             plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
             logits = self._linear.norm_linear(plan, x, norm, weight, torch.float32)

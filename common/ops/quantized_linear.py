@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from common.kernels.base.codes import readable
 from common.kernels.base.gpu import Gpu
 from common.kernels.elementwise.quantize import quantize
 from common.kernels.elementwise.rms_norm import quantized_rms_norm
+from common.kernels.products.quantized_gemv import COLUMNS as GEMV_COLUMNS
 from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
 from common.kernels.products.quantized_skinny import quantized_skinny
@@ -21,7 +23,10 @@ from common.ops import reference
 from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
 from common.ops.code_products import Codes, Ending, multiply
 from common.ops.linear import FusedLinear
-from common.ops.linear_plan import Fusion, Kind, Plan, Plans
+from common.ops.linear_plan import MAX_SKINNY_TOKENS, Fusion, Kind, Plan, Plans, rule_of_thumb
+
+HEAD_TOKENS = MAX_SKINNY_TOKENS
+"""Tokens that are multiplied by the matrix of logits at once."""
 
 
 class QuantizedLinear:
@@ -74,6 +79,28 @@ class QuantizedLinear:
             return self._gemv(plan, self._linear.whole(x), gate_up, out, norm=norm, activation=activation.value)
         return self._product(plan, self._normed(x, norm, gate_up), gate_up, out, activation=activation.value)
 
+    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        """Return `rms_norm(x) @ weight.T` in fp32: `[num_tokens, n]`.
+
+        Libraries give 16 bits, or hold the matrix in 16 bits. So many tokens are multiplied HEAD_TOKENS at a time.
+        """
+        plan, num_tokens = self._plan(Fusion.LOGITS, weight.num_out, x.rows, weight), x.rows.shape[0]
+        if self.plans is None:
+            return reference.linear(self._linear.normed(x, norm), weight).float()
+        if plan.kind is Kind.GEMV:
+            out = torch.empty((num_tokens, weight.num_out), dtype=torch.float32, device=x.rows.device)
+            return self._gemv(plan, self._linear.whole(x), weight, out, norm=norm)
+        codes = self._normed(x, norm, weight)
+        if plan.kind is Kind.CUBLAS:  # other counts would be other kernels, and prompts have any
+            shape = (weight.num_out, weight.num_in, self._gpu, weight.scheme)
+            plan, codes = rule_of_thumb(Fusion.LOGITS, HEAD_TOKENS, *shape), _padded(codes, -num_tokens % HEAD_TOKENS)
+        num_rows = codes.data.shape[0]
+        out = torch.empty((num_rows, weight.num_out), dtype=torch.float32, device=x.rows.device)
+        for begin in range(0, num_rows, HEAD_TOKENS):
+            some = slice(begin, begin + HEAD_TOKENS)
+            self._product(plan, Codes(codes.data[some], codes.scales[some]), weight, out[some])
+        return out[:num_tokens]
+
     def parts(self, x: Tensor, weight: Weight) -> Tensor:
         """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
         if self.plans is None:
@@ -92,15 +119,13 @@ class QuantizedLinear:
         return parts
 
     def _plan(self, fusion: Fusion, n: int, x: Tensor, weight: Weight) -> Plan:
-        """Return a plan that suits the weight's scales; plans are made for scales of rows."""
+        """Return a plan that suits the weight's scales and columns; plans are made for scales of rows."""
         if self.plans is None:
             return Plan(Kind.CUBLAS)
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
-        if not weight.is_grouped:
-            return plan
-        if plan.kind is Kind.GEMV and (weight.scale_rows != BLOCK or n % BLOCK):
+        if plan.kind is Kind.GEMV and weight.num_in % GEMV_COLUMNS:
             plan = self.plans.plan(fusion, 2, n, weight.num_in, weight.scheme)
-        if plan.kind is Kind.RING and plan.block_k != BLOCK:
+        if weight.is_grouped and plan.kind is Kind.RING and plan.block_k != BLOCK:
             plan = replace(plan, block_k=BLOCK, stages=plan.stages * plan.block_k // BLOCK)
         return plan
 
@@ -134,8 +159,10 @@ class QuantizedLinear:
             residual=residual,
             bias=weight.bias,
             activation=activation,
+            rows=plan.rows,
+            warps=plan.warps,
+            stages=plan.stages,
             pdl=self._pdl,
-            **plan.gemv_tiles,
         )
 
     def _product(
@@ -155,3 +182,11 @@ class QuantizedLinear:
         if plan.kind is Kind.RING:
             return quantized_ring(*x, weight.data, weight.scales, out, **ending, pdl=self._pdl, **plan.ring_tiles)
         return quantized_skinny(*x, weight.data, weight.scales, out, **ending, pdl=self._pdl, **plan.skinny_tiles)
+
+
+def _padded(codes: Codes, num_tokens: int) -> Codes:
+    """Return codes with further tokens of zeros."""
+    if not num_tokens:
+        return codes
+    data = functional.pad(codes.data.view(torch.int8), (0, 0, 0, num_tokens)).view(codes.data.dtype)
+    return Codes(data, functional.pad(codes.scales.t(), (0, num_tokens)).t())

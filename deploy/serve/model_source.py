@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common.base.errors import ConfigError, ModelError
 from common.checkpoint.gguf.model_file import is_gguf, model_name, parts_of
-from common.models.reading import AS_STORED, read_config
+from common.models.reading import AS_STORED, KEEP, read_config
 from deploy.serve.gguf_choice import chosen, gguf_in
 
 HUB_NAME = re.compile(
@@ -135,7 +135,7 @@ def is_hub_id(name: str) -> bool:
     return hub_name(name) is not None
 
 
-def weights_bytes(path: Path, quantization: str = AS_STORED) -> int:
+def weights_bytes(path: Path, quantization: str = AS_STORED, head: str = KEEP) -> int:
     """Return about the size of a copy of the weights in memory.
 
     Matrices of quantized checkpoints and of GGUF files count as plain, with 2 bytes an element, although some stay in
@@ -144,10 +144,10 @@ def weights_bytes(path: Path, quantization: str = AS_STORED) -> int:
     """
     on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
-        config = read_config(path, quantization)
+        config = read_config(path, quantization, head)
     except ModelError:
         return on_disk  # a worker says what is wrong
-    if config.scheme:
+    if config.scheme or (config.head and config.quantization is None and not is_gguf(path)):
         return config.weight_bytes(2)
     if config.quantization is None and not is_gguf(path):
         return on_disk

@@ -11,7 +11,7 @@ from common.models.quantization.cache_scales import OF_CACHE
 from common.models.quantization.dequantize import TYPES
 from common.models.quantization.formats import Field, Format
 from common.models.quantization.packed_part import PackedMatrix, StoredTensor
-from common.models.quantization.rules import Formats, Quantization
+from common.models.quantization.rules import Quantization, formats_of
 
 WEIGHT = ".weight"
 FLOATS = ("BF16", "F16", "F32")
@@ -22,6 +22,8 @@ BESIDE = re.compile(
 """Tensors beside quantized matrices that are not needed: scales of activations, and of keys and values in the cache."""
 OF_INPUTS = (".input_scale", ".activation_scale")
 """Ends of names of scales of activations, one for all tokens."""
+EXPERTS = ".experts."
+"""Part of the names of matrices of experts."""
 CODES = ("weight", "weight_packed", "qweight", "B")
 """Names of the tensor that has a matrix's codes or plain elements."""
 
@@ -59,11 +61,13 @@ class Found(NamedTuple):
 
 def find_packed(wanted: Iterable[Wanted], stored: Mapping[str, StoredTensor], quantization: Quantization) -> Found:
     """Return the quantized matrices; problems name each contradiction, missing tensor, wrong shape and wrong type."""
-    formats = Formats(quantization)
     found = Found({}, {name for name in stored if BESIDE.search(name)}, [])
-    for each in wanted:
-        held = {name: stored[each.stored_as(name)] for name in CODES if each.stored_as(name) in stored}
-        format_ = formats.of(_names(each.module, held.values()))
+    wanted = list(wanted)
+    all_held = [
+        {name: stored[each.stored_as(name)] for name in CODES if each.stored_as(name) in stored} for each in wanted
+    ]
+    names = [_names(each.module, held.values()) for each, held in zip(wanted, all_held, strict=True)]
+    for each, held, format_ in zip(wanted, all_held, formats_of(quantization, names), strict=True):
         if not held or _is_plain(held):
             if held and format_ is not None and not (each.may_be_plain or quantization.is_loose):
                 found.problems.append(_contradiction(each.module, held, quantization, format_))
@@ -155,15 +159,17 @@ def described(model_dir: Path, found: Found, quantization: Quantization, kept: C
     """Return a line about the quantized matrices of a checkpoint, of which those named in `kept` stay as they are."""
     matrices = [matrix for each in found.matrices.values() for matrix in each]
     count = Counter(matrix.format.label for matrix in matrices)
+    num_kept = sum(len(found.matrices[each]) for each in kept)
     stored = (stored for matrix in matrices for _, stored in matrix.held)
     num_bytes = sum(math.prod(each.shape) * TYPES[each.dtype].itemsize for each in stored)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
     line += f", {num_bytes / 1e9:.2f} GB, "
     if kept:
-        line += f"{len(kept)} of {len(matrices)} matrices stay in 8 bits, and their inputs are quantized token by token"
+        line += f"{num_kept} of {len(matrices)} matrices stay in 8 bits, and inputs are quantized token by token"
+        line += ", but for those of experts" if any(EXPERTS in name for name in kept) else ""
         if any(name.endswith(OF_INPUTS) for name in found.used):
             line += ", without the scales for inputs that the checkpoint has"
-    if len(kept) < len(matrices):
+    if num_kept < len(matrices):
         line += "; others are made plain as they are loaded" if kept else "are made plain as they are loaded"
     if quantization.input_bits < 16 and not kept:
         line += f"; activations stay in 16 bits or more, although the checkpoint was made for {quantization.input_bits}"

@@ -108,13 +108,13 @@ class PackedPart:
                 yield Span(stored.path, offset, num * size, place + row * num * size)
 
     def fill(self, staged: Tensor, device: torch.device) -> None:
-        """Start to copy what was read to the device, and to fill targets; raises ModelError for bad scales.
+        """Start to copy what was read to the device, and to fill targets; raises ModelError for bad scales and codes.
 
         Args:
             staged: the staging memory, uint8.
         """
         on_host = self._tensors(staged)
-        if wrong := problem(on_host, (self.matrix.num_rows, self.matrix.width)):
+        if wrong := problem(on_host, (self.matrix.num_rows, self.matrix.width), self.begin):
             paths = ", ".join(sorted({path.name for path in self.paths}))
             raise ModelError(f"{self.matrix.name}: {wrong}, in {paths}; fetch the model again")
         tensors = self._tensors(staged[: self.num_bytes].to(device, non_blocking=True))
@@ -133,9 +133,10 @@ class PackedPart:
             if each.scales is None:
                 target.copy_(plain.view(target.shape))
             else:
-                codes, scales = quantize(plain, target.dtype)
-                target.copy_(codes)
-                each.scales[self._part_of(each)].copy_(scales)
+                codes, scales = quantize(plain.reshape(-1, target.shape[-1]), target.dtype)
+                target.copy_(codes.view(target.shape))
+                of_rows = each.scales[self._part_of(each)]
+                of_rows.copy_(scales.view(of_rows.shape))
 
     def _keep(self, target: Target, tensors: Mapping[str, Tensor]) -> None:
         """Copy codes and scales as they are; rows share a scale where a target has one for BLOCK of them."""

@@ -8,9 +8,13 @@ from common.models.sizes.stacks import SCALES, Stack, Stacks
 
 CODES = {"fp8": "float8_e4m3fn", "int8": "int8"}
 """Dtypes of codes, by the scheme's name."""
-PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out")
+EXPERTS = ("experts_gate_up", "experts_down")
+"""Names of the matrices of a layer's experts, whose inputs are not quantized."""
+HEAD = "lm_head"
+"""Name of the matrix of logits, which is in 8 bits by a choice of its own."""
+PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out", *EXPERTS)
 """Names of a layer's matrices that activations are multiplied by. Other matrices stay as they are: the input's table
-and the head, routers, experts, and the matrix that keys and values are expanded from latents by."""
+and the head, routers, and the matrix that keys and values are expanded from latents by."""
 SCALE_BYTES = 4
 
 
@@ -24,8 +28,16 @@ class Codes(NamedTuple):
 
 def quantized(stacks: Stacks, scheme: str) -> Stacks:
     """Return stacks in which each row of a layer's products is held in codes, with a scale of the row beside them."""
-    codes = Codes(CODES[scheme], 1, 0)
-    return _in_codes(stacks, {name: codes for name in stacks if is_product(name)}, are_kept=False)
+    return _in_codes(stacks, {name: _of_rows(scheme) for name in stacks if is_product(name)}, are_kept=False)
+
+
+def with_head(stacks: Stacks, scheme: str) -> Stacks:
+    """Return stacks in which each row of the head is held in codes."""
+    return _in_codes(stacks, {HEAD: _of_rows(scheme)}, are_kept=False)
+
+
+def _of_rows(scheme: str) -> Codes:
+    return Codes(CODES[scheme], 1, 0)
 
 
 def kept(stacks: Stacks, codes: Mapping[str, Codes]) -> Stacks:
@@ -57,10 +69,20 @@ def saved_bytes(stacks: Stacks, element_bytes: int) -> int:
 
 
 def widened_bytes(stacks: Stacks) -> int:
-    """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it."""
-    return max((2 * math.prod(stack.shape) for stack in stacks.values() if is_quantized(stack)), default=0)
+    """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it.
+
+    Matrices of experts are widened in registers, and so is the head.
+    """
+    narrow = (stack for name, stack in stacks.items() if name != HEAD and not is_of_experts(name))
+    widened = filter(is_quantized, narrow)
+    return max((2 * math.prod(stack.shape) for stack in widened), default=0)
 
 
 def is_product(name: str) -> bool:
     """Tell whether a stack is a matrix that may be held in 8 bits."""
     return name.startswith("layers.") and name.rsplit(".", 1)[1] in PRODUCTS
+
+
+def is_of_experts(name: str) -> bool:
+    """Tell whether a stack is of the matrices of a layer's experts, or of their scales."""
+    return name.removesuffix(SCALES).rpartition(".")[2] in EXPERTS

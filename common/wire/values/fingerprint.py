@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.base.json_file import QUANTIZATION_FILES, JsonObject
 from common.checkpoint.gguf.config import config_of
-from common.checkpoint.gguf.model_file import is_gguf, read_gguf
+from common.checkpoint.gguf.model_file import is_gguf, parts_of, read_gguf
 from common.checkpoint.gguf.tokenizer import tokenizer_entries
 
 _SAMPLES = 4
@@ -23,6 +24,8 @@ _PER_TASK = 32
 """Most tensors read one behind the other, because handing them to threads takes longer than cached reads."""
 _NUM_READERS = 16
 """Threads: on a disk with a cold cache each thread waits for a sample."""
+MAX_PLACE = 120
+"""Characters of a path in a description, its last ones."""
 _MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors format
 
 
@@ -50,10 +53,27 @@ def tokenizer_fingerprint(path: Path) -> str:
         raise ConfigError(f"{path}: {error.strerror}; a model directory needs tokenizer.json") from None
 
 
-def model_fingerprint(path: Path, quantization: str = "auto") -> str:
+def files_described(path: Path) -> str:
+    """Return where a model's files are, how many, their size and the time of the last change, in printable ASCII.
+
+    Only files that make the model's fingerprint count; "" beside an unreadable one.
+    """
+    try:
+        files = parts_of(path) if is_gguf(path) else [*_configs(path), *path.glob("*.safetensors")]
+        stats = [file.stat() for file in files]
+    except (OSError, ConfigError):
+        return ""
+    changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), UTC).isoformat(" ", "seconds")
+    size_gb = sum(stat.st_size for stat in stats) / 1e9
+    place = ascii(str(path.resolve()))[1:-1]
+    return f"{place[-MAX_PLACE:]}, {len(files)} files of {size_gb:.3f} GB, last changed {changed}"
+
+
+def model_fingerprint(path: Path, quantization: str = "auto", head: str = "keep") -> str:
     """Return 16 hex digits that identify a model by configuration and samples of every tensor; raises ConfigError.
 
     A choice of `model.quantization` other than auto counts as another model, because it computes other keys and values.
+    So does one of `model.head` other than keep, because it computes other logits.
 
     Tensors are sampled because reading all of a large checkpoint takes longer than loading the checkpoint. The samples
     are a tensor's beginning, its end and two pieces between, 4 KiB each, so a change of any whole tensor shows. The
@@ -72,14 +92,20 @@ def model_fingerprint(path: Path, quantization: str = "auto") -> str:
         digest.update(each)
     if quantization != "auto":
         digest.update(quantization.encode())
+    if head != "keep":
+        digest.update(f"head {head}".encode())
     return digest.hexdigest()[:16]
 
 
 def _of_directory(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:
     """Return the configuration, and the tensors of each file."""
-    others = [path / name for name in QUANTIZATION_FILES if (path / name).is_file()]
-    config = b"".join(file.read_bytes() for file in (path / "config.json", *others))
+    config = b"".join(file.read_bytes() for file in _configs(path))
     return config, [(file, _header(file)) for file in sorted(path.glob("*.safetensors"))]
+
+
+def _configs(path: Path) -> list[Path]:
+    """Return the configuration's files."""
+    return [path / "config.json", *(path / name for name in QUANTIZATION_FILES if (path / name).is_file())]
 
 
 def _of_gguf(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:
