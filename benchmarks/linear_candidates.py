@@ -141,7 +141,7 @@ def _packed_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
         tiles = -(-shape.k // (block * warps * split))
         registers = rows // 16 * sides * (8 * stages + 8 * token_tiles)
         programs = -(-shape.n // rows) * split
-        if stages <= tiles and registers <= 130 and programs * warps >= 264 and (split == 1 or programs <= 700):
+        if stages <= tiles and registers <= 170 and programs * warps >= 264 and (split == 1 or programs <= 700):
             yield Plan(Kind.PACKED, rows=rows, warps=warps, stages=stages, splits=split)
 
 
