@@ -17,7 +17,7 @@ from common.models.sizes.attention import Attention
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.ops.base import Activation, Norm, Residual, Scheme, Weight, pack
+from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight, pack
 from common.ops.base.weight import SCHEMES, WEIGHT_ONLY
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan, element_bytes
@@ -43,7 +43,10 @@ class Shape:
 
 
 def shapes_of(preset: str, scheme: Scheme = Scheme.PLAIN) -> list[Shape]:
-    """Return the products of all distinct layers of a known model, in a scheme, and of its head, which is plain."""
+    """Return the products of all distinct layers of a known model, in a scheme, and of its head, which is plain.
+
+    So are rows that are not packed whole.
+    """
     config = decoder_config(settings(preset))
     hidden, shapes = config.hidden_size, []
     for layer in dict.fromkeys(config.layers):
@@ -59,7 +62,7 @@ def shapes_of(preset: str, scheme: Scheme = Scheme.PLAIN) -> list[Shape]:
             shapes += [Shape(Fusion.NORM, mixer.q_width, mixer.q_rank)]
         if isinstance(dense, GatedMLP):
             shapes += [Shape(Fusion.GATE, dense.inner, hidden), Shape(Fusion.ADD, hidden, dense.inner)]
-    shapes = [replace(shape, scheme=scheme) for shape in shapes]
+    shapes = [shape if scheme is Scheme.INT4 and shape.k % BLOCK else replace(shape, scheme=scheme) for shape in shapes]
     return list(dict.fromkeys([*shapes, Shape(Fusion.LOGITS, config.vocab_size, hidden)]))
 
 
@@ -141,7 +144,7 @@ def _packed_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
         tiles = -(-shape.k // (block * warps * split))
         registers = rows // 16 * sides * (8 * stages + 8 * token_tiles)
         programs = -(-shape.n // rows) * split
-        if stages <= tiles and registers <= 130 and programs * warps >= 264 and (split == 1 or programs <= 700):
+        if stages <= tiles and registers <= 170 and programs * warps >= 264 and (split == 1 or programs <= 700):
             yield Plan(Kind.PACKED, rows=rows, warps=warps, stages=stages, splits=split)
 
 

@@ -189,7 +189,7 @@ def _packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: i
     rows, splits = 16 if num_tokens <= 8 or (num_tokens > 16 and fusion is Fusion.GATE) else 32, 1
     while fusion is Fusion.ADD and num_tokens > 1 and -(-n // rows) * splits < num_sms and k // splits >= 1024:
         splits *= 2
-    stages = {Fusion.ADD: 6, Fusion.GATE: 3}.get(fusion, 4) if rows == 16 else 2
+    stages = (6 if fusion is Fusion.ADD else 5) if rows == 16 else 2
     return Plan(Kind.PACKED, rows=rows, splits=splits, stages=stages, warps=4)
 
 
