@@ -15,6 +15,8 @@ from common.ops.base.operations import Ops as Ops
 from common.ops.base.operations import Residual as Residual
 from common.ops.base.operations import RowsWork as RowsWork
 from common.ops.base.operations import StateWork as StateWork
+from common.ops.base.packing import pack as pack
+from common.ops.base.packing import unpack as unpack
 from common.ops.base.weight import BLOCK as BLOCK
 from common.ops.base.weight import Scheme as Scheme
 from common.ops.base.weight import Weight as Weight

@@ -16,10 +16,14 @@ class Scheme(StrEnum):
     PLAIN = "plain"  # elements of 16 or 32 bits
     FP8 = "fp8"  # e4m3 and scales
     INT8 = "int8"  # signed bytes and scales
+    INT4 = "int4"  # packed codes of 4 bits, scales of groups; activations stay in 16 bits
+    WIDE_INT8 = "wide-int8"  # signed bytes, scales of groups; activations stay in 16 bits
 
 
-SCHEMES = {torch.float8_e4m3fn: Scheme.FP8, torch.int8: Scheme.INT8}
+SCHEMES = {torch.float8_e4m3fn: Scheme.FP8, torch.int8: Scheme.INT8, torch.uint8: Scheme.INT4}
 """Schemes of codes by their dtype; any other dtype is of plain elements."""
+WEIGHT_ONLY = (Scheme.INT4, Scheme.WIDE_INT8)
+"""Schemes of codes by which activations are multiplied as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +32,18 @@ class Weight:
 
     Elements are codes times scales where there are scales. Activations are then quantized as well, to codes of the same
     dtype: a token has a scale for all columns that share a scale here.
+
+    Activations of a weight-only scheme are not quantized. Its scales are `[out, groups]` in fp16 or fp32, for groups of
+    equally many columns, and elements are `scale * code + offset`. Codes of 4 bits are packed as `pack` does. They are
+    0 to 15, and -8 to 7 without offsets.
     """
 
-    data: Tensor  # [out, in], contiguous: elements or codes
+    data: Tensor  # [out, in], contiguous: elements or codes; [out, in / 2] of 4 bits
     bias: Tensor | None = None  # [out], added to the product
     scales: Tensor | None = None  # fp32: [out, 1] of rows, [out, ceil(in / BLOCK)], or [ceil(out / BLOCK), the same]
     activations: torch.dtype | None = None  # their dtype before they are quantized; None for plain elements
+    offsets: Tensor | None = None  # as `scales`, of a weight-only scheme; None: 0
+    is_wide: bool = False  # tells WIDE_INT8 from INT8
 
     @property
     def num_out(self) -> int:
@@ -41,11 +51,16 @@ class Weight:
 
     @property
     def num_in(self) -> int:
-        return self.data.shape[1]
+        return self.data.shape[1] * (2 if self.scheme is Scheme.INT4 else 1)
 
     @property
     def scheme(self) -> Scheme:
-        return SCHEMES.get(self.data.dtype, Scheme.PLAIN)
+        return Scheme.WIDE_INT8 if self.is_wide else SCHEMES.get(self.data.dtype, Scheme.PLAIN)
+
+    @property
+    def is_weight_only(self) -> bool:
+        """Tell whether the matrix is in codes, and activations are multiplied as they are."""
+        return self.scheme in WEIGHT_ONLY
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,8 +74,10 @@ class Weight:
 
     @property
     def scale_columns(self) -> int:
-        """Return the columns that share a scale, in activations as well."""
-        return self.num_in if self.scales is None or self.scales.shape[1] == 1 else BLOCK
+        """Return the columns that share a scale, in quantized activations as well."""
+        if self.scales is None or self.scales.shape[1] == 1:
+            return self.num_in
+        return self.num_in // self.scales.shape[1] if self.is_weight_only else BLOCK
 
     @property
     def is_grouped(self) -> bool:

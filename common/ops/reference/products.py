@@ -1,4 +1,4 @@
-"""Law of products: of plain matrices, and of codes of 8 bits with scales.
+"""Law of products: of plain matrices, and of codes of 8 or 4 bits with scales.
 
 A block of numbers is quantized by its largest magnitude, which becomes the largest code; codes are rounded to the
 nearest, ties to even. Products of codes are added up in fp32, and scales are applied to the sums of each block.
@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.ops.base import Scheme, Weight
+from common.ops.base import Scheme, Weight, unpack
 from common.ops.base.weight import SCHEMES
 
 LARGEST = {Scheme.FP8: 448.0, Scheme.INT8: 127.0}
 """Largest codes; -128 is not used."""
+MIDDLE = 8
+"""Subtracted from codes of 4 bits where there are no offsets."""
 LEAST_MAGNITUDE = 1e-12
 """Taken for the largest magnitude of a block of zeros, whose codes are zeros with any scale."""
 
@@ -37,14 +39,33 @@ def dequantized(weight: Weight) -> Tensor:
     """Return the elements of a matrix in fp32: `[out, in]`."""
     if weight.scales is None:
         return weight.data.float()
+    if weight.is_weight_only:
+        return _widened(weight, weight.scales)
     scales = weight.scales.repeat_interleave(weight.scale_rows, 0)[: weight.num_out]
     return weight.data.float() * scales.repeat_interleave(weight.scale_columns, 1)[:, : weight.num_in]
 
 
+def _widened(weight: Weight, scales: Tensor) -> Tensor:
+    """Return the elements of a matrix in a weight-only scheme in fp32."""
+    codes = unpack(weight.data).float() if weight.scheme is Scheme.INT4 else weight.data.float()
+    if weight.scheme is Scheme.INT4 and weight.offsets is None:
+        codes -= MIDDLE
+    codes = codes.view(weight.num_out, -1, weight.scale_columns) * scales.float()[..., None]
+    if weight.offsets is not None:
+        codes += weight.offsets.float()[..., None]
+    return codes.flatten(1)
+
+
 def linear(x: Tensor, weight: Weight) -> Tensor:
-    """Return `x @ weight.T + bias` of `x [num_tokens, in]`, in the dtype of `x`; `x` is quantized as the weight is."""
+    """Return `x @ weight.T + bias` of `x [num_tokens, in]`, in the dtype of `x`; `x` is quantized as the weight is.
+
+    With a weight-only scheme, `x` stays as it is, and products are added up in fp32.
+    """
     if weight.scales is None:
         return functional.linear(x, weight.data, weight.bias)
+    if weight.is_weight_only:
+        bias = None if weight.bias is None else weight.bias.float()
+        return functional.linear(x.float(), dequantized(weight), bias).to(x.dtype)
     codes, scales = quantize(x, weight.data.dtype, weight.scale_columns)
     product = multiplied(codes, scales, weight)
     return (product if weight.bias is None else product + weight.bias.float()).to(x.dtype)

@@ -1,0 +1,37 @@
+"""Codes of 4 bits, packed for products that read a matrix straight into the operands of a matrix unit.
+
+A row is packed in blocks of BLOCK columns: 4 groups of 32 columns, each of 4 eights. 16 bytes hold the same eight of all
+groups, so that a thread that loads them at once has 8 adjacent columns of each group. Numbers of 16 bits hold 4 columns
+`c`, `c + 4`, `c + 32` and `c + 36`, from the lowest bits to the highest. Two adjacent numbers hold columns `c` and
+`c + 1`. The next two hold those 64 further on, and the four behind these what is 2 columns further on.
+"""
+
+import torch
+from torch import Tensor
+
+from common.ops.base.weight import BLOCK
+
+PARTS = (2, 2, 4, 2, 2, 2)
+"""Columns of a block, from the highest bit of a column's number: 64, 32, the eight, 4, 2, 1."""
+PLACES = (0, 1, 4, 6, 2, 7, 3, 5)
+"""Dimensions `[rows, blocks, *PARTS]` in the order in which nibbles lie in memory."""
+
+
+def pack(codes: Tensor) -> Tensor:
+    """Return codes `[rows, columns]` of 0 to 15, in uint8, packed: uint8 `[rows, columns / 2]`.
+
+    Columns are a multiple of BLOCK.
+    """
+    num_rows, num_columns = codes.shape
+    assert codes.dtype == torch.uint8 and num_columns % BLOCK == 0, f"{codes.dtype}, {num_columns} columns"
+    nibbles = codes.view(num_rows, num_columns // BLOCK, *PARTS).permute(PLACES)
+    return (nibbles[..., 0] | nibbles[..., 1] << 4).reshape(num_rows, num_columns // 2)
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Return what `pack` was given: uint8 `[rows, columns]`."""
+    num_rows, num_bytes = packed.shape
+    nibbles = torch.stack((packed & 15, packed >> 4), -1)
+    parts = [PARTS[place - 2] for place in PLACES[2:]]
+    back = sorted(range(len(PLACES)), key=lambda place: PLACES[place])
+    return nibbles.view(num_rows, 2 * num_bytes // BLOCK, *parts).permute(back).reshape(num_rows, 2 * num_bytes)

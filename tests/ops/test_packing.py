@@ -1,0 +1,55 @@
+"""Codes of 4 bits in the places that kernels read them from, and products of matrices that are widened."""
+
+import pytest
+import torch
+
+from common.ops.base import Scheme, Weight, pack, unpack
+from common.ops.reference import dequantized, linear
+
+
+def test_columns_lie_where_kernels_read_them() -> None:
+    """The bytes of a row, by loops; a nibble's place is spelled out once more."""
+    codes = torch.randint(0, 16, (2, 256), dtype=torch.uint8)
+    packed = pack(codes).view(torch.uint16).tolist()
+    for row in range(2):
+        for number in range(64):
+            block, rest = divmod(number, 32)
+            eight, rest = divmod(rest, 8)
+            two_further, rest = divmod(rest, 4)
+            far, one_further = divmod(rest, 2)
+            column = block * 128 + far * 64 + eight * 8 + two_further * 2 + one_further
+            nibbles = [int(codes[row, column + more]) for more in (0, 4, 32, 36)]
+            assert packed[row][number] == sum(nibble << 4 * place for place, nibble in enumerate(nibbles))
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("num_columns", [128, 640])
+def test_unpacking_gives_back_what_was_packed(num_rows: int, num_columns: int) -> None:
+    codes = torch.randint(0, 16, (num_rows, num_columns), dtype=torch.uint8)
+    assert torch.equal(unpack(pack(codes)), codes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("has_offsets", [False, True], ids=["middle", "offsets"])
+@pytest.mark.parametrize("is_wide", [False, True], ids=["int4", "int8"])
+@pytest.mark.parametrize("group", [32, 128, 256])
+def test_elements_are_scaled_by_groups(group: int, is_wide: bool, has_offsets: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    rows, columns = 3, 256
+    codes = torch.randint(-128, 128, (rows, columns)) if is_wide else torch.randint(0, 16, (rows, columns))
+    scales = (10.0 ** torch.rand(rows, columns // group)).to(dtype)
+    offsets = torch.randn(rows, columns // group).to(dtype) if has_offsets else None
+    data = codes.to(torch.int8) if is_wide else pack(codes.to(torch.uint8))
+    weight = Weight(data, torch.randn(rows), scales, torch.float32, offsets, is_wide)
+    assert weight.scheme is (Scheme.WIDE_INT8 if is_wide else Scheme.INT4)
+    assert (weight.num_in, weight.scale_columns, weight.is_weight_only) == (columns, group, True)
+    elements = dequantized(weight)
+    for row in range(rows):
+        for column in (0, 31, 32, 127, 128, 255):
+            place = (row, column // group)
+            code = int(codes[row, column]) - (0 if is_wide or has_offsets else 8)
+            value = code * float(scales[place]) + (0.0 if offsets is None else float(offsets[place]))
+            assert float(elements[row, column]) == pytest.approx(value, rel=1e-6, abs=1e-5)
+    x = torch.randn(4, columns)
+    expected = x.double() @ elements.double().t() + weight.bias.double()  # type: ignore[union-attr]
+    assert torch.allclose(linear(x, weight).double(), expected, atol=1e-3)
