@@ -7,12 +7,13 @@ from msgspec.structs import replace
 from common.base.errors import ConfigError
 from common.models.quantization.rules import Quantization
 from common.models.sizes.attention import Attention, Heads
+from common.models.sizes.codes import Codes
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.models.sizes.quantized import Codes, kept, quantized, saved_bytes, widened_bytes
+from common.models.sizes.quantized import HEAD, kept, quantized, saved_bytes, widened_bytes
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
@@ -109,7 +110,8 @@ class DecoderConfig:
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Return the bytes of all matrices with plain elements of `element_bytes`, the input's table included."""
-        table = 0 if self.tied_embeddings else self.hidden_size * self.vocab_size
+        is_one = self.tied_embeddings and HEAD not in dict(self.kept)
+        table = 0 if is_one else self.hidden_size * self.vocab_size
         plain_bytes = (self.num_weights + table) * element_bytes
         return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
 

@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.base.errors import ModelError
+from common.checkpoint.gguf.model_file import is_gguf, read_gguf
 from common.models.config import DecoderConfig
+from common.models.gguf.forms import kept_blocks
 from common.models.loading.checkpoint import stored_tensors
 from common.models.quantization.found import find_packed, matrices_of
 from common.models.quantization.kept import kept_codes
@@ -18,7 +20,11 @@ def read_model(path: Path, quantization: str) -> DecoderConfig:
         quantization: the choice of `model.quantization`. Raises ModelError for an unsupported model or broken files.
     """
     config = read_config(path, quantization)
-    if config.quantization is None or quantization != AS_STORED:
+    if quantization != AS_STORED:
+        return config
+    if is_gguf(path):
+        return replace(config, kept=tuple(kept_blocks(config.stacks(), read_gguf(path).tensors).items()))
+    if config.quantization is None:
         return config
     stacks, stored = config.stacks(), stored_tensors(path)
     matrices = find_packed(matrices_of(stacks), stored, config.quantization).matrices

@@ -1,6 +1,7 @@
 """Load a model onto a device, from a directory or a GGUF file."""
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from common.models.decoder import Decoder
 from common.models.loading.checkpoint import stored_tensors
 from common.models.loading.gguf_weights import load_gguf_weights
 from common.models.loading.upload import Progress
-from common.models.loading.weights import Loading, WeightsMemory, load_weights, weights_layout
+from common.models.loading.weights import Loading, WeightsLayout, WeightsMemory, load_weights, weights_layout
 from common.models.quantization.cache_scales import cache_scales
 from common.models.sizes.attention import Attention
-from common.models.sizes.quantized import saved_bytes
+from common.models.sizes.quantized import is_quantized
 from common.settings.config import ModelSection
 from common.wire.values.kv_layout import E4M3
 
@@ -90,9 +91,8 @@ def load_model(
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
     layout = weights_layout(config.stacks(), DTYPES[dtype])
-    if config.scheme:
-        saved_gb = saved_bytes(config.stacks(), DTYPES[dtype].itemsize) / 1e9
-        logger.info("weights are quantized to %s: %.2f GB less than in %s", config.scheme, saved_gb, dtype)
+    if config.scheme or config.kept:
+        logger.info("%s", _described(config, layout, dtype))
 
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):
@@ -103,3 +103,12 @@ def load_model(
 
     region, loading = memory.begin(layout, fill)
     return Decoder(config, layout.tensors(region), max_len), loading
+
+
+def _described(config: DecoderConfig, layout: WeightsLayout, dtype: str) -> str:
+    """Return a line about matrices in codes, and the bytes of all weights with them and without."""
+    forms = Counter(stack.form.label for stack in layout.stacks.values() if stack.form and is_quantized(stack))
+    held = ", ".join(f"{count} in {label}" for label, count in forms.items())
+    how = f"quantized to {config.scheme}" if config.scheme else "in the checkpoint's codes"
+    plain_gb = model_bytes(replace(config, scheme="", kept=()), dtype) / 1e9
+    return f"products are {how}: {held}; {layout.num_bytes / 1e9:.2f} GB of weights, {plain_gb:.2f} in {dtype}"

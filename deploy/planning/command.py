@@ -78,7 +78,7 @@ def _rates(args: argparse.Namespace) -> Rates:
     if args.model_quantization != AS_STORED:
         raise ConfigError(
             f"--model-quantization {args.model_quantization}: rates do not say which of a model's matrices it holds "
-            "in 8 bits; name a directory or GGUF file with --model"
+            "in codes; name a directory or GGUF file with --model"
         )
     return scaled(rates, rates.shape.with_cache(args.kv_dtype), rates.model)
 

@@ -28,11 +28,12 @@ async def test_text_of_a_quantized_checkpoint_equals_a_single_process(case: str,
     pack_checkpoint(packed, plain, CASES[case], evenly=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype="float32", attn_implementation="eager")
     asked = prompts(6, 1, 120)
-    flags = ("--model-quantization", "plain")  # inputs of products are not quantized
+    flags = () if case == "int4" else ("--model-quantization", "plain")  # products of 8 bits quantize inputs, too
     with System(packed, *flags, router_flags=flags).start() as system:
         completions = await complete_all(system.url, asked, max_tokens=24)
         assert [completion.error for completion in completions] == [None] * len(asked)
         reference = Reference(packed, model)
         assert [completion.text for completion in completions] == [reference.text(prompt, 24) for prompt in asked]
-        assert "28 matrices in" in system.log("prefill-0") + system.log("decode-0")
+        log = system.log("prefill-0") + system.log("decode-0")
+        assert "28 matrices in" in log and ("28 of 28 matrices stay packed" in log) == (case == "int4")
         system.until(system.all_blocks_free)

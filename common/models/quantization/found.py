@@ -3,13 +3,15 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from common.models.quantization.contents import is_ordered
 from common.models.quantization.formats import Field, Format
 from common.models.quantization.rules import Formats, Quantization
 from common.models.quantization.stored import ITEM_BYTES, OF_CACHE, PackedMatrix, StoredTensor
+from common.models.sizes.codes import Codes
 from common.models.sizes.stacks import Stacks
 
 WEIGHT = ".weight"
@@ -167,19 +169,25 @@ def _wrong(name: str, shapes: list[tuple[int, ...]], dtypes: tuple[str, ...], st
         yield f"{name} is {stored.dtype}, supported are {', '.join(dtypes)}"
 
 
-def described(model_dir: Path, found: Found, quantization: Quantization, kept: Collection[str] = ()) -> str:
-    """Return a line about the quantized matrices of a checkpoint, of which those named in `kept` stay as they are."""
+def described(model_dir: Path, found: Found, quantization: Quantization, kept: Mapping[str, Codes]) -> str:
+    """Return a line about the quantized matrices of a checkpoint, of which those in `kept` stay in these forms."""
     matrices = [matrix for each in found.matrices.values() for matrix in each]
     count = Counter(matrix.format.label for matrix in matrices)
     num_bytes = sum(matrix.num_bytes for matrix in matrices)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
     line += f", {num_bytes / 1e9:.2f} GB, "
-    if kept:
-        line += f"{len(kept)} of {len(matrices)} matrices stay in 8 bits, and their inputs are quantized token by token"
+    num_packed = sum(form.is_integers for form in kept.values())
+    if num_in_8_bits := len(kept) - num_packed:
+        line += f"{num_in_8_bits} of {len(matrices)} matrices stay in 8 bits, and their inputs are quantized "
+        line += "token by token"
         if any(name.endswith(OF_INPUTS) for name in found.used):
             line += ", without the scales for inputs that the checkpoint has"
+    if num_packed:
+        line += ("; " if num_in_8_bits else "") + f"{num_packed} of {len(matrices)} matrices stay packed"
     if len(kept) < len(matrices):
         line += "; others are made plain as they are loaded" if kept else "are made plain as they are loaded"
+        if scattered := sum(not is_ordered(each) for each in matrices if each.name not in kept):
+            line += f", {scattered} of them because their columns are in any order (act order)"
     if quantization.input_bits < 16 and not kept:
         line += f"; activations stay in 16 bits or more, although the checkpoint was made for {quantization.input_bits}"
     if quantization.kv_cache or any(OF_CACHE.search(name) for name in found.used):

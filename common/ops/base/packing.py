@@ -1,6 +1,6 @@
 """Codes of 4 bits, packed for products that read a matrix straight into the operands of a matrix unit.
 
-A row is packed in blocks of BLOCK columns: 4 groups of 32 columns, each of 4 eights. 16 bytes hold the same eight of all
+A row is packed in blocks of BLOCK columns: 4 groups of 32 columns, each 4 eights. 16 bytes hold the same eight of all
 groups, so that a thread that loads them at once has 8 adjacent columns of each group. Numbers of 16 bits hold 4 columns
 `c`, `c + 4`, `c + 32` and `c + 36`, from the lowest bits to the highest. Two adjacent numbers hold columns `c` and
 `c + 1`. The next two hold those 64 further on, and the four behind these what is 2 columns further on.

@@ -23,7 +23,7 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path) == 5
 
 
-@pytest.mark.parametrize("case", ["fp8-blocks", "int8-rows", "nvfp4-modelopt"])
+@pytest.mark.parametrize("case", ["fp8-blocks", "awq", "nvfp4-modelopt"])
 def test_a_quantized_checkpoint_takes_the_bytes_of_what_is_held(case: str, tmp_path: Path) -> None:
     """Some matrices stay in the checkpoint's form, others are made plain."""
     for name in ("packed", "plain"):
@@ -55,7 +55,7 @@ def test_matrices_in_8_bits_are_counted_by_codes_and_scales_whatever_the_files_h
         packed = {"quantization_config": {"quant_method": "fp8"}} if kind == "fp8" else {}
         (path / "config.json").write_text(json.dumps(config | packed))
         shutil.copy(DEMO_MODEL / "model.safetensors", path)
-    plain_bytes, fp8_bytes = weights_bytes(path), weights_bytes(path, "fp8")
+    plain_bytes, fp8_bytes = weights_bytes(path, "plain"), weights_bytes(path, "fp8")
     assert fp8_bytes == pytest.approx(model_bytes(read_config(path, "fp8"), "bfloat16"), rel=0.01)
     assert fp8_bytes < 0.6 * plain_bytes
 

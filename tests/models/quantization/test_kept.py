@@ -126,32 +126,15 @@ def test_logits_are_those_of_products_of_the_codes(
     assert errors(ours, expected)[0] < FLIPPED * effect
 
 
-def without_inputs() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(json.dumps(INT8_ROWS))
-    table["config_groups"]["group_0"]["input_activations"] = None
-    return table
-
-
-@pytest.mark.parametrize(
-    "case",
-    ["awq", "gptq-int8", "mxfp8-compressed", "int8-compressed-asymmetric", "int8-compressed-packed", "nvfp4-modelopt"],
-)
+@pytest.mark.parametrize("case", ["gptq-act-order", "mxfp8-compressed", "nvfp4-modelopt"])
 def test_other_formats_are_made_plain(case: str, written: Callable[[str], Written]) -> None:
     packed, _ = written(case)
     assert read_model(packed, "auto").kept == ()
 
 
-@pytest.mark.parametrize(
-    ("case", "table"),
-    [
-        ("int8-compressed", without_inputs()),
-        ("fp8-blocks", {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}),
-    ],
-)
-def test_matrices_for_inputs_of_16_bits_are_made_plain(
-    case: str, table: dict[str, Any], packed: Callable[[str], Path]
-) -> None:
-    directory = packed(case)
+def test_floats_of_8_bits_for_inputs_of_16_bits_are_made_plain(packed: Callable[[str], Path]) -> None:
+    directory = packed("fp8-blocks")
+    table = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}
     assert read_model(directory, "auto").kept
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": table}))

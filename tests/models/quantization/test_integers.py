@@ -1,0 +1,182 @@
+"""Integers that stay packed: the elements they stand for are the file's, and so are the logits; near misses are not."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from common.models.decoder import Decoder
+from common.models.held import read_model
+from common.models.layers.attention import AttentionPart
+from common.models.layers.mlp import MLPPart
+from common.models.loading import upload
+from common.models.quantization import dequantize, groups, packed_part
+from common.models.sizes.codes import PAIRS, Codes
+from common.ops.base import packing
+from common.ops.reference import dequantized
+from tests.models.quantization.conftest import Written
+from tests.models.quantization.test_kept import load
+from tests.models.test_decoder import CPU, Cache, errors, prompts
+from tests.support.checkpoints import write_checkpoint
+from tests.support.packed_checkpoints import INT8_ROWS, SIZES, Case, compressed, pack_checkpoint
+
+HALF, SINGLE = "float16", "float32"
+FORMS = {
+    "int8-compressed-asymmetric": Codes("int8", 1, 256, SINGLE, SINGLE),
+    "int8-compressed-packed": Codes("int8", 1, 64, HALF),
+    "int8-compressed-packed-rows": Codes("int8", 1, 256, HALF),
+    "int4-compressed": Codes(PAIRS, 1, 32, HALF),
+    "int4-compressed-asymmetric": Codes(PAIRS, 1, 64, SINGLE, SINGLE),
+    "awq": Codes(PAIRS, 1, 64, SINGLE, SINGLE),
+    "gptq": Codes(PAIRS, 1, 32, SINGLE, SINGLE),
+    "gptq-v2": Codes(PAIRS, 1, 32, SINGLE, SINGLE),
+    "gptq-int8": Codes("int8", 1, 256, SINGLE, SINGLE),
+    "marlin": Codes(PAIRS, 1, 64, HALF),
+    "marlin-rows": Codes(PAIRS, 1, 256, HALF),
+}
+"""Form of the matrices of 256 columns. Those of 320 stay packed with codes of 8 bits alone."""
+
+
+def elements(model: Decoder) -> dict[str, Tensor]:
+    """What the matrices of a model stand for."""
+    found = dict[str, Tensor]()
+    for number, (mixer, mlp) in enumerate(model.layers):
+        assert isinstance(mixer, AttentionPart) and isinstance(mlp, MLPPart)
+        of_layer = {"qkv": mixer.qkv, "o": mixer.out.weight, "gate_up": mlp.gate_up, "down": mlp.out.weight}
+        found |= {f"{number}.{name}": dequantized(weight) for name, weight in of_layer.items()}
+    return found
+
+
+def differing(directory: Path, plain: Path, *, is_rounded: bool) -> list[str]:
+    """The names of matrices that stand for other elements than plain ones; a package may round them to bfloat16."""
+    (packed, _), (model, _) = load(directory), load(plain)
+    ours, expected = elements(packed), elements(model)
+    if is_rounded:
+        ours, expected = ({name: each.bfloat16() for name, each in all_.items()} for all_ in (ours, expected))
+    return [name for name, tensor in expected.items() if not torch.equal(ours[name], tensor)]
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_elements_are_those_that_the_packer_means(
+    case: str, written: Callable[[str], Written], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of rows at a time, too."""
+    monkeypatch.setattr(packed_part, "MAX_ELEMENTS", 64 * 256)
+    packed, plain = written(case)
+    held = dict(read_model(packed, "auto").kept)
+    assert held["layers.1.qkv"] == held["layers.0.gate_up"] == FORMS[case]
+    assert ("layers.1.down" in held) == (FORMS[case].dtype == "int8")
+    assert differing(packed, plain, is_rounded="compressed" in case) == []
+
+
+pack, unpacked, spread = packing.pack, dequantize._unpacked, groups._spread
+MISSES: dict[str, tuple[object, str, object]] = {
+    "nibbles swapped": (groups, "pack", lambda codes: (packed := pack(codes)) << 4 | packed >> 4),
+    "zeros off by one": (dequantize, "_unpacked", lambda words, *a: unpacked(words, *a) + (words.shape[0] < 32)),
+    "scales in reverse": (groups, "_spread", lambda numbers, target: spread(numbers.flip(1), target)),
+    "scales of the next row": (groups, "_spread", lambda numbers, target: spread(numbers.roll(1, 0), target)),
+}
+
+
+@pytest.mark.parametrize("miss", MISSES)
+def test_a_near_miss_stands_for_other_elements(
+    miss: str, written: Callable[[str], Written], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, name, function = MISSES[miss]
+    monkeypatch.setattr(place, name, function)
+    packed, plain = written("awq")
+    assert {name.partition(".")[2] for name in differing(packed, plain, is_rounded=False)} >= {"qkv", "gate_up", "o"}
+
+
+@pytest.mark.parametrize("case", ["gptq", "gptq-int8"])
+@torch.inference_mode()
+def test_logits_are_those_of_the_plain_model(case: str, written: Callable[[str], Written]) -> None:
+    found = []
+    for directory in written(case):
+        model, _ = load(directory)
+        cache = Cache(model, CPU)
+        batch = cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in prompts(1, 37)])
+        found.append(model.forward(batch, cache.ops))
+    assert errors(*found)[0] < 1e-3
+
+
+def test_matrices_of_a_stack_are_held_in_the_widest_of_their_forms(tmp_path: Path) -> None:
+    """Groups of 32 and 128, with and without zeros, codes of 4 and 8 bits: 8 bits, groups of 32 and offsets in fp32."""
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    for each in (packed, plain):
+        each.mkdir()
+    write_checkpoint("qwen3-untied", packed, sizes=SIZES, dtype=torch.bfloat16)
+    kinds = {
+        "q_proj": compressed("W4A16", group_size=32),
+        "k_proj": compressed("W4A16_ASYM", group_size=128),
+        "v_proj": compressed("W8A16", group_size=64),
+    }
+    other = compressed("W4A16", group_size=64)
+    table = other.config
+    for number, (name, case) in enumerate(kinds.items(), 1):
+        [group] = json.loads(json.dumps(case.config["config_groups"])).values()
+        table["config_groups"][f"group_{number}"] = group | {"targets": [f"re:.*{name}$"]}
+    names = [name.split(".")[-2] for name in load_file(packed / "model.safetensors") if "_proj." in name]
+    turns = iter([kinds.get(name, other) for name in names])
+    pack_checkpoint(packed, plain, Case(table, lambda matrix: next(turns).pack(matrix)))
+    held = dict(read_model(packed, "auto").kept)
+    assert held["layers.1.qkv"] == Codes("int8", 1, 32, SINGLE, SINGLE) and held["layers.1.o"].dtype == PAIRS
+    assert differing(packed, plain, is_rounded=True) == []
+
+
+def test_scales_that_float16_would_round_are_held_in_fp32(packed: Callable[[str], Path]) -> None:
+    directory = packed("int4-compressed")
+    path, name = directory / "model.safetensors", "model.layers.1.mlp.up_proj.weight_scale"
+    tensors = load_file(path)
+    tensors[name][3, 1] = 1.5 * 2.0**-24
+    save_file(tensors, path)
+    held = dict(read_model(directory, "auto").kept)
+    assert held["layers.1.gate_up"].scale_dtype == SINGLE and held["layers.0.gate_up"].scale_dtype == HALF
+    [(model, _), (plain, _)] = load(directory), load(directory, "plain")
+    assert torch.equal(elements(model)["1.gate_up"], elements(plain)["1.gate_up"])
+
+
+def rounded(matrix: Tensor) -> Tensor:
+    """The elements of a matrix rounded to 4 bits in groups of 128, one group at a time."""
+    found = torch.zeros_like(matrix)
+    for row, column in itertools.product(range(matrix.shape[0]), range(0, matrix.shape[1], 128)):
+        group = matrix[row, column : column + 128]
+        scale = float(np.float16(group[group.abs().argmax()].item() / -8))
+        codes = (group / scale).round().clamp(-8, 7) if scale else torch.zeros(128)
+        found[row, column : column + 128] = codes * scale
+    return found
+
+
+@pytest.mark.parametrize("case", ["plain", "awq"])
+def test_rows_are_rounded_to_4_bits_at_load(
+    case: str, written: Callable[[str], Written], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a plain file, or from what a quantized one means; rows that groups of 128 do not fill stay plain."""
+    monkeypatch.setattr(upload, "SLOT_BYTES", 9_000)
+    packed, plain = written("awq")
+    directory = plain if case == "plain" else packed
+    (model, tensors), (other, _) = load(directory, "int4"), load(plain)
+    ours, expected = elements(model), elements(other)
+    assert [name for name in ours if name.endswith("down") != torch.equal(ours[name], expected[name])] == []
+    assert torch.equal(ours["1.qkv"], rounded(expected["1.qkv"]))
+    assert torch.equal(ours["0.o"], rounded(expected["0.o"]))
+    assert tensors["layers.0.qkv"].dtype == torch.uint8 and tensors["layers.0.qkv_scales"].dtype == torch.float16
+
+
+def test_bytes_without_inputs_of_8_bits_stay_and_leave_inputs_as_they_are(
+    packed: Callable[[str], Path], written: Callable[[str], Written]
+) -> None:
+    directory, (_, plain) = packed("int8-rows"), written("int8-rows")
+    table: dict[str, Any] = json.loads(json.dumps(INT8_ROWS))
+    table["config_groups"]["group_0"]["input_activations"] = None
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": table}))
+    assert dict(read_model(directory, "auto").kept)["layers.0.qkv"] == Codes("int8", 1, 256, HALF)
+    assert differing(directory, plain, is_rounded=False) == []
