@@ -51,7 +51,8 @@ def in_groups(format_: Format, tensors: Mapping[str, Tensor], num_rows: int, *, 
         grouped = codes.unflatten(1, (scales.shape[1], -1))
         zeros = tensors["weight_zero_point"].float().expand(scales.shape) if format_.has_zeros else None
         return Groups(grouped, scales, None if zeros is None else -zeros * scales)
-    codes, zeros, scales, _ = _integers(format_, tensors)
+    codes, zeros, scales, table = _integers(format_, tensors)
+    assert table is None, "columns in order"
     scales, zeros = scales.expand(num_rows, -1), zeros.expand(num_rows, -1)
     is_byte = isinstance(format_, PackedRows | Gptq) and format_.bits == 8
     middle = 128.0 if is_byte else 0.0 if has_offsets else 8.0

@@ -15,8 +15,8 @@ Matrices = Mapping[str, tuple[PackedMatrix, ...]]
 DTYPES: dict[tuple[str, ...], str] = {FP8: "float8_e4m3fn", INT8: "int8"}
 LEAST_GROUPS = {PAIRS: 32, "int8": 16}
 """Columns of the smallest group that products of integers take, by the dtype of codes."""
-MULTIPLES = {PAIRS: BLOCK, "int8": 16}
-"""Columns of which a row of codes has a multiple."""
+MULTIPLES = {PAIRS: BLOCK, "int8": 64}
+"""Columns of which a row of codes has a multiple, and a large group too unless it is the row."""
 
 
 def kept_codes(stacks: Stacks, stored: Collection[str], matrices: Matrices) -> dict[str, Codes]:
@@ -86,8 +86,9 @@ def widest(forms: Iterable[Codes | None], width: int) -> Codes | None:
     each = [form for form in found if form is not None]
     dtype = PAIRS if all(form.dtype == PAIRS for form in each) else "int8"
     common = math.gcd(width, *(form.columns for form in each))
-    columns = common if common == width or common % BLOCK == 0 else math.gcd(common, BLOCK)
-    if columns < LEAST_GROUPS[dtype] or width % MULTIPLES[dtype]:
+    multiple = MULTIPLES[dtype]
+    columns = common if common == width or common % multiple == 0 else math.gcd(common, BLOCK)
+    if columns < LEAST_GROUPS[dtype] or width % multiple:
         return None
     scale_dtype = max((form.scale_dtype for form in each), key=("float16", "float32").index)
     return Codes(dtype, 1, columns, scale_dtype, scale_dtype if any(form.offset_dtype for form in each) else "")

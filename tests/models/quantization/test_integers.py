@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,20 @@ def test_scales_that_float16_would_round_are_held_in_fp32(packed: Callable[[str]
     assert held["layers.1.gate_up"].scale_dtype == SINGLE and held["layers.0.gate_up"].scale_dtype == HALF
     [(model, _), (plain, _)] = load(directory), load(directory, "plain")
     assert torch.equal(elements(model)["1.gate_up"], elements(plain)["1.gate_up"])
+
+
+@pytest.mark.parametrize("case", ["gptq", "gptq-act-order"])
+def test_the_log_says_what_stays_packed_and_what_does_not(
+    case: str, written: Callable[[str], Written], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="common.models"):
+        load(written(case)[0])
+    if case == "gptq":
+        assert "12 of 14 matrices stay packed; others are made plain as they are loaded" in caplog.text
+        assert "products are in the checkpoint's codes: 6 in INT4 in groups of 32; 0.00 GB of weights" in caplog.text
+    else:
+        assert "14 of them because their columns are in any order (act order)" in caplog.text
+        assert "stay packed" not in caplog.text
 
 
 def rounded(matrix: Tensor) -> Tensor:
