@@ -17,6 +17,8 @@ from common.models.decoder import Decoder
 from common.models.held import read_model
 from common.models.layers.attention import AttentionPart
 from common.models.layers.mlp import MLPPart
+from common.models.layers.tensors import weight_of
+from common.models.loader import load_model
 from common.models.loading import upload
 from common.models.quantization import dequantize, groups, packed_part
 from common.models.sizes.codes import PAIRS, Codes
@@ -24,9 +26,12 @@ from common.ops.base import packing
 from common.ops.reference import dequantized
 from tests.models.quantization.conftest import Written
 from tests.models.quantization.test_kept import load
-from tests.models.test_decoder import CPU, Cache, errors, prompts
+from tests.models.quantization.test_models import write
+from tests.models.test_decoder import CPU, Backend, Cache, errors, prompts
+from tests.models.test_quantization import Kept
+from tests.support import packers
 from tests.support.checkpoints import write_checkpoint
-from tests.support.packed_checkpoints import INT8_ROWS, SIZES, Case, compressed, pack_checkpoint
+from tests.support.packed_checkpoints import GPTQ, INT8_ROWS, SIZES, Case, compressed, pack_checkpoint
 
 HALF, SINGLE = "float16", "float32"
 FORMS = {
@@ -106,6 +111,40 @@ def test_logits_are_those_of_the_plain_model(case: str, written: Callable[[str],
         batch = cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in prompts(1, 37)])
         found.append(model.forward(batch, cache.ops))
     assert errors(*found)[0] < 1e-3
+
+
+@torch.inference_mode()
+def test_rows_that_lie_between_those_of_gates_stay_packed(tmp_path: Path) -> None:
+    """A piece takes rows out of the middle of a matrix."""
+    case = Case(GPTQ | {"bits": 8, "group_size": -1}, packers.gptq(8, 0))
+    packed, _ = write("qwen3.5", case, tmp_path)
+    (model, tensors), (_, plain) = load(packed), load(packed, "plain")
+    kept = dict(model.config.kept)
+    assert {name.split(".")[-1] for name in kept} == {"qkv", "gate", "o", "gate_up"}
+    assert [name for name in kept if not torch.equal(dequantized(weight_of(tensors, kept, name)), plain[name])] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("choice", ["auto", "int4"])
+@pytest.mark.parametrize("case", ["awq", "gptq-int8", "marlin"])
+@torch.inference_mode()
+def test_a_gpu_holds_the_same_bytes_and_has_the_logits(
+    case: str, choice: str, written: Callable[[str], Written]
+) -> None:
+    packed, _ = written(case)
+    model, expected = load(packed, choice)
+    memory, backend, cpu = Kept(), Backend("cuda:0", "bfloat16", 0.0, 0.0), Cache(model, CPU)
+    memory.device = backend.device
+    loaded, loading = load_model(packed, model.config, max_len=512, dtype=backend.dtype, memory=memory)
+    loading.wait()
+    held = [name for name, stack in model.config.stacks().items() if stack.form is not None]
+    assert held and all(torch.equal(memory.tensors[name].cpu(), expected[name]) for name in held)
+    assert isinstance(loaded, Decoder)
+    cache = Cache(loaded, backend)
+    for asked in (prompts(1), prompts(7), prompts(1, 37, 100)):
+        ours = loaded.forward(cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in asked]), cache.ops)
+        law = model.forward(cpu.batch([(ids, 0, cpu.blocks(len(ids))) for ids in asked]), cpu.ops)
+        assert errors(ours, law)[0] < 0.03
 
 
 def test_matrices_of_a_stack_are_held_in_the_widest_of_their_forms(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from common.models.decoder import Decoder
 from common.models.held import read_model
 from common.models.loader import load_model, model_bytes
 from common.models.quantization import packed_part
+from common.models.sizes import codes as codes_of
+from common.ops.base import BLOCK
 from tests.models.quantization.conftest import Written
 from tests.models.test_decoder import CPU, Cache, errors, prompts
 from tests.models.test_quantization import FLIPPED, Kept
@@ -83,6 +85,7 @@ def test_codes_and_scales_are_those_of_the_file(
     tensors = load_file(packed / "model.safetensors")
     model, ours = load(packed)
     assert len(model.config.kept) == 4 * len(model.config.layers)
+    assert codes_of.BLOCK == BLOCK
     for number in range(len(model.config.layers)):
         for stack, parts in STACKS.items():
             codes, scales = ours[f"layers.{number}.{stack}"], ours[f"layers.{number}.{stack}_scales"]
