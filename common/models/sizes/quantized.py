@@ -14,6 +14,8 @@ SCHEMES = {
 """Forms in which rows are held that are quantized at load, by the choice's name."""
 HEAD, TABLE = "lm_head", "embed"
 """Names of the matrix of logits and of the input's table."""
+HEAD_PART = 16 * 1024 * 1024
+"""Elements of a head that a step of many tokens widens at once."""
 PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out")
 """Names of a layer's matrices that activations are multiplied by. Other matrices stay as they are: the input's table
 and the head, routers, experts, and the matrix that keys and values are expanded from latents by."""
@@ -75,10 +77,10 @@ def saved_bytes(stacks: Stacks, element_bytes: int) -> int:
 def widened_bytes(stacks: Stacks) -> int:
     """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it.
 
-    A head is widened a few rows at a time.
+    A head is widened in parts.
     """
-    widened = (stack for name, stack in stacks.items() if is_quantized(stack) and name != HEAD)
-    return max((2 * math.prod(stack.elements) for stack in widened), default=0)
+    held = {name: math.prod(stack.elements) for name, stack in stacks.items() if is_quantized(stack)}
+    return 2 * max((min(size, HEAD_PART) if name == HEAD else size for name, size in held.items()), default=0)
 
 
 def is_product(name: str) -> bool:
