@@ -183,6 +183,22 @@ def test_scales_that_float16_would_round_are_held_in_fp32(packed: Callable[[str]
     assert torch.equal(elements(model)["1.gate_up"], elements(plain)["1.gate_up"])
 
 
+@pytest.mark.parametrize("table", ["in order", "scattered", "none"])
+def test_a_table_of_groups_keeps_a_matrix_plain_only_if_columns_are_out_of_order(table: str, tmp_path: Path) -> None:
+    """Of compressed-tensors; old files have a table of -1 for none."""
+
+    def pack(matrix: Tensor) -> packers.Packed:
+        tensors, plain = packers.packed_rows(4, 32, scattered=table == "scattered")(matrix)
+        if table == "in order":
+            tensors["weight_g_idx"] = (torch.arange(matrix.shape[1]) // 32).int()
+        return tensors, plain
+
+    config = compressed("W4A16_ASYM", group_size=32).config
+    packed, plain = write("qwen3-untied", Case(config, pack), tmp_path, SIZES)
+    assert bool(read_model(packed, "auto").kept) == (table != "scattered")
+    assert differing(packed, plain, is_rounded=False) == []
+
+
 @pytest.mark.parametrize("case", ["gptq", "gptq-act-order"])
 def test_the_log_says_what_stays_packed_and_what_does_not(
     case: str, written: Callable[[str], Written], caplog: pytest.LogCaptureFixture
