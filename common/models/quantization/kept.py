@@ -8,7 +8,7 @@ from common.models.quantization.formats import FP8, INT8, Scaled
 from common.models.quantization.stored import PackedMatrix
 from common.models.quantization.words import Awq, Gptq, Marlin, PackedRows
 from common.models.sizes.codes import BLOCK, PAIRS, Codes
-from common.models.sizes.quantized import is_product
+from common.models.sizes.quantized import HEAD, is_product
 from common.models.sizes.stacks import Piece, Stack, Stacks
 
 Matrices = Mapping[str, tuple[PackedMatrix, ...]]
@@ -20,7 +20,9 @@ MULTIPLES = {PAIRS: BLOCK, "int8": 64}
 
 
 def kept_codes(stacks: Stacks, stored: Collection[str], matrices: Matrices) -> dict[str, Codes]:
-    """Return the forms of stacks of products that are held in codes: all pieces must be such that one form holds them.
+    """Return the forms of stacks that are held in codes: products all of whose pieces one form holds.
+
+    A head stays packed as integers alone, because codes of 8 bits would quantize its inputs, too.
 
     Args:
         stored: names of the checkpoint's tensors.
@@ -28,7 +30,8 @@ def kept_codes(stacks: Stacks, stored: Collection[str], matrices: Matrices) -> d
     """
     held, found = {*stored, *matrices}, dict[str, Codes]()
     for name, stack in stacks.items():
-        if is_product(name) and (form := _form(stack, stack.pieces_of(held), matrices)):
+        form = _form(stack, stack.pieces_of(held), matrices) if is_product(name) or name == HEAD else None
+        if form is not None and (name != HEAD or form.is_integers):
             found[name] = form
     return found
 

@@ -183,6 +183,19 @@ def test_scales_that_float16_would_round_are_held_in_fp32(packed: Callable[[str]
     assert torch.equal(elements(model)["1.gate_up"], elements(plain)["1.gate_up"])
 
 
+@torch.inference_mode()
+def test_a_head_of_integers_stays_packed(tmp_path: Path) -> None:
+    case = compressed("W4A16", group_size=32)
+    packed, _ = write("qwen3-untied", Case(case.config | {"ignore": []}, case.pack), tmp_path, SIZES)
+    path, name = packed / "model.safetensors", "lm_head.weight"
+    tensors = load_file(path)
+    of_head, matrix = case.pack(tensors.pop(name))
+    save_file(tensors | {name.removesuffix("weight") + each: tensor for each, tensor in of_head.items()}, path)
+    model, held = load(packed)
+    assert held["lm_head"].dtype == torch.uint8 and held["embed"].dtype == torch.float32
+    assert torch.equal(dequantized(model.lm_head).bfloat16(), matrix.bfloat16())
+
+
 @pytest.mark.parametrize("table", ["in order", "scattered", "none"])
 def test_a_table_of_groups_keeps_a_matrix_plain_only_if_columns_are_out_of_order(table: str, tmp_path: Path) -> None:
     """Of compressed-tensors; old files have a table of -1 for none."""
