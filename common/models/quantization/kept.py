@@ -6,10 +6,9 @@ Inputs of dense products are quantized, so a checkpoint must be made for that. T
 from collections.abc import Collection, Mapping
 
 from common.models.quantization.formats import FP8, INT8, Scaled
-from common.models.quantization.packed_part import PackedMatrix
-from common.models.sizes.quantized import CODES, EXPERTS, Codes, is_of_experts, is_product
+from common.models.quantization.stored import PackedMatrix
+from common.models.sizes.quantized import BLOCK, CODES, EXPERTS, Codes, is_of_experts, is_product
 from common.models.sizes.stacks import Piece, Stacks
-from common.ops.base import BLOCK
 
 Matrices = Mapping[str, tuple[PackedMatrix, ...]]
 DTYPES: dict[tuple[str, ...], str] = {FP8: CODES["fp8"], INT8: CODES["int8"]}
