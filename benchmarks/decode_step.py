@@ -33,8 +33,16 @@ from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
-from common.models.reading import AS_STORED
-from common.settings.config import QUANTIZATIONS, Config, DecodeSection, KernelsSection, ModelSection, WorkerSection
+from common.models.reading import AS_STORED, KEEP
+from common.settings.config import (
+    HEADS,
+    QUANTIZATIONS,
+    Config,
+    DecodeSection,
+    KernelsSection,
+    ModelSection,
+    WorkerSection,
+)
 from common.settings.memory_sections import KV_DTYPES, KVSection
 from common.wire.values.kv_layout import Counts, KVGroup
 from common.wire.values.sampling_params import SamplingParams
@@ -85,7 +93,7 @@ class StepBench:
     def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str) -> None:
         self.max_rows = max(args.batches)
         config = Config(
-            model=ModelSection(path=args.model_dir, quantization=args.quantization),
+            model=ModelSection(path=args.model_dir, quantization=args.quantization, head=args.head),
             worker=WorkerSection(device=device),
             decode=DecodeSection(max_num_seqs=self.max_rows),
             kv=KVSection(dtype=args.kv_dtype),
@@ -213,19 +221,21 @@ def mixes(text: str) -> list[ContextMix]:
 
 
 def add_quantization(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of `model.quantization`."""
+    """Add the choices of `model.quantization` and `model.head`."""
     parser.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
         default=AS_STORED,
         help="as --model-quantization (default: %(default)s)",
     )
+    parser.add_argument("--head", choices=HEADS, default=KEEP, help="as --model-head (default: %(default)s)")
 
 
 def served_as(args: argparse.Namespace) -> str:
-    """Return a model's name in results: that of its directory, and its scheme if it is quantized at load."""
+    """Return a model's name in results: that of its directory, and schemes in which it is quantized at load."""
     name = Path(args.model_dir).name
-    return name if args.quantization == AS_STORED else f"{name} in {args.quantization}"
+    name = name if args.quantization == AS_STORED else f"{name} in {args.quantization}"
+    return name if args.head == KEEP else f"{name}, head in {args.head}"
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:

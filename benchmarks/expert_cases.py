@@ -5,7 +5,7 @@ tokens read and written.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product, starmap
 
 import torch
@@ -16,7 +16,7 @@ from common.base.activation import Activation
 from common.base.routing import Route
 from common.kernels.base.gpu import gpu_of
 from common.ops import reference
-from common.ops.base import ExpertWeights, GroupCache, Norm, Residual, Router
+from common.ops.base import BLOCK, ExpertWeights, GroupCache, Norm, Residual, Router
 from common.ops.cuda_ops import CudaOps
 from common.settings.config import KernelsSection
 
@@ -34,18 +34,21 @@ class ExpertSizes:
     num: int
     per_token: int
     num_shared: int = 0
-    is_mxfp4: bool = False
+    form: str = "plain"
 
     @property
     def expert_bytes(self) -> float:
-        return 3 * self.inner * self.hidden * (4.25 / 8 if self.is_mxfp4 else 2)
+        return 3 * self.inner * self.hidden * ELEMENT_BYTES[self.form]
 
 
+ELEMENT_BYTES = {"plain": 2.0, "mxfp4": 4.25 / 8, "fp8 in blocks": 1.0, "int8": 1.0}
+"""Bytes of an element of a matrix, by its form."""
 SIZES = (
     ExpertSizes("qwen3-30b-a3b", 2048, 768, 128, 8),
     ExpertSizes("qwen3.6-35b-a3b", 2048, 512, 256, 8, num_shared=1),
-    ExpertSizes("gpt-oss-20b", 2880, 2880, 32, 4, is_mxfp4=True),
+    ExpertSizes("gpt-oss-20b", 2880, 2880, 32, 4, form="mxfp4"),
 )
+IN_CODES = [replace(sizes, form=form) for sizes in SIZES[:2] for form in ("fp8 in blocks", "int8")]
 
 
 def make_router(sizes: ExpertSizes) -> Router:
@@ -56,8 +59,14 @@ def make_router(sizes: ExpertSizes) -> Router:
 def make_weights(sizes: ExpertSizes) -> ExpertWeights:
     """Make random matrices, which are in MXFP4 and have biases for gpt-oss."""
     num, hidden, inner = sizes.num + sizes.num_shared, sizes.hidden, sizes.inner
-    if not sizes.is_mxfp4:
+    if sizes.form == "plain":
         return ExpertWeights(random(num, 2 * inner, hidden) * 0.02, random(num, hidden, inner) * 0.02, Activation.SILU)
+    if sizes.form != "mxfp4":
+        (gate_up, gate_up_scales), (down, down_scales) = (
+            make_codes(sizes.form, num, *shape) for shape in ((2 * inner, hidden), (hidden, inner))
+        )
+        scales = {"gate_up_scales": gate_up_scales, "down_scales": down_scales}
+        return ExpertWeights(gate_up, down, Activation.SILU, **scales)
 
     def some_bytes(*shape: int, most: int = 256, least: int = 0) -> Tensor:
         return torch.randint(least, most, shape, dtype=torch.uint8, device="cuda")
@@ -71,6 +80,15 @@ def make_weights(sizes: ExpertSizes) -> ExpertWeights:
         gate_up_scales=some_bytes(num, 2 * inner, hidden // 32, least=118, most=122),
         down_scales=some_bytes(num, hidden, inner // 32, least=118, most=122),
     )
+
+
+def make_codes(form: str, num: int, num_rows: int, width: int) -> tuple[Tensor, Tensor]:
+    """Make random codes, and scales of their blocks or rows; products are about as large as those of plain matrices."""
+    codes = torch.randint(-127, 128, (num, num_rows, width), dtype=torch.int8, device="cuda")
+    if form == "int8":
+        return codes, torch.full((num, num_rows, 1), 0.0003, device="cuda")
+    grid = (num, -(-num_rows // BLOCK), -(-width // BLOCK))
+    return (codes.half() / 64).to(torch.float8_e4m3fn), torch.full(grid, 0.02, device="cuda")
 
 
 def make_ops(num_tokens: int) -> CudaOps:
@@ -110,7 +128,7 @@ def experts_case(sizes: ExpertSizes, num_tokens: int) -> Case:
         return reference.rms_norm(reference.experts(xs[0], routings[0], weights).to(xs.dtype), norm.weight, EPS)
 
     return Case(
-        f"experts {sizes.name} {num_tokens}",
+        f"experts {sizes.name} {num_tokens}" + ("" if sizes in SIZES else f" {sizes.form}"),
         run,
         expected,
         VARIANTS,
@@ -122,4 +140,4 @@ def experts_case(sizes: ExpertSizes, num_tokens: int) -> Case:
 def expert_cases() -> Iterator[Case]:
     """Yield cases lazily, because the matrices of all cases would not fit at once."""
     yield from starmap(route_case, product(SIZES, TOKENS))
-    yield from starmap(experts_case, product(SIZES, TOKENS))
+    yield from starmap(experts_case, product([*SIZES, *IN_CODES], TOKENS))

@@ -29,7 +29,7 @@ from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.warm_up import warm_up_prompts
 from common.memory.client.client import MemoryClient
-from common.models.reading import AS_STORED
+from common.models.reading import AS_STORED, KEEP
 from common.settings.config import Config, ModelSection, PrefillSection, WorkerSection
 from common.wire.values.sampling_params import SamplingParams
 from deploy.bench.results import Row, append_rows, hardware, row_of
@@ -70,9 +70,10 @@ class PromptBench:
         device: str,
         num_seqs: int = NUM_SEQS,
         quantization: str = AS_STORED,
+        head: str = KEEP,
     ) -> None:
         config = Config(
-            model=ModelSection(path=model_dir, quantization=quantization),
+            model=ModelSection(path=model_dir, quantization=quantization, head=head),
             worker=WorkerSection(device=device),
             prefill=PrefillSection(max_batch_tokens=chunk_tokens),
         )
@@ -187,7 +188,7 @@ def main(argv: list[str]) -> int:
     require_gpu(args.device)
     with own_memory(args.device) as memory:
         num_seqs = max([NUM_SEQS, *(step.num_prompts for step in args.together)])
-        bench = PromptBench(args.model_dir, args.chunk, memory, args.device, num_seqs, args.quantization)
+        bench = PromptBench(args.model_dir, args.chunk, memory, args.device, num_seqs, args.quantization, args.head)
         rows = measure(args, bench)
     if args.results:
         append_rows(args.results, rows)

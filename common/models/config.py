@@ -13,7 +13,7 @@ from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.models.sizes.quantized import HEAD, kept, quantized, saved_bytes, widened_bytes
+from common.models.sizes.quantized import HEAD, is_of_experts, kept, quantized, saved_bytes, widened_bytes, with_head
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
@@ -79,6 +79,7 @@ class DecoderConfig:
     quantization: Quantization | None = None  # of the checkpoint; matrices are made plain at load, but for `kept`
     scheme: str = ""  # in which products are held, quantized at load; "": as the checkpoint has them, or plain
     kept: tuple[tuple[str, Codes], ...] = ()  # stacks held in the checkpoint's own codes, by name
+    head: str = ""  # scheme in which the matrix of logits is held, quantized at load; "": as it is
 
     @property
     def hidden_size(self) -> int:
@@ -106,14 +107,29 @@ class DecoderConfig:
     def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
         """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
         plain_bytes = self.step_weights(num_tokens) * element_bytes
-        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
+        if not self._has_codes:
+            return plain_bytes
+        stacks, unread = self.stacks(), 0.0
+        for name in filter(is_of_experts, stacks):
+            mlp = self.layers[int(name.split(".")[1])].mlp
+            assert isinstance(mlp, Experts | ParallelExperts)
+            unread += (1.0 - mlp.read_share(num_tokens)) * saved_bytes({name: stacks[name]}, element_bytes)
+        return plain_bytes - saved_bytes(stacks, element_bytes) + round(unread)
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Return the bytes of all matrices with plain elements of `element_bytes`, the input's table included."""
-        is_one = self.tied_embeddings and HEAD not in dict(self.kept)
-        table = 0 if is_one else self.hidden_size * self.vocab_size
+        table = self.hidden_size * self.vocab_size if self.has_own_head else 0
         plain_bytes = (self.num_weights + table) * element_bytes
-        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self.scheme or self.kept else plain_bytes
+        return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self._has_codes else plain_bytes
+
+    @property
+    def has_own_head(self) -> bool:
+        """Tell whether the matrix of logits is another one in memory than the input's table."""
+        return not self.tied_embeddings or bool(self.head) or HEAD in dict(self.kept)
+
+    @property
+    def _has_codes(self) -> bool:
+        return bool(self.scheme or self.kept or self.head)
 
     @property
     def groups(self) -> tuple[Mixer, ...]:
@@ -157,12 +173,14 @@ class DecoderConfig:
             "embed": self.source.matrix("model.embed_tokens.weight", self.vocab_size),
             "norm": self.source.norm("model.norm.weight", self.hidden_size),
         }
-        if not self.tied_embeddings:
-            stacks["lm_head"] = self.source.matrix("lm_head.weight", self.vocab_size)
+        if self.has_own_head:
+            stored = "model.embed_tokens.weight" if self.tied_embeddings else "lm_head.weight"
+            stacks["lm_head"] = self.source.matrix(stored, self.vocab_size)
         for number, layer in enumerate(self.layers):
             of_layer = layer.stacks(self.source, f"model.layers.{number}")
             stacks |= {f"layers.{number}.{name}": stack for name, stack in of_layer.items()}
-        return quantized(stacks, self.scheme) if self.scheme else kept(stacks, dict(self.kept))
+        stacks = quantized(stacks, self.scheme) if self.scheme else kept(stacks, dict(self.kept))
+        return with_head(stacks, self.head) if self.head else stacks
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -177,7 +195,7 @@ class DecoderConfig:
         hidden = self.hidden_size
         widths = [each.mixer.activation_elements + each.mlp.activation_elements(hidden) for each in self.layers]
         width = max(widths) + 4 * hidden
-        of_matrix = widened_bytes(self.stacks()) if self.scheme or self.kept else 0
+        of_matrix = widened_bytes(self.stacks()) if self._has_codes else 0
         return 2 * (num_tokens * width * 4 + num_logit_rows * self.vocab_size * 4 * 4 + of_matrix)
 
     def table_bytes(self, max_len: int) -> int:

@@ -40,7 +40,7 @@ class Decoder:
         self.embed = Weight(tensors["embed"])
         self.norm = Norm(tensors["norm"], config.norm_eps)
         self._forms = {name: stack.form for name, stack in config.stacks().items() if stack.form is not None}
-        self.lm_head = weight_of(tensors, self._forms, "lm_head") if "lm_head" in tensors else self.embed
+        self.lm_head = weight_of(tensors, self._forms, "lm_head") if config.has_own_head else self.embed
         self._ropes: dict[tuple[Rope, int], tuple[Tensor, Tensor | None]] = {}
         self._max_positions = max_positions
         self.layers = [self._layer(tensors, number) for number in range(len(config.layers))]

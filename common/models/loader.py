@@ -93,6 +93,8 @@ def load_model(
     layout = weights_layout(config.stacks(), DTYPES[dtype])
     if config.scheme or config.kept:
         logger.info("%s", _described(config, layout, dtype))
+    if config.head:
+        logger.info("the matrix of logits is quantized to %s", config.head)
 
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):

@@ -17,6 +17,8 @@ PLAIN = "plain"
 """Choice of `model.quantization` by which a quantized checkpoint's matrices are made plain."""
 AS_STORED = "auto"
 """Choice of `model.quantization` by which products are held as the checkpoint has them."""
+KEEP = "keep"
+"""Choice of `model.head` by which the matrix of logits is held as the model has it."""
 FAMILIES = "common.models.families"
 WRAPPERS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
@@ -55,12 +57,18 @@ def architectures() -> list[str]:
     return sorted([module.name for module in pkgutil.iter_modules(import_module(FAMILIES).__path__)] + [*WRAPPERS])
 
 
-def read_config(path: Path, quantization: str = AS_STORED) -> DecoderConfig:
+def read_config(path: Path, quantization: str = AS_STORED, head: str = KEEP) -> DecoderConfig:
     """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model.
 
     Args:
         quantization: scheme in which products are held, AS_STORED or PLAIN.
+        head: scheme in which the matrix of logits is held, or KEEP.
     """
+    config = _with_products(path, quantization)
+    return config if head == KEEP else replace(config, head=head)
+
+
+def _with_products(path: Path, quantization: str) -> DecoderConfig:
     if is_gguf(path):
         config, where, is_packed = _gguf_config(path), str(path), False
     else:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from common.base.routing import Route
-from common.kernels.base.expert_operands import Choice, Routing
+from common.kernels.base.codes import readable
+from common.kernels.base.expert_operands import Choice, ExpertMatrix, Routing
 from common.kernels.base.gpu import Gpu
 from common.kernels.experts.choice import choose_experts
 from common.kernels.experts.grouping import group_pairs
+from common.kernels.experts.lone_codes import lone_experts_in_codes
 from common.kernels.experts.lone_token import lone_experts
 from common.kernels.experts.products import experts_down, experts_gate_up
 from common.kernels.experts.router_logits import FUSED_TOKENS, norm_logits, router_logits
@@ -66,21 +68,31 @@ class CudaExperts:
         """
         if self._is_reference:
             return Residual((residual.rows + reference.experts(x, routing, weights)).to(x.dtype))
-        if x.shape[0] == 1 and weights.gate_up_scales is None:
-            matrices = (weights.gate_up_matrix, weights.down_matrix, weights.activation.value)
-            return Residual(lone_experts(x, routing, *matrices, residual.rows, pdl=self._pdl))
-        return Residual(residual.rows, self._outputs(x, routing, weights))
+        gate_up, down, activation = *self._matrices(weights), weights.activation.value
+        if x.shape[0] == 1 and not gate_up.is_mxfp4:
+            lone = lone_experts_in_codes if gate_up.has_codes else lone_experts
+            return Residual(lone(x, routing, gate_up, down, activation, residual.rows, pdl=self._pdl))
+        return Residual(residual.rows, self._outputs(x, routing, gate_up, down, activation))
 
-    def _outputs(self, x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
+    def _matrices(self, weights: ExpertWeights) -> tuple[ExpertMatrix, ExpertMatrix]:
+        """Return the matrices as kernels read them."""
+        gate_up, down = (
+            matrix._replace(data=readable(matrix.data, has_e4m3=self._gpu.has_e4m3))
+            for matrix in (weights.gate_up_matrix, weights.down_matrix)
+        )
+        return gate_up, down
+
+    def _outputs(
+        self, x: Tensor, routing: Routing, gate_up: ExpertMatrix, down: ExpertMatrix, activation: str
+    ) -> Tensor:
         """Return the weighted outputs: `[num_slots, num_tokens, hidden]`."""
-        num_tokens, num_slots = routing.experts.shape
-        is_packed = weights.gate_up_scales is not None
-        tiles = expert_tiles(num_tokens, num_slots, weights.num, x.element_size(), self._gpu, is_packed=is_packed)
-        groups = None if num_tokens == 1 else group_pairs(routing.experts, weights.num, tiles.pairs, pdl=self._pdl)
-        activation = weights.activation.value
-        inner = experts_gate_up(x, weights.gate_up_matrix, routing, groups, activation, tiles, pdl=self._pdl)
+        (num_tokens, num_slots), num = routing.experts.shape, gate_up.data.shape[0]
+        form = {"is_packed": gate_up.is_mxfp4, "has_codes": gate_up.has_codes}
+        tiles = expert_tiles(num_tokens, num_slots, num, x.element_size(), self._gpu, **form)
+        groups = None if num_tokens == 1 else group_pairs(routing.experts, num, tiles.pairs, pdl=self._pdl)
+        inner = experts_gate_up(x, gate_up, routing, groups, activation, tiles, pdl=self._pdl)
         dtype = torch.float32 if num_tokens <= MANY_TOKENS else x.dtype
-        return experts_down(inner, weights.down_matrix, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
+        return experts_down(inner, down, routing, groups, tiles, out_dtype=dtype, pdl=self._pdl)
 
 
 @cache

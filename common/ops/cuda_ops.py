@@ -236,8 +236,11 @@ class CudaOps:
         return self._linear.norm_add(parts, norm, residual, None)
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
-        plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
-        logits = self._linear.norm_linear(plan, x, norm, weight, torch.float32)
+        if weight.scales is not None:
+            logits = self._quantized.logits(x, norm, weight)
+        else:
+            plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
+            logits = self._linear.norm_linear(plan, x, norm, weight, torch.float32)
         return cap_logits(logits, cap, pdl=self.pdl) if cap else logits
 
     def _plan(self, fusion: Fusion, n: int, x: Tensor) -> Plan:

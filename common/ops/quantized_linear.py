@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from common.kernels.base.codes import readable
 from common.kernels.base.gpu import Gpu
@@ -21,7 +22,10 @@ from common.ops import reference
 from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
 from common.ops.code_products import Codes, Ending, multiply
 from common.ops.linear import FusedLinear
-from common.ops.linear_plan import Fusion, Kind, Plan, Plans
+from common.ops.linear_plan import MAX_SKINNY_TOKENS, Fusion, Kind, Plan, Plans, rule_of_thumb
+
+HEAD_TOKENS = MAX_SKINNY_TOKENS
+"""Tokens that are multiplied by the matrix of logits at once."""
 
 
 class QuantizedLinear:
@@ -73,6 +77,28 @@ class QuantizedLinear:
         if plan.kind is Kind.GEMV:
             return self._gemv(plan, self._linear.whole(x), gate_up, out, norm=norm, activation=activation.value)
         return self._product(plan, self._normed(x, norm, gate_up), gate_up, out, activation=activation.value)
+
+    def logits(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
+        """Return `rms_norm(x) @ weight.T` in fp32: `[num_tokens, n]`.
+
+        Libraries give 16 bits, or hold the matrix in 16 bits. So many tokens are multiplied HEAD_TOKENS at a time.
+        """
+        plan, num_tokens = self._plan(Fusion.LOGITS, weight.num_out, x.rows, weight), x.rows.shape[0]
+        if self.plans is None:
+            return reference.linear(self._linear.normed(x, norm), weight).float()
+        if plan.kind is Kind.GEMV:
+            out = torch.empty((num_tokens, weight.num_out), dtype=torch.float32, device=x.rows.device)
+            return self._gemv(plan, self._linear.whole(x), weight, out, norm=norm)
+        codes = self._normed(x, norm, weight)
+        if plan.kind is Kind.CUBLAS:  # other counts would be other kernels, and prompts have any
+            shape = (weight.num_out, weight.num_in, self._gpu, weight.scheme)
+            plan, codes = rule_of_thumb(Fusion.LOGITS, HEAD_TOKENS, *shape), _padded(codes, -num_tokens % HEAD_TOKENS)
+        num_rows = codes.data.shape[0]
+        out = torch.empty((num_rows, weight.num_out), dtype=torch.float32, device=x.rows.device)
+        for begin in range(0, num_rows, HEAD_TOKENS):
+            some = slice(begin, begin + HEAD_TOKENS)
+            self._product(plan, Codes(codes.data[some], codes.scales[some]), weight, out[some])
+        return out[:num_tokens]
 
     def parts(self, x: Tensor, weight: Weight) -> Tensor:
         """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
@@ -155,3 +181,11 @@ class QuantizedLinear:
         if plan.kind is Kind.RING:
             return quantized_ring(*x, weight.data, weight.scales, out, **ending, pdl=self._pdl, **plan.ring_tiles)
         return quantized_skinny(*x, weight.data, weight.scales, out, **ending, pdl=self._pdl, **plan.skinny_tiles)
+
+
+def _padded(codes: Codes, num_tokens: int) -> Codes:
+    """Return codes with further tokens of zeros."""
+    if not num_tokens:
+        return codes
+    data = functional.pad(codes.data.view(torch.int8), (0, 0, 0, num_tokens)).view(codes.data.dtype)
+    return Codes(data, functional.pad(codes.scales.t(), (0, num_tokens)).t())

@@ -16,6 +16,7 @@ from common.settings.options import option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS = ("auto", "plain", "fp8", "int8", "int4")
+HEADS = ("keep", "fp8", "int8")
 KERNELS = ("triton", "torch")
 MODEL_NAME = (r".{0,200}", "at most 200 characters")
 ORIGINS = (
@@ -50,6 +51,12 @@ class ModelSection:
         "auto: matrices as the checkpoint has them where they can be multiplied so, else plain; plain: none in codes; "
         "fp8, int8: in 8 bits, quantized row by row at load; int4: in 4 bits, in groups of 128",
         choices=QUANTIZATIONS,
+    )
+    head: str = option(
+        "keep",
+        "matrix of the logits; keep: as the model has it; fp8, int8: in 8 bits, quantized row by row at load, and a "
+        "copy if the input's table is the same",
+        choices=HEADS,
     )
     max_len: int = option(
         0, "longest prompt plus output, in tokens; 0 is the model's own limit", within=(0, MAX_TOKENS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import model_name
-from common.models.reading import AS_STORED
+from common.models.reading import AS_STORED, KEEP
 from deploy.planning import report, traces
 from deploy.planning.estimate import estimate, obstacles
 from deploy.planning.search import Search, Trial
@@ -73,21 +73,27 @@ def _rates(args: argparse.Namespace) -> Rates:
     """Return the rates of the model, its quantization and its keys and values; raises ConfigError."""
     rates, path = read_rates(args.model_rates), Path(args.model or "")
     if args.model:
-        shape = read_shape(path, args.kv_dtype, args.model_quantization)
+        shape = read_shape(path, args.kv_dtype, args.model_quantization, args.model_head)
         return scaled(rates, shape, model_name(path))
-    if args.model_quantization != AS_STORED:
+    if chosen := _of_weights(args):
         raise ConfigError(
-            f"--model-quantization {args.model_quantization}: rates do not say which of a model's matrices it holds "
-            "in codes; name a directory or GGUF file with --model"
+            f"{chosen}: rates do not say which of a model's matrices it holds in codes; name a directory or GGUF file "
+            "with --model"
         )
     return scaled(rates, rates.shape.with_cache(args.kv_dtype), rates.model)
 
 
 def _chosen_flags(args: argparse.Namespace) -> report.Flags:
     """Return the flags of the plan that the programs need, too."""
+    of_weights, stored = _of_weights(args), "" if args.kv_dtype == "auto" else f"--kv-dtype {args.kv_dtype}"
+    return report.Flags(router=of_weights, workers=f"{of_weights} {stored}".strip())
+
+
+def _of_weights(args: argparse.Namespace) -> str:
+    """Return the flags of the plan about matrices in 8 bits."""
     quantization = "" if args.model_quantization == AS_STORED else f"--model-quantization {args.model_quantization}"
-    stored = "" if args.kv_dtype == "auto" else f"--kv-dtype {args.kv_dtype}"
-    return report.Flags(router=quantization, workers=f"{quantization} {stored}".strip())
+    head = "" if args.model_head == KEEP else f"--model-head {args.model_head}"
+    return f"{quantization} {head}".strip()
 
 
 def _workload(args: argparse.Namespace) -> Workload:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.settings.argument_parser import Commands
-from common.settings.config import QUANTIZATIONS
+from common.settings.config import HEADS, QUANTIZATIONS
 from common.settings.memory_sections import KV_DTYPES
 from common.settings.options import number
 from deploy.planning import traces
@@ -65,6 +65,8 @@ def add_plan(commands: Commands) -> None:
     rate("--model", metavar="PATH", help="scale them to the model of this directory or GGUF file")
     about = "with --model: its matrices in codes, as --model-quantization of router and workers (default: auto)"
     rate("--model-quantization", choices=QUANTIZATIONS, default="auto", help=about)
+    about = "with --model: its matrix of logits in 8 bits, as --model-head (default: keep)"
+    rate("--model-head", choices=HEADS, default="keep", help=about)
     about = "of keys and values, as --kv-dtype of workers (default: auto)"
     rate("--kv-dtype", choices=KV_DTYPES, default="auto", help=about)
     about = f"of a GPU's memory, as --kv-memory-fraction (default: {MEMORY_FRACTION:g})"

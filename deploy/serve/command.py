@@ -73,7 +73,7 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
     placements = place(config, fleet, os.environ)
     possible = in_either_role(placements) if fleet.autoscale else placements
     with make_runtime_dir() as runtime_dir:
-        model_bytes = weights_bytes(Path(config.model.path), config.model.quantization)
+        model_bytes = weights_bytes(Path(config.model.path), config.model.quantization, config.model.head)
         require_address_space(model_bytes + config.kv.cpu_pool_bytes)
         plan = plan_workers(config, placements, runtime_dir, num_cores(), model_bytes, possible)
         async with open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps:

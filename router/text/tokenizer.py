@@ -204,7 +204,7 @@ class Tokenizer:
         self._encoder = TextEncoder(self._tokenizer, frozenset(special), text_cache_bytes)
         self.info = ModelInfo(
             name=section.served_name,
-            model_fingerprint=model_fingerprint(path, section.quantization),
+            model_fingerprint=model_fingerprint(path, section.quantization, section.head),
             tokenizer_fingerprint=fingerprint,
             vocab_size=_count(config, "vocab_size", where),
             max_model_len=_max_model_len(section, config, where),

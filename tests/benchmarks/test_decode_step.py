@@ -19,7 +19,7 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 @pytest.mark.parametrize("asked", first_then(pytest.mark.slow, ASKS))
 def test_a_step_does_what_its_rows_ask_for(asked: str, checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
-    shown = {"quantization": "auto", "kv_dtype": "fp8"}
+    shown = {"quantization": "auto", "head": "int8", "kv_dtype": "fp8"}
     args = argparse.Namespace(model_dir=str(directory), batches=[3], no_pdl=False, cublas=False, **shown)
     with own_memory("cpu") as memory:
         see(StepBench(args, memory, "cpu"), asked)

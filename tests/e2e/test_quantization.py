@@ -15,7 +15,7 @@ from tests.e2e.system import System
 from tests.support import packers
 from tests.support.guided import DEMO_MODEL
 from tests.support.packed_checkpoints import FP8, INT8_ROWS, Case, pack_checkpoint
-from tests.support.quantized import quantized_copy, quantized_inputs
+from tests.support.quantized import quantized_copy, quantized_inputs, with_quantized_head
 
 BEGINNINGS = (
     "ROMEO:\n", "First Citizen:\nBefore we proceed", "What, my lord?", "KING RICHARD:\nNow is the winter of", "JULIET:",
@@ -58,12 +58,13 @@ async def test_tokens_in_codes_of_the_checkpoint_are_the_best_of_a_single_proces
 @pytest.mark.parametrize("scheme", ["fp8", "int8"])
 async def test_greedy_tokens_are_the_best_of_a_single_process(scheme: str) -> None:
     plain = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
-    tokenizer, flags = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")), ("--model-quantization", scheme)
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    flags = ("--model-quantization", scheme, "--model-head", scheme)
     asked = [tokenizer.encode(text).ids for text in BEGINNINGS]
     with System(DEMO_MODEL, *flags, router_flags=flags).start() as system:
         texts = await asyncio.gather(*(tokens_of(system.url, prompt) for prompt in asked))
         system.until(system.all_blocks_free)
-    quantized = quantized_copy(plain, scheme)
+    quantized = with_quantized_head(quantized_copy(plain, scheme), scheme)
     assert sum(map(len, texts)) > 4 * MAX_TOKENS
     ours, unquantized = (
         sum(sum(gap(each, prompt, ids)) for prompt, ids in zip(asked, texts, strict=True))

@@ -52,6 +52,7 @@ from common.ops.base import (
     Norm,
     Residual,
     Router,
+    Routing,
     Weight,
 )
 from common.ops.cuda_ops import CudaOps
@@ -164,7 +165,7 @@ def run_quantized(gpu: Gpu) -> None:
     """A model quantized by each scheme, and products with the other forms of scales: decode steps, and prompts."""
     dtypes = DTYPES | {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
     for scheme in ("fp8", "int8"):
-        config = replace(MODEL, scheme=scheme)
+        config = replace(MODEL, scheme=scheme, head=scheme)
         tensors = {
             name: empty(*stack.shape, dtype=dtypes[stack.dtype or "bfloat16"])
             for name, stack in config.stacks().items()
@@ -174,6 +175,7 @@ def run_quantized(gpu: Gpu) -> None:
         prompt_ops.plans = PromptPlans(prompt_ops.plans)
         for num_rows in (1, 64):
             model.forward(make_batch(num_rows, num_rows), step_ops)
+        model.logits(Residual(empty(130, 2560, dtype=BF16)), prompt_ops)
         for num_tokens in (3, 32, 300):
             model.forward(make_batch(num_tokens, 1), prompt_ops)
         codes, inner = dtypes[config.stacks()["layers.0.qkv"].dtype or ""], 9728
@@ -250,6 +252,25 @@ def run_other_experts(gpu: Gpu) -> None:
         rows, norm = Residual(empty(num_tokens, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6)
         x, routing = ops.norm_route(rows, norm, router, empty(num_tokens))
         ops.experts_add(x, routing, weights, rows)
+
+
+def run_experts_in_codes(gpu: Gpu) -> None:
+    """Experts of Qwen3-30B-A3B in blocks of FP8 and in rows of INT8; of blocks that begin inside an expert, by row."""
+    hidden, inner, num, e4m3 = 2048, 768, 128, torch.float8_e4m3fn
+    for codes, rows, columns in ((e4m3, 128, 128), (torch.int8, 1, 0), (e4m3, 1, 128)):
+        groups = [-(-width // columns) if columns else 1 for width in (hidden, inner)]
+        weights = ExpertWeights(
+            gate_up=empty(num, 2 * inner, hidden, dtype=codes),
+            down=empty(num, hidden, inner, dtype=codes),
+            activation=Activation.SILU,
+            gate_up_scales=empty(num, 2 * inner // rows, groups[0], dtype=torch.float32),
+            down_scales=empty(num, hidden // rows, groups[1], dtype=torch.float32),
+        )
+        for num_tokens in (1, 8, 300, 1200, 5000) if columns else (1, 8, 1200):
+            ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 64)
+            routing = Routing(empty(num_tokens, 8), empty(num_tokens, 8, dtype=torch.float32))
+            x = empty(num_tokens, hidden, dtype=BF16)
+            ops.experts_add(x, routing, weights, Residual(empty(num_tokens, hidden, dtype=BF16)))
 
 
 def run_attention(
@@ -427,6 +448,7 @@ def main(capabilities: list[str]) -> None:
         run_hybrid(gpu)
         run_experts(gpu)
         run_other_experts(gpu)
+        run_experts_in_codes(gpu)
         run_gemma(gpu)
         run_gemma_experts(gpu)
         run_latent(gpu)

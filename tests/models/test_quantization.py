@@ -16,22 +16,22 @@ from common.models.decoder import Decoder
 from common.models.loader import load_model, model_bytes
 from common.models.reading import read_config
 from common.models.sizes.quantized import is_quantized
-from common.settings.config import QUANTIZATIONS
+from common.settings.config import HEADS, QUANTIZATIONS
 from common.wire.values.fingerprint import model_fingerprint
 from tests.models.test_decoder import CPU, Backend, Cache, OwnWeights, errors, prompts, rounded_logits
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gguf_files import every, write_gguf
-from tests.support.packed_checkpoints import CASES, SIZES, pack_checkpoint
-from tests.support.quantized import quantized_copy, rounded
+from tests.support.packed_checkpoints import CASES, EXPERTS, SIZES, pack_checkpoint
+from tests.support.quantized import quantized_copy, rounded, with_quantized_head
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
 SCHEMES = ("fp8", "int8")
 FLIPPED = 0.2  # of the effect of quantization, where a number on the edge of two codes takes the other
 
 
-def load(directory: Path, scheme: str) -> tuple[Decoder, dict[str, torch.Tensor]]:
+def load(directory: Path, scheme: str, head: str = "keep") -> tuple[Decoder, dict[str, torch.Tensor]]:
     memory = Kept()
-    config = read_config(directory, scheme)
+    config = read_config(directory, scheme, head)
     model, loading = load_model(directory, config, max_len=512, dtype="float32", memory=memory)
     loading.wait()
     assert isinstance(model, Decoder)
@@ -52,7 +52,13 @@ class Kept(OwnWeights):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen2-odd-group", "gemma3", "qwen3.5", "deepseek-v2", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "qwen3-tied", "qwen2-odd-group", "gemma3", "qwen3.5", "deepseek-v2", "qwen3-moe", "qwen3.5-moe",
+        "deepseek-v2-lite", "gpt-oss", "gemma4-experts",
+    ],
+)  # fmt: skip
 @torch.inference_mode()
 def test_logits_are_those_of_quantized_products(variant: str, scheme: str, checkpoint: Checkpoint) -> None:
     directory, plain = checkpoint(variant)
@@ -76,10 +82,67 @@ def test_logits_are_those_of_quantized_products(variant: str, scheme: str, check
     assert errors(torch.cat(steps), theirs(torch.tensor([ids])).logits[0])[0] < FLIPPED * effect
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("variant", "backend"),
+    [
+        *((variant, CPU) for variant in ("qwen3-tied", "qwen3-untied", "gemma4")),
+        *(
+            pytest.param(variant, Backend("cuda:0", dtype, 0.0, 0.0), marks=pytest.mark.gpu)
+            for variant in ("qwen3-tied", "qwen3-untied")
+            for dtype in ("float32", "bfloat16")
+        ),
+    ],
+)
+@torch.inference_mode()
+def test_a_head_in_8_bits_is_a_copy_beside_the_table(
+    variant: str, backend: Backend, scheme: str, checkpoint: Checkpoint
+) -> None:
+    directory, plain = checkpoint(variant)
+    _, tensors = load(directory, "auto", scheme)
+    stored = load_file(directory / "model.safetensors")
+    table = stored["model.embed_tokens.weight"]
+    head = rounded(stored.get("lm_head.weight", table), scheme)
+    assert torch.equal(tensors["lm_head"].double() * tensors["lm_head_scales"].double(), head)
+    assert torch.equal(tensors["embed"], table) and {name for name in tensors if "_scales" in name} == {
+        "lm_head_scales"
+    }
+    model, loading = load_model(
+        directory, read_config(directory, "auto", scheme), max_len=512, dtype=backend.dtype,
+        memory=OwnWeights(backend.device),
+    )  # fmt: skip
+    loading.wait()
+    assert isinstance(model, Decoder)
+    share = FLIPPED if backend.dtype == "float32" else 0.6
+    for ragged in (prompts(1, 37, 100), prompts(1)):
+        cache, is_lone = Cache(model, backend), len(ragged) == 1 and backend.device != "cpu"
+        ours = model.forward(cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged]), cache.ops)
+        assert ours.dtype == torch.float32
+        theirs = with_quantized_head(plain, scheme, plain_inputs=is_lone)
+        expected, unquantized = (
+            torch.cat([each(torch.tensor([ids])).logits[0] for ids in ragged]) for each in (theirs, plain)
+        )
+        of_rounding = rounded_logits(plain, backend, ragged)
+        usual = 0.0 if of_rounding is None else errors(of_rounding, unquantized)[0]
+        assert errors(ours, expected)[0] < share * errors(expected, unquantized)[0] + 3.0 * usual
+
+
+@pytest.mark.parametrize("variant", ["qwen3-tied", "qwen3-untied"])
+def test_a_head_in_8_bits_takes_its_bytes(variant: str, checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint(variant)
+    plain, narrow = (read_config(directory, "auto", head) for head in ("keep", "fp8"))
+    elements, codes = 300 * 64, 300 * (64 + 4)
+    assert plain.step_bytes(3, 2) - narrow.step_bytes(3, 2) == 2 * elements - codes
+    added = codes if variant == "qwen3-tied" else codes - 2 * elements
+    assert narrow.weight_bytes(2) - plain.weight_bytes(2) == added
+    assert model_bytes(narrow, "bfloat16") - model_bytes(plain, "bfloat16") == pytest.approx(added, abs=600)
+    assert narrow.activation_bytes(1, 1) == plain.activation_bytes(1, 1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("variant", ["qwen3-tied", "gemma3", "qwen3.5", "deepseek-v2"])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "gemma3", "qwen3.5", "deepseek-v2", "qwen3-moe", "gpt-oss"])
 @torch.inference_mode()
 def test_logits_of_a_gpu_are_those_of_quantized_products(
     variant: str, scheme: str, dtype: str, checkpoint: Checkpoint
@@ -158,6 +221,22 @@ def test_rows_of_quantized_checkpoints_are_quantized_anew(
     assert_quantized_anew(packed, scheme)
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param("mistral4", id="stacked"),
+        pytest.param("deepseek-v2-lite", id="shared-of-several", marks=pytest.mark.medium),
+    ],
+)
+def test_experts_of_quantized_checkpoints_are_quantized_anew(variant: str, tmp_path: Path) -> None:
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    for each in (packed, plain):
+        each.mkdir()
+    write_checkpoint(variant, packed)
+    pack_checkpoint(packed, plain, EXPERTS["fp8-blocks"]())
+    assert_quantized_anew(packed, "int8")
+
+
 @pytest.mark.parametrize("kind", [Type.F16, Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
 def test_rows_of_gguf_files_are_quantized_in_their_order(
@@ -168,14 +247,20 @@ def test_rows_of_gguf_files_are_quantized_in_their_order(
     assert_quantized_anew(write_gguf(tmp_path / "model.gguf", directory, every(kind)), "fp8")
 
 
-def test_a_quantized_model_takes_its_bytes(checkpoint: Checkpoint) -> None:
-    directory, _ = checkpoint("qwen3-tied")
+def test_experts_of_gguf_files_are_quantized(tmp_path: Path) -> None:
+    write_checkpoint("qwen3-moe", tmp_path, sizes={"mlp_only_layers": []})
+    assert_quantized_anew(write_gguf(tmp_path / "model.gguf", tmp_path, every(Type.Q8_0)), "int8")
+
+
+@pytest.mark.parametrize(("variant", "num_stacks"), [("qwen3-tied", 12), ("qwen3-moe", 12)])
+def test_a_quantized_model_takes_its_bytes(variant: str, num_stacks: int, checkpoint: Checkpoint) -> None:
+    directory, _ = checkpoint(variant)
     plain, quantized = (read_config(directory, choice) for choice in ("auto", "int8"))
     rows = {name: stack.shape for name, stack in quantized.stacks().items() if is_quantized(stack)}
     saved = sum(math.prod(shape) - 4 * shape[0] for shape in rows.values())
-    assert len(rows) == 4 * len(plain.layers)
+    assert len(rows) == num_stacks
     assert plain.step_bytes(3, 2) == 2 * plain.step_weights(3)
-    assert quantized.step_bytes(3, 2) == 2 * plain.step_weights(3) - saved
+    assert quantized.step_bytes(10**6, 2) == 2 * plain.step_weights(10**6) - saved
     assert plain.weight_bytes(2) - quantized.weight_bytes(2) == saved
     padding = 2 * 256 * len(quantized.stacks())
     assert abs(model_bytes(plain, "bfloat16") - model_bytes(quantized, "bfloat16") - saved) < padding
@@ -191,3 +276,5 @@ def test_each_scheme_is_a_model_of_its_own(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
     found = {model_fingerprint(directory, choice) for choice in QUANTIZATIONS}
     assert len(found) == len(QUANTIZATIONS) and model_fingerprint(directory) in found
+    found |= {model_fingerprint(directory, choice, head) for choice in QUANTIZATIONS for head in HEADS}
+    assert len(found) == len(QUANTIZATIONS) * len(HEADS)

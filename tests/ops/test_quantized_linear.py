@@ -9,7 +9,7 @@ from common.ops import reference
 from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
 from common.ops.code_products import Codes, Ending, multiply
 from common.ops.linear import FusedLinear
-from common.ops.linear_plan import LinearPlans
+from common.ops.linear_plan import LinearPlans, PromptPlans
 from common.ops.quantized_linear import QuantizedLinear
 
 CODES = pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.int8], ids=["fp8", "int8"])
@@ -71,6 +71,35 @@ def test_matrices_may_be_widened_a_few_rows_at_a_time(form: str, monkeypatch: py
     codes, scales = reference.quantize(torch.randn(150, 320), torch.float8_e4m3fn, BLOCK)
     product = multiply(Codes(codes, scales), weight, GPU, Ending())
     assert_near(product, reference.products.multiplied(codes, scales, weight), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "num_tokens"),
+    [
+        pytest.param(*CPU, 70, id="interpreter-70"),
+        *(pytest.param(*CPU, count, id=f"interpreter-{count}", marks=pytest.mark.medium) for count in (1, 5)),
+        *(pytest.param(*CUDA, each, id=f"cuda-{each}", marks=pytest.mark.gpu) for each in (1, 5, 16, 64, 65, 200)),
+    ],
+)
+@CODES
+def test_logits_are_in_fp32_for_any_number_of_tokens(
+    num_tokens: int, codes: torch.dtype, device: str, dtype: torch.dtype
+) -> None:
+    """By the plans of decode steps, and by those of prompts, which leave a few tokens to libraries."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.manual_seed(num_tokens)
+    gpu = GPU if device == "cpu" else gpu_of(torch.device(device))
+    head, norm = made(200, 256, codes, "rows", device, dtype), Norm(torch.rand(256).to(device, dtype) + 0.5, 1e-6)
+    rows = torch.randn(num_tokens, 256).to(device, dtype)
+    normed = reference.rms_norm(rows, norm.weight, norm.eps)
+    law = normed.float() @ reference.products.dequantized(head).t()
+    if num_tokens > 1:
+        tokens, scales = reference.quantize(normed, codes)
+        law = reference.products.multiplied(tokens, scales, head)
+    for plans in (LinearPlans(gpu), PromptPlans(LinearPlans(gpu))):
+        products = QuantizedLinear(FusedLinear(pdl=device == "cuda" and gpu.has_dependent_launch), gpu, plans)
+        assert_near(products.logits(Residual(rows.clone()), norm, head), law, NEAR[dtype])
 
 
 def check(num_tokens: int, form: str, codes: torch.dtype, device: str, dtype: torch.dtype) -> None:

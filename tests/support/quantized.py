@@ -11,7 +11,10 @@ from torch import Tensor, nn
 PRODUCTS = re.compile(
     r"model\.layers\.\d+\.((self_attn|linear_attn)\.(?!kv_b_proj)\w*proj\w*|mlp\.(gate|up|down)_proj)"
 )
-"""Names of the matrices that are quantized: all of attention, states and dense MLPs, no routers and no experts."""
+"""Names of the matrices that are quantized with their inputs: all of attention, states and dense MLPs."""
+EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj")
+SHARED = re.compile(r".*\.shared_experts?\.(gate|up|down)_proj")
+"""Names of matrices that are quantized, with inputs as they are."""
 
 
 def rounded(x: Tensor, scheme: str, columns: int = 0) -> Tensor:
@@ -46,7 +49,32 @@ def quantized_copy(model: Any, scheme: str, *, plain_inputs: bool = False) -> An
         weight = rounded(linear.weight.detach(), scheme)
         return QuantizedLinear(weight, linear.bias, scheme, 0, plain_inputs=plain_inputs)
 
-    return _changed(model, made)
+    model = _changed(model, made)
+    _round_experts(model, scheme)
+    return model
+
+
+def with_quantized_head(model: Any, scheme: str, *, plain_inputs: bool = False) -> Any:
+    """Return a copy of a model of transformers whose matrix of logits is quantized; the input's table is not."""
+    model = copy.deepcopy(model)
+    weight = rounded(model.lm_head.weight.detach(), scheme)
+    model.lm_head = QuantizedLinear(weight, None, scheme, 0, plain_inputs=plain_inputs)
+    return model
+
+
+@torch.no_grad()
+def _round_experts(model: Any, scheme: str) -> None:
+    """Round the rows of experts; a shared MLP is several experts, and so are parts of its rows."""
+    for name, parameter in model.named_parameters():
+        if EXPERTS.fullmatch(name):
+            is_turned = model.config.model_type == "gpt_oss"  # inputs are the rows
+            rows = parameter.mT if is_turned else parameter
+            made = rounded(rows, scheme).to(parameter.dtype)
+            parameter.copy_(made.mT if is_turned else made)
+    for name, module in model.named_modules():
+        if SHARED.fullmatch(name):
+            columns = getattr(model.config, "moe_intermediate_size", 0) if name.endswith("down_proj") else 0
+            module.weight.copy_(rounded(module.weight, scheme, columns).to(module.weight.dtype))
 
 
 def quantized_inputs(model: Any, scheme: str, columns: int = 0) -> Any:

@@ -100,7 +100,7 @@ def build_engine(
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
-    model_config = read_model(model_dir, config.model.quantization)
+    model_config = read_model(model_dir, config.model.quantization, config.model.head)
     if device.type == "cuda":
         check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
@@ -109,7 +109,8 @@ def build_engine(
     if kv_dtype == E4M3:
         model_config = with_cache_scales(model_config, model_dir)
     groups = model_config.cache_groups(config.kv.block_size, kv_dtype)
-    layout = KVLayout(model_fingerprint(model_dir, config.model.quantization), groups)
+    fingerprint = model_fingerprint(model_dir, config.model.quantization, config.model.head)
+    layout = KVLayout(fingerprint, groups)
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:

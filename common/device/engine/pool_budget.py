@@ -76,7 +76,7 @@ def sized(config: Config, device: torch.device) -> Config:
     """Return `config` with step sizes, equal for all workers of a device. Raises ModelError for a wrong model."""
     prefill, decode = config.prefill.on(device.type), config.decode.on(device.type)
     if device.type == "cuda" and not config.kv.pool_bytes:
-        model = read_model(Path(config.model.path), config.model.quantization)
+        model = read_model(Path(config.model.path), config.model.quantization, config.model.head)
         room_bytes = bytes_beside_weights(config, model, device, resolve_dtype(config.model.dtype, model, device))
         if not config.prefill.max_batch_tokens:
             most = fitting_tokens(prefill.max_batch_tokens, model, room_bytes // STEP_PART)

@@ -86,7 +86,7 @@ def compile_prompt_kernels(engine: Engine) -> None:
     ]
     tasks += [
         *(partial(_sample, engine, rows) for rows in _sampled_rows(engine)),
-        partial(_logits_of, engine, ops, 1),
+        *(partial(_logits_of, engine, ops, rows) for rows in (1, 2)),  # several alike, whatever the head is in
         partial(_adjust, engine),
         lambda: engine.sampler.logprobs(_logits(engine, 1), position, position),
     ]

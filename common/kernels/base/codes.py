@@ -9,10 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.base.expert_operands import GROUP as GROUP
 from common.kernels.base.gpu import gpu_of
 
-GROUP = 128
-"""Columns that share a scale where not a whole row does."""
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """Largest codes, by their dtype."""
 LEAST_MAGNITUDE = tl.constexpr(1e-12)  # taken for the largest magnitude of zeros
@@ -65,6 +64,19 @@ def e4m3_halves(codes):
 def widened(codes):
     """Return codes as fp32, exactly; uint8 is taken for e4m3."""
     return e4m3_halves(codes).to(tl.float32) * 256.0 if codes.dtype == tl.uint8 else codes.to(tl.float32)
+
+
+@triton.jit
+def elements_of(codes, dtype: tl.constexpr):
+    """Return codes in a dtype of 16 bits, or fp32, exactly; uint8 is taken for e4m3, which goes through fp16."""
+    if codes.dtype == tl.uint8:
+        halves = e4m3_halves(codes)
+        numbers = (halves * 256.0).to(dtype) if dtype == tl.float16 else (halves.to(tl.float32) * 256.0).to(dtype)
+    elif codes.dtype == tl.float8e4nv:
+        numbers = codes.to(tl.float16).to(dtype)
+    else:
+        numbers = codes.to(dtype)
+    return numbers
 
 
 def is_native(device: torch.device) -> bool:

@@ -2,8 +2,13 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+GROUP = 128
+"""Columns, or rows, of a matrix of codes of 8 bits that share a scale where not a whole row does."""
+CODES = (torch.float8_e4m3fn, torch.int8, torch.uint8)
+"""Types of codes; bytes are e4m3."""
 MXFP4_SCALES = range(18, 145)
 """Scales of MXFP4, as bytes, that kernels compute in bfloat16; values of 0 may have smaller ones, too."""
 
@@ -39,10 +44,11 @@ class Groups(NamedTuple):
 
 
 class ExpertMatrix(NamedTuple):
-    """A matrix of each expert; in MXFP4 if there are scales."""
+    """A matrix of each expert: plain; in MXFP4 if its scales are bytes; in codes of 8 bits if they are fp32."""
 
-    data: Tensor  # [num_experts, n, k]; of bytes [num_experts, n, k / 2]
-    scales: Tensor | None = None  # [num_experts, n, k / 32] uint8
+    data: Tensor  # [num_experts, n, k]; of MXFP4 bytes [num_experts, n, k / 2]; e4m3 may be handed over as bytes
+    scales: Tensor | None = None  # of MXFP4 [num_experts, n, k / 32] uint8
+    # of codes fp32 [num_experts, n or cdiv(n, GROUP), 1 or cdiv(k, GROUP)]: of rows, or of groups of columns
     bias: Tensor | None = None  # [num_experts, n]
 
     @property
@@ -51,4 +57,35 @@ class ExpertMatrix(NamedTuple):
 
     @property
     def num_in(self) -> int:
-        return self.data.shape[2] * (1 if self.scales is None else 2)
+        return self.data.shape[2] * (2 if self.is_mxfp4 else 1)
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return self.scales is not None and self.scales.dtype == torch.uint8
+
+    @property
+    def has_codes(self) -> bool:
+        return self.scales is not None and not self.is_mxfp4
+
+    @property
+    def scale_rows(self) -> int:
+        """Return the rows that share scales of codes; 0 without codes."""
+        if self.scales is None or self.is_mxfp4:
+            return 0
+        return 1 if self.scales.shape[1] == self.num_out else GROUP
+
+    @property
+    def scale_groups(self) -> int:
+        """Return the groups of columns that have a scale each, 1 for whole rows; 0 without codes."""
+        return 0 if self.scales is None or self.is_mxfp4 else self.scales.shape[2]
+
+    def check_codes(self, *, is_gated: bool) -> None:
+        """Require codes and scales that fit; of gate and up, no rows of both may share a scale."""
+        num, n, k = self.data.shape
+        assert self.scales is not None and self.data.dtype in CODES, f"{self.data.dtype}: no codes"
+        shapes = [(num, n, 1), *((num, rows, -(-k // GROUP)) for rows in (n, -(-n // GROUP)))]
+        assert self.scales.dtype == torch.float32 and self.scales.shape in shapes, (
+            f"scales {tuple(self.scales.shape)} {self.scales.dtype}: fp32, one of {shapes} needed"
+        )
+        assert self.scales.is_contiguous(), "scales: contiguous"
+        assert not is_gated or n // 2 % self.scale_rows == 0, f"{n} rows of gate and up share scales of {GROUP} rows"

@@ -1,5 +1,9 @@
 """Tiles of the products of experts: weights, tokens and sums, and how warps share them.
 
+Weights are plain, in MXFP4 (PACKED), or codes of 8 bits. SCALE_ROWS rows of codes share a scale for each of GROUPS
+groups of columns; both are 0 without codes. Codes are widened to the dtype of tokens. Scales of several groups are
+applied to the sums of a tile, which lies in a group. Scales of whole rows are applied in the end.
+
 With splits, each warp of a program has its own columns of the rows, and a sum of its own. Tiles then have a first
 dimension for the splits. This keeps more warps at work where few pairs make few programs.
 """
@@ -7,6 +11,7 @@ dimension for the splits. This keeps more warps at work where few pairs make few
 import triton
 import triton.language as tl
 
+from common.kernels.base.codes import elements_of
 from common.kernels.experts.mxfp4 import mxfp4_factors, mxfp4_values, shifted_back
 
 
@@ -59,9 +64,13 @@ def weights_at(
     WIDTH: tl.constexpr,
     STEP: tl.constexpr,  # columns of all splits
 ):
-    """Load a tile of rows: weights, or numbers of MXFP4."""
+    """Load a tile of rows: weights, codes, or numbers of MXFP4."""
     inside = inside_n if WIDTH % STEP == 0 else inside_n & (columns < WIDTH)
-    return tl.load(data_ptr + rows * WIDTH + columns, mask=inside, other=0, eviction_policy="evict_first")
+    if data_ptr.dtype.element_ty == tl.float8e4nv:
+        tile = tl.load(data_ptr + rows * WIDTH + columns, mask=inside, other=0.0, eviction_policy="evict_first")
+    else:
+        tile = tl.load(data_ptr + rows * WIDTH + columns, mask=inside, other=0, eviction_policy="evict_first")
+    return tile
 
 
 @triton.jit
@@ -75,6 +84,34 @@ def factors_at(
 ):
     """Return the factors of a tile of MXFP4; past the end of a row, any."""
     return mxfp4_factors(tl.load(scales_ptr + rows * WIDTH + groups, mask=inside_n & (groups < WIDTH), other=64), dtype)
+
+
+@triton.jit
+def scales_of(
+    scales_ptr,
+    expert,
+    first,  # row of the expert's matrix; the tile's rows share scales unless SCALE_ROWS is 1
+    rows,  # of the tile, from `first` on
+    n,  # rows of an expert's matrix
+    SCALE_ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Return the place of the scales of a tile's rows: a pointer, or one for each row, `[BLOCK_N, 1]`."""
+    if SCALE_ROWS == 1:
+        place_ptr = scales_ptr + (expert * n + first + rows)[:, None] * GROUPS
+    else:
+        place_ptr = scales_ptr + (expert * tl.cdiv(n, SCALE_ROWS) + first // SCALE_ROWS) * GROUPS
+    return place_ptr
+
+
+@triton.jit
+def scales_at(place_ptr, inside_n, group, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """Load the scales of a group of columns; past the last group, 0."""
+    if SCALE_ROWS == 1:
+        scales = tl.load(place_ptr + group, mask=inside_n & (group < GROUPS), other=0.0)
+    else:
+        scales = tl.load(place_ptr + group, mask=group < GROUPS, other=0.0)
+    return scales
 
 
 @triton.jit
@@ -110,12 +147,16 @@ def tokens_at(x_ptr, row_starts, columns, inside, PACKED: tl.constexpr):
 
 
 @triton.jit
-def multiply(weights, factors, x, acc, PACKED: tl.constexpr, dtype: tl.constexpr):
+def multiply(weights, factors, x, acc, PACKED: tl.constexpr, GROUPS: tl.constexpr, dtype: tl.constexpr):
     """Add the product of a tile of weights and a tile of tokens to `acc`."""
     if PACKED:
         values = mxfp4_values(weights, factors, dtype)
         for i in tl.static_range(4):
             acc = tl.dot(values[i], x[i], acc, input_precision="ieee")
+    elif GROUPS > 1:
+        acc += tl.dot(elements_of(weights, dtype), x, input_precision="ieee") * factors
+    elif GROUPS == 1:
+        acc = tl.dot(elements_of(weights, dtype), x, acc, input_precision="ieee")
     else:
         acc = tl.dot(weights, x, acc, input_precision="ieee")
     return acc

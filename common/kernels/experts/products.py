@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.kernels.base.codes import GROUP as GROUP_COLUMNS
 from common.kernels.base.expert_operands import ExpertMatrix, Groups, Routing
 from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
@@ -23,11 +24,15 @@ from common.kernels.experts.operand_tiles import (
     multiply,
     no_sums,
     rows_of,
+    scales_at,
+    scales_of,
     tokens_at,
     weights_at,
     whole_sums,
 )
 from common.kernels.experts.tiles import ExpertTiles
+
+GROUP = tl.constexpr(GROUP_COLUMNS)
 
 
 @triton.jit
@@ -52,7 +57,7 @@ def _pairs_at(order_ptr, places, inside, LONE: tl.constexpr):
 def _experts_gate_up_kernel(
     x_ptr,  # [m, K], contiguous
     data_ptr,  # [num_experts, 2 * n, K], gate first; PACKED: [.., K / 4] uint16
-    scales_ptr,  # [num_experts, 2 * n, K / 32] uint8, if PACKED
+    scales_ptr,  # [num_experts, 2 * n, K / 32] uint8, if PACKED; of codes fp32 [.., cdiv(2 * n, SCALE_ROWS), GROUPS]
     bias_ptr,  # [num_experts, 2 * n], if HAS_BIAS
     experts_ptr,  # [num_pairs] int32, if LONE
     order_ptr,  # [num_pairs] int32, unless LONE
@@ -70,6 +75,8 @@ def _experts_gate_up_kernel(
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,  # of codes, that share scales; 0 without codes
+    GROUPS: tl.constexpr,  # of columns of codes, with a scale each; 0 without codes
     LONE: tl.constexpr,  # one token: every pair is a tile
     PDL: tl.constexpr,
 ):
@@ -98,17 +105,29 @@ def _experts_gate_up_kernel(
     if PACKED:  # loaded a tile ahead, because their rows are too narrow for the asynchronous copies of the rest
         gate_factors = factors_at(scales_ptr, gate_rows, inside_n, groups, K // 32, dtype)
         up_factors = factors_at(scales_ptr, up_rows, inside_n, groups, K // 32, dtype)
+    if GROUPS > 0:
+        first = tl.program_id(0) * BLOCK_N
+        inside_rows = rows - first
+        gate_ptr = scales_of(scales_ptr, expert, first, inside_rows, 2 * n, SCALE_ROWS, GROUPS)
+        up_ptr = scales_of(scales_ptr, expert, n + first, inside_rows, 2 * n, SCALE_ROWS, GROUPS)
+        gate_factors = scales_at(gate_ptr, inside_n, 0, SCALE_ROWS, GROUPS)
+        up_factors = scales_at(up_ptr, inside_n, 0, SCALE_ROWS, GROUPS)
     for start in tl.range(0, WIDTH, STEP, num_stages=STAGES):
         is_inside = lanes_of(inside, SPLITS) & (start + places_k < WIDTH)
         x = tokens_at(x_ptr, lanes_of(tokens * K, SPLITS), start + places_k, is_inside, PACKED)
         gates = weights_at(data_ptr, gate_rows, inside_n, start + columns, WIDTH, STEP)
-        gate = multiply(gates, gate_factors, x, gate, PACKED, dtype)
+        gate = multiply(gates, gate_factors, x, gate, PACKED, GROUPS, dtype)
         ups = weights_at(data_ptr, up_rows, inside_n, start + columns, WIDTH, STEP)
-        up = multiply(ups, up_factors, x, up, PACKED, dtype)
+        up = multiply(ups, up_factors, x, up, PACKED, GROUPS, dtype)
         if PACKED:
             ahead = (start + STEP) // 8 + groups
             gate_factors = factors_at(scales_ptr, gate_rows, inside_n, ahead, K // 32, dtype)
             up_factors = factors_at(scales_ptr, up_rows, inside_n, ahead, K // 32, dtype)
+        if GROUPS > 1:
+            gate_factors = scales_at(gate_ptr, inside_n, (start + STEP) // GROUP, SCALE_ROWS, GROUPS)
+            up_factors = scales_at(up_ptr, inside_n, (start + STEP) // GROUP, SCALE_ROWS, GROUPS)
+    if GROUPS == 1:
+        gate, up = gate * gate_factors, up * up_factors
     gate, up = whole_sums(gate, PACKED, SPLITS, dtype), whole_sums(up, PACKED, SPLITS, dtype)
     out_rows, is_row = rows[:, None], (rows < n)[:, None]
     if HAS_BIAS:
@@ -123,7 +142,7 @@ def _experts_gate_up_kernel(
 def _experts_down_kernel(
     x_ptr,  # [num_pairs, K], in the order of pairs
     data_ptr,  # [num_experts, n, K]; PACKED: [.., K / 4] uint16
-    scales_ptr,  # [num_experts, n, K / 32] uint8, if PACKED
+    scales_ptr,  # [num_experts, n, K / 32] uint8, if PACKED; of codes fp32 [num_experts, cdiv(n, SCALE_ROWS), GROUPS]
     bias_ptr,  # [num_experts, n], if HAS_BIAS
     weights_ptr,  # [num_pairs] fp32
     experts_ptr,  # [num_pairs] int32, if LONE
@@ -142,6 +161,8 @@ def _experts_down_kernel(
     SPLITS: tl.constexpr,  # warps that share the columns of a row
     HAS_BIAS: tl.constexpr,
     PACKED: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,  # of codes, that share scales; 0 without codes
+    GROUPS: tl.constexpr,  # of columns of codes, with a scale each; 0 without codes
     LONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -169,15 +190,23 @@ def _experts_down_kernel(
     factors = 0
     if PACKED:
         factors = factors_at(scales_ptr, weight_rows, is_weight, groups, K // 32, dtype)
+    if GROUPS > 0:
+        first = tl.program_id(0) * BLOCK_N
+        place_ptr = scales_of(scales_ptr, tl.maximum(expert, 0), first, rows - first, n, SCALE_ROWS, GROUPS)
+        factors = scales_at(place_ptr, inside_n, 0, SCALE_ROWS, GROUPS)
     row_starts = lanes_of(places.to(tl.int64) * K, SPLITS)
     for start in tl.range(0, tl.where(expert < 0, 0, WIDTH), STEP, num_stages=STAGES):
         is_inside = lanes_of(inside, SPLITS) & (start + places_k < WIDTH)
         x = tokens_at(x_ptr, row_starts, start + places_k, is_inside, PACKED)
         weights = weights_at(data_ptr, weight_rows, inside_n, start + columns, WIDTH, STEP)
-        acc = multiply(weights, factors, x, acc, PACKED, dtype)
+        acc = multiply(weights, factors, x, acc, PACKED, GROUPS, dtype)
         if PACKED:
             ahead = (start + STEP) // 8 + groups
             factors = factors_at(scales_ptr, weight_rows, is_weight, ahead, K // 32, dtype)
+        if GROUPS > 1:
+            factors = scales_at(place_ptr, inside_n, (start + STEP) // GROUP, SCALE_ROWS, GROUPS)
+    if GROUPS == 1:
+        acc *= factors
     acc = whole_sums(acc, PACKED, SPLITS, dtype)
     out_rows, is_row = rows[:, None], (rows < n)[:, None]
     if HAS_BIAS:
@@ -207,7 +236,7 @@ def experts_gate_up(
     Rows of padding are left unset.
     """
     inner, num_pairs = matrix.num_out // 2, routing.experts.numel()
-    num_tiles = _check(x, matrix, routing, groups, x.shape[0])
+    num_tiles = _check(x, matrix, routing, groups, x.shape[0], tiles, is_gated=True)
     out = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     _experts_gate_up_kernel[(triton.cdiv(inner, tiles.gate_rows), num_tiles)](
         x_ptr=x,
@@ -233,7 +262,7 @@ def experts_down(
 ) -> Tensor:
     """Return the weighted output of each pair: `[num_slots, m, n]`, 0 for padding."""
     (m, num_slots), n = routing.experts.shape, matrix.num_out
-    num_tiles = _check(x, matrix, routing, groups, m * num_slots)
+    num_tiles = _check(x, matrix, routing, groups, m * num_slots, tiles, is_gated=False)
     out = torch.empty((num_slots, m, n), dtype=out_dtype, device=x.device)
     _experts_down_kernel[(triton.cdiv(n, tiles.down_rows), num_tiles)](
         x_ptr=x,
@@ -257,7 +286,7 @@ def _operands(
     """
     data, scales, bias = matrix
     return {
-        "data_ptr": data if scales is None else data.view(torch.uint16),
+        "data_ptr": data.view(torch.uint16) if matrix.is_mxfp4 else data,
         "scales_ptr": data if scales is None else scales,
         "bias_ptr": x if bias is None else bias,
         "experts_ptr": routing.experts,
@@ -270,7 +299,9 @@ def _operands(
         "STAGES": tiles.stages,
         "SPLITS": tiles.splits,
         "HAS_BIAS": bias is not None,
-        "PACKED": scales is not None,
+        "PACKED": matrix.is_mxfp4,
+        "SCALE_ROWS": matrix.scale_rows,
+        "GROUPS": matrix.scale_groups,
         "LONE": groups is None,
         "PDL": pdl,
         "num_warps": tiles.warps,
@@ -278,13 +309,28 @@ def _operands(
     }
 
 
-def _check(x: Tensor, matrix: ExpertMatrix, routing: Routing, groups: Groups | None, num_rows: int) -> int:
+def _check(
+    x: Tensor,
+    matrix: ExpertMatrix,
+    routing: Routing,
+    groups: Groups | None,
+    num_rows: int,
+    tiles: ExpertTiles,
+    *,
+    is_gated: bool,
+) -> int:
     """Require operands that fit; return the number of tiles."""
     data, scales, bias = matrix
     num, n, k = data.shape[0], matrix.num_out, matrix.num_in
     assert x.shape == (num_rows, k) and x.is_contiguous(), f"x {tuple(x.shape)}: contiguous [{num_rows}, {k}] needed"
     assert data.is_contiguous() and (scales is not None or data.dtype == x.dtype), f"matrix {data.dtype}: contiguous"
-    if scales is not None:
+    if matrix.has_codes:
+        matrix.check_codes(is_gated=is_gated)
+        rows = tiles.gate_rows if is_gated else tiles.down_rows
+        assert tiles.splits == 1 and GROUP_COLUMNS % rows == GROUP_COLUMNS % tiles.block_k == 0, (
+            f"{tiles}: of codes, a tile lies in {GROUP_COLUMNS} rows and columns, without splits"
+        )
+    elif scales is not None:
         assert data.dtype == scales.dtype == torch.uint8 and scales.shape == (num, n, k // 32) and k % 32 == 0, (
             f"scales {tuple(scales.shape)} {scales.dtype}: uint8 [{num}, {n}, {k} / 32] needed"
         )

@@ -6,7 +6,7 @@ from common.checkpoint.gguf.header import StoredTensor
 from common.models.gguf.names import place_of
 from common.models.quantization.kept import widest
 from common.models.sizes.codes import PAIRS, Codes
-from common.models.sizes.quantized import HEAD, TABLE, is_product
+from common.models.sizes.quantized import HEAD, TABLE, is_of_experts, is_product
 from common.models.sizes.stacks import Stack, Stacks
 
 HALF = "float16"
@@ -29,10 +29,14 @@ def kept_blocks(stacks: Stacks, tensors: Mapping[str, StoredTensor]) -> dict[str
 
     A head that is the input's table is held beside it, because a step reads all of it, and only few rows of the table.
     """
-    chosen = {name: stack for name, stack in stacks.items() if is_product(name) or name == HEAD}
+    chosen = {name: stack for name, stack in stacks.items() if _may_stay(name)}
     chosen.setdefault(HEAD, stacks[TABLE])
     found = {name: _form(stack, tensors) for name, stack in chosen.items()}
     return {name: form for name, form in found.items() if form is not None}
+
+
+def _may_stay(name: str) -> bool:
+    return name == HEAD or (is_product(name) and not is_of_experts(name))
 
 
 def _form(stack: Stack, tensors: Mapping[str, StoredTensor]) -> Codes | None:

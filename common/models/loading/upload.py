@@ -44,7 +44,7 @@ class Part:
     dtype: torch.dtype  # in the file
     target: Tensor | Held  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
-    scales: Tensor | None = None  # fp32, filled if the target is of codes: as the target, but 1 instead of the width
+    scales: Tensor | None = None  # fp32, filled if the target is of codes: as the target, but 1 for the width of rows
 
     @property
     def num_bytes(self) -> int:
@@ -72,10 +72,7 @@ class Part:
             return
         source = staged[: self.num_bytes].view(dtype).view(target.shape)
         if self.scales is not None:
-            rows = source.to(device, non_blocking=True).view(-1, target.shape[-1])
-            codes, scales = quantize(rows, target.dtype)
-            target.copy_(codes.view(target.shape))
-            self.scales.copy_(scales.view(self.scales.shape))
+            _quantize(source.to(device, non_blocking=True), target, self.scales)
             return
         if dtype != target.dtype or not target.is_contiguous():
             source = source.to(device, non_blocking=True)  # converted, or put in order, on the device
@@ -109,6 +106,16 @@ class Part:
         for rows in target.split(max_bytes // self.dtype.itemsize):
             yield replace(self, offset=offset, target=rows)
             offset += elements_of(rows) * self.dtype.itemsize
+
+
+def _quantize(source: Tensor, target: Tensor, scales: Tensor) -> None:
+    """Fill a target of codes and its scales; rows lie along the dimension in which there is one scale."""
+    sizes = zip(scales.shape, target.shape, strict=True)
+    along = next((axis for axis, (num, size) in enumerate(sizes) if num != size), target.dim() - 1)
+    source, target, scales = (each.movedim(along, -1) for each in (source, target, scales))
+    codes, of_rows = quantize(source.reshape(-1, source.shape[-1]), target.dtype)
+    target.copy_(codes.view(target.shape))
+    scales.copy_(of_rows.view(scales.shape))
 
 
 class Upload:

@@ -198,8 +198,11 @@ def _targets(piece: Piece, target: Tensor | Held, scales: Tensor | None, *, keep
         keeps_codes: these are the checkpoint's; else rows are quantized anew.
     """
     if len(piece.shape) == 3:
-        assert isinstance(target, Tensor), "stacked matrices are plain"
-        return [Target(0, piece.shape[1], each.view(piece.shape[1:])) for each in target]
+        assert isinstance(target, Tensor), "stacked matrices are no integers in groups"
+        num, num_rows, width = piece.shape
+        of_each = (None,) * num if scales is None else scales.view(num, -1, scales.shape[-1]).unbind()
+        stacked = zip(target.view(num, num_rows, width).unbind(), of_each, strict=True)
+        return [Target(0, num_rows, matrix, of_matrix, keeps_codes) for matrix, of_matrix in stacked]
     first_row, end = piece.rows or (0, piece.shape[0])
     if isinstance(target, Tensor) and piece.order is None:
         target = target.view(piece.stack_shape)
@@ -222,6 +225,8 @@ def place_in(
     scales = scales[piece.begin // each : -(-(piece.begin + piece.num_rows) // each)]
     if piece.order is None:
         return in_file_order(tensors[name], piece).view(piece.stack_shape), scales
+    if each > 1 or scales.shape[1] > 1:  # of blocks, which no piece in another order has
+        return in_file_order(tensors[name], piece), scales
     return in_file_order(tensors[name], piece), scales.view(*piece.order.view[:-1], 1).permute(piece.order.file)
 
 

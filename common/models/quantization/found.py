@@ -23,6 +23,8 @@ BESIDE = re.compile(
 """Tensors beside quantized matrices that are not needed: scales of activations, and of keys and values in the cache."""
 OF_INPUTS = (".input_scale", ".activation_scale")
 """Ends of names of scales of activations, one for all tokens."""
+EXPERTS = ".experts."
+"""Part of the names of matrices of experts."""
 RARELY_LISTED = ("embed", "lm_head", "router")
 """Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
 CODES = ("weight", "weight_packed", "qweight", "B")
@@ -173,18 +175,19 @@ def described(model_dir: Path, found: Found, quantization: Quantization, kept: M
     """Return a line about the quantized matrices of a checkpoint, of which those in `kept` stay in these forms."""
     matrices = [matrix for each in found.matrices.values() for matrix in each]
     count = Counter(matrix.format.label for matrix in matrices)
+    num_kept = sum(len(found.matrices[each]) for each in kept)
     num_bytes = sum(matrix.num_bytes for matrix in matrices)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
     line += f", {num_bytes / 1e9:.2f} GB, "
     num_packed = sum(form.is_integers for form in kept.values())
-    if num_in_8_bits := len(kept) - num_packed:
-        line += f"{num_in_8_bits} of {len(matrices)} matrices stay in 8 bits, and their inputs are quantized "
-        line += "token by token"
+    if num_in_8_bits := num_kept - num_packed:
+        line += f"{num_in_8_bits} of {len(matrices)} matrices stay in 8 bits, and inputs are quantized token by token"
+        line += ", but for those of experts" if any(EXPERTS in name for name in kept) else ""
         if any(name.endswith(OF_INPUTS) for name in found.used):
             line += ", without the scales for inputs that the checkpoint has"
     if num_packed:
         line += ("; " if num_in_8_bits else "") + f"{num_packed} of {len(matrices)} matrices stay packed"
-    if len(kept) < len(matrices):
+    if num_kept < len(matrices):
         line += "; others are made plain as they are loaded" if kept else "are made plain as they are loaded"
         if scattered := sum(not is_ordered(each) for each in matrices if each.name not in kept):
             line += f", {scattered} of them because their columns are in any order (act order)"

@@ -1,4 +1,8 @@
-"""Choice of the matrices that stay in a checkpoint's own codes, stack by stack. Needs no torch."""
+"""Choice of the matrices that stay in a checkpoint's own codes, stack by stack. Needs no torch.
+
+Inputs of dense products in 8 bits are quantized, so a checkpoint must be made for that. Those of experts, and of
+integers in groups, stay as they are.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -8,7 +12,7 @@ from common.models.quantization.formats import FP8, INT8, Scaled
 from common.models.quantization.stored import PackedMatrix
 from common.models.quantization.words import Awq, Gptq, Marlin, PackedRows
 from common.models.sizes.codes import BLOCK, PAIRS, Codes
-from common.models.sizes.quantized import HEAD, is_product
+from common.models.sizes.quantized import EXPERTS, HEAD, is_of_experts, is_product
 from common.models.sizes.stacks import Piece, Stack, Stacks
 
 Matrices = Mapping[str, tuple[PackedMatrix, ...]]
@@ -30,34 +34,52 @@ def kept_codes(stacks: Stacks, stored: Collection[str], matrices: Matrices) -> d
     """
     held, found = {*stored, *matrices}, dict[str, Codes]()
     for name, stack in stacks.items():
-        form = _form(stack, stack.pieces_of(held), matrices) if is_product(name) or name == HEAD else None
-        if form is not None and (name != HEAD or form.is_integers):
+        if (is_product(name) or name == HEAD) and (form := _form(name, stack, stack.pieces_of(held), matrices)):
             found[name] = form
-    return found
+    return {name: form for name, form in found.items() if not is_of_experts(name) or _is_whole(name, found)}
 
 
-def _form(stack: Stack, pieces: list[Piece], matrices: Matrices) -> Codes | None:
+def _is_whole(name: str, found: Collection[str]) -> bool:
+    """Tell whether all matrices of a layer's experts are found."""
+    return all(f"{name.rpartition('.')[0]}.{each}" in found for each in EXPERTS)
+
+
+def _form(name: str, stack: Stack, pieces: list[Piece], matrices: Matrices) -> Codes | None:
     """Return the form in which a stack of pieces is held; None if the stack is made plain."""
-    if any(piece.order is not None or piece.checkpoint_name not in matrices for piece in pieces):
+    if any(_is_reordered(piece) or piece.checkpoint_name not in matrices for piece in pieces):
         return None
     of_pieces = [matrices[piece.checkpoint_name][0] for piece in pieces]
-    return _codes(pieces, of_pieces) or widest((_integers(each) for each in of_pieces), stack.elements[1])
+    codes = None if name == HEAD else _codes(pieces, of_pieces, of_experts=is_of_experts(name))
+    if codes is not None or is_of_experts(name) or any(piece.order is not None for piece in pieces):
+        return codes
+    return widest((_integers(each) for each in of_pieces), stack.elements[1])
 
 
-def _codes(pieces: list[Piece], matrices: list[PackedMatrix]) -> Codes | None:
-    """Return the form of codes of 8 bits for inputs of 8 bits; None for others."""
+def _codes(pieces: list[Piece], matrices: list[PackedMatrix], *, of_experts: bool) -> Codes | None:
+    """Return the form of codes of 8 bits for inputs of 8 bits, or for experts; None for others."""
     format_, *others = (matrix.format for matrix in matrices)
     if not isinstance(format_, Scaled) or any(other != format_ for other in others) or format_.has_zeros:
         return None
-    if any(isinstance(each, Scaled) and each.input_bits != 8 for each in (format_, *others)):
+    inputs = {each.input_bits for each in (format_, *others) if isinstance(each, Scaled)}
+    if inputs != {8} and not of_experts:
         return None
     dtype, block = DTYPES[format_.codes], (format_.rows, format_.columns)
     if block in ((0, 0), (1, 0)):
         return Codes(dtype, 1, 0)
     if block != (BLOCK, BLOCK) or format_.codes != FP8:
         return None
-    is_even = all(piece.begin % BLOCK == (piece.rows or (0, 0))[0] % BLOCK == 0 for piece in pieces)
-    return Codes(dtype, BLOCK if is_even else 1, BLOCK)
+    return Codes(dtype, BLOCK if all(map(_has_whole_blocks, pieces)) else 1, BLOCK)
+
+
+def _is_reordered(piece: Piece) -> bool:
+    """Tell whether a checkpoint has the elements of a piece in another order than the stack."""
+    return piece.order is not None and piece.order.file != tuple(sorted(piece.order.file))
+
+
+def _has_whole_blocks(piece: Piece) -> bool:
+    """Tell whether a piece begins with a block of rows, as each matrix does that a tensor has stacked."""
+    stacked_rows = 0 if piece.order is None else piece.order.view[-2]
+    return piece.begin % BLOCK == (piece.rows or (0, 0))[0] % BLOCK == stacked_rows % BLOCK == 0
 
 
 def _integers(matrix: PackedMatrix) -> Codes | None:

@@ -114,9 +114,10 @@ class PackedPart:
             elif each.scales is None:
                 target.copy_(plain.view(target.shape))
             else:
-                codes, scales = quantize(plain, target.dtype)
-                target.copy_(codes)
-                each.scales[self._rows_of(each)].copy_(scales)
+                codes, scales = quantize(plain.reshape(-1, target.shape[-1]), target.dtype)
+                target.copy_(codes.view(target.shape))
+                of_rows = each.scales[self._rows_of(each)]
+                of_rows.copy_(scales.view(of_rows.shape))
 
     def _keep(self, target: Target, tensors: Mapping[str, Tensor]) -> None:
         """Copy codes and scales as they are; rows share a scale where a target has one for BLOCK of them."""

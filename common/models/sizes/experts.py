@@ -66,6 +66,10 @@ class Experts:
         num_unread = self.num * (1.0 - self.route.per_token / self.num) ** num_tokens
         return self._held_rows(self.num_all - num_unread)
 
+    def read_share(self, num_tokens: int) -> float:
+        """Return the share of all experts that a decode step reads, on average over choices without preference."""
+        return 1.0 - self.num * (1.0 - self.route.per_token / self.num) ** num_tokens / self.num_all
+
     def _held_rows(self, num_experts: float) -> float:
         return self.router_rows + 3 * self.inner * num_experts * (mxfp4.BITS / 16 if self.is_mxfp4 else 1.0)
 
@@ -162,7 +166,7 @@ class Experts:
             for shared in range(count)
             for place, side in enumerate(("gate", "up"))
         ]
-        order = Order((count * hidden, inner), (count, hidden, inner), (1, 0, 2))
+        order = Order((count * hidden, inner), (count, hidden, inner), (1, 0, 2)) if count > 1 else None
         down = Piece(f"{name}.down_proj.weight", (hidden, count * inner), self.num * hidden, order=order)
         added = {"experts_gate_up": gate_up, "experts_down": [down]}
         return stacks | {

@@ -31,6 +31,10 @@ class ParallelExperts:
         """Return the rows read by a decode step, on average over choices without preference."""
         return self.dense.num_rows + self.experts.step_rows(num_tokens)
 
+    def read_share(self, num_tokens: int) -> float:
+        """Return the share of all experts that a decode step reads, on average over choices without preference."""
+        return self.experts.read_share(num_tokens)
+
     def activation_elements(self, hidden_size: int) -> int:
         """Return the fp32 elements held at once for each token, beside the residual stream."""
         dense, experts = (each.activation_elements(hidden_size) for each in (self.dense, self.experts))

@@ -12,36 +12,36 @@ SCHEMES = {
     "int4": Codes(PAIRS, 1, BLOCK, "float16"),
 }
 """Forms in which rows are held that are quantized at load, by the choice's name."""
+EXPERTS = ("experts_gate_up", "experts_down")
+"""Names of the matrices of a layer's experts, whose inputs are not quantized."""
 HEAD, TABLE = "lm_head", "embed"
-"""Names of the matrix of logits and of the input's table."""
-HEAD_PART = 16 * 1024 * 1024
-"""Elements of a head that a step of many tokens widens at once."""
-PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out")
+"""Names of the matrix of logits, which has a choice of its own, and of the input's table."""
+PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out", *EXPERTS)
 """Names of a layer's matrices that activations are multiplied by. Other matrices stay as they are: the input's table
-and the head, routers, experts, and the matrix that keys and values are expanded from latents by."""
+and the head, routers, and the matrix that keys and values are expanded from latents by."""
 
 
 def quantized(stacks: Stacks, scheme: str) -> Stacks:
     """Return stacks in which each row of a layer's products is held in codes, with scales beside them.
 
-    Rows that are no multiple of a form's groups stay plain.
+    Rows that are no multiple of a form's groups stay plain, and experts do in groups of integers.
     """
     form = SCHEMES[scheme]
-    products = [name for name, stack in stacks.items() if is_product(name) and _fits(stack, form)]
+    products = [name for name, stack in stacks.items() if is_product(name) and _fits(name, stack, form)]
     return _in_codes(stacks, dict.fromkeys(products, form), are_kept=False)
 
 
-def _fits(stack: Stack, form: Codes) -> bool:
-    return not form.is_integers or stack.elements[1] % form.columns == 0
+def _fits(name: str, stack: Stack, form: Codes) -> bool:
+    return not form.is_integers or (stack.elements[-1] % form.columns == 0 and not is_of_experts(name))
+
+
+def with_head(stacks: Stacks, scheme: str) -> Stacks:
+    """Return stacks in which each row of the head is held in codes."""
+    return _in_codes(stacks, {HEAD: SCHEMES[scheme]}, are_kept=False)
 
 
 def kept(stacks: Stacks, codes: Mapping[str, Codes]) -> Stacks:
-    """Return stacks of which those named in `codes` are held as the checkpoint has them, with scales beside them.
-
-    A head in codes may be the table of a tied model, which is held besides.
-    """
-    if HEAD in codes and HEAD not in stacks:
-        stacks = stacks | {HEAD: stacks[TABLE]}
+    """Return stacks of which those named in `codes` are held as the checkpoint has them, with scales beside them."""
     return _in_codes(stacks, codes, are_kept=True)
 
 
@@ -77,12 +77,17 @@ def saved_bytes(stacks: Stacks, element_bytes: int) -> int:
 def widened_bytes(stacks: Stacks) -> int:
     """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it.
 
-    A head is widened in parts.
+    Matrices of experts are widened in registers, and a head in parts.
     """
-    held = {name: math.prod(stack.elements) for name, stack in stacks.items() if is_quantized(stack)}
-    return 2 * max((min(size, HEAD_PART) if name == HEAD else size for name, size in held.items()), default=0)
+    narrow = (stack for name, stack in stacks.items() if name != HEAD and not is_of_experts(name))
+    return max((2 * math.prod(stack.elements) for stack in filter(is_quantized, narrow)), default=0)
 
 
 def is_product(name: str) -> bool:
     """Tell whether a stack is a matrix that may be held in codes."""
     return name.startswith("layers.") and name.rsplit(".", 1)[1] in PRODUCTS
+
+
+def is_of_experts(name: str) -> bool:
+    """Tell whether a stack is of the matrices of a layer's experts, or of their scales."""
+    return name.removesuffix(SCALES).rpartition(".")[2] in EXPERTS

@@ -40,7 +40,8 @@ class Router:
 class ExpertWeights:
     """Matrices of all experts; the shared experts are the last.
 
-    With scales, matrices are in MXFP4: uint8 of half the width, and a scale for each 32 values along a row.
+    With scales of bytes, matrices are in MXFP4: uint8 of half the width, and a scale for each 32 values along a row.
+    With scales in fp32, they are codes of 8 bits, as a `Weight` has them, but activations stay as they are.
     """
 
     gate_up: Tensor  # [num, 2 * inner, hidden], gate first
@@ -48,8 +49,10 @@ class ExpertWeights:
     activation: Activation
     gate_up_bias: Tensor | None = None  # [num, 2 * inner]
     down_bias: Tensor | None = None  # [num, hidden]
-    gate_up_scales: Tensor | None = None  # [num, 2 * inner, hidden / 32] uint8
-    down_scales: Tensor | None = None  # [num, hidden, inner / 32] uint8
+    gate_up_scales: Tensor | None = (
+        None  # [num, 2 * inner, hidden / 32] uint8; of codes fp32, as `ExpertMatrix` has them
+    )
+    down_scales: Tensor | None = None  # [num, hidden, inner / 32] uint8; of codes fp32
 
     @property
     def num(self) -> int:

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.base.routing import Route, Score
-from common.ops.base import ExpertWeights, Router, Routing
+from common.ops.base import ExpertWeights, Router, Routing, Weight
 from common.ops.reference.layers import gate_mul
 from common.ops.reference.mxfp4 import from_mxfp4
+from common.ops.reference.products import dequantized
 
 
 def route(x: Tensor, router: Router, present: Tensor) -> Routing:
@@ -65,11 +66,9 @@ def experts(x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
         gate_up_bias, down_bias = (
             None if bias is None else bias[expert] for bias in (weights.gate_up_bias, weights.down_bias)
         )
-        matrix = _matrix(weights.gate_up, weights.gate_up_scales, expert, x.dtype)
-        gate_up = functional.linear(x[tokens], matrix, gate_up_bias)
+        gate_up = _product(x[tokens], weights.gate_up[expert], weights.gate_up_scales, expert, gate_up_bias)
         inner = gate_mul(gate_up, weights.activation)
-        matrix = _matrix(weights.down, weights.down_scales, expert, x.dtype)
-        output = functional.linear(inner, matrix, down_bias).float()
+        output = _product(inner, weights.down[expert], weights.down_scales, expert, down_bias).float()
         outputs[tokens, slots] = output * routing.weights[tokens, slots, None]
     total: Tensor = outputs[:, 0]
     for slot in range(1, num_slots):
@@ -77,6 +76,11 @@ def experts(x: Tensor, routing: Routing, weights: ExpertWeights) -> Tensor:
     return total
 
 
-def _matrix(data: Tensor, scales: Tensor | None, expert: int, dtype: torch.dtype) -> Tensor:
-    """Return an expert's matrix in the dtype of the activations."""
-    return data[expert] if scales is None else from_mxfp4(data[expert], scales[expert]).to(dtype)
+def _product(x: Tensor, data: Tensor, scales: Tensor | None, expert: int, bias: Tensor | None) -> Tensor:
+    """Return the product with an expert's matrix, in the dtype of `x`; elements of codes are not rounded."""
+    if scales is None:
+        return functional.linear(x, data, bias)
+    if scales.dtype == torch.uint8:
+        return functional.linear(x, from_mxfp4(data, scales[expert]).to(x.dtype), bias)
+    elements = dequantized(Weight(data, None, scales[expert]))
+    return functional.linear(x.float(), elements, None if bias is None else bias.float()).to(x.dtype)

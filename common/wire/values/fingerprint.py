@@ -50,10 +50,11 @@ def tokenizer_fingerprint(path: Path) -> str:
         raise ConfigError(f"{path}: {error.strerror}; a model directory needs tokenizer.json") from None
 
 
-def model_fingerprint(path: Path, quantization: str = "auto") -> str:
+def model_fingerprint(path: Path, quantization: str = "auto", head: str = "keep") -> str:
     """Return 16 hex digits that identify a model by configuration and samples of every tensor; raises ConfigError.
 
     A choice of `model.quantization` other than auto counts as another model, because it computes other keys and values.
+    So does one of `model.head` other than keep, because it computes other logits.
 
     Tensors are sampled because reading all of a large checkpoint takes longer than loading the checkpoint. The samples
     are a tensor's beginning, its end and two pieces between, 4 KiB each, so a change of any whole tensor shows. The
@@ -72,6 +73,8 @@ def model_fingerprint(path: Path, quantization: str = "auto") -> str:
         digest.update(each)
     if quantization != "auto":
         digest.update(quantization.encode())
+    if head != "keep":
+        digest.update(f"head {head}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -6,13 +6,15 @@ from pathlib import Path
 from common.base.errors import ConfigError, ModelError
 from common.models.config import DecoderConfig, cached_dtype
 from common.models.held import sized_model
-from common.models.reading import AS_STORED
+from common.models.reading import AS_STORED, KEEP
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 
 DTYPE = "bfloat16"
 BYTES = 2
 """Bytes of a weight that is not in 8 bits, and of an element of keys and values in the model's dtype."""
+ALL_EXPERTS = 1_000_000
+"""Tokens of a step that reads all experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,16 @@ class ModelShape:
         return self.matrix_bytes + num_tokens * self.token_bytes + num_logit_rows * self.logit_bytes
 
 
-def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED) -> ModelShape:
+def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED, head: str = KEEP) -> ModelShape:
     """Read the shape of a model's directory or GGUF file; raises ConfigError for a model that plan does not know.
 
     Args:
         kv_dtype: as `kv.dtype` of workers.
         quantization: as `model.quantization` of workers; a model that keeps packed weights has AS_STORED only.
+        head: as `model.head` of workers.
     """
     try:
-        return shape_of(sized_model(path, quantization), kv_dtype)
+        return shape_of(sized_model(path, quantization, head), kv_dtype)
     except ModelError as error:
         raise ConfigError(str(error)) from None
 
@@ -90,7 +93,7 @@ def shape_of(config: DecoderConfig, kv_dtype: str = "auto") -> ModelShape:
         pair_products=pairs[False],
         token_bytes=config.activation_bytes(1, 0) - matrix_bytes,
         logit_bytes=config.activation_bytes(0, 1) - matrix_bytes,
-        expert_bytes=BYTES * experts,
+        expert_bytes=config.step_bytes(ALL_EXPERTS, BYTES) - config.step_bytes(0, BYTES),
         expert_share=(config.step_weights(1) - any_step) / experts if experts else 0.0,
         window=max(group.window for group in groups),
         window_bytes=sum(group.token_bytes for group in groups if group.window),

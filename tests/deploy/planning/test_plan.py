@@ -159,13 +159,16 @@ def test_a_plan_says_formula_candidates_and_command(
             "baton serve MODEL .* --kv-dtype fp8\n.*BATON_DECODE_FLAGS='--kv-dtype fp8' docker(.*\n)*.*scaled",
         ),
         (
-            "--rate 3 --model deploy/demo_model --model-quantization int8 --kv-dtype fp8 --ttft-ms 300 --input-len 64",
+            "--rate 3 --model deploy/demo_model --model-quantization int8 --model-head fp8 --kv-dtype fp8 "
+            "--ttft-ms 300 --input-len 64",
             0,
-            "baton serve deploy/demo_model .* --model-quantization int8 --kv-dtype fp8\n.*"
-            "ROUTER_FLAGS='--model-quantization int8' BATON_PREFILL_FLAGS='--model-quantization int8 --kv-dtype fp8' "
-            "BATON_DECODE_FLAGS='--model-quantization int8 --kv-dtype fp8' docker(.*\n)*.*scaled",
+            "baton serve deploy/demo_model .* --model-quantization int8 --model-head fp8 --kv-dtype fp8\n.*"
+            "ROUTER_FLAGS='--model-quantization int8 --model-head fp8' "
+            "BATON_PREFILL_FLAGS='--model-quantization int8 --model-head fp8 --kv-dtype fp8' "
+            "BATON_DECODE_FLAGS='--model-quantization int8 --model-head fp8 --kv-dtype fp8' docker(.*\n)*.*scaled",
         ),
         ("--rate 3 --ttft-ms 9 --model-quantization fp8", 2, "name a directory or GGUF file with --model"),
+        ("--rate 3 --ttft-ms 9 --model-head fp8", 2, "--model-head fp8: rates do not say"),
         ("--rate 3", 2, "no limit to plan for"),
         ("--ttft-ms 9", 2, "what to plan for"),
         ("--rate 3 --trace x --ttft-ms 9", 2, "what to plan for"),

@@ -20,10 +20,9 @@ from common.ops.base import BLOCK
 from tests.models.quantization.conftest import Written
 from tests.models.test_decoder import CPU, Cache, errors, prompts
 from tests.models.test_quantization import FLIPPED, Kept
-from tests.support.checkpoints import write_checkpoint
 from tests.support.marks import first_then
-from tests.support.packed_checkpoints import FP8, INT8_ROWS, UNEVEN, Case, pack_checkpoint
-from tests.support.packers import fp8_blocks, fp8_rows
+from tests.support.packed_checkpoints import INT8_ROWS
+from tests.support.packers import fp8_rows
 from tests.support.quantized import quantized_inputs
 
 STACKS = {
@@ -58,7 +57,8 @@ def stored(tensors: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     codes = tensors[f"{name}.weight"]
     [scales] = [tensors[f"{name}.{each}"] for each in SCALES if f"{name}.{each}" in tensors]
     grid, (rows, columns) = scales.float().reshape(scales.shape[0] if scales.dim() else 1, -1), codes.shape
-    high, wide = (128, 128) if grid.shape[1] > 1 else (1 if grid.shape[0] > 1 else rows, columns)
+    high = 1 if grid.shape[0] == rows else 128 if grid.shape[0] > 1 else rows
+    wide = 128 if grid.shape[1] > 1 else columns
     of_each = torch.empty(rows, columns)
     for row in range(rows):
         for begin in range(0, columns, wide):
@@ -189,19 +189,6 @@ def test_codes_of_two_kinds_in_a_stack_are_made_plain(packed: Callable[[str], Pa
     assert torch.equal(ours["layers.1.qkv"], plain["layers.1.qkv"])
     assert torch.equal(ours["layers.1.qkv"][256:384], matrix)
     assert len(model.config.kept) == 7
-
-
-def test_experts_stay_plain_and_attention_beside_them_does_not(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    write_checkpoint("qwen3-moe", tmp_path)
-    pack_checkpoint(tmp_path, plain, Case(FP8 | {"modules_to_not_convert": UNEVEN}, fp8_blocks()))
-    config = read_model(tmp_path, "auto")
-    stacks = config.stacks()
-    kept = {piece.checkpoint_name for name, _ in config.kept for piece in stacks[name].pieces}
-    assert sum("self_attn" in name for name in kept) == 4 * len(config.layers)
-    assert not any("experts" in name for name in kept)
-    load(tmp_path)
 
 
 def test_memory_is_that_of_codes(written: Callable[[str], Written]) -> None:
