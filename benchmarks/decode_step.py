@@ -27,16 +27,14 @@ from rich.table import Table
 
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
+from benchmarks.model_flags import add_quantization, served_as
 from benchmarks.own_memory import own_memory, require_gpu, separate, take_all
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
 from common.kv.tables import BlockTable
 from common.memory.client.client import MemoryClient
-from common.models.reading import AS_STORED, KEEP
 from common.settings.config import (
-    HEADS,
-    QUANTIZATIONS,
     Config,
     DecodeSection,
     KernelsSection,
@@ -109,6 +107,7 @@ class StepBench:
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
         self.runner.prepare()
+        self.generator = torch.Generator(engine.device).manual_seed(0)
         self.sampling = ASKS["nothing"]  # of every row
         self.prefix = UNSHARED  # start of all contexts
         self.reads_once = False
@@ -160,6 +159,13 @@ class StepBench:
         has_logprobs = self.sampling.num_logprobs > 0
         return self.runner.launch(num_rows, has_logprobs=has_logprobs, spared_bytes=CAPTURE_BYTES * self.reads_once)
 
+    def draw_tokens(self, num_rows: int) -> None:
+        """Give every row a random token, because a model of random weights tells all rows the same after a few steps.
+
+        Rows of one token would choose the same experts, and a step would read few.
+        """
+        self.batch.state.token_ids[:num_rows].random_(self.engine.vocab_size, generator=self.generator)
+
     def find_masks(self) -> None:
         """Advance the grammars' positions, as if the masks of the next step were ready."""
         self.batch.grammars.positions_cpu.add_(1)
@@ -169,6 +175,7 @@ class StepBench:
         times = []
         for i in range(STEPS + WARM_UP_STEPS):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self.draw_tokens(num_rows)
             begin.record()
             self.launch(num_rows)
             end.record()
@@ -195,6 +202,7 @@ class StepBench:
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profiler:
             for _ in range(5):
+                self.draw_tokens(num_rows)
                 self.launch(num_rows)
                 torch.cuda.synchronize()
                 self.find_masks()
@@ -218,24 +226,6 @@ def mixes(text: str) -> list[ContextMix]:
         return [parse_mix(part) for part in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def add_quantization(parser: argparse.ArgumentParser) -> None:
-    """Add the choices of `model.quantization` and `model.head`."""
-    parser.add_argument(
-        "--quantization",
-        choices=QUANTIZATIONS,
-        default=AS_STORED,
-        help="as --model-quantization (default: %(default)s)",
-    )
-    parser.add_argument("--head", choices=HEADS, default=KEEP, help="as --model-head (default: %(default)s)")
-
-
-def served_as(args: argparse.Namespace) -> str:
-    """Return a model's name in results: that of its directory, and schemes in which it is quantized at load."""
-    name = Path(args.model_dir).name
-    name = name if args.quantization == AS_STORED else f"{name} in {args.quantization}"
-    return name if args.head == KEEP else f"{name}, head in {args.head}"
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> None:

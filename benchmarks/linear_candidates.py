@@ -84,6 +84,12 @@ def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
 
     Programs of a single warp are fastest, programs of four warps for long rows.
     """
+    if shape.scheme is not Scheme.PLAIN:
+        for rows, warps, stages in product((8, 16), (1, 2, 4, 8), (3, 5, 8, 10, 16)):
+            tiles = -(-shape.k // (64 * warps))
+            if stages <= tiles and rows * stages <= 128 and tiles <= 40:
+                yield Plan(Kind.GEMV, rows=rows, warps=warps, stages=stages)
+        return
     sides = 2 if shape.fusion is Fusion.GATE else 1
     for rows, (warps, unroll), stages in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
         tiles = -(-shape.k // (512 // element_bytes(shape.scheme) * warps * unroll))

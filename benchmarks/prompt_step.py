@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.decode_step import add_quantization, served_as
+from benchmarks.model_flags import add_quantization, served_as
 from benchmarks.own_memory import own_memory, require_gpu, separate, usual
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import make_share

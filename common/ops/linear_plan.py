@@ -159,7 +159,8 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
 def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
     """Return a plan with programs of one warp, or four for the widest products; registers limit the loads ahead."""
     if scheme is not Scheme.PLAIN:
-        return Plan(Kind.GEMV, rows=2 if fusion is Fusion.GATE else 4, warps=1, unroll=1, stages=4)
+        is_add = fusion is Fusion.ADD
+        return Plan(Kind.GEMV, rows=8 if is_add else 16, warps=4, stages=16 if is_add else 5)
     rows, warps, stages = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 

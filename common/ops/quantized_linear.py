@@ -15,6 +15,7 @@ from common.kernels.base.codes import readable
 from common.kernels.base.gpu import Gpu
 from common.kernels.elementwise.quantize import quantize
 from common.kernels.elementwise.rms_norm import quantized_rms_norm
+from common.kernels.products.quantized_gemv import COLUMNS as GEMV_COLUMNS
 from common.kernels.products.quantized_gemv import quantized_gemv
 from common.kernels.products.quantized_ring import quantized_ring
 from common.kernels.products.quantized_skinny import quantized_skinny
@@ -118,15 +119,13 @@ class QuantizedLinear:
         return parts
 
     def _plan(self, fusion: Fusion, n: int, x: Tensor, weight: Weight) -> Plan:
-        """Return a plan that suits the weight's scales; plans are made for scales of rows."""
+        """Return a plan that suits the weight's scales and columns; plans are made for scales of rows."""
         if self.plans is None:
             return Plan(Kind.CUBLAS)
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
-        if not weight.is_grouped:
-            return plan
-        if plan.kind is Kind.GEMV and (weight.scale_rows != BLOCK or n % BLOCK):
+        if plan.kind is Kind.GEMV and weight.num_in % GEMV_COLUMNS:
             plan = self.plans.plan(fusion, 2, n, weight.num_in, weight.scheme)
-        if plan.kind is Kind.RING and plan.block_k != BLOCK:
+        if weight.is_grouped and plan.kind is Kind.RING and plan.block_k != BLOCK:
             plan = replace(plan, block_k=BLOCK, stages=plan.stages * plan.block_k // BLOCK)
         return plan
 
@@ -160,8 +159,10 @@ class QuantizedLinear:
             residual=residual,
             bias=weight.bias,
             activation=activation,
+            rows=plan.rows,
+            warps=plan.warps,
+            stages=plan.stages,
             pdl=self._pdl,
-            **plan.gemv_tiles,
         )
 
     def _product(

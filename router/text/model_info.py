@@ -13,3 +13,4 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int  # tokens of prompt plus output
     eos_token_ids: tuple[int, ...]
+    files: str = ""  # where they are, and how large; for messages

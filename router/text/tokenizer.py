@@ -21,7 +21,7 @@ from common.base.rotary import num_positions
 from common.checkpoint.files import CONFIG, TOKENIZER, ModelFiles, open_model, text_config
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
-from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.wire.values.fingerprint import files_described, model_fingerprint, tokenizer_fingerprint
 from router.base.json_rules import wrong
 from router.text.chat_template import ChatTemplate, load_chat_template, special_tokens_of
 from router.text.control_tokens import ControlTokens
@@ -209,6 +209,7 @@ class Tokenizer:
             vocab_size=_count(config, "vocab_size", where),
             max_model_len=_max_model_len(section, config, where),
             eos_token_ids=_end_ids(files, special, self.chat_template),
+            files=files_described(path),
         )
 
     @property

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 MAX_EXPELLED = 1000
 
+_SHOWN = 3
+"""Workers named in a message."""
+
 
 class Membership:
     """Gatekeeper of the worker pool: admits and removes workers."""
@@ -200,7 +203,18 @@ def _objection(ready: WorkerReady, info: ModelInfo, pool: WorkerPool) -> str:
     wrong = [
         f"{what} is {there:.100}, the router's is {ours}" for what, (ours, there) in pairs.items() if ours != there
     ]
-    return "; ".join(wrong) + "; give both the same [model]" if wrong else ""
+    if ready.model_name != info.name:
+        wrong.append("give both the same [model]")
+    elif wrong:
+        others = [worker.id for worker in pool]
+        alike = f", as {', '.join(others[:_SHOWN])}{' and others' * (len(others) > _SHOWN)} did" if others else ""
+        wrong += [
+            "the contents of files differ, or model.quantization does",
+            f"this worker read {ready.model_files or 'files that it does not name'}",
+            f"the router read {info.files or 'files that it does not name'}{alike}",
+            "if files have changed since, restart the router and all workers, else give both the same [model]",
+        ]
+    return "; ".join(wrong)
 
 
 def _announce(worker: Member, pool: WorkerPool, send: SendTo) -> None:

@@ -17,7 +17,6 @@ from tests.e2e.system import System
 from tests.e2e.test_prefixes import ANY_LENGTH, BLOCK, NUM_OUT, ask, converse, full, metric, pulled_by
 from tests.e2e.test_replies import pulled, quiet
 from tests.support.checkpoints import write_checkpoint
-from tests.support.marks import first_then
 from tests.support.packed_checkpoints import CASES, SIZES, pack_checkpoint
 
 pytestmark = pytest.mark.timeout(240)
@@ -38,12 +37,9 @@ def pool_of(num_blocks: int) -> tuple[str, ...]:
     return (*FP8, "--kv-pool-bytes", str(num_blocks * BLOCK_BYTES))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
-    "flags",
-    first_then(
-        pytest.mark.medium,
-        [(), ("--prefill-max-batch-tokens", "48"), ("--kv-block-size", "64"), ("--worker-batching", "false")],
-    ),
+    "flags", [(), ("--prefill-max-batch-tokens", "48"), ("--kv-block-size", "64"), ("--worker-batching", "false")]
 )
 async def test_texts_are_those_of_rounded_keys_and_values(reference: Reference, flags: tuple[str, ...]) -> None:
     asked = prompts(8, 1, 200, seed=61)

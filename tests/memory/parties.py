@@ -248,8 +248,8 @@ class Party:
 
     def blocks(self, state: BlockState) -> set[int]:
         """As the server has it."""
-        index = self.house.index
-        return {i for i in range(self.house.shape.num_ids) if index.leases.claim(i) == (state, self.client)}
+        leases = self.house.index.leases
+        return {*leases.in_state(state).tolist()} & {*leases.claimed_by(self.client).tolist()}
 
     def expected(self) -> tuple[set[int], Counter[int], Counter[int]]:
         """What it should believe to have, to read and to be offered: as the server has it, and what is on its way."""

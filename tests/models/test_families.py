@@ -10,7 +10,7 @@ from benchmarks.presets import PRESETS
 from common.base.errors import ConfigError, ModelError
 from common.memory.server.pools import MAX_BLOCK_BYTES
 from common.models.loader import resolve_dtype, resolve_kv_dtype
-from common.models.quantization.rules import Formats
+from common.models.quantization.rules import formats_of
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
@@ -206,7 +206,7 @@ def test_others_are_refused_by_name(published: dict[str, Any], message: str) -> 
 def test_a_text_model_inside_another_is_quantized_as_the_outer_file_says() -> None:
     quantization = decoder_config(Settings(MINISTRAL_3 | {"quantization_config": FP8}, "config.json")).quantization
     assert quantization is not None and quantization.where == "config.json, text_config: quantization_config"
-    assert Formats(quantization).of(["model.layers.0.mlp.up_proj"]) is not None
+    assert formats_of(quantization, [["model.layers.0.mlp.up_proj"]]) != [None]
 
 
 @pytest.mark.parametrize("preset", ["deepseek-v2-lite", "gemma3-4b", "gemma4-12b", "gpt-oss-20b"])

@@ -128,6 +128,18 @@ def test_super_blocks_land_in_their_rows(kind: Type, dtype: torch.dtype, written
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
+def test_a_scale_that_is_not_finite_is_refused_with_tensor_and_place(written: Checkpoint, tmp_path: Path) -> None:
+    directory, _ = written("wide-llama")
+    name = "blk.1.ffn_up.weight"
+    tensor = tensors_of(directory)[name]
+    blocks = np.resize(legal_blocks("Q4_K"), (tensor.numel() // 256, 144))
+    blocks[11, 2:4] = 0xFF  # of the minimums
+    path = write_packed(tmp_path / "m.gguf", directory, {name: blocks.reshape(tensor.shape[0], -1)}, Type.Q4_K)
+    place = read_gguf(path).tensors[name].begin + 11 * 144
+    with pytest.raises(ModelError, match=rf"m\.gguf: blk\.1\.ffn_up\.weight has a scale .* at byte {place}; fetch"):
+        loaded(path)
+
+
 def write_packed(path: Path, directory: Path, packed: dict[str, np.ndarray], kind: Type) -> Path:
     """Write a model with the blocks of some tensors as they are."""
 

@@ -154,7 +154,8 @@ def test_logits_of_a_gpu_are_those_of_quantized_products(
     )
     loading.wait()
     assert isinstance(model, Decoder)
-    cache, share = Cache(model, backend), FLIPPED if dtype == "float32" else 0.6  # more is rounded before codes
+    is_exact = dtype == "float32" and scheme == "int8"  # else more is rounded: before codes, or in sums of e4m3
+    cache, share = Cache(model, backend), FLIPPED if is_exact else 0.6
     for ragged in (prompts(1, 37, 100), prompts(37), prompts(1)):
         ours = model.forward(cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in ragged]), cache.ops)
         theirs = quantized_copy(plain, scheme, plain_inputs=len(ours) == 1)

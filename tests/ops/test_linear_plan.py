@@ -43,7 +43,7 @@ def check(plan: Plan, num_tokens: int) -> None:
     match plan.kind:
         case Kind.GEMV:
             assert num_tokens == 1
-            assert plan.rows > 0 and plan.warps > 0 and plan.unroll > 0
+            assert min(plan.rows, plan.warps, plan.stages) > 0
         case Kind.SKINNY:
             assert num_tokens <= MAX_SKINNY_TOKENS
             assert min(plan.block_n, plan.block_k, plan.splits, plan.stages, plan.warps) > 0

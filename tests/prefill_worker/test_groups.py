@@ -25,7 +25,7 @@ from tests.memory.parties import Bytes
 from tests.support.allocator import check_owned
 from tests.support.group_model import GroupMemory, next_token
 from tests.support.layouts import full, state, window
-from tests.support.sequences import ending, prompt_scheduler, prompt_sequence, taken
+from tests.support.sequences import is_ending, prompt_scheduler, prompt_sequence, taken
 
 BLOCK, STEP_TOKENS = 4, 20
 US, OTHER = 1, 2
@@ -109,7 +109,7 @@ class House:
         self.scheduler.collected(prompts)
         self.prefixes.computed([(each, each.num_scheduled_tokens) for each in prompts], self.scheduler.waiting)
         for prompt in prompts:
-            if prompt in ending(self.scheduler):
+            if is_ending(self.scheduler, prompt):
                 self.leases.free(taken(self.scheduler, prompt))
         self.exchange()
         return sum(chunk.num_tokens for chunk in chunks)

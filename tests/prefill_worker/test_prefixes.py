@@ -27,7 +27,7 @@ from tests.memory.parties import Bytes
 from tests.memory.tiers import slow_tier
 from tests.support.allocator import check_owned
 from tests.support.layouts import no_prefixes, tiny
-from tests.support.sequences import blocks_of_prompts, ending, prompt_scheduler, prompt_sequence, taken
+from tests.support.sequences import blocks_of_prompts, is_ending, prompt_scheduler, prompt_sequence, taken
 from tests.support.slow_rate import SlowRate
 
 BLOCK = 4
@@ -106,7 +106,7 @@ class House:
         self.scheduler.collected(sequences)
         self.prefixes.computed([(each, each.num_scheduled_tokens) for each in sequences], self.scheduler.waiting)
         for sequence in sequences:
-            if sequence in ending(self.scheduler):
+            if is_ending(self.scheduler, sequence):
                 assert sequence.beginning.num_sealed == len(sequence.token_ids) // BLOCK
                 self.leases.free(taken(self.scheduler, sequence))
         self.computed += pieces

@@ -28,7 +28,7 @@ from tests.memory.parties import Bytes
 from tests.scheduling.simulation import BLOCK_SIZE, SECTION, STEP_S, TOKEN_S
 from tests.support.layouts import no_prefixes, tiny
 from tests.support.messages import prefill_request
-from tests.support.sequences import ending, prompt_scheduler, taken
+from tests.support.sequences import is_ending, prompt_scheduler, taken
 
 TURN_S = 0.001
 DECODER = 100
@@ -97,7 +97,7 @@ class SharedPoolSimulation:
         if worker.step and worker.step_ends_s <= self.now_s:
             chunks, worker.step = worker.step, []
             worker.scheduler.collected([chunk.sequence for chunk in chunks])
-            for sequence in [chunk.sequence for chunk in chunks if chunk.sequence in ending(worker.scheduler)]:
+            for sequence in [chunk.sequence for chunk in chunks if is_ending(worker.scheduler, chunk.sequence)]:
                 self._hand_over(worker, sequence, load)
         if not worker.step and (chunks := worker.scheduler.schedule()):
             worker.step = chunks

@@ -26,7 +26,7 @@ from router.placement.worker_pool import WorkerPool
 from tests.support.completions import make_completion
 from tests.support.layouts import allocator_of, no_prefixes
 from tests.support.messages import kv_path, worker_ready
-from tests.support.sequences import ending, prompt_scheduler, taken
+from tests.support.sequences import is_ending, prompt_scheduler, taken
 
 MESSAGE_S = 0.0005
 STEP_S = 0.0015
@@ -92,7 +92,7 @@ class SimulatedWorker:
             self.simulation.at(self.free_s, self.collect)
 
     def collect(self) -> None:
-        ended = [chunk.sequence for chunk in self.in_flight.popleft() if chunk.sequence in ending(self.scheduler)]
+        ended = [chunk.sequence for chunk in self.in_flight.popleft() if is_ending(self.scheduler, chunk.sequence)]
         ended = [sequence for sequence in ended if not self._goes_on(sequence)]
         for sequence in ended:
             self.scheduler.allocator.free(taken(self.scheduler, sequence))

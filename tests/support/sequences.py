@@ -59,6 +59,11 @@ def ending(scheduler: PromptScheduler[Any]) -> list[Any]:
     return [prompt for prompt in scheduler.prompts.values() if not prompt.num_left]
 
 
+def is_ending(scheduler: PromptScheduler[Any], prompt: Any) -> bool:
+    """Whether all tokens of a prompt are launched, and the scheduler still has it."""
+    return not prompt.num_left and scheduler.prompts.get(prompt.key) is prompt
+
+
 def blocks_of_prompts(scheduler: PromptScheduler[Any]) -> list[Sequence[int]]:
     """Blocks of every prompt, also of removed ones, and those that are granted."""
     owners = [*scheduler.prompts.values(), *scheduler.removed]

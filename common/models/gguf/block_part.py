@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.base.errors import ModelError
 from common.checkpoint.gguf.block_types import BlockType
-from common.models.gguf.unpacking import Unpack
+from common.models.gguf.unpacking import Unpack, bad_block
 from common.models.quantization.groups import Held, bytes_of, elements_of
 from common.models.quantization.packed_part import MAX_ELEMENTS, Span
 from common.ops.reference import quantize
@@ -25,6 +26,7 @@ class BlockPart:
     target: Tensor | Held  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
     scales: Tensor | None = None  # fp32, filled if the target is of codes: as the target, but 1 instead of the width
+    name: str = ""  # of the file's tensor, for errors
     keeps_codes: bool = False  # of the file, in a target of integers; other codes are made
 
     @property
@@ -46,11 +48,16 @@ class BlockPart:
         yield Span(self.path, self.offset, self.num_bytes, 0)
 
     def fill(self, staged: Tensor, device: torch.device) -> None:
-        """Start copying what was read to the device, and making it plain there.
+        """Start copying what was read to the device, and making it plain there; raises ModelError for bad scales.
 
         Args:
             staged: the staging memory, uint8.
         """
+        if (bad := bad_block(staged[: self.num_bytes], self.type)) is not None:
+            raise ModelError(
+                f"{self.path}: {self.name} has a scale that is not a finite number, in the block at byte "
+                f"{self.offset + bad * self.type.num_bytes}; fetch the model again"
+            )
         blocks = staged[: self.num_bytes].to(device, non_blocking=True).view(-1, self.type.num_bytes)
         groups, target = self.unpack(blocks), self.target
         if isinstance(target, Held):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from common.checkpoint.gguf.block_types import BlockType
 from common.models.quantization.groups import Groups
 
 Unpack = Callable[[Tensor], Groups]
@@ -105,3 +106,21 @@ UNPACKED: dict[str, Unpack] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
+
+HALVES = {
+    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}  # fmt: skip
+"""Bytes of a block at which its scale in float16 begins, and its minimum or their scale."""
+NOT_FINITE = 0x7C00
+"""Exponent of a float16 that is infinite or not a number."""
+
+
+def bad_block(blocks: Tensor, type_: BlockType) -> int | None:
+    """Return the first of some blocks `[bytes]`, in host memory, with a float16 that is not finite; None for none."""
+    words = blocks.view(torch.int16).view(-1, type_.num_bytes // 2) if type_.name in HALVES else blocks
+    for at in HALVES.get(type_.name, ()):
+        exponents = words[:, at // 2] & NOT_FINITE
+        if exponents.max() == NOT_FINITE:
+            return int(exponents.argmax())
+    return None

@@ -54,7 +54,7 @@ def load_gguf_weights(
     parts = []
     for name, piece, place in wanted:
         stack = layout.stacks[name]
-        parts.append(_part(_matrix(model.tensors, place), *place_in(tensors, name, stack, piece), stack))
+        parts.append(_part(place, _matrix(model.tensors, place), *place_in(tensors, name, stack, piece), stack))
     return Upload(parts, region.device, progress)
 
 
@@ -115,8 +115,10 @@ def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
     return one._replace(begin=stored.begin + place.expert * one.num_bytes)
 
 
-def _part(stored: StoredTensor, target: Tensor | Held, scales: Tensor | None, stack: Stack) -> Part | BlockPart:
-    kind = stored.type
-    if kind.name in PLAIN:
+def _part(
+    place: Place, stored: StoredTensor, target: Tensor | Held, scales: Tensor | None, stack: Stack
+) -> Part | BlockPart:
+    kind, unpack = stored.type, UNPACKED.get(stored.type.name)
+    if unpack is None:
         return Part(stored.path, stored.begin, PLAIN[kind.name], target, stack.add, scales)
-    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, stack.add, scales, stack.keeps_codes)
+    return BlockPart(stored.path, stored.begin, kind, unpack, target, stack.add, scales, place.name, stack.keeps_codes)

@@ -74,9 +74,16 @@ def as_stored(format_: Scaled, tensors: Mapping[str, Tensor], num_rows: int) -> 
     return tensors["weight"], scales.expand(num_rows, -1)
 
 
-def problem(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> str:
-    """Return what is wrong with tensors just read, in host memory, of a matrix of `shape`; "" for nothing."""
+def problem(tensors: Mapping[str, Tensor], shape: tuple[int, int], first_row: int = 0) -> str:
+    """Return what is wrong with tensors just read, in host memory, of a matrix of `shape`; "" for nothing.
+
+    Args:
+        first_row: of the matrix, from which on its codes were read.
+    """
     for name, tensor in tensors.items():
+        if name == "weight" and tensor.dtype == torch.float8_e4m3fn and not _is_finite(tensor):
+            row = int((tensor.view(torch.uint8) & E4M3_NAN).amax(1).argmax()) + first_row
+            return f"{name} has a code that is not a number in row {row}"
         if name == "weight_shape" and tensor.flatten().tolist() != list(shape):
             return f"{name} is {tensor.flatten().tolist()}, config.json says {list(shape)}"
         if name.endswith(TABLE) and (wrong := _wrong_groups(tensor, tensors)):
@@ -115,11 +122,16 @@ def _num_groups(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _is_finite(scales: Tensor) -> bool:
+    """Tell whether all are numbers; of e4m3 the greatest byte tells it, a fiftieth of the time that fp32 takes."""
     if scales.dtype == torch.uint8:
         return not (scales == NO_EXPONENT).any()
+    if scales.dtype == torch.float8_e4m3fn:
+        return bool((scales.view(torch.uint8) & E4M3_NAN).max() < E4M3_NAN)
     return bool(scales.float().isfinite().all())
 
 
+E4M3_NAN = 0x7F
+"""Bits of the only code of e4m3 that is not a number, without the sign."""
 NO_EXPONENT = 255
 """Exponent of 8 bits that means no number."""
 

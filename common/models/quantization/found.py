@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from common.models.quantization.contents import is_ordered
 from common.models.quantization.formats import Field, Format
-from common.models.quantization.rules import Formats, Quantization
+from common.models.quantization.rules import Quantization, formats_of
 from common.models.quantization.stored import ITEM_BYTES, OF_CACHE, PackedMatrix, StoredTensor
 from common.models.sizes.codes import Codes
 from common.models.sizes.stacks import Stacks
@@ -79,11 +79,13 @@ class Found(NamedTuple):
 
 def find_packed(wanted: Iterable[Wanted], stored: Mapping[str, StoredTensor], quantization: Quantization) -> Found:
     """Return the quantized matrices; problems name each contradiction, missing tensor, wrong shape and wrong type."""
-    formats = Formats(quantization)
     found = Found({}, {name for name in stored if BESIDE.search(name)}, [])
-    for each in wanted:
-        held = {name: stored[each.stored_as(name)] for name in CODES if each.stored_as(name) in stored}
-        format_ = formats.of(_names(each.module, held.values()))
+    wanted = list(wanted)
+    all_held = [
+        {name: stored[each.stored_as(name)] for name in CODES if each.stored_as(name) in stored} for each in wanted
+    ]
+    names = [_names(each.module, held.values()) for each, held in zip(wanted, all_held, strict=True)]
+    for each, held, format_ in zip(wanted, all_held, formats_of(quantization, names), strict=True):
         if not held or _is_plain(held):
             if held and format_ is not None and not (each.may_be_plain or quantization.is_loose):
                 found.problems.append(_contradiction(each.module, held, quantization, format_))

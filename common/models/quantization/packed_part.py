@@ -89,13 +89,13 @@ class PackedPart:
                 yield Span(stored.path, offset, num * size, place + row * num * size)
 
     def fill(self, staged: Tensor, device: torch.device) -> None:
-        """Start to copy what was read to the device, and to fill targets; raises ModelError for bad scales.
+        """Start to copy what was read to the device, and to fill targets; raises ModelError for bad scales and codes.
 
         Args:
             staged: the staging memory, uint8.
         """
         on_host = self._tensors(staged)
-        if wrong := problem(on_host, (self.matrix.num_rows, self.matrix.width)):
+        if wrong := problem(on_host, (self.matrix.num_rows, self.matrix.width), self.begin):
             paths = ", ".join(sorted({path.name for path in self.paths}))
             raise ModelError(f"{self.matrix.name}: {wrong}, in {paths}; fetch the model again")
         tensors = self._tensors(staged[: self.num_bytes].to(device, non_blocking=True))

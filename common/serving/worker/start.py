@@ -34,7 +34,7 @@ from common.wire.transport.endpoints import AUTO, ROUTER_SOCKET, memory_socket, 
 from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import check
 from common.wire.values.fields import MAX_INT32
-from common.wire.values.fingerprint import tokenizer_fingerprint
+from common.wire.values.fingerprint import files_described, tokenizer_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -210,4 +210,5 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         prefix_min_tokens=config.kv.prefix_min_tokens if config.kv.prefix_cache else MAX_INT32,
         takes_replies=False,
         short_prompt_tokens=0,
+        model_files=files_described(Path(config.model.path)),
     )

@@ -79,6 +79,7 @@ class WorkerReady(FromWorker, tag=1):
     prefix_min_tokens: Count  # shortest prompt with a prefix lookup; MAX_INT32: no lookups
     takes_replies: bool  # prefill: pulls replies' blocks from decode workers' pools
     short_prompt_tokens: Count  # decode: longest prompt computed here despite prefill workers; 0: none
+    model_files: OptionalLabel = ""  # where they are, and how large; for messages
 
     def contradiction(self) -> str:
         if self.role is Role.PREFILL and not self.max_batch_tokens:

@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.base.json_file import QUANTIZATION_FILES
 from common.checkpoint.gguf.config import config_of
-from common.checkpoint.gguf.model_file import is_gguf, read_gguf
+from common.checkpoint.gguf.model_file import is_gguf, parts_of, read_gguf
 from common.checkpoint.gguf.tokenizer import tokenizer_entries
 from common.checkpoint.tensor_header import read_header
 
@@ -24,6 +25,8 @@ _PER_TASK = 32
 """Most tensors read one behind the other, because handing them to threads takes longer than cached reads."""
 _NUM_READERS = 16
 """Threads: on a disk with a cold cache each thread waits for a sample."""
+MAX_PLACE = 120
+"""Characters of a path in a description, its last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,22 @@ def tokenizer_fingerprint(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; a model directory needs tokenizer.json") from None
+
+
+def files_described(path: Path) -> str:
+    """Return where a model's files are, how many, their size and the time of the last change, in printable ASCII.
+
+    Only files that make the model's fingerprint count; "" beside an unreadable one.
+    """
+    try:
+        files = parts_of(path) if is_gguf(path) else [*_configs(path), *path.glob("*.safetensors")]
+        stats = [file.stat() for file in files]
+    except (OSError, ConfigError):
+        return ""
+    changed = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), UTC).isoformat(" ", "seconds")
+    size_gb = sum(stat.st_size for stat in stats) / 1e9
+    place = ascii(str(path.resolve()))[1:-1]
+    return f"{place[-MAX_PLACE:]}, {len(files)} files of {size_gb:.3f} GB, last changed {changed}"
 
 
 def model_fingerprint(path: Path, quantization: str = "auto", head: str = "keep") -> str:
@@ -80,9 +99,13 @@ def model_fingerprint(path: Path, quantization: str = "auto", head: str = "keep"
 
 def _of_directory(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:
     """Return the configuration, and the tensors of each file."""
-    others = [path / name for name in QUANTIZATION_FILES if (path / name).is_file()]
-    config = b"".join(file.read_bytes() for file in (path / "config.json", *others))
+    config = b"".join(file.read_bytes() for file in _configs(path))
     return config, [(file, _header(file)) for file in sorted(path.glob("*.safetensors"))]
+
+
+def _configs(path: Path) -> list[Path]:
+    """Return the configuration's files."""
+    return [path / "config.json", *(path / name for name in QUANTIZATION_FILES if (path / name).is_file())]
 
 
 def _of_gguf(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:

@@ -17,6 +17,7 @@ from common.kernels.delta.states import begin_states
 from common.ops import delta_rule as law
 from common.ops.base import ForwardBatch
 from tests.kernels.conftest import gpu_at
+from tests.support.marks import first_then
 
 LAYER, NUM_BLOCKS = 1, 9
 SIZES = [(2, 6, 16, 16), (1, 2, 12, 20)]
@@ -106,7 +107,7 @@ STEPS = [  # lengths, seq_lens, tokens of padding behind them
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "recurrence"])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", first_then(pytest.mark.medium, reversed(SIZES)), ids=str)
 def test_prompts_steps_and_tokens_run_again(
     sizes: tuple[int, int, int, int], chunked: bool, device: torch.device, dtype: torch.dtype
 ) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from common.base.activation import Activation
 from common.kernels.base.codes import GROUP, LARGEST, readable
-from common.kernels.base.gpu import gpu_of
 from common.kernels.products.int8_gemm import int8_gemm
 from common.kernels.products.join_parts import join_parts
 from common.kernels.products.quantized_gemv import quantized_gemv
@@ -140,31 +139,32 @@ def test_ring(
         assert (out.float() - expected.float()).norm() < 8e-3 * expected.float().norm()
 
 
+@pytest.mark.gpu
 @CODES
-@pytest.mark.parametrize("form", ["rows", "blocks"])
-@pytest.mark.parametrize(("n", "k"), [(7, 512), (128, 320), (256, 1000)])
+@pytest.mark.parametrize("form", ["rows", "blocks", "columns"])
+@pytest.mark.parametrize(("n", "k"), [(7, 512), (130, 320), (256, 1008)])
 @pytest.mark.parametrize(
     ("has_norm", "has_residual", "has_bias", "gate"),
     [(True, False, False, None), (False, True, True, None), (True, False, False, SILU)],
 )
-@pytest.mark.parametrize(("rows", "warps", "unroll", "stages"), [(4, 2, 1, 1), (2, 1, 1, 9)])
+@pytest.mark.parametrize(("rows", "warps", "stages"), [(8, 2, 1), (16, 1, 5), (8, 4, 20)])
+@pytest.mark.parametrize("as_bytes", [False, True], ids=["native", "bytes"])
 def test_gemv(
     n: int, k: int, has_norm: bool, has_residual: bool, has_bias: bool, gate: str | None, rows: int, warps: int,
-    unroll: int, stages: int, form: str, codes: torch.dtype, device: torch.device, dtype: torch.dtype,
-    assert_close: AssertClose,
+    stages: int, form: str, codes: torch.dtype, as_bytes: bool, hopper: torch.device, assert_close: AssertClose,
 ) -> None:  # fmt: skip
-    if form == "blocks" and n % GROUP:
-        n = GROUP
-    operands = Operands(1, n, k, codes, form, gate, device, dtype)
+    if as_bytes and codes == INT8:
+        pytest.skip("signed bytes have one form")
+    dtype = torch.bfloat16
+    operands = Operands(1, n, k, codes, form, gate, hopper, dtype)
     weight = operands.weight
     out = quantized_gemv(
         operands.x,
-        readable(weight.data, has_e4m3=device.type == "cuda" and gpu_of(device).has_e4m3),
+        readable(weight.data, has_e4m3=not as_bytes),
         operands.weight_scales,
-        torch.empty(1, n, device=device, dtype=dtype),
+        torch.full((1, n), torch.nan, device=hopper, dtype=dtype),
         rows=rows,
         warps=warps,
-        unroll=unroll,
         stages=stages,
         norm=operands.norm if has_norm else None,
         eps=EPS,

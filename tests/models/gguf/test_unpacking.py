@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Type
 
 from common.checkpoint.gguf.block_types import TYPES
 from common.models.gguf import unpacking
-from common.models.gguf.unpacking import PLAIN, UNPACKED
+from common.models.gguf.unpacking import PLAIN, UNPACKED, bad_block
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Bytes of a block where a float16 begins; in other types at 0 alone."""
@@ -47,6 +47,24 @@ def test_elements_are_those_of_the_package(name: str, device: str) -> None:
     found = UNPACKED[name](torch.from_numpy(blocks).to(device)).elements
     assert found.dtype == torch.float32
     assert torch.equal(found.cpu(), expected(name, blocks))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", UNPACKED)
+def test_the_block_whose_elements_are_not_finite_is_found(name: str, value: float) -> None:
+    """Each float16 of a block, and no other byte, makes an element endless."""
+    [kind] = [kind for kind in TYPES.values() if kind.name == name]
+    halves = HALVES.get(name, (0,))
+    blocks = np.full((50, kind.num_bytes), 0xFF, np.uint8)
+    for at in halves:
+        blocks[:, at : at + 2] = np.array([65504], np.float16).view(np.uint8)
+    assert expected(name, blocks).isfinite().all() and bad_block(torch.from_numpy(blocks.reshape(-1)), kind) is None
+    for at in halves:
+        wrong = blocks.copy()
+        wrong[[7, 9], at : at + 2] = np.array([value], np.float16).view(np.uint8)
+        with np.errstate(invalid="ignore"):
+            assert not expected(name, wrong)[7].isfinite().all()
+        assert bad_block(torch.from_numpy(wrong.reshape(-1)), kind) == 7
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

@@ -16,7 +16,7 @@ from common.base.errors import ModelError
 from common.models.loading import checkpoint, weights
 from common.models.loading.upload import SLOT_BYTES
 from common.models.quantization import packed_part, stored
-from common.models.quantization.rules import Formats
+from common.models.quantization.rules import formats_of
 from common.models.reading import read_config
 from common.wire.values.fingerprint import model_fingerprint
 from tests.models.quantization.conftest import Written
@@ -110,6 +110,26 @@ def test_a_wrong_tensor_is_named(
     directory = packed(case)
     change(directory, **{name: make})
     with pytest.raises(ModelError, match=message):
+        load(directory)
+
+
+@pytest.mark.parametrize("case", ["fp8-blocks", "fp8-compressed-rows", "fp8-modelopt"])
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_code_that_is_not_a_number_is_refused_with_its_row(
+    case: str, code: int, packed: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest number, one bit below, is loaded; pieces of 128 rows, so that the code is in the second."""
+    monkeypatch.setattr(packed_part, "MAX_ELEMENTS", 128 * 256)
+    directory = packed(case)
+
+    def with_code(codes: Tensor, wanted: int) -> Tensor:
+        codes.view(torch.uint8)[200, 255] = wanted
+        return codes
+
+    change(directory, weight=lambda codes: with_code(codes, code - 1))
+    load(directory)
+    change(directory, weight=lambda codes: with_code(codes, code))
+    with pytest.raises(ModelError, match=r"q_proj.*: weight has a code that is not a number in row 200, in model\.saf"):
         load(directory)
 
 
@@ -276,7 +296,7 @@ def test_memory_beside_the_weights_is_bounded_however_large_a_matrix_is(
 ) -> None:
     config, (num_rows, width) = read_config(written(case)[0]), (151_936, 8192)
     assert config.quantization is not None
-    format_ = Formats(config.quantization).of([Q])
+    [format_] = formats_of(config.quantization, [[Q]])
     assert format_ is not None
     held = tuple(
         (field, stored.StoredTensor(Path("a"), "a", field.dtypes[0], field.shape, 0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.base.errors import ModelError
 from common.models.quantization.configs.reading import read_quantization
-from common.models.quantization.rules import EXPRESSIONS, Formats, Match
+from common.models.quantization.rules import EXPRESSIONS, Match, formats_of
 from common.models.reading import read_config
 from common.models.settings import Settings
 from tests.support.checkpoints import write_checkpoint
@@ -221,8 +221,8 @@ def test_a_published_configuration_gives_the_format_of_each_module(name: str) ->
     text, expected = READ[name]
     quantization = read_quantization({"quantization_config": json.loads(text)}, "config.json")
     assert quantization is not None
-    formats = {module: Formats(quantization).of([module]) for module in expected}
-    assert {module: format_ and format_.label for module, format_ in formats.items()} == expected
+    formats = formats_of(quantization, [[module] for module in expected])
+    assert [format_ and format_.label for format_ in formats] == list(expected.values())
 
 
 @pytest.mark.parametrize(("table", "message"), REFUSED)
@@ -248,17 +248,25 @@ def test_a_number_of_repetitions_too_large_to_compile_is_refused() -> None:
         read_quantization({"quantization_config": COMPRESSED | {"ignore": ["re:a{99999999999}"]}}, "config.json")
 
 
-def test_names_are_compared_with_each_expression_once_and_with_lists_not_at_all() -> None:
-    """Only what stands before the rule that is found already is tried: the first rule that matches holds."""
+def test_an_expression_that_backtracks_without_end_is_refused_by_name() -> None:
+    table = COMPRESSED | {"ignore": ["re:.*gate$", r"re:(\w+\.?)+!", "re:.*head"]}
+    quantization = read_quantization({"quantization_config": table}, "x/config.json")
+    assert quantization is not None
+    with pytest.raises(
+        ModelError, match=r"^x/config\.json.*\(.*!', compared with 2 names .* takes more than 1 s; write"
+    ):
+        formats_of(quantization, [[Q], [EXPERT]], limit_s=1)
+
+
+def test_the_first_rule_that_matches_holds_whether_it_is_a_name_or_an_expression() -> None:
     rules = [f"model.layers.{layer}.mlp.gate" for layer in range(3)] + ["model.layers.0.self_attn*", "lm_head"]
     table = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": rules}
     quantization = read_quantization({"quantization_config": table}, "config.json")
     assert quantization is not None
     assert [rule.match for rule in quantization.rules if rule.match in EXPRESSIONS] == [Match.WILDCARD]
-    formats = Formats(quantization)
-    assert [formats.of([name]) for name in (Q, "lm_head", "model.layers.2.mlp.gate")] == [None] * 3
-    found = [formats.of([name]) for name in (DENSE, "model.layers.20.mlp.gate")]
-    assert [format_ and format_.label for format_ in found] == [WHOLE] * 2
+    names = (Q, "lm_head", "model.layers.2.mlp.gate", DENSE, "model.layers.20.mlp.gate")
+    found = formats_of(quantization, [[name] for name in names])
+    assert [format_ and format_.label for format_ in found] == [None] * 3 + [WHOLE] * 2
 
 
 @pytest.mark.parametrize(
@@ -289,7 +297,7 @@ def test_files_beside_config_json_are_read_where_it_says_nothing(
     (tmp_path / name).write_text(json.dumps(content))
     quantization = read_config(tmp_path).quantization
     assert quantization is not None and quantization.where == str(tmp_path / name)
-    format_ = Formats(quantization).of([Q])
+    [format_] = formats_of(quantization, [[Q]])
     assert format_ is not None and format_.label == label
     path = tmp_path / "config.json"
     path.write_text(
@@ -340,8 +348,7 @@ def test_whatever_a_table_says_it_is_read_or_refused(
             assert str(error).startswith("x/config.json: ") and len(str(error)) < 600
         else:
             assert quantization is not None
-            format_ = Formats(quantization).of([Q])
-            if format_ is not None:
+            for format_ in {rule.format for rule in quantization.rules if rule.format is not None}:
                 try:
                     fields = format_.fields(256, 512)
                 except ValueError as error:

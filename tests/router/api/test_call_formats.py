@@ -18,6 +18,7 @@ from common.wire.values.sampling_params import SamplingParams
 from router.text.formats.parts import is_short_id
 from tests.router.conftest import MAX_MODEL_LEN, TEXT, Cluster, StartCluster
 from tests.support.fakes import FakeModel
+from tests.support.marks import first_then
 
 BOS = "<s>"
 TURNS = """
@@ -108,7 +109,7 @@ class ScriptedModel(FakeModel):
         return self.script[index % len(self.script)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=first_then(pytest.mark.medium, FAMILIES))
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 

@@ -89,6 +89,7 @@ def test_tokens_of_any_text_are_those_of_its_pieces(kind: str, text: str, least:
     assert [*cuts.before, *ids, *cuts.after] == tokenizer.encode(text).ids
 
 
+@pytest.mark.medium
 def test_tokens_of_all_short_texts_without_words_are_those_of_their_lines() -> None:
     tokenizer = tokenizer_of(WHOLE)
     for length in range(1, 6):

@@ -157,7 +157,22 @@ async def test_a_worker_with_another_model_is_refused(start_cluster: StartCluste
     worker = cluster.decode(model_fingerprint="other")
     await cluster.until(lambda: worker.got(Refused), "Refused")
     assert "model fingerprint is other" in worker.got(Refused)[0].reason
+    assert "give both the same [model]" in worker.got(Refused)[0].reason
     assert list(cluster.service.pool) == []
+
+
+async def test_a_worker_whose_files_have_changed_is_told_whose_files_are_which(start_cluster: StartCluster) -> None:
+    cluster = await start_cluster()
+    cluster.prefill()
+    await cluster.until(lambda: len(list(cluster.service.pool)) == 1, "the worker that began before")
+    worker = cluster.decode(model_fingerprint="other", model_files="/models/m, 2 files of 8.050 GB")
+    await cluster.until(lambda: worker.got(Refused), "Refused")
+    [reason] = [message.reason for message in worker.got(Refused)]
+    info = cluster.service.tokenizer.info
+    assert reason.startswith(f"model fingerprint is other, the router's is {info.model_fingerprint}; the contents of")
+    assert "this worker read /models/m, 2 files of 8.050 GB; " in reason
+    assert f"the router read {info.files}, as prefill-0 did; " in reason and info.files.count("last changed 20")
+    assert reason.endswith("restart the router and all workers, else give both the same [model]")
 
 
 async def test_a_restarted_worker_takes_its_name_over(client: Client, cluster: Cluster) -> None:

@@ -1,7 +1,9 @@
 """A model's name follows from its weights: another tensor, another name."""
 
 import json
+import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from common.base.errors import ConfigError
 from common.wire.values import fingerprint
-from common.wire.values.fingerprint import model_fingerprint, tokenizer_fingerprint
+from common.wire.values.fingerprint import files_described, model_fingerprint, tokenizer_fingerprint
 from tests.support.gguf_files import every, tensors_of, write_gguf
 
 SIZES = {"embed": 300_000, "q_proj": 70_000, "norm": 256, "bias": 2, "nothing": 0, "head": 300_000}
@@ -65,6 +67,22 @@ def test_which_file_has_a_tensor_makes_no_difference(model_dir: Path) -> None:
     for number, name in enumerate(reversed(BYTES)):
         _write(model_dir / f"model-{number}.safetensors", {name: BYTES[name]})
     assert model_fingerprint(model_dir) == before
+
+
+def test_a_description_of_files_shows_that_one_has_changed_and_fits_into_a_message(model_dir: Path) -> None:
+    os.utime(model_dir / "config.json", (0, 0))
+    os.utime(model_dir / "model.safetensors", (1e9, 1e9))
+    size_gb = sum(file.stat().st_size for file in model_dir.iterdir()) / 1e9
+    assert (
+        files_described(model_dir)
+        == f"{model_dir}, 2 files of {size_gb:.3f} GB, last changed 2001-09-09 01:46:40+00:00"
+    )
+    os.utime(model_dir / "model.safetensors", (1e9 + 1, 1e9 + 1))
+    assert files_described(model_dir).endswith("01:46:41+00:00")
+    deep = model_dir / ("x" * 200) / "é\n"
+    shutil.copytree(model_dir, deep, ignore=lambda *_: ["x" * 200])
+    assert files_described(deep).isascii() and files_described(deep).isprintable() and len(files_described(deep)) < 200
+    assert files_described(model_dir / "none") == ""
 
 
 @pytest.mark.parametrize(
