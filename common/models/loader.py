@@ -11,36 +11,19 @@ from common.base.dtypes import DTYPES
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import is_gguf
 from common.models.base import Model, ModelConfig
-from common.models.checkpoint import stored_tensors
 from common.models.config import DecoderConfig, cached_dtype
 from common.models.decoder import Decoder
-from common.models.gguf_weights import load_gguf_weights
+from common.models.loading.checkpoint import stored_tensors
+from common.models.loading.gguf_weights import load_gguf_weights
+from common.models.loading.upload import Progress
+from common.models.loading.weights import Loading, WeightsMemory, load_weights, weights_layout
 from common.models.quantization.cache_scales import cache_scales
-from common.models.quantization.found import find_packed
-from common.models.quantization.kept import kept_codes
-from common.models.reading import AS_STORED, read_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.quantized import saved_bytes
-from common.models.upload import Progress
-from common.models.weights import Loading, WeightsMemory, load_weights, matrices_of, weights_layout
 from common.settings.config import ModelSection
 from common.wire.values.kv_layout import E4M3
 
 logger = logging.getLogger(__name__)
-
-
-def read_model(path: Path, quantization: str) -> DecoderConfig:
-    """Return the config with the matrices that stay in the checkpoint's codes, where they do.
-
-    Args:
-        quantization: the choice of `model.quantization`. Raises ModelError for an unsupported model or broken files.
-    """
-    config = read_config(path, quantization)
-    if config.quantization is None or quantization != AS_STORED:
-        return config
-    stacks, stored = config.stacks(), stored_tensors(path)
-    matrices = find_packed(matrices_of(stacks), stored, config.quantization).matrices
-    return replace(config, kept=tuple(kept_codes(stacks, stored, matrices).items()))
 
 
 def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str:
@@ -113,7 +96,7 @@ def load_model(
 
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):
-            return load_gguf_weights(path, config, layout, region, progress=progress)
+            return load_gguf_weights(path, layout, region, head_dim=config.heads[0].head_dim, progress=progress)
         return load_weights(
             path, layout, region, ignored=config.ignored, progress=progress, quantization=config.quantization
         )

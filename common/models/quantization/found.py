@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from common.models.quantization.cache_scales import OF_CACHE
-from common.models.quantization.dequantize import TYPES
 from common.models.quantization.formats import Field, Format
-from common.models.quantization.packed_part import PackedMatrix, StoredTensor
 from common.models.quantization.rules import Formats, Quantization
+from common.models.quantization.stored import ITEM_BYTES, OF_CACHE, PackedMatrix, StoredTensor
+from common.models.sizes.stacks import Stacks
 
 WEIGHT = ".weight"
 FLOATS = ("BF16", "F16", "F32")
@@ -22,6 +21,8 @@ BESIDE = re.compile(
 """Tensors beside quantized matrices that are not needed: scales of activations, and of keys and values in the cache."""
 OF_INPUTS = (".input_scale", ".activation_scale")
 """Ends of names of scales of activations, one for all tokens."""
+RARELY_LISTED = ("embed", "lm_head", "router")
+"""Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
 CODES = ("weight", "weight_packed", "qweight", "B")
 """Names of the tensor that has a matrix's codes or plain elements."""
 
@@ -47,6 +48,21 @@ class Wanted(NamedTuple):
         """Return the shapes that a tensor of the matrix may have, the usual first."""
         stacked = (self.num_stacked,) if self.num_stacked else ()
         return [(*stacked, *shape) for shape in (field.shape, *field.others)]
+
+
+def matrices_of(stacks: Stacks) -> Iterator[Wanted]:
+    """Yield the matrices that checkpoints may have quantized, in all forms, once each."""
+    seen = set[str]()
+    for key, stack in stacks.items():
+        for piece in (piece for form in stack.forms for piece in form):
+            name, shape, order = piece.checkpoint_name, piece.shape, piece.order
+            if name in seen:
+                continue
+            seen.add(name)
+            if name.endswith(WEIGHT) and len(shape) == 2:
+                yield Wanted(name, *shape, key.rpartition(".")[2] in RARELY_LISTED)
+            elif len(shape) == 3 and order is not None and order.file == tuple(sorted(order.file)):
+                yield Wanted(name, *shape[1:], may_be_plain=True, num_stacked=shape[0])
 
 
 class Found(NamedTuple):
@@ -137,7 +153,7 @@ def _divided(wanted: Wanted, format_: Format, held: list[tuple[Field, StoredTens
 
 def _part(field: Field, stored: StoredTensor, number: int) -> tuple[Field, StoredTensor]:
     """Return the part of stacked tensors that one matrix has."""
-    num_bytes = math.prod(field.shape) * TYPES[stored.dtype].itemsize
+    num_bytes = math.prod(field.shape) * ITEM_BYTES[stored.dtype]
     return field, stored._replace(shape=field.shape, offset=stored.offset + number * num_bytes)
 
 
@@ -155,8 +171,7 @@ def described(model_dir: Path, found: Found, quantization: Quantization, kept: C
     """Return a line about the quantized matrices of a checkpoint, of which those named in `kept` stay as they are."""
     matrices = [matrix for each in found.matrices.values() for matrix in each]
     count = Counter(matrix.format.label for matrix in matrices)
-    stored = (stored for matrix in matrices for _, stored in matrix.held)
-    num_bytes = sum(math.prod(each.shape) * TYPES[each.dtype].itemsize for each in stored)
+    num_bytes = sum(matrix.num_bytes for matrix in matrices)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
     line += f", {num_bytes / 1e9:.2f} GB, "
     if kept:

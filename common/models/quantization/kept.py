@@ -3,10 +3,9 @@
 from collections.abc import Collection, Mapping
 
 from common.models.quantization.formats import FP8, INT8, Scaled
-from common.models.quantization.packed_part import PackedMatrix
-from common.models.sizes.quantized import CODES, Codes, is_product
+from common.models.quantization.stored import PackedMatrix
+from common.models.sizes.quantized import BLOCK, CODES, Codes, is_product
 from common.models.sizes.stacks import Piece, Stacks
-from common.ops.base import BLOCK
 
 Matrices = Mapping[str, tuple[PackedMatrix, ...]]
 DTYPES: dict[tuple[str, ...], str] = {FP8: CODES["fp8"], INT8: CODES["int8"]}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from common.base.errors import ModelError
 from common.models.quantization.dequantize import TYPES, as_stored, dequantize, needless, problem
-from common.models.quantization.formats import Cut, Field, Format, Scaled, finest
+from common.models.quantization.formats import Cut, Field, Scaled, finest
+from common.models.quantization.stored import PackedMatrix
 from common.ops.base import BLOCK
 from common.ops.reference import quantize
 
@@ -26,27 +27,6 @@ class Span(NamedTuple):
     offset: int
     num_bytes: int
     place: int
-
-
-class StoredTensor(NamedTuple):
-    """A tensor in a file."""
-
-    path: Path
-    name: str  # in the file
-    dtype: str  # as safetensors names it
-    shape: tuple[int, ...]
-    offset: int  # byte of the file at which it begins
-
-
-@dataclass(frozen=True, slots=True)
-class PackedMatrix:
-    """A quantized matrix `[num_rows, width]` of a checkpoint."""
-
-    name: str
-    format: Format
-    num_rows: int
-    width: int
-    held: tuple[tuple[Field, StoredTensor], ...]
 
 
 @dataclass(frozen=True, slots=True)

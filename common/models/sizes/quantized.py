@@ -12,6 +12,8 @@ PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in",
 """Names of a layer's matrices that activations are multiplied by. Other matrices stay as they are: the input's table
 and the head, routers, experts, and the matrix that keys and values are expanded from latents by."""
 SCALE_BYTES = 4
+BLOCK = 128
+"""Rows and columns of the blocks of FP8 that kernels multiply by."""
 
 
 class Codes(NamedTuple):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
 from common.models.config import DecoderConfig, cached_dtype
-from common.models.reading import AS_STORED, read_config
+from common.models.held import sized_model
+from common.models.reading import AS_STORED
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 
@@ -66,7 +67,7 @@ def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED
         quantization: as `model.quantization` of workers; a model that keeps packed weights has AS_STORED only.
     """
     try:
-        return shape_of(read_config(path, quantization), kv_dtype)
+        return shape_of(sized_model(path, quantization), kv_dtype)
     except ModelError as error:
         raise ConfigError(str(error)) from None
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from common.checkpoint.gguf.block_types import BlockType
-from common.models import upload
 from common.models.gguf.block_part import BlockPart
-from common.models.upload import Upload
+from common.models.loading import upload
+from common.models.loading.upload import Upload
 
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 TYPE = BlockType("eight", 8, 9)

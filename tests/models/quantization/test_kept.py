@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.models.decoder import Decoder
-from common.models.loader import load_model, model_bytes, read_model
+from common.models.held import read_model
+from common.models.loader import load_model, model_bytes
 from common.models.quantization import packed_part
 from tests.models.quantization.conftest import Written
 from tests.models.test_decoder import CPU, Cache, errors, prompts
@@ -174,7 +175,7 @@ def test_a_stack_of_several_formats_is_made_plain(
     matrix = plain["layers.1.qkv"][256 : 256 + tensors[name].shape[0]]
     del tensors[f"{name}_scale_inv"]
     save_file(tensors | {name: matrix.clone()}, path)
-    with caplog.at_level(logging.INFO, logger="common.models.weights"):
+    with caplog.at_level(logging.INFO, logger="common.models.loading.weights"):
         model, ours = load(directory)
     assert torch.equal(ours["layers.1.qkv"], plain["layers.1.qkv"]) and "layers.1.qkv_scales" not in ours
     assert len(model.config.kept) == 7

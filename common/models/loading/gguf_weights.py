@@ -16,14 +16,13 @@ from common.base.errors import ModelError
 from common.checkpoint.gguf.config import ROPE_FACTORS, architecture_of
 from common.checkpoint.gguf.header import StoredTensor
 from common.checkpoint.gguf.model_file import GGUFModel, read_gguf
-from common.models.checkpoint import listed
-from common.models.config import DecoderConfig
 from common.models.gguf.block_part import BlockPart
 from common.models.gguf.names import Place, place_of, turned_back
 from common.models.gguf.unpacking import PLAIN, UNPACKED
+from common.models.loading.checkpoint import listed
+from common.models.loading.upload import Part, Progress, Upload
+from common.models.loading.weights import WeightsLayout, place_in
 from common.models.sizes.stacks import Piece
-from common.models.upload import Part, Progress, Upload
-from common.models.weights import WeightsLayout, place_in
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +36,15 @@ class _Wanted(NamedTuple):
 
 
 def load_gguf_weights(
-    path: Path, config: DecoderConfig, layout: WeightsLayout, region: Tensor, *, progress: Progress
+    path: Path, layout: WeightsLayout, region: Tensor, *, head_dim: int, progress: Progress
 ) -> Upload:
-    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor."""
+    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor.
+
+    Args:
+        head_dim: of queries and keys, whose rows some files have in another order.
+    """
     model = read_gguf(path)
-    wanted = _wanted(config, layout, turns_neighbours=architecture_of(model).turns_neighbours)
+    wanted = _wanted(layout, head_dim if architecture_of(model).turns_neighbours else 0)
     _check_names(model, wanted)
     _check_shapes(model, wanted)
     tensors = layout.tensors(region)
@@ -57,11 +60,12 @@ def load_gguf_weights(
     return Upload(parts, region.device, progress)
 
 
-def _wanted(config: DecoderConfig, layout: WeightsLayout, *, turns_neighbours: bool) -> list[_Wanted]:
+def _wanted(layout: WeightsLayout, turned_dim: int) -> list[_Wanted]:
+    """Return all pieces; heads of `turned_dim` stand in the file as neighbours that turn together, unless it is 0."""
     wanted = []
     for name, stack in layout.stacks.items():
         for piece in () if stack.is_scales else stack.pieces:
-            placed = turned_back(piece, config.heads[0].head_dim) if turns_neighbours else piece
+            placed = turned_back(piece, turned_dim) if turned_dim else piece
             wanted.append(_Wanted(name, placed, place_of(piece.checkpoint_name)))
     return wanted
 

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from common.base.dtypes import DTYPES
 from common.base.errors import ModelError
-from common.models.checkpoint import listed, opened, stored_tensors
-from common.models.quantization.found import WEIGHT, Wanted, described, find_packed
-from common.models.quantization.packed_part import PackedMatrix, PackedPart, StoredTensor, Target
+from common.models.loading.checkpoint import listed, opened, stored_tensors
+from common.models.loading.upload import Part, Progress, Upload
+from common.models.quantization.found import WEIGHT, described, find_packed, matrices_of
+from common.models.quantization.packed_part import PackedPart, Target
 from common.models.quantization.rules import Quantization
+from common.models.quantization.stored import PackedMatrix, StoredTensor
 from common.models.sizes.stacks import SCALES, Piece, Stack, Stacks
-from common.models.upload import Part, Progress, Upload
 from common.ops.base import BLOCK
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,6 @@ _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float
 _BYTE_TYPES = {"U8": torch.uint8}
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the matrix of logits and of the input's table; tied models have one matrix for both."""
-RARELY_LISTED = ("embed", "lm_head", "router")
-"""Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
 MAYBE_ZERO = (".bias", ".weight_zero_point")
 """Ends of names of tensors that old writers of GPTQ and of compressed-tensors have for every matrix, full of zeros."""
 COMPARED_ROWS = 64
@@ -185,21 +184,6 @@ def _zeros(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
             for name, tensor in tensors.items():
                 if tensor.path == path and (not tensor.dtype or not handle.get_tensor(tensor.name).any()):
                     yield name
-
-
-def matrices_of(stacks: Stacks) -> Iterator[Wanted]:
-    """Yield the matrices that checkpoints may have quantized, in all forms, once each."""
-    seen = set[str]()
-    for key, stack in stacks.items():
-        for piece in (piece for form in stack.forms for piece in form):
-            name, shape, order = piece.checkpoint_name, piece.shape, piece.order
-            if name in seen:
-                continue
-            seen.add(name)
-            if name.endswith(WEIGHT) and len(shape) == 2:
-                yield Wanted(name, *shape, key.rpartition(".")[2] in RARELY_LISTED)
-            elif len(shape) == 3 and order is not None and order.file == tuple(sorted(order.file)):
-                yield Wanted(name, *shape[1:], may_be_plain=True, num_stacked=shape[0])
 
 
 def _targets(piece: Piece, target: Tensor, scales: Tensor | None, *, keeps_codes: bool) -> list[Target]:
