@@ -192,14 +192,14 @@ def run_packed(gpu: Gpu) -> None:
     """Products with matrices of codes alone: in decode steps, for prompts, and of the head."""
     hidden, inner = 2560, 9728
     norm, byte = Norm(empty(hidden, dtype=BF16), 1e-6), torch.uint8
-    for bits, group, has_offsets in ((4, 128, False), (4, 32, True), (8, 32, False), (8, 128, False), (8, 16, True)):
+    for bits, group, has_offsets in ((4, 128, False), (4, 32, True), (8, 128, False), (8, 16, True)):
 
         def made(rows: int, columns: int, bits: int = bits, group: int = group, has_offsets: bool = has_offsets) -> Any:
             data = empty(rows, columns // 2, dtype=byte) if bits == 4 else empty(rows, columns, dtype=torch.int8)
             scales = empty(rows, columns // group, dtype=torch.float16)
             return Weight(data, None, scales, BF16, scales if has_offsets else None, bits == 8)
 
-        for num_tokens in (1, 8, 32, 300) if bits == 4 else (1, 300):
+        for num_tokens in (1, 32, 300) if group == 128 else (1,):
             ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 300)
             x = Residual(empty(num_tokens, hidden, dtype=BF16))
             ops.norm_linear(x, norm, made(6144, hidden))

@@ -1,9 +1,8 @@
 """Product of a few tokens and a matrix of codes of 4 or 8 bits, tokens as they are, with neighbours fused in.
 
-Codes go from memory into the operands of the matrix unit without a detour, because a warp reads 16 rows of 64 bytes as
-the unit takes them: a product may add columns in any order. See `wide_codes` for what becomes of codes. Scales are
-applied to sums of groups, or to codes where a group is narrower than a step of the unit. Programs of several warps
-divide K among the warps.
+Codes go from memory into the operands of the matrix unit without a detour: see `packed_tiles`, and `wide_codes` for
+what becomes of codes. Scales are applied to sums of groups, or to codes where a group is narrower than a step of the unit.
+Programs of several warps divide K among the warps.
 
 As in `gemv`, the first tiles of weights are on the way before the wait for the predecessor. The norm of a lone token is
 fused as there: its scale is applied to finished sums.
@@ -17,132 +16,22 @@ from torch import Tensor
 from common.kernels.base.checks import check_ending
 from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
-from common.kernels.products.wide_codes import EXCESS, bytes_of_numbers, check_codes_alone, nibbles_of_numbers
+from common.kernels.products.packed_tiles import (
+    NUMBERS,
+    add_scaled,
+    codes_of,
+    halves_of,
+    load_sixteens,
+    load_tile,
+    load_tiles,
+    load_tokens,
+    operands_of,
+)
+from common.kernels.products.wide_codes import EXCESS, check_codes_alone
 
 MAX_TOKENS = 64
-NUMBERS = tl.constexpr(32)  # of 16 bits in a block: what a warp reads of a row at once
 PROGRAM_ROWS = (16, 32, 64)
 NORM_COLUMNS = 1024  # of a token, whose squares are added up at once
-
-
-@triton.jit
-def _load_tile(ptr, inside, blocks, end, INDEX: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr):
-    """Load the tile INDEX of numbers `[ROWS / 8, WARPS, 8, NUMBERS]`, a block a warp; read once, so evicted first.
-
-    Blocks from `end` on are zeros. EVEN: there are none, and all rows are inside.
-    """
-    ptr += INDEX * WARPS * NUMBERS
-    if EVEN:
-        tile = tl.load(ptr, eviction_policy="evict_first")
-    else:
-        mask = inside & (blocks + INDEX * WARPS < end)[None, :, None, None]
-        tile = tl.load(ptr, mask=mask, other=0, eviction_policy="evict_first")
-    return tile
-
-
-@triton.jit
-def _load_tiles(ptr, inside, blocks, end, COUNT: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr):
-    """Load the first COUNT tiles, as a tuple; all are on the way before the first is needed."""
-    tiles = (_load_tile(ptr, inside, blocks, end, 0, WARPS, EVEN),)
-    for i in tl.static_range(1, COUNT):
-        tiles = tiles + (_load_tile(ptr, inside, blocks, end, i, WARPS, EVEN),)  # type: ignore[assignment]
-    return tiles
-
-
-@triton.jit
-def _load_tokens(x_ptr, norm_ptr, inside, HAS_NORM: tl.constexpr):
-    """Load four eights of columns of the tokens, `[BLOCK_M / 8, WARPS, 8, 32]`, times the norm's weight."""
-    x = tl.load(x_ptr, mask=inside, other=0.0)
-    if HAS_NORM:
-        norm = tl.load(norm_ptr, mask=inside, other=0.0)
-        x = (x.to(tl.float32) * norm.to(tl.float32)).to(x.dtype)
-    return x
-
-
-@triton.jit
-def _operands(x, PACKED: tl.constexpr, WARPS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the tokens beside the first and the second code of four eights, both `[WARPS, 16, BLOCK_M]`."""
-    x = tl.reshape(x, (BLOCK_M // 8, WARPS, 8, 4, 2, 2, 2))
-    x = tl.permute(x, (1, 5, 3, 6, 0, 2, 4)) if PACKED else tl.permute(x, (1, 4, 3, 5, 0, 2, 6))
-    first, second = tl.split(x)
-    return tl.reshape(first, (WARPS, 16, BLOCK_M)), tl.reshape(second, (WARPS, 16, BLOCK_M))
-
-
-@triton.jit
-def _halves(tile, PACKED: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr):
-    """Return the numbers of the two halves of blocks, both `[WARPS, ROWS, 16]`."""
-    tile = tl.reshape(tile, (ROWS // 8, WARPS, 8, 4, 2, 2, 2))
-    tile = tl.permute(tile, (1, 0, 2, 4, 3, 6, 5)) if PACKED else tl.permute(tile, (1, 0, 2, 5, 3, 6, 4))
-    first, second = tl.split(tile)
-    return tl.reshape(first, (WARPS, ROWS, 16)), tl.reshape(second, (WARPS, ROWS, 16))
-
-
-@triton.jit
-def _codes(
-    numbers, scales, offsets, dtype: tl.constexpr, PACKED: tl.constexpr, NARROW: tl.constexpr, CENTERED: tl.constexpr
-):
-    """Return the four or two codes of each number, as tiles `[WARPS, ROWS, 16]`; with scales and offsets if NARROW."""
-    if PACKED:
-        codes = nibbles_of_numbers(numbers, dtype, CENTERED)
-    else:
-        codes = bytes_of_numbers(numbers, dtype)
-        if NARROW:
-            codes = codes[0] * scales, codes[1] * scales
-            if not CENTERED:
-                codes = codes[0] + offsets, codes[1] + offsets
-    return codes
-
-
-@triton.jit
-def _of_sixteens(ptr, inside, dtype: tl.constexpr, EVEN: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr):
-    """Load a number for each of four 16s of columns, `[WARPS, ROWS, 4]`, and lay it beside codes of these columns."""
-    each = (tl.load(ptr) if EVEN else tl.load(ptr, mask=inside, other=0.0)).to(dtype)
-    each = tl.broadcast_to(each[:, :, None, :, None], (WARPS, ROWS, 2, 4, 2))
-    return tl.reshape(each, (WARPS, ROWS, 16))
-
-
-@triton.jit
-def _of_rows(ptr, inside, STRIDE: tl.constexpr, EVEN: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr):
-    """Load a number for each row, `[WARPS, ROWS]` fp32, from where it is for the first 16 rows.
-
-    16 rows at a time, because the compiler loads so few numbers straight to where they are needed.
-    """
-    each = _of_few(ptr, inside, 0, STRIDE, EVEN)
-    if ROWS == 32:
-        each = tl.join(each, _of_few(ptr, inside, 1, STRIDE, EVEN))
-        each = tl.reshape(tl.permute(each, (0, 2, 1)), (WARPS, ROWS))
-    if ROWS == 64:
-        even = tl.join(each, _of_few(ptr, inside, 2, STRIDE, EVEN))
-        odd = tl.join(_of_few(ptr, inside, 1, STRIDE, EVEN), _of_few(ptr, inside, 3, STRIDE, EVEN))
-        each = tl.reshape(tl.permute(tl.join(even, odd), (0, 2, 3, 1)), (WARPS, ROWS))
-    return each.to(tl.float32)
-
-
-@triton.jit
-def _of_few(ptr, rows_left, INDEX: tl.constexpr, STRIDE: tl.constexpr, EVEN: tl.constexpr):
-    """Load a number for each of 16 rows, those from 16 * INDEX on; `rows_left` counts rows from the first on."""
-    ptr += INDEX * STRIDE
-    return tl.load(ptr) if EVEN else tl.load(ptr, mask=rows_left > INDEX * 16, other=0.0)
-
-
-@triton.jit
-def _scaled(
-    acc, part, x_sums, scale_ptr, offset_ptr, rows_left, STRIDE: tl.constexpr, EVEN: tl.constexpr,
-    CENTERED: tl.constexpr, EXCESS: tl.constexpr,
-):  # fmt: skip
-    """Add sums of codes of a group, scaled, to `acc [WARPS, ROWS, BLOCK_M]`, and the tokens' sums by the offset.
-
-    Codes without a center are too large by EXCESS.
-    """
-    WARPS: tl.constexpr = acc.shape[0]
-    ROWS: tl.constexpr = acc.shape[1]
-    scales = _of_rows(scale_ptr, rows_left, STRIDE, EVEN, WARPS, ROWS)
-    acc += part * scales[:, :, None]
-    if not CENTERED:
-        offsets = _of_rows(offset_ptr, rows_left, STRIDE, EVEN, WARPS, ROWS) - EXCESS * scales
-        sums = tl.broadcast_to(x_sums[:, None, :, :], (WARPS, ROWS // 16, 16, acc.shape[2]))
-        acc += tl.reshape(sums, acc.shape) * offsets[:, :, None]
-    return acc
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -198,10 +87,10 @@ def _packed_gemm_kernel(
     tile_ptr = weight_ptr + tile_rows[:, None, :, None].to(tl.int64) * WIDTH + numbers
     up_ptr = tile_ptr + n.to(tl.int64) * WIDTH
     inside_tile = (tile_rows < n)[:, None, :, None]
-    tiles = _load_tiles(tile_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
+    tiles = load_tiles(tile_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
     up_tiles = tiles
     if GATED:
-        up_tiles = _load_tiles(up_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
+        up_tiles = load_tiles(up_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
     wait_for_predecessor(PDL)
 
     squares = tl.zeros((NORM_BLOCK,), tl.float32)
@@ -238,10 +127,10 @@ def _packed_gemm_kernel(
         later, up_later = (), ()
         for slot in tl.static_range(STAGES):
             i = first + slot
-            halves = _halves(tiles[slot], PACKED, WARPS, ROWS)
+            halves = halves_of(tiles[slot], PACKED, WARPS, ROWS)
             up_halves = halves
             if GATED:
-                up_halves = _halves(up_tiles[slot], PACKED, WARPS, ROWS)
+                up_halves = halves_of(up_tiles[slot], PACKED, WARPS, ROWS)
             is_block = blocks + i * WARPS < end
             inside_x = inside_m if EVEN_K else inside_m & is_block[None, :, None, None]
             rows_left = tl.where(is_block[:, None], (n - few_rows)[None, :], 0)
@@ -249,23 +138,23 @@ def _packed_gemm_kernel(
             if NARROW:
                 inside = (rows < n)[None, :, None] & is_block[:, None, None]
                 at = i * WARPS * (BLOCK // GROUP)
-                scales = _of_sixteens(scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                scales = load_sixteens(scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
                 if not CENTERED:
-                    offsets = _of_sixteens(offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                    offsets = load_sixteens(offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
                 if GATED:
-                    up_scales = _of_sixteens(up_scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                    up_scales = load_sixteens(up_scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
                     if not CENTERED:
-                        up_offsets = _of_sixteens(up_offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                        up_offsets = load_sixteens(up_offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
             part, up_part, x_sums = zeros, zeros, no_sums
             for p in tl.static_range(2):
-                codes = _codes(halves[p], scales, offsets, dtype, PACKED, NARROW, CENTERED)
+                codes = codes_of(halves[p], scales, offsets, dtype, PACKED, NARROW, CENTERED)
                 up_codes = codes
                 if GATED:
-                    up_codes = _codes(up_halves[p], up_scales, up_offsets, dtype, PACKED, NARROW, CENTERED)
+                    up_codes = codes_of(up_halves[p], up_scales, up_offsets, dtype, PACKED, NARROW, CENTERED)
                 for q in tl.static_range(QUARTERS // 2):
                     at = i * WARPS * BLOCK + p * (64 if PACKED else 8) + q * 32
-                    x = _load_tokens(token_ptr + at, token_norm_ptr + at, inside_x, HAS_NORM)
-                    x = _operands(x, PACKED, WARPS, BLOCK_M)
+                    x = load_tokens(token_ptr + at, token_norm_ptr + at, inside_x, HAS_NORM)
+                    x = operands_of(x, PACKED, WARPS, BLOCK_M)
                     for j in tl.static_range(2):
                         if NARROW:
                             acc = tl.dot(codes[j], x[j], acc, input_precision="ieee")
@@ -282,24 +171,23 @@ def _packed_gemm_kernel(
                             place = i * WARPS * (BLOCK // GROUP) + (p * (QUARTERS // 2) + q) * 32 // GROUP
                         else:
                             place = ((blocks + i * WARPS) * BLOCK // GROUP)[:, None]
-                        acc = _scaled(
+                        acc = add_scaled(
                             acc, part, x_sums, scale_ptr + place, offset_ptr + place, rows_left, 16 * GROUPS, EVEN,
                             CENTERED, EXCESS,
                         )  # fmt: skip
                         if GATED:
-                            up_acc = _scaled(
+                            up_acc = add_scaled(
                                 up_acc, up_part, x_sums, up_scale_ptr + place, up_offset_ptr + place, rows_left,
                                 16 * GROUPS, EVEN, CENTERED, EXCESS,
                             )  # fmt: skip
                         part, up_part, x_sums = zeros, zeros, no_sums
             if ROUNDS > 1:
-                later_ptr, left = tile_ptr + first * (WARPS * NUMBERS), end - first * WARPS
-                later = later + (_load_tile(later_ptr, inside_tile, blocks, left, slot + STAGES, WARPS, False),)
+                at, left = first * (WARPS * NUMBERS), end - first * WARPS
+                tile = load_tile(tile_ptr + at, inside_tile, blocks, left, slot + STAGES, WARPS, False)
+                later += (tile,)  # type: ignore[assignment]
                 if GATED:
-                    later_ptr = up_ptr + first * (WARPS * NUMBERS)
-                    up_later = up_later + (
-                        _load_tile(later_ptr, inside_tile, blocks, left, slot + STAGES, WARPS, False),
-                    )
+                    tile = load_tile(up_ptr + at, inside_tile, blocks, left, slot + STAGES, WARPS, False)
+                    up_later += (tile,)  # type: ignore[assignment]
         if ROUNDS > 1:
             tiles = later
             up_tiles = up_later if GATED else later

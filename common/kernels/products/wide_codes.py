@@ -1,7 +1,7 @@
 """Codes of matrices whose activations are not quantized, in registers, as numbers of the activations' type.
 
-The law of the order of packed codes is `common.ops.base.packing`. A code in the lowest bits of 128 in bfloat16, or of
-1,024 in fp16, is added to it by one instruction for two codes, as bits. Another instruction subtracts the power.
+The law of the order of packed codes is `common.ops.base.packing`. The lowest bits of 128 in bfloat16, or of 1,024
+in fp16, are a code that is added to the power of two. One instruction sets them for two codes, another subtracts.
 """
 
 from typing import NamedTuple

@@ -70,11 +70,11 @@ class Operands:
 @FORMS
 @pytest.mark.parametrize(
     ("splits", "has_residual", "has_bias", "gate"),
-    [(1, True, True, None), (1, False, False, SILU), (1, False, False, GELU), (3, True, True, None)],
+    [(1, True, True, None), (1, False, False, GELU), (3, True, True, None)],
 )
 @pytest.mark.parametrize(
     ("m", "n", "k", "rows", "warps", "stages"),
-    [(3, 40, 640, 16, 2, 2), (9, 70, 384, 32, 4, 9), (17, 130, 640, 64, 1, 3), (64, 33, 1024, 16, 4, 1)],
+    [(3, 40, 640, 16, 2, 2), (9, 70, 384, 32, 4, 9), (33, 66, 640, 64, 1, 3)],
 )
 def test_few_tokens(
     m: int, n: int, k: int, rows: int, warps: int, stages: int, splits: int, has_residual: bool, has_bias: bool,
@@ -99,7 +99,7 @@ def test_few_tokens(
 
 
 @FORMS
-@pytest.mark.parametrize(("n", "k"), [(7, 512), (128, 384), (96, 1280)])
+@pytest.mark.parametrize(("n", "k"), [(7, 512), (96, 1280)])
 @pytest.mark.parametrize(
     ("has_norm", "has_residual", "has_bias", "gate"),
     [(True, False, False, None), (False, True, True, None), (True, False, False, SILU)],
