@@ -17,10 +17,11 @@ from common.models.sizes.attention import Attention
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.ops.base import Activation, Norm, Residual, Scheme, Weight
-from common.ops.base.weight import SCHEMES
+from common.ops.base import Activation, Norm, Residual, Scheme, Weight, pack
+from common.ops.base.weight import SCHEMES, WEIGHT_ONLY
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan, element_bytes
+from common.ops.packed_linear import PackedLinear
 from common.ops.quantized_linear import QuantizedLinear
 
 SHARED_SPARE_BYTES = 12_000  # used by a program beside its tiles
@@ -71,6 +72,9 @@ TILES = (  # block_n, block_k, stages
 def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
     """Yield plans for `tokens` times a product, cuBLAS or another library first."""
     yield Plan(Kind.CUBLAS)
+    if shape.scheme in WEIGHT_ONLY:
+        yield from _packed_candidates(shape, tokens)
+        return
     if tokens == 1:
         yield from _gemv_candidates(shape)
     else:
@@ -128,6 +132,19 @@ def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     yield from dict.fromkeys(plans)
 
 
+def _packed_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    """Yield plans for codes within the registers of a thread, which hold loads ahead, sums, and sums of a group."""
+    sides, token_tiles = 2 if shape.fusion is Fusion.GATE else 1, max(1, tokens // 8)
+    splits = (1, 2, 4) if shape.fusion is Fusion.ADD else (1,)
+    block = 128 if shape.scheme is Scheme.INT4 else 64
+    for rows, warps, stages, split in product((16, 32, 64), (1, 2, 4, 8), (2, 3, 4, 5, 8), splits):
+        tiles = -(-shape.k // (block * warps * split))
+        registers = rows // 16 * sides * (8 * stages + 8 * token_tiles)
+        programs = -(-shape.n // rows) * split
+        if stages <= tiles and registers <= 130 and programs * warps >= 264 and (split == 1 or programs <= 700):
+            yield Plan(Kind.PACKED, rows=rows, warps=warps, stages=stages, splits=split)
+
+
 class Operands:
     """Random operands of a shape, to compile a plan and check its result."""
 
@@ -140,6 +157,8 @@ class Operands:
 
     def run(self, plan: Plan, *, pdl: bool) -> Tensor:
         x, linear = self.x, FusedLinear(pdl=pdl)
+        if self.shape.scheme in WEIGHT_ONLY:
+            return self._run_quantized(PackedLinear(linear, OnePlan(plan)), linear)
         if self.shape.scheme is not Scheme.PLAIN:
             return self._run_quantized(QuantizedLinear(linear, gpu_of(x.device), OnePlan(plan)), linear)
         match self.shape.fusion:
@@ -152,7 +171,7 @@ class Operands:
             case Fusion.LOGITS:
                 return linear.norm_linear(plan, Residual(x), self.norm, self.weight, torch.float32)
 
-    def _run_quantized(self, products: QuantizedLinear, linear: FusedLinear) -> Tensor:
+    def _run_quantized(self, products: QuantizedLinear | PackedLinear, linear: FusedLinear) -> Tensor:
         match self.shape.fusion:
             case Fusion.ADD:
                 return linear.whole(products.linear_add(self.x, self.weight, self._zeros()))
@@ -185,6 +204,18 @@ class OnePlan(NamedTuple):
 
 
 def _quantized(matrix: Tensor, scheme: Scheme) -> Weight:
+    if scheme in WEIGHT_ONLY:
+        return _alone(matrix, scheme)
     [dtype] = [each for each, of in SCHEMES.items() if of is scheme]
     codes, scales = quantize(matrix, dtype)
     return Weight(codes, None, scales.contiguous(), matrix.dtype)
+
+
+def _alone(matrix: Tensor, scheme: Scheme) -> Weight:
+    """Return a matrix in a weight-only scheme, with a scale for each 128 columns of 4 bits or 32 of 8."""
+    columns, largest = (128, 7) if scheme is Scheme.INT4 else (32, 127)
+    groups = matrix.float().view(matrix.shape[0], -1, columns)
+    scales = (groups.abs().amax(-1) / largest).half()
+    codes = (groups / scales.float()[..., None]).round().flatten(1)
+    data = pack((codes + 8).to(torch.uint8)) if scheme is Scheme.INT4 else codes.to(torch.int8)
+    return Weight(data, None, scales, matrix.dtype, is_wide=scheme is Scheme.WIDE_INT8)

@@ -42,6 +42,7 @@ from common.ops.cuda_experts import CudaExperts
 from common.ops.cuda_latent import CudaLatent
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, LinearPlans, Plan, Plans
+from common.ops.packed_linear import PackedLinear
 from common.ops.quantized_linear import QuantizedLinear
 from common.settings.config import KernelsSection
 
@@ -75,18 +76,23 @@ class CudaOps:
             pdl=pdl,
         )
         self._quantized = QuantizedLinear(self._linear, gpu, self._plans if planned else None)
+        self._packed = PackedLinear(self._linear, self._plans if planned else None)
         self._experts = CudaExperts(gpu, is_reference=kernels.experts == "torch", pdl=pdl)
 
     @property
     def plans(self) -> Plans:
-        """Return the source of the plans of products; quantized products follow it, unless they are the reference's."""
+        """Return the source of the plans of products; products of codes follow it, unless they are the reference's."""
         return self._plans
 
     @plans.setter
     def plans(self, plans: Plans) -> None:
         self._plans = plans
-        if self._quantized.plans is not None:
-            self._quantized.plans = plans
+        for products in (self._quantized, self._packed):
+            if products.plans is not None:
+                products.plans = plans
+
+    def _of_codes(self, weight: Weight) -> QuantizedLinear | PackedLinear:
+        return self._packed if weight.is_weight_only else self._quantized
 
     def _group(self, cache: GroupCache, max_num_seqs: int) -> CudaAttention | CudaLatent | None:
         """Return the attention over a group of KV blocks; None for states."""
@@ -137,7 +143,7 @@ class CudaOps:
 
     def norm_linear(self, x: Residual, norm: Norm, weight: Weight) -> Tensor:
         if weight.scales is not None:
-            return self._quantized.norm_linear(x, norm, weight)
+            return self._of_codes(weight).norm_linear(x, norm, weight)
         plan = self._plan(Fusion.NORM, weight.num_out, x.rows)
         return self._linear.norm_linear(plan, x, norm, weight, x.rows.dtype)
 
@@ -192,7 +198,7 @@ class CudaOps:
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         if weight.scales is not None:
-            return self._quantized.linear_add(x, weight, residual)
+            return self._of_codes(weight).linear_add(x, weight, residual)
         plan = self._plan(Fusion.ADD, weight.num_out, x)
         return self._linear.linear_add(plan, x, weight, residual)
 
@@ -200,7 +206,7 @@ class CudaOps:
         self, x: Tensor, weight: Weight, norm: Norm, residual: Residual, scale: Tensor | None = None
     ) -> Residual:
         if weight.scales is not None:
-            parts = self._quantized.parts(x, weight)
+            parts = self._of_codes(weight).parts(x, weight)
         else:
             parts = self._linear.parts(self._plan(Fusion.ADD, weight.num_out, x), x, weight)
         return self._linear.norm_add(parts, norm, residual, scale)
@@ -212,7 +218,7 @@ class CudaOps:
         self, x: Residual, norm: Norm, gate_up: Weight, activation: Activation = Activation.SILU
     ) -> Tensor:
         if gate_up.scales is not None:
-            return self._quantized.norm_gate_up(x, norm, gate_up, activation)
+            return self._of_codes(gate_up).norm_gate_up(x, norm, gate_up, activation)
         plan = self._plan(Fusion.GATE, gate_up.num_out // 2, x.rows)
         return self._linear.norm_gate_up(plan, x, norm, gate_up, activation)
 
@@ -237,7 +243,7 @@ class CudaOps:
 
     def logits(self, x: Residual, norm: Norm, weight: Weight, cap: float = 0.0) -> Tensor:
         if weight.scales is not None:
-            logits = self._quantized.logits(x, norm, weight)
+            logits = self._of_codes(weight).logits(x, norm, weight)
         else:
             plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows)
             logits = self._linear.norm_linear(plan, x, norm, weight, torch.float32)

@@ -15,9 +15,11 @@ from typing import Protocol, TypedDict
 from common.base.json_file import JsonObject
 from common.kernels.base.gpu import Gpu
 from common.ops.base import Scheme
+from common.ops.base.weight import WEIGHT_ONLY
 
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
+MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
@@ -38,7 +40,8 @@ class Kind(StrEnum):
     SKINNY = "skinny"
     RING = "ring"
     GATED = "gated"  # for GATE alone
-    CUBLAS = "cublas"
+    PACKED = "packed"  # for weight-only schemes alone
+    CUBLAS = "cublas"  # of a matrix that is widened before, in such a scheme
 
 
 class GemvTiles(TypedDict):
@@ -66,6 +69,14 @@ class RingTiles(TypedDict):
     stages: int
 
 
+class PackedTiles(TypedDict):
+    """Arguments of `packed_gemm`."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A kernel and its tile sizes; sizes unused by the kind are 0."""
@@ -86,6 +97,10 @@ class Plan:
     @property
     def skinny_tiles(self) -> SkinnyTiles:
         return {"block_n": self.block_n, "block_k": self.block_k, "stages": self.stages, "warps": self.warps}
+
+    @property
+    def packed_tiles(self) -> PackedTiles:
+        return {"rows": self.rows, "warps": self.warps, "stages": self.stages}
 
     @property
     def ring_tiles(self) -> RingTiles:
@@ -146,6 +161,8 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
 
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
+    if scheme in WEIGHT_ONLY:
+        return _packed_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
     if num_tokens == 1:
         return _gemv_of_thumb(fusion, scheme)
     if num_tokens > MAX_SKINNY_TOKENS:
@@ -163,6 +180,17 @@ def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
         return Plan(Kind.GEMV, rows=8 if is_add else 16, warps=4, stages=16 if is_add else 5)
     rows, warps, stages = {Fusion.GATE: (2, 4, 5), Fusion.LOGITS: (4, 4, 3)}.get(fusion, (2, 1, 5))
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
+
+
+def _packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """Return a plan with four warps along K, and taller programs for more tokens, which each program reads again."""
+    if num_tokens > MAX_PACKED_TOKENS:
+        return Plan(Kind.CUBLAS)
+    rows, splits = 16 if num_tokens <= 8 or (num_tokens > 16 and fusion is Fusion.GATE) else 32, 1
+    while fusion is Fusion.ADD and num_tokens > 1 and -(-n // rows) * splits < num_sms and k // splits >= 1024:
+        splits *= 2
+    stages = {Fusion.ADD: 6, Fusion.GATE: 3}.get(fusion, 4) if rows == 16 else 2
+    return Plan(Kind.PACKED, rows=rows, splits=splits, stages=stages, warps=4)
 
 
 def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:

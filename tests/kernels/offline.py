@@ -190,6 +190,26 @@ def run_quantized(gpu: Gpu) -> None:
     ops.norm_linear(Residual(empty(64, hidden, dtype=BF16)), Norm(empty(hidden, dtype=BF16), 1e-6), weight)
 
 
+def run_packed(gpu: Gpu) -> None:
+    """Products with matrices of codes alone: in decode steps, for prompts, and of the head."""
+    hidden, inner = 2560, 9728
+    norm, byte = Norm(empty(hidden, dtype=BF16), 1e-6), torch.uint8
+    for bits, group, has_offsets in ((4, 128, False), (4, 32, True), (8, 128, False), (8, 16, True)):
+
+        def made(rows: int, columns: int, bits: int = bits, group: int = group, has_offsets: bool = has_offsets) -> Any:
+            data = empty(rows, columns // 2, dtype=byte) if bits == 4 else empty(rows, columns, dtype=torch.int8)
+            scales = empty(rows, columns // group, dtype=torch.float16)
+            return Weight(data, None, scales, BF16, scales if has_offsets else None, bits == 8)
+
+        for num_tokens in (1, 32, 300) if group == 128 else (1,):
+            ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 300)
+            x = Residual(empty(num_tokens, hidden, dtype=BF16))
+            ops.norm_linear(x, norm, made(6144, hidden))
+            ops.linear_add(empty(num_tokens, inner, dtype=BF16), made(hidden, inner), x)
+            ops.norm_gate_up(x, norm, made(2 * inner, hidden))
+        ops.logits(Residual(empty(1, hidden, dtype=BF16)), norm, made(20_000, hidden), 0.0)
+
+
 def run_hybrid(gpu: Gpu) -> None:
     """States beside attention with heads of 256: decode steps and prompts."""
     config = qwen3_5_4b()
@@ -441,6 +461,7 @@ def main(capabilities: list[str]) -> None:
         torch.cuda.get_device_properties = partial(properties_of, gpu)
         run_model(gpu)
         run_quantized(gpu)
+        run_packed(gpu)
         run_large_heads(gpu)
         run_other_attention(gpu)
         run_e4m3(gpu)

@@ -8,7 +8,9 @@ import pytest
 
 from common.kernels.base.gpu import Gpu
 from common.ops.base import Scheme
+from common.ops.base.weight import WEIGHT_ONLY
 from common.ops.linear_plan import (
+    MAX_PACKED_TOKENS,
     MAX_SKINNY_TOKENS,
     MIN_GATED_TOKENS,
     PLANS,
@@ -52,6 +54,9 @@ def check(plan: Plan, num_tokens: int) -> None:
             assert min(plan.block_k, plan.splits, plan.stages) > 0
         case Kind.GATED:
             assert num_tokens >= MIN_GATED_TOKENS and plan == Plan(Kind.GATED)
+        case Kind.PACKED:
+            assert num_tokens <= MAX_SKINNY_TOKENS
+            assert min(plan.rows, plan.splits, plan.stages, plan.warps) > 0
         case Kind.CUBLAS:
             assert plan == Plan(Kind.CUBLAS)
 
@@ -89,6 +94,7 @@ def test_unknown_shapes_and_gpus_have_a_plan(
         assert gpu.is_hopper or plan.kind not in (Kind.RING, Kind.GATED)
         is_gated = gpu.is_hopper and fusion is Fusion.GATE and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
         assert (plan.kind is Kind.GATED) == (is_gated and scheme is Scheme.PLAIN)
+        assert (plan.kind is Kind.PACKED) == (scheme in WEIGHT_ONLY and num_tokens <= MAX_PACKED_TOKENS)
         check(plan, num_tokens)
         if plan.kind is Kind.RING:
             check_ring(plan, fusion, num_tokens, k, scheme)

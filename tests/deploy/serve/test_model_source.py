@@ -58,7 +58,7 @@ def test_matrices_in_8_bits_are_counted_by_codes_and_scales_whatever_the_files_h
     plain_bytes, fp8_bytes = weights_bytes(path, "plain"), weights_bytes(path, "fp8")
     assert fp8_bytes == pytest.approx(model_bytes(read_config(path, "fp8"), "bfloat16"), rel=0.01)
     assert fp8_bytes < 0.6 * plain_bytes
-    added = weights_bytes(path, head="int8") - plain_bytes
+    added = weights_bytes(path, "plain", "int8") - plain_bytes
     assert added == pytest.approx(2048 * (256 + 4), rel=0.2), "codes and scales beside the table"
 
 

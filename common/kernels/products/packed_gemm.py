@@ -1,0 +1,290 @@
+"""Product of a few tokens and a matrix of codes of 4 or 8 bits, tokens as they are, with neighbours fused in.
+
+Codes go from memory into the operands of the matrix unit without a detour: see `packed_tiles`, and `wide_codes` for
+what becomes of codes. Scales are applied to sums of groups, or to codes where a group is narrower than one of its steps.
+Programs of several warps divide K among the warps.
+
+As in `gemv`, the first tiles of weights are on the way before the wait for the predecessor. The norm of a lone token is
+fused as there: its scale is applied to finished sums.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.kernels.base.checks import check_ending
+from common.kernels.base.gate import gated
+from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.products.packed_tiles import (
+    NUMBERS,
+    add_scaled,
+    codes_of,
+    halves_of,
+    load_sixteens,
+    load_tile,
+    load_tiles,
+    load_tokens,
+    operands_of,
+)
+from common.kernels.products.wide_codes import EXCESS, check_codes_alone
+
+MAX_TOKENS = 64
+PROGRAM_ROWS = (16, 32, 64)
+NORM_COLUMNS = 1024  # of a token, whose squares are added up at once
+
+
+@triton.jit(do_not_specialize=["m"])
+def _packed_gemm_kernel(
+    x_ptr,  # [m, K], contiguous
+    weight_ptr,  # [n, K / 4] numbers of 16 bits if PACKED, else [n, K / 2]; twice the rows if GATED: gate, then up
+    scales_ptr,  # [n, K / GROUP]; twice the rows if GATED
+    offsets_ptr,  # as scales_ptr, or None
+    norm_ptr,  # [K], if HAS_NORM
+    residual_ptr,  # [m, n], if HAS_RESIDUAL; may be out_ptr
+    bias_ptr,  # [n], or None
+    out_ptr,  # [m, n] if SPLITS is 1, else [SPLITS, m, n] fp32
+    eps,
+    m,
+    n,
+    K: tl.constexpr,
+    PACKED: tl.constexpr,  # four codes a number, not two
+    GROUP: tl.constexpr,  # columns that share a scale
+    BLOCK: tl.constexpr,  # columns of a block
+    STEP: tl.constexpr,  # columns of a block that share a scale
+    EXCESS: tl.constexpr,  # of codes, where there are offsets
+    BLOCK_M: tl.constexpr,  # at least m
+    ROWS: tl.constexpr,  # outputs of a program
+    SPLITS: tl.constexpr,
+    TILES: tl.constexpr,  # of a program
+    STAGES: tl.constexpr,  # tiles on the way at once, and of a round; at most TILES
+    ROUNDS: tl.constexpr,  # enough for all tiles
+    EVEN_N: tl.constexpr,  # ROWS divides n
+    HAS_NORM: tl.constexpr,  # of a lone token
+    NORM_BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+    num_warps: tl.constexpr,
+):
+    """Grid: (cdiv(n, ROWS), SPLITS). A program computes ROWS outputs of all tokens, over a part of K."""
+    WARPS: tl.constexpr = num_warps
+    BLOCKS: tl.constexpr = K // BLOCK
+    WIDTH: tl.constexpr = BLOCKS * NUMBERS
+    GROUPS: tl.constexpr = K // GROUP
+    QUARTERS: tl.constexpr = BLOCK // 32
+    NARROW: tl.constexpr = STEP < 64 and not PACKED
+    CENTERED: tl.constexpr = offsets_ptr is None
+    EVEN_K: tl.constexpr = TILES * SPLITS * WARPS == BLOCKS and ROUNDS * STAGES == TILES
+    EVEN: tl.constexpr = EVEN_N and EVEN_K
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    row = tl.program_id(0) * ROWS
+    blocks = tl.program_id(1) * (TILES * WARPS) + tl.arange(0, WARPS)
+    end = min((tl.program_id(1) + 1) * (TILES * WARPS), BLOCKS)
+    tile_rows = row + tl.arange(0, ROWS // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    numbers = blocks[None, :, None, None] * NUMBERS + tl.arange(0, NUMBERS)[None, None, None, :]
+    tile_ptr = weight_ptr + tile_rows[:, None, :, None].to(tl.int64) * WIDTH + numbers
+    up_ptr = tile_ptr + n.to(tl.int64) * WIDTH
+    inside_tile = (tile_rows < n)[:, None, :, None]
+    tiles = load_tiles(tile_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
+    up_tiles = tiles
+    if GATED:
+        up_tiles = load_tiles(up_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
+    wait_for_predecessor(PDL)
+
+    squares = tl.zeros((NORM_BLOCK,), tl.float32)
+    if HAS_NORM:
+        for start in tl.static_range(0, K, NORM_BLOCK):
+            columns = start + tl.arange(0, NORM_BLOCK)
+            some = tl.load(x_ptr + columns, mask=columns < K, other=0.0).to(tl.float32)
+            squares += some * some
+    tokens = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, 32)
+    if not PACKED:
+        columns = columns // 8 * 16 + columns % 8
+    columns = blocks[None, :, None, None] * BLOCK + columns[None, None, None, :]
+    tile_tokens = (tl.arange(0, BLOCK_M // 8)[:, None] * 8 + tl.arange(0, 8)[None, :])[:, None, :, None]
+    token_ptr = x_ptr + tile_tokens * K + columns
+    token_norm_ptr = norm_ptr + tile_tokens * 0 + columns
+    inside_m = tile_tokens < m
+    rows = row + tl.arange(0, ROWS)
+    few_rows = row + tl.arange(0, 16)
+    group = few_rows[None, :].to(tl.int64) * GROUPS
+    if GROUP <= BLOCK:
+        group += (blocks * (BLOCK // GROUP))[:, None]
+    if NARROW:
+        group = rows[None, :, None].to(tl.int64) * GROUPS + (blocks * (BLOCK // GROUP))[:, None, None]
+        group += (tl.arange(0, 4) * 16 // GROUP)[None, None, :]
+    scale_ptr = scales_ptr + group
+    offset_ptr = scale_ptr if CENTERED else offsets_ptr + group
+    up_scale_ptr, up_offset_ptr = scale_ptr + n * GROUPS, offset_ptr + n * GROUPS
+    ones = tl.full((WARPS, 16, 16), 1.0, dtype)
+    no_sums = tl.zeros((WARPS, 16, BLOCK_M), tl.float32)
+    zeros = tl.zeros((WARPS, ROWS, BLOCK_M), tl.float32)
+    acc, up_acc = zeros, zeros
+    for first in tl.range(0, ROUNDS * STAGES, STAGES, num_stages=1):
+        later, up_later = (), ()
+        for slot in tl.static_range(STAGES):
+            i = first + slot
+            halves = halves_of(tiles[slot], PACKED, WARPS, ROWS)
+            up_halves = halves
+            if GATED:
+                up_halves = halves_of(up_tiles[slot], PACKED, WARPS, ROWS)
+            is_block = blocks + i * WARPS < end
+            inside_x = inside_m if EVEN_K else inside_m & is_block[None, :, None, None]
+            rows_left = tl.where(is_block[:, None], (n - few_rows)[None, :], 0)
+            scales, offsets, up_scales, up_offsets = 0.0, 0.0, 0.0, 0.0
+            if NARROW:
+                inside = (rows < n)[None, :, None] & is_block[:, None, None]
+                at = i * WARPS * (BLOCK // GROUP)
+                scales = load_sixteens(scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                if not CENTERED:
+                    offsets = load_sixteens(offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                if GATED:
+                    up_scales = load_sixteens(up_scale_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+                    if not CENTERED:
+                        up_offsets = load_sixteens(up_offset_ptr + at, inside, dtype, EVEN, WARPS, ROWS)
+            part, up_part, x_sums = zeros, zeros, no_sums
+            for p in tl.static_range(2):
+                codes = codes_of(halves[p], scales, offsets, dtype, PACKED, NARROW, CENTERED)
+                up_codes = codes
+                if GATED:
+                    up_codes = codes_of(up_halves[p], up_scales, up_offsets, dtype, PACKED, NARROW, CENTERED)
+                for q in tl.static_range(QUARTERS // 2):
+                    at = i * WARPS * BLOCK + p * (64 if PACKED else 8) + q * 32
+                    x = load_tokens(token_ptr + at, token_norm_ptr + at, inside_x, HAS_NORM)
+                    x = operands_of(x, PACKED, WARPS, BLOCK_M)
+                    for j in tl.static_range(2):
+                        if NARROW:
+                            acc = tl.dot(codes[j], x[j], acc, input_precision="ieee")
+                            if GATED:
+                                up_acc = tl.dot(up_codes[j], x[j], up_acc, input_precision="ieee")
+                        else:
+                            part = tl.dot(codes[2 * q + j], x[j], part, input_precision="ieee")
+                            if GATED:
+                                up_part = tl.dot(up_codes[2 * q + j], x[j], up_part, input_precision="ieee")
+                            if not CENTERED:
+                                x_sums = tl.dot(ones, x[j], x_sums, input_precision="ieee")
+                    if not NARROW and (p * (QUARTERS // 2) + q + 1) * 32 % STEP == 0:
+                        if GROUP <= BLOCK:
+                            place = i * WARPS * (BLOCK // GROUP) + (p * (QUARTERS // 2) + q) * 32 // GROUP
+                        else:
+                            place = ((blocks + i * WARPS) * BLOCK // GROUP)[:, None]
+                        acc = add_scaled(
+                            acc, part, x_sums, scale_ptr + place, offset_ptr + place, rows_left, 16 * GROUPS, EVEN,
+                            CENTERED, EXCESS,
+                        )  # fmt: skip
+                        if GATED:
+                            up_acc = add_scaled(
+                                up_acc, up_part, x_sums, up_scale_ptr + place, up_offset_ptr + place, rows_left,
+                                16 * GROUPS, EVEN, CENTERED, EXCESS,
+                            )  # fmt: skip
+                        part, up_part, x_sums = zeros, zeros, no_sums
+            if ROUNDS > 1:
+                at, left = first * (WARPS * NUMBERS), end - first * WARPS
+                tile = load_tile(tile_ptr + at, inside_tile, blocks, left, slot + STAGES, WARPS, False)
+                later += (tile,)  # type: ignore[assignment]
+                if GATED:
+                    tile = load_tile(up_ptr + at, inside_tile, blocks, left, slot + STAGES, WARPS, False)
+                    up_later += (tile,)  # type: ignore[assignment]
+        if ROUNDS > 1:
+            tiles = later
+            up_tiles = up_later if GATED else later
+
+    y = tl.sum(acc, axis=0)
+    up = y
+    if GATED:
+        up = tl.sum(up_acc, axis=0)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= scale
+        up *= scale
+    inside_n = rows < n
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + rows, mask=inside_n & (tl.program_id(1) == 0), other=0.0)  # counted once
+        y += bias.to(tl.float32)[:, None]
+    elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
+    inside_out = inside_n[:, None] & (tokens < m)[None, :]
+    if SPLITS > 1:
+        tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, y, mask=inside_out)
+    else:
+        if GATED:
+            y = gated(y, up, ACTIVATION)
+        if HAS_RESIDUAL:
+            y += tl.load(residual_ptr + elements, mask=inside_out, other=0.0).to(tl.float32)
+        tl.store(out_ptr + elements, y.to(out_ptr.dtype.element_ty), mask=inside_out)
+
+
+def packed_gemm(
+    x: Tensor,  # [m, k], contiguous, m up to MAX_TOKENS
+    weight: Tensor,  # packed uint8 [n, k / 2], or int8 [n, k]; twice the rows with an activation
+    scales: Tensor,  # fp16 or fp32 [n, groups]; twice the rows with an activation
+    offsets: Tensor | None,  # as `scales`
+    out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
+    *,
+    rows: int,
+    warps: int,
+    stages: int,
+    splits: int = 1,
+    norm: Tensor | None = None,  # [k], of a lone token
+    eps: float = 0.0,
+    residual: Tensor | None = None,  # [m, n], without splits only; may be `out`
+    bias: Tensor | None = None,  # [n], without a gate only
+    activation: str | None = None,  # of the gate, if gated
+    pdl: bool = False,
+) -> Tensor:
+    """Write `norm(x) @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
+
+    With `splits`, write parts, the first with the bias. A program has `rows` outputs, in 16s, and `warps` warps, each
+    with 64 bytes of a row of a tile. Up to `stages` tiles are on the way at once, the first during the wait for the
+    predecessor.
+    """
+    (m, k), n = x.shape, weight.shape[0] // (1 if activation is None else 2)
+    layout = check_codes_alone(weight, scales, offsets)
+    assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
+    assert x.is_contiguous() and layout.num_columns == k, f"x {tuple(x.shape)}, {layout.num_columns} columns: alike"
+    shape = (splits, m, n) if splits > 1 else (m, n)
+    assert out.shape == shape and out.is_contiguous(), f"out {tuple(out.shape)}: contiguous {shape} needed"
+    assert rows in PROGRAM_ROWS, f"{rows} rows of a program: one of {PROGRAM_ROWS} needed"
+    assert splits == 1 or (residual is None and activation is None), f"{splits} splits: parts are sums alone"
+    assert norm is None or (norm.shape == (k,) and m == splits == 1), f"{m} tokens: norms of one, [{k}], without splits"
+    assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
+    check_ending(n, bias, activation)
+    tiles = triton.cdiv(k // layout.block, warps * splits)
+    rounds = triton.cdiv(tiles, stages)
+    _packed_gemm_kernel[(triton.cdiv(n, rows), splits)](
+        x_ptr=x,
+        weight_ptr=weight.view(torch.uint16),
+        scales_ptr=scales,
+        offsets_ptr=offsets,
+        norm_ptr=x if norm is None else norm,
+        residual_ptr=out if residual is None else residual,
+        bias_ptr=bias,
+        out_ptr=out,
+        eps=eps,
+        m=m,
+        n=n,
+        K=k,
+        PACKED=layout.is_packed,
+        GROUP=layout.group,
+        BLOCK=layout.block,
+        STEP=min(layout.group, layout.block),
+        EXCESS=EXCESS[x.dtype] if layout.is_packed else 0.0,
+        BLOCK_M=max(8, triton.next_power_of_2(m)),
+        ROWS=rows,
+        SPLITS=splits,
+        TILES=tiles,
+        STAGES=triton.cdiv(tiles, rounds),
+        ROUNDS=rounds,
+        EVEN_N=n % rows == 0,
+        HAS_NORM=norm is not None,
+        NORM_BLOCK=min(NORM_COLUMNS, triton.next_power_of_2(k)),
+        HAS_RESIDUAL=residual is not None,
+        GATED=activation is not None,
+        ACTIVATION=activation,
+        PDL=pdl,
+        num_warps=warps,
+        launch_pdl=pdl,
+    )
+    return out
