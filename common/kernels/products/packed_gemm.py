@@ -1,8 +1,8 @@
 """Product of a few tokens and a matrix of codes of 4 or 8 bits, tokens as they are, with neighbours fused in.
 
 Codes go from memory into the operands of the matrix unit without a detour: see `packed_tiles`, and `wide_codes` for
-what becomes of codes. Scales are applied to sums of groups, or to codes where a group is narrower than its step.
-Programs of several warps divide K among the warps.
+what becomes of codes. Scales are applied to sums of groups, or to codes where a group is narrower than a step of the
+unit. Programs of several warps divide K among the warps.
 
 As in `gemv`, the first tiles of weights are on the way before the wait for the predecessor. The norm of a lone token is
 fused as there: its scale is applied to finished sums.

@@ -1,7 +1,7 @@
 """Tiles of codes and tokens as operands of the matrix unit, without an exchange between threads.
 
 A warp reads a block: 64 bytes of each of 8 rows at once, 16 bytes a thread. With 8 more rows, these are the operands
-of a thread, because products may add columns in the order that threads have them.
+of a thread, because a product may add up columns in any order.
 """
 
 import triton

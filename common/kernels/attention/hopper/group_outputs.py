@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from common.kernels.attention.decode_parts import NO_KEYS, begun, folded, joined_units, output_of
+from common.kernels.attention.hopper.register_tiles import dims_of_rows
 
 BEFORE_AT_ONCE = gl.constexpr(4)  # units loaded at once
 
@@ -91,11 +92,12 @@ def begin_whole(
     before,  # pointers into `SharedParts` at the group's first head of the first unit, and queries from unit to unit
     num_before,  # number of shared units, which precede the context's own
     GROUP: gl.constexpr,
+    CACHE: gl.constexpr,  # type of the cache, as in `dims_of_rows`
 ):
     """Begin a context with its sinks and shared units joined; `nothing` gives the layout."""
     acc = nothing[0]
     HEAD_DIM: gl.constexpr = acc.shape[0]
-    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))
+    dims = dims_of_rows(HEAD_DIM, gl.SliceLayout(1, acc.type.layout), CACHE)
     group = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     elements = group[None, :] * HEAD_DIM + dims[:, None]
     masks = ((group < GROUP)[None, :], group < GROUP)
@@ -104,12 +106,12 @@ def begin_whole(
 
 
 @gluon.jit
-def store_unit(parts, unit, first_head, NUM_Q: gl.constexpr, GROUP: gl.constexpr):
+def store_unit(parts, unit, first_head, NUM_Q: gl.constexpr, GROUP: gl.constexpr, CACHE: gl.constexpr):
     """Store a unit for the program that joins; `first_head`: of the group, over all heads of all units."""
     partial_ptr, maxima_ptr, sums_ptr, _ = parts
     acc, row_max, row_sum = unit
     HEAD_DIM: gl.constexpr = acc.shape[0]
-    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))
+    dims = dims_of_rows(HEAD_DIM, gl.SliceLayout(1, acc.type.layout), CACHE)
     group = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     heads = first_head + group
     gl.store(partial_ptr + heads[None, :] * HEAD_DIM + dims[:, None], acc, mask=(group < GROUP)[None, :])
@@ -118,11 +120,11 @@ def store_unit(parts, unit, first_head, NUM_Q: gl.constexpr, GROUP: gl.constexpr
 
 
 @gluon.jit
-def store_whole(out_ptr, whole, v_scale, GROUP: gl.constexpr):
+def store_whole(out_ptr, whole, v_scale, GROUP: gl.constexpr, CACHE: gl.constexpr):
     """Write the output of a context whose parts were all computed by the program; `out_ptr`: of the group."""
     acc, _, row_sum = whole
     HEAD_DIM: gl.constexpr = acc.shape[0]
-    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, acc.type.layout))
+    dims = dims_of_rows(HEAD_DIM, gl.SliceLayout(1, acc.type.layout), CACHE)
     group = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     out = acc / gl.where(row_sum > 0, row_sum, 1.0)[None, :]  # a row of padding gives zeros
     if v_scale is not None:

@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from common.kernels.attention.decode_parts import NO_KEYS
+from common.kernels.attention.hopper.register_tiles import dims_of_rows, queries_in_order
 from common.kernels.base.e4m3 import as_factor, in_fp32, narrowed
 from common.kernels.base.pdl import wait_for_predecessor
 
@@ -86,7 +87,7 @@ def begin_token(
     token_ptr = qkv_ptr + seq.to(gl.int64) * ((V_HEAD + NUM_KV) * HEAD_DIM)
     q = (kv_head * GROUP + rows) * HEAD_DIM + columns
     k = (NUM_KV * GROUP + kv_head) * HEAD_DIM + columns
-    dims = gl.arange(0, HEAD_DIM, gl.SliceLayout(1, mma))
+    dims = dims_of_rows(HEAD_DIM, gl.SliceLayout(1, mma), CACHE)
     v = (V_HEAD + kv_head) * HEAD_DIM + dims
     new_v = gl.load(token_ptr + v)
     if HAS_BIAS or NORMS_VALUES or v_inverse is not None:
@@ -111,8 +112,11 @@ def begin_token(
     if k_inverse is not None:
         k_low = narrowed(k_low * k_inverse, CACHE)
         k_high = narrowed(k_high * k_inverse, CACHE)
-    q_smem.slice(0, HALF, dim=1).store(q_low)
-    q_smem.slice(HALF, HALF, dim=1).store(q_high)
+    if CACHE.is_fp8():
+        q_smem.store(queries_in_order(q_low, q_high))
+    else:
+        q_smem.slice(0, HALF, dim=1).store(q_low)
+        q_smem.slice(HALF, HALF, dim=1).store(q_high)
     fence_async_shared()
     tl.debug_barrier()
     if writes:

@@ -8,7 +8,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.attention.decode_division import load_item, next_item
-from common.kernels.base.e4m3 import widened
 from common.kernels.base.items import advance, announce
 
 
@@ -96,19 +95,6 @@ def fetch(
         mbarrier.arrive(item_full, count=1)
         item_phase ^= 1
         seq, seq_len, begin, end, _, _ = load_item(items_ptr + gl.minimum(item, num_items - 1) // NUM_KV * ITEM_WORDS)
-
-
-@gluon.jit
-def widen_tile(tile, wide_tile, begin, end):
-    """Convert a tile of e4m3 numbers to the type of `wide_tile`, as zeros outside the rows from `begin` to `end`."""
-    TILE: gl.constexpr = tile.shape[0]
-    HEAD_DIM: gl.constexpr = tile.shape[1]
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [gl.num_warps(), 1], [1, 0])
-    numbers = widened(tile.load(layout), wide_tile.dtype)
-    if (begin > 0) | (end < TILE):
-        rows = gl.arange(0, TILE, gl.SliceLayout(1, layout))
-        numbers = gl.where(((rows >= begin) & (rows < end))[:, None], numbers, gl.zeros_like(numbers))
-    wide_tile.store(numbers)
 
 
 @gluon.jit
