@@ -22,16 +22,30 @@ from rich.table import Table
 from safetensors.torch import load_file
 from torch import Tensor
 
+from common.models.quantization.groups import MIDDLE, rounded
+from common.models.sizes.codes import BLOCK
+from common.ops.base import pack
 from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure
-from tests.support.packed_checkpoints import CASES, pack_checkpoint
+from tests.support.packed_checkpoints import CASES, Case, pack_checkpoint
 
 DEMO_MODEL = Path(__file__).parents[1] / "deploy" / "demo_model"
+AT_LOAD = "int4"
+"""Quantization at load, which no checkpoint is in."""
 COMPARED = (
     "fp8-blocks", "fp8-modelopt", "fp8-compressed-rows", "mxfp8-compressed", "int8-compressed",
     "int8-compressed-packed", "gptq-int8", "int4-compressed-asymmetric", "awq", "gptq", "gptq-act-order", "marlin",
-    "nvfp4-modelopt", "mxfp4-compressed",
+    "nvfp4-modelopt", "mxfp4-compressed", AT_LOAD,
 )  # fmt: skip
+
+
+KNOWN = (*CASES, AT_LOAD)
+
+
+def rounded_rows(matrix: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a matrix as `--model-quantization int4` holds it, and what this means."""
+    groups = rounded(matrix, matrix.shape[1] // BLOCK)
+    return {"codes": pack(groups.codes.flatten(1).add(MIDDLE).byte()), "scales": groups.scales.half()}, groups.elements
 
 
 class Distance(NamedTuple):
@@ -64,7 +78,8 @@ def packed(case: str) -> Iterator[tuple[Path, Path]]:
         directories = Path(temporary, "packed"), Path(temporary, "plain")
         for directory in directories:
             shutil.copytree(DEMO_MODEL, directory)
-        pack_checkpoint(*directories, CASES[case](), evenly=True)
+        made = Case({}, rounded_rows) if case == AT_LOAD else CASES[case]()
+        pack_checkpoint(*directories, made, evenly=True)
         yield directories
 
 
@@ -115,7 +130,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.formats", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--formats", type=_formats, default=COMPARED, help=f"any of {', '.join(CASES)}")
+    parser.add_argument("--formats", type=_formats, default=COMPARED, help=f"any of {', '.join(KNOWN)}")
     parser.add_argument("--texts", type=int, default=16, help="texts (default: %(default)d)")
     parser.add_argument("--length", type=int, default=256, help="tokens of a text (default: %(default)d)")
     parser.add_argument("--results", type=Path, help="CSV file to append to")
@@ -124,8 +139,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def _formats(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in CASES]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]}: known are {', '.join(CASES)}")
+    if unknown := [name for name in names if name not in KNOWN]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]}: known are {', '.join(KNOWN)}")
     return names
 
 

@@ -143,7 +143,7 @@ def made_weights(config: DecoderConfig, device: torch.device) -> dict[str, Tenso
         elif is_quantized(stack):
             rows = torch.randint(-100, 101, stack.shape, dtype=torch.int8, device=device)
             tensors[name] = rows if stack.dtype == "int8" else rows.to(torch.float8_e4m3fn)
-        elif stack.is_scales:
+        elif stack.is_beside:
             tensors[name] = torch.full(stack.shape, 3e-4, device=device)
         else:
             made = torch.randn(stack.shape, dtype=DTYPES[stack.dtype or "bfloat16"], device=device)

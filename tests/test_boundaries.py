@@ -28,7 +28,8 @@ ROOMS_OF = {
     ),
     "common": (
         "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models",
-        "models.layers", "models.gguf", "models.quantization", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
+        "models.loading", "models.layers", "models.gguf", "models.quantization.configs", "models.quantization",
+        "models.sizes", "ops", "ops.reference", "ops.base", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
         "kernels.latent", "kernels.attention.hopper", "kernels.attention", "kernels.delta", "kernels.experts",

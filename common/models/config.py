@@ -7,12 +7,13 @@ from msgspec.structs import replace
 from common.base.errors import ConfigError
 from common.models.quantization.rules import Quantization
 from common.models.sizes.attention import Attention, Heads
+from common.models.sizes.codes import Codes
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.models.sizes.quantized import Codes, is_of_experts, kept, quantized, saved_bytes, widened_bytes, with_head
+from common.models.sizes.quantized import HEAD, is_of_experts, kept, quantized, saved_bytes, widened_bytes, with_head
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
@@ -124,7 +125,7 @@ class DecoderConfig:
     @property
     def has_own_head(self) -> bool:
         """Tell whether the matrix of logits is another one in memory than the input's table."""
-        return not self.tied_embeddings or bool(self.head)
+        return not self.tied_embeddings or bool(self.head) or HEAD in dict(self.kept)
 
     @property
     def _has_codes(self) -> bool:

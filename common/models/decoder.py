@@ -13,14 +13,13 @@ from common.models.layers.latent import LatentPart, latent_part
 from common.models.layers.mlp import MLPPart, mlp_part
 from common.models.layers.parallel_experts import ParallelExpertsPart, parallel_experts_part
 from common.models.layers.tasks import stream
-from common.models.layers.tensors import LayerTensors
+from common.models.layers.tensors import LayerTensors, weight_of
 from common.models.sizes.attention import Attention
 from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
 from common.models.sizes.rope import Rope
-from common.models.sizes.stacks import SCALES
 from common.ops.base import ForwardBatch, Norm, Ops, Residual, Weight
 
 MixerPart = AttentionPart | LatentPart | DeltaPart
@@ -40,7 +39,8 @@ class Decoder:
         self.config, self._tensors = config, tensors
         self.embed = Weight(tensors["embed"])
         self.norm = Norm(tensors["norm"], config.norm_eps)
-        self.lm_head = self._head(tensors) if config.has_own_head else self.embed
+        self._forms = {name: stack.form for name, stack in config.stacks().items() if stack.form is not None}
+        self.lm_head = weight_of(tensors, self._forms, "lm_head") if config.has_own_head else self.embed
         self._ropes: dict[tuple[Rope, int], tuple[Tensor, Tensor | None]] = {}
         self._max_positions = max_positions
         self.layers = [self._layer(tensors, number) for number in range(len(config.layers))]
@@ -91,13 +91,9 @@ class Decoder:
             tasks += [behind(mixer, mlp), behind(mlp, mixer)]
         return tasks
 
-    def _head(self, tensors: Mapping[str, Tensor]) -> Weight:
-        scales = tensors.get(f"lm_head{SCALES}")
-        return Weight(tensors["lm_head"], None, scales, None if scales is None else self.embed.dtype)
-
     def _layer(self, tensors: Mapping[str, Tensor], number: int) -> tuple[MixerPart, FeedForward]:
         """Build a layer; its mixer knows the layer's place in the cache of its group."""
-        layer, of_layer = self.config.layers[number], LayerTensors(tensors, number, self.config.norm_eps)
+        layer, of_layer = self.config.layers[number], LayerTensors(tensors, self._forms, number, self.config.norm_eps)
         mixer, before = layer.mixer, self.config.layers[:number]
         layer_id = [each.mixer.group for each in before].count(mixer.group)
         group = [each.group for each in self.config.groups].index(mixer.group)

@@ -1,6 +1,7 @@
 """Load a model onto a device, from a directory or a GGUF file."""
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,37 +12,19 @@ from common.base.dtypes import DTYPES
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import is_gguf
 from common.models.base import Model, ModelConfig
-from common.models.checkpoint import stored_tensors
 from common.models.config import DecoderConfig, cached_dtype
 from common.models.decoder import Decoder
-from common.models.gguf_weights import load_gguf_weights
+from common.models.loading.checkpoint import stored_tensors
+from common.models.loading.gguf_weights import load_gguf_weights
+from common.models.loading.upload import Progress
+from common.models.loading.weights import Loading, WeightsLayout, WeightsMemory, load_weights, weights_layout
 from common.models.quantization.cache_scales import cache_scales
-from common.models.quantization.found import find_packed
-from common.models.quantization.kept import kept_codes
-from common.models.reading import AS_STORED, KEEP, read_config
 from common.models.sizes.attention import Attention
-from common.models.sizes.quantized import saved_bytes
-from common.models.upload import Progress
-from common.models.weights import Loading, WeightsMemory, load_weights, matrices_of, weights_layout
+from common.models.sizes.quantized import is_quantized
 from common.settings.config import ModelSection
 from common.wire.values.kv_layout import E4M3
 
 logger = logging.getLogger(__name__)
-
-
-def read_model(path: Path, quantization: str, head: str = KEEP) -> DecoderConfig:
-    """Return the config with the matrices that stay in the checkpoint's codes, where they do.
-
-    Args:
-        quantization: the choice of `model.quantization`. Raises ModelError for an unsupported model or broken files.
-        head: the choice of `model.head`.
-    """
-    config = read_config(path, quantization, head)
-    if config.quantization is None or quantization != AS_STORED:
-        return config
-    stacks, stored = config.stacks(), stored_tensors(path)
-    matrices = find_packed(matrices_of(stacks), stored, config.quantization).matrices
-    return replace(config, kept=tuple(kept_codes(stacks, stored, matrices).items()))
 
 
 def resolve_dtype(choice: str, config: ModelConfig, device: torch.device) -> str:
@@ -108,18 +91,26 @@ def load_model(
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
     layout = weights_layout(config.stacks(), DTYPES[dtype])
-    if config.scheme:
-        saved_gb = saved_bytes(config.stacks(), DTYPES[dtype].itemsize) / 1e9
-        logger.info("weights are quantized to %s: %.2f GB less than in %s", config.scheme, saved_gb, dtype)
+    if config.scheme or config.kept:
+        logger.info("%s", _described(config, layout, dtype))
     if config.head:
         logger.info("the matrix of logits is quantized to %s", config.head)
 
     def fill(region: Tensor, progress: Progress) -> Loading:
         if is_gguf(path):
-            return load_gguf_weights(path, config, layout, region, progress=progress)
+            return load_gguf_weights(path, layout, region, head_dim=config.heads[0].head_dim, progress=progress)
         return load_weights(
             path, layout, region, ignored=config.ignored, progress=progress, quantization=config.quantization
         )
 
     region, loading = memory.begin(layout, fill)
     return Decoder(config, layout.tensors(region), max_len), loading
+
+
+def _described(config: DecoderConfig, layout: WeightsLayout, dtype: str) -> str:
+    """Return a line about matrices in codes, and the bytes of all weights with them and without."""
+    forms = Counter(stack.form.label for stack in layout.stacks.values() if stack.form and is_quantized(stack))
+    held = ", ".join(f"{count} in {label}" for label, count in forms.items())
+    how = f"quantized to {config.scheme}" if config.scheme else "in the checkpoint's codes"
+    plain_gb = model_bytes(replace(config, scheme="", kept=()), dtype) / 1e9
+    return f"products are {how}: {held}; {layout.num_bytes / 1e9:.2f} GB of weights, {plain_gb:.2f} in {dtype}"

@@ -9,7 +9,7 @@ from common.base.errors import ConfigError, ModelError
 from common.checkpoint.gguf.config import ROPE_FACTORS, config_of, rope_factors
 from common.checkpoint.gguf.model_file import is_gguf, read_gguf
 from common.models.config import DecoderConfig, Layer
-from common.models.quantization.reading import read_quantization
+from common.models.quantization.configs.reading import read_quantization
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
 

@@ -7,7 +7,7 @@ from common.base.json_file import JsonObject, text_fields
 from common.base.rotary import is_positive, num_positions, rotary_table
 from common.checkpoint.files import CONFIG, open_model
 from common.checkpoint.gguf.model_file import is_gguf
-from common.models.quantization.reading import KEYS, side_table
+from common.models.quantization.configs.reading import KEYS, side_table
 from common.settings.config import MAX_TOKENS
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"

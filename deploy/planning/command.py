@@ -77,7 +77,7 @@ def _rates(args: argparse.Namespace) -> Rates:
         return scaled(rates, shape, model_name(path))
     if chosen := _of_weights(args):
         raise ConfigError(
-            f"{chosen}: rates do not say which of a model's matrices it holds in 8 bits; name a directory or GGUF file "
+            f"{chosen}: rates do not say which of a model's matrices it holds in codes; name a directory or GGUF file "
             "with --model"
         )
     return scaled(rates, rates.shape.with_cache(args.kv_dtype), rates.model)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from common.base.errors import ConfigError, ModelError
 from common.checkpoint.gguf.model_file import is_gguf, model_name, parts_of
-from common.models.reading import AS_STORED, KEEP, read_config
+from common.models.held import sized_model
+from common.models.reading import AS_STORED, KEEP
 from deploy.serve.gguf_choice import chosen, gguf_in
 
 HUB_NAME = re.compile(
@@ -138,17 +139,14 @@ def is_hub_id(name: str) -> bool:
 def weights_bytes(path: Path, quantization: str = AS_STORED, head: str = KEEP) -> int:
     """Return about the size of a copy of the weights in memory.
 
-    Matrices of quantized checkpoints and of GGUF files count as plain, with 2 bytes an element, although some stay in
-    8 bits. Weights of other checkpoints take their size on disk. With a scheme as `quantization`, products take codes
-    and scales.
+    Matrices of quantized checkpoints and of GGUF files count as they are held: by codes and scales, or by 2 bytes an
+    element. Weights of other checkpoints take their size on disk, unless `quantization` names a scheme.
     """
     on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
-        config = read_config(path, quantization, head)
+        config = sized_model(path, quantization, head)
     except ModelError:
         return on_disk  # a worker says what is wrong
-    if config.scheme or (config.head and config.quantization is None and not is_gguf(path)):
-        return config.weight_bytes(2)
-    if config.quantization is None and not is_gguf(path):
+    if config.quantization is None and not config.scheme and not config.head and not is_gguf(path):
         return on_disk
-    return max(on_disk, config.weight_bytes(2))
+    return config.weight_bytes(2)

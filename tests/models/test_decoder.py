@@ -13,8 +13,8 @@ import torch
 from common.base.dtypes import DTYPES
 from common.models.decoder import Decoder
 from common.models.loader import load_model
+from common.models.loading.weights import Fill, Loading, WeightsLayout
 from common.models.reading import architectures, read_config
-from common.models.weights import Fill, Loading, WeightsLayout
 from common.ops.base import ForwardBatch, GroupCache, Ops, Residual
 from common.ops.torch_ops import TorchOps
 from common.settings.config import KernelsSection

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from common.base.errors import ModelError
 from common.base.routing import Route
+from common.models.loading.weights import load_weights, weights_layout
 from common.models.sizes.experts import ExpertNames, Experts
 from common.models.sizes.stacks import Source
-from common.models.weights import load_weights, weights_layout
 
 HIDDEN, INNER, NUM = 10, 6, 5
 SHARED = ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")

@@ -19,11 +19,11 @@ from common.checkpoint.gguf.header import Value
 from common.checkpoint.gguf.model_file import read_gguf
 from common.checkpoint.gguf.special_tokens import end_ids_of, tokenizer_config_of
 from common.checkpoint.gguf.tokenizer import tokenizer_json_of
-from common.models import gguf_weights
-from common.models.gguf_weights import load_gguf_weights
+from common.models.loading import gguf_weights
+from common.models.loading.gguf_weights import load_gguf_weights
+from common.models.loading.weights import load_weights, weights_layout
 from common.models.reading import decoder_config, read_config
 from common.models.settings import Settings
-from common.models.weights import load_weights, weights_layout
 from tests.models.gguf.test_unpacking import legal_blocks
 from tests.models.test_decoder import CPU, Cache, assert_close, errors, load, prompts
 from tests.support.checkpoints import EXPERTS, SHAPE, VARIANTS, YARN, write_checkpoint
@@ -80,7 +80,9 @@ def loaded(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Te
     if path.is_dir():
         load_weights(path, layout, region, ignored=config.ignored, progress=lambda done, total: None).wait()
     else:
-        load_gguf_weights(path, config, layout, region, progress=lambda done, total: None).wait()
+        load_gguf_weights(
+            path, layout, region, head_dim=config.heads[0].head_dim, progress=lambda done, total: None
+        ).wait()
     return layout.tensors(region)
 
 

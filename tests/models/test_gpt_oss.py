@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from common.base.errors import ModelError
 from common.base.routing import Route
 from common.models.config import DecoderConfig
+from common.models.loading.weights import load_weights, weights_layout
 from common.models.reading import decoder_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
 from common.models.sizes.experts import ExpertNames, Experts
 from common.models.sizes.stacks import Source
-from common.models.weights import load_weights, weights_layout
 from common.ops.reference.mxfp4 import from_mxfp4
 from tests.support.mxfp4 import to_mxfp4
 

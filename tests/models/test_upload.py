@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
-from common.models import upload
-from common.models.upload import Part, Upload
+from common.models.loading import upload
+from common.models.loading.upload import Part, Upload
 
 SLOT_BYTES = 64
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]

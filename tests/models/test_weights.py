@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from common.base.errors import ModelError
 from common.models.families.llama import FACTORS
+from common.models.loading.upload import Progress
+from common.models.loading.weights import load_weights, weights_layout
 from common.models.reading import decoder_config, read_config
 from common.models.settings import Settings
 from common.models.sizes.attention import Attention
-from common.models.upload import Progress
-from common.models.weights import load_weights, weights_layout
 from tests.support.checkpoints import write_checkpoint
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"

@@ -29,9 +29,9 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
 from common.models.base import Model, ModelConfig
+from common.models.held import read_model
 from common.models.loader import (
     load_model,
-    read_model,
     resolve_dtype,
     resolve_kv_dtype,
     resolve_max_len,

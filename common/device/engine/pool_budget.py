@@ -20,7 +20,8 @@ from common.kernels.attention.shared_parts import MAX_SHARED_DIM, most_shared_sl
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.memory.base.host_ram import ram_bytes
 from common.models.base import ModelConfig
-from common.models.loader import model_bytes, read_model, resolve_dtype
+from common.models.held import read_model
+from common.models.loader import model_bytes, resolve_dtype
 from common.settings.config import Config
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
-from common.models.upload import Progress
-from common.models.weights import Fill, Loading, WeightsLayout
+from common.models.loading.upload import Progress
+from common.models.loading.weights import Fill, Loading, WeightsLayout
 from common.wire.messages.memory import RegionState
 
 

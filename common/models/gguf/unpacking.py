@@ -1,7 +1,7 @@
-"""Blocks of GGUF tensors as fp32 elements, by the names of their types.
+"""Blocks of GGUF tensors as integers in groups, by the names of their types.
 
-A function takes the bytes of blocks `[blocks, bytes of a block]` and returns elements `[blocks, elements of a block]`.
-Products and sums are in fp32 and in the order of ggml's own code, so the elements are the same to the last bit.
+A function takes the bytes of blocks `[blocks, bytes of a block]` and returns `Groups` with a row for each block. Their
+elements are the same as ggml's to the last bit, because products and sums are in fp32 and in the order of its code.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from common.checkpoint.gguf.block_types import BlockType
+from common.models.quantization.groups import Groups
 
-Unpack = Callable[[Tensor], Tensor]
+Unpack = Callable[[Tensor], Groups]
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types without blocks."""
@@ -35,57 +36,64 @@ def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
     return ((blocks[:, at : at + 4, None] >> places) & 1).flatten(1) << 4
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).float() * _half(blocks, 0)
+def _around(numbers: Tensor, middle: int) -> Tensor:
+    """Return numbers from 0 on as signed ones around 0."""
+    return numbers.view(torch.int8) - middle
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
+def _q8_0(blocks: Tensor) -> Groups:
+    return Groups(blocks[:, None, 2:].contiguous().view(torch.int8), _half(blocks, 0))
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+def _q4_0(blocks: Tensor) -> Groups:
+    return Groups(_around(_nibbles(blocks[:, None, 2:]), 8), _half(blocks, 0))
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).float() - 16)
+def _q4_1(blocks: Tensor) -> Groups:
+    return Groups(_around(_nibbles(blocks[:, None, 4:]), 0), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)).float() + _half(blocks, 2)
+def _q5_0(blocks: Tensor) -> Groups:
+    codes = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
+    return Groups(_around(codes[:, None], 16), _half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Groups:
+    codes = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
+    return Groups(_around(codes[:, None], 0), _half(blocks, 0), _half(blocks, 2))
 
 
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales and minimums of the eight runs of 32 elements of Q4_K and Q5_K: `[blocks, 8, 1]` each.
+    """Return scales and minimums of the eight groups of 32 elements of Q4_K and Q5_K: `[blocks, 8]` each.
 
     Both have six bits. The first four have a byte each, whose two upper bits belong to the last four.
     """
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 0x3F, (rest & 0x0F) | ((first >> 6) << 4)], -1)
     mins = torch.cat([second & 0x3F, (rest >> 4) | ((second >> 6) << 4)], -1)
-    return (_half(blocks, 0) * scales.float()).unsqueeze(-1), (_half(blocks, 2) * mins.float()).unsqueeze(-1)
+    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * mins.float()
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
+def _q4_k(blocks: Tensor) -> Groups:
     scales, mins = _scales_and_mins(blocks)
     codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    return (scales * codes.float() - mins).view(-1, SUPER)
+    return Groups(_around(codes, 0), scales, -mins)
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
+def _q5_k(blocks: Tensor) -> Groups:
     scales, mins = _scales_and_mins(blocks)
     places = torch.arange(8, dtype=torch.uint8, device=blocks.device).view(8, 1)
     fifth = ((blocks[:, None, 16:48] >> places) & 1) << 4
     codes = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32) | fifth
-    return (scales * codes.float() - mins).view(-1, SUPER)
+    return Groups(_around(codes, 0), scales, -mins)
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> Groups:
     scales = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).view(4, 1)
     upper = ((blocks[:, 128:192].reshape(-1, 2, 1, 32) >> places) & 3) << 4
     codes = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32) | upper
-    return (scales.unsqueeze(-1) * (codes.view(-1, 16, 16).float() - 32)).view(-1, SUPER)
+    return Groups(_around(codes.view(-1, 16, 16), 32), scales)
 
 
 UNPACKED: dict[str, Unpack] = {

@@ -5,15 +5,34 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from common.models.layers.output import Output
-from common.models.sizes.stacks import SCALES
+from common.models.sizes.codes import Codes
+from common.models.sizes.stacks import OFFSETS, SCALES
 from common.ops.base import Norm, Weight
+
+Forms = Mapping[str, Codes]
+"""Forms of matrices that are held in codes, by name."""
+
+
+def weight_of(tensors: Mapping[str, Tensor], forms: Forms, name: str, bias: Tensor | None = None) -> Weight:
+    """Return a matrix in the form that it is held in."""
+    form = forms.get(name)
+    if form is None:
+        return Weight(tensors[name], bias)
+    scales, offsets = tensors[f"{name}{SCALES}"], tensors.get(f"{name}{OFFSETS}")
+    is_wide = form.is_integers and form.dtype == "int8"
+    return Weight(tensors[name], bias, scales, tensors["embed"].dtype, offsets, is_wide)
 
 
 class LayerTensors:
-    """Tensors of layer `number`, named as in `DecoderConfig.stacks` without the layer's prefix."""
+    """Tensors of layer `number`, named as in `DecoderConfig.stacks` without the layer's prefix.
 
-    def __init__(self, tensors: Mapping[str, Tensor], number: int, norm_eps: float) -> None:
-        self._tensors, self._prefix, self.norm_eps = tensors, f"layers.{number}.", norm_eps
+    Args:
+        forms: of the matrices of all layers that are held in codes.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], forms: Forms, number: int, norm_eps: float) -> None:
+        self._tensors, self._forms = tensors, forms
+        self._prefix, self.norm_eps = f"layers.{number}.", norm_eps
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[self._prefix + name]
@@ -31,8 +50,7 @@ class LayerTensors:
         return self._matrix(name, None)
 
     def _matrix(self, name: str, bias: Tensor | None) -> Weight:
-        scales = self.get(f"{name}{SCALES}")
-        return Weight(self[name], bias, scales, None if scales is None else self._tensors["embed"].dtype)
+        return weight_of(self._tensors, self._forms, self._prefix + name, bias)
 
     def norm(self, name: str) -> Norm:
         return Norm(self[name], self.norm_eps)

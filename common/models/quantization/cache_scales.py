@@ -1,16 +1,13 @@
 """Scales of keys and values in the cache, as checkpoints of several tools name them."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 
 from safetensors import safe_open
 
 from common.base.errors import ModelError
-from common.models.quantization.packed_part import StoredTensor
+from common.models.quantization.stored import OF_CACHE, StoredTensor
 
-OF_CACHE = re.compile(r"\.([kv]_scale|[kv]_proj\.output_scale|kv_scale)$")
-"""Scales of keys and values in the cache."""
 _NAMES = ("{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale", "attn.{}_scale", "kv_scale")
 """Names behind `self_attn.`, of keys (k) or values (v); the last is of both."""
 

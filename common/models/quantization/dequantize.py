@@ -7,6 +7,7 @@ from torch import Tensor
 
 from common.models.quantization.formats import Format, Scaled
 from common.models.quantization.fp4 import Mxfp4, Nvfp4
+from common.models.quantization.groups import Groups
 from common.models.quantization.words import WORD_BITS, Awq, Gptq, Marlin, PackedRows
 
 TYPES = {
@@ -37,6 +38,26 @@ def dequantize(format_: Format, tensors: Mapping[str, Tensor], num_rows: int, wi
         rows: Tensor = codes.unflatten(1, (-1, each))
         return rows.sub_(zeros[..., None]).mul_(scales[..., None]).flatten(1)
     return codes.sub_(zeros[:, groups]).mul_(scales[:, groups])
+
+
+def in_groups(format_: Format, tensors: Mapping[str, Tensor], num_rows: int, *, has_offsets: bool) -> Groups:
+    """Return rows of a matrix of integers as they are stored; columns must be in order.
+
+    Args:
+        has_offsets: not all zeros are the middle code.
+    """
+    if isinstance(format_, Scaled):
+        codes, scales = as_stored(format_, tensors, num_rows)
+        grouped = codes.unflatten(1, (scales.shape[1], -1))
+        zeros = tensors["weight_zero_point"].float().expand(scales.shape) if format_.has_zeros else None
+        return Groups(grouped, scales, None if zeros is None else -zeros * scales)
+    codes, zeros, scales, table = _integers(format_, tensors)
+    assert table is None, "columns in order"
+    scales, zeros = scales.expand(num_rows, -1), zeros.expand(num_rows, -1)
+    is_byte = isinstance(format_, PackedRows | Gptq) and format_.bits == 8
+    middle = 128.0 if is_byte else 0.0 if has_offsets else 8.0
+    signed = codes.sub_(middle).to(torch.int8).unflatten(1, (scales.shape[1], -1))
+    return Groups(signed, scales, (middle - zeros) * scales if has_offsets else None)
 
 
 TABLE = "g_idx"

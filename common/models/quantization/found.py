@@ -3,15 +3,16 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from common.models.quantization.cache_scales import OF_CACHE
-from common.models.quantization.dequantize import TYPES
+from common.models.quantization.contents import is_ordered
 from common.models.quantization.formats import Field, Format
-from common.models.quantization.packed_part import PackedMatrix, StoredTensor
 from common.models.quantization.rules import Quantization, formats_of
+from common.models.quantization.stored import ITEM_BYTES, OF_CACHE, PackedMatrix, StoredTensor
+from common.models.sizes.codes import Codes
+from common.models.sizes.stacks import Stacks
 
 WEIGHT = ".weight"
 FLOATS = ("BF16", "F16", "F32")
@@ -24,6 +25,8 @@ OF_INPUTS = (".input_scale", ".activation_scale")
 """Ends of names of scales of activations, one for all tokens."""
 EXPERTS = ".experts."
 """Part of the names of matrices of experts."""
+RARELY_LISTED = ("embed", "lm_head", "router")
+"""Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
 CODES = ("weight", "weight_packed", "qweight", "B")
 """Names of the tensor that has a matrix's codes or plain elements."""
 
@@ -49,6 +52,21 @@ class Wanted(NamedTuple):
         """Return the shapes that a tensor of the matrix may have, the usual first."""
         stacked = (self.num_stacked,) if self.num_stacked else ()
         return [(*stacked, *shape) for shape in (field.shape, *field.others)]
+
+
+def matrices_of(stacks: Stacks) -> Iterator[Wanted]:
+    """Yield the matrices that checkpoints may have quantized, in all forms, once each."""
+    seen = set[str]()
+    for key, stack in stacks.items():
+        for piece in (piece for form in stack.forms for piece in form):
+            name, shape, order = piece.checkpoint_name, piece.shape, piece.order
+            if name in seen:
+                continue
+            seen.add(name)
+            if name.endswith(WEIGHT) and len(shape) == 2:
+                yield Wanted(name, *shape, key.rpartition(".")[2] in RARELY_LISTED)
+            elif len(shape) == 3 and order is not None and order.file == tuple(sorted(order.file)):
+                yield Wanted(name, *shape[1:], may_be_plain=True, num_stacked=shape[0])
 
 
 class Found(NamedTuple):
@@ -141,7 +159,7 @@ def _divided(wanted: Wanted, format_: Format, held: list[tuple[Field, StoredTens
 
 def _part(field: Field, stored: StoredTensor, number: int) -> tuple[Field, StoredTensor]:
     """Return the part of stacked tensors that one matrix has."""
-    num_bytes = math.prod(field.shape) * TYPES[stored.dtype].itemsize
+    num_bytes = math.prod(field.shape) * ITEM_BYTES[stored.dtype]
     return field, stored._replace(shape=field.shape, offset=stored.offset + number * num_bytes)
 
 
@@ -155,22 +173,26 @@ def _wrong(name: str, shapes: list[tuple[int, ...]], dtypes: tuple[str, ...], st
         yield f"{name} is {stored.dtype}, supported are {', '.join(dtypes)}"
 
 
-def described(model_dir: Path, found: Found, quantization: Quantization, kept: Collection[str] = ()) -> str:
-    """Return a line about the quantized matrices of a checkpoint, of which those named in `kept` stay as they are."""
+def described(model_dir: Path, found: Found, quantization: Quantization, kept: Mapping[str, Codes]) -> str:
+    """Return a line about the quantized matrices of a checkpoint, of which those in `kept` stay in these forms."""
     matrices = [matrix for each in found.matrices.values() for matrix in each]
     count = Counter(matrix.format.label for matrix in matrices)
     num_kept = sum(len(found.matrices[each]) for each in kept)
-    stored = (stored for matrix in matrices for _, stored in matrix.held)
-    num_bytes = sum(math.prod(each.shape) * TYPES[each.dtype].itemsize for each in stored)
+    num_bytes = sum(matrix.num_bytes for matrix in matrices)
     line = f"{model_dir}: " + ", ".join(f"{number} matrices in {label}" for label, number in count.items())
     line += f", {num_bytes / 1e9:.2f} GB, "
-    if kept:
-        line += f"{num_kept} of {len(matrices)} matrices stay in 8 bits, and inputs are quantized token by token"
+    num_packed = sum(form.is_integers for form in kept.values())
+    if num_in_8_bits := num_kept - num_packed:
+        line += f"{num_in_8_bits} of {len(matrices)} matrices stay in 8 bits, and inputs are quantized token by token"
         line += ", but for those of experts" if any(EXPERTS in name for name in kept) else ""
         if any(name.endswith(OF_INPUTS) for name in found.used):
             line += ", without the scales for inputs that the checkpoint has"
+    if num_packed:
+        line += ("; " if num_in_8_bits else "") + f"{num_packed} of {len(matrices)} matrices stay packed"
     if num_kept < len(matrices):
         line += "; others are made plain as they are loaded" if kept else "are made plain as they are loaded"
+        if scattered := sum(not is_ordered(each) for each in matrices if each.name not in kept):
+            line += f", {scattered} of them because their columns are in any order (act order)"
     if quantization.input_bits < 16 and not kept:
         line += f"; activations stay in 16 bits or more, although the checkpoint was made for {quantization.input_bits}"
     if quantization.kv_cache or any(OF_CACHE.search(name) for name in found.used):

@@ -1,22 +1,32 @@
-"""Choice of the matrices that stay in a checkpoint's own codes of 8 bits, stack by stack.
+"""Choice of the matrices that stay in a checkpoint's own codes, stack by stack. Needs no torch.
 
-Inputs of dense products are quantized, so a checkpoint must be made for that. Those of experts stay as they are.
+Inputs of dense products in 8 bits are quantized, so a checkpoint must be made for that. Those of experts, and of
+integers in groups, stay as they are.
 """
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 
+from common.models.quantization.contents import fits_float16, has_offsets, is_ordered
 from common.models.quantization.formats import FP8, INT8, Scaled
-from common.models.quantization.packed_part import PackedMatrix
-from common.models.sizes.quantized import CODES, EXPERTS, Codes, is_of_experts, is_product
-from common.models.sizes.stacks import Piece, Stacks
-from common.ops.base import BLOCK
+from common.models.quantization.stored import PackedMatrix
+from common.models.quantization.words import Awq, Gptq, Marlin, PackedRows
+from common.models.sizes.codes import BLOCK, PAIRS, Codes
+from common.models.sizes.quantized import EXPERTS, HEAD, is_of_experts, is_product
+from common.models.sizes.stacks import Piece, Stack, Stacks
 
 Matrices = Mapping[str, tuple[PackedMatrix, ...]]
-DTYPES: dict[tuple[str, ...], str] = {FP8: CODES["fp8"], INT8: CODES["int8"]}
+DTYPES: dict[tuple[str, ...], str] = {FP8: "float8_e4m3fn", INT8: "int8"}
+LEAST_GROUPS = {PAIRS: 32, "int8": 16}
+"""Columns of the smallest group that products of integers take, by the dtype of codes."""
+MULTIPLES = {PAIRS: BLOCK, "int8": 64}
+"""Columns of which a row of codes has a multiple, and a large group too unless it is the row."""
 
 
 def kept_codes(stacks: Stacks, stored: Collection[str], matrices: Matrices) -> dict[str, Codes]:
-    """Return the forms of stacks of products whose pieces all have the same format, if kernels take it.
+    """Return the forms of stacks that are held in codes: products all of whose pieces one form holds.
+
+    A head stays packed as integers alone, because codes of 8 bits would quantize its inputs, too.
 
     Args:
         stored: names of the checkpoint's tensors.
@@ -24,10 +34,9 @@ def kept_codes(stacks: Stacks, stored: Collection[str], matrices: Matrices) -> d
     """
     held, found = {*stored, *matrices}, dict[str, Codes]()
     for name, stack in stacks.items():
-        pieces, of_experts = stack.pieces_of(held), is_of_experts(name)
-        if is_product(name) and (codes := _codes(pieces, matrices, of_experts=of_experts)):
-            found[name] = codes
-    return {name: codes for name, codes in found.items() if not is_of_experts(name) or _is_whole(name, found)}
+        if (is_product(name) or name == HEAD) and (form := _form(name, stack, stack.pieces_of(held), matrices)):
+            found[name] = form
+    return {name: form for name, form in found.items() if not is_of_experts(name) or _is_whole(name, found)}
 
 
 def _is_whole(name: str, found: Collection[str]) -> bool:
@@ -35,11 +44,20 @@ def _is_whole(name: str, found: Collection[str]) -> bool:
     return all(f"{name.rpartition('.')[0]}.{each}" in found for each in EXPERTS)
 
 
-def _codes(pieces: list[Piece], matrices: Matrices, *, of_experts: bool) -> Codes | None:
+def _form(name: str, stack: Stack, pieces: list[Piece], matrices: Matrices) -> Codes | None:
     """Return the form in which a stack of pieces is held; None if the stack is made plain."""
     if any(_is_reordered(piece) or piece.checkpoint_name not in matrices for piece in pieces):
         return None
-    format_, *others = (matrices[piece.checkpoint_name][0].format for piece in pieces)
+    of_pieces = [matrices[piece.checkpoint_name][0] for piece in pieces]
+    codes = None if name == HEAD else _codes(pieces, of_pieces, of_experts=is_of_experts(name))
+    if codes is not None or is_of_experts(name) or any(piece.order is not None for piece in pieces):
+        return codes
+    return widest((_integers(each) for each in of_pieces), stack.elements[1])
+
+
+def _codes(pieces: list[Piece], matrices: list[PackedMatrix], *, of_experts: bool) -> Codes | None:
+    """Return the form of codes of 8 bits for inputs of 8 bits, or for experts; None for others."""
+    format_, *others = (matrix.format for matrix in matrices)
     if not isinstance(format_, Scaled) or any(other != format_ for other in others) or format_.has_zeros:
         return None
     inputs = {each.input_bits for each in (format_, *others) if isinstance(each, Scaled)}
@@ -62,3 +80,40 @@ def _has_whole_blocks(piece: Piece) -> bool:
     """Tell whether a piece begins with a block of rows, as each matrix does that a tensor has stacked."""
     stacked_rows = 0 if piece.order is None else piece.order.view[-2]
     return piece.begin % BLOCK == (piece.rows or (0, 0))[0] % BLOCK == stacked_rows % BLOCK == 0
+
+
+def _integers(matrix: PackedMatrix) -> Codes | None:
+    """Return the narrowest form of integers in groups that holds a matrix, or None.
+
+    Columns must be in order. Offsets are products of a zero and a scale, which float16 would round.
+    """
+    match matrix.format:
+        case Gptq(bits=bits, group=group) | PackedRows(bits=bits, group=group):
+            dtype = PAIRS if bits == 4 else "int8"
+        case Awq(group=group) | Marlin(group=group):
+            dtype = PAIRS
+        case Scaled(codes=codes, rows=0 | 1, columns=group) if codes == INT8:
+            dtype = "int8"
+        case _:
+            return None
+    if not is_ordered(matrix):
+        return None
+    if has_offsets(matrix):
+        return Codes(dtype, 1, group or matrix.width, "float32", "float32")
+    return Codes(dtype, 1, group or matrix.width, "float16" if fits_float16(matrix) else "float32")
+
+
+def widest(forms: Iterable[Codes | None], width: int) -> Codes | None:
+    """Return a form of integers that holds matrices of several, or None; rows are of `width` elements."""
+    found = list(forms)
+    if not found or any(form is None for form in found):
+        return None
+    each = [form for form in found if form is not None]
+    dtype = PAIRS if all(form.dtype == PAIRS for form in each) else "int8"
+    common = math.gcd(width, *(form.columns for form in each))
+    multiple = MULTIPLES[dtype]
+    columns = common if common == width or common % multiple == 0 else math.gcd(common, BLOCK)
+    if columns < LEAST_GROUPS[dtype] or width % multiple:
+        return None
+    scale_dtype = max((form.scale_dtype for form in each), key=("float16", "float32").index)
+    return Codes(dtype, 1, columns, scale_dtype, scale_dtype if any(form.offset_dtype for form in each) else "")

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from common.base.errors import ModelError
-from common.models.quantization.dequantize import TYPES, as_stored, dequantize, needless, problem
-from common.models.quantization.formats import Cut, Field, Format, Scaled, finest
+from common.models.quantization.dequantize import TYPES, as_stored, dequantize, in_groups, needless, problem
+from common.models.quantization.formats import Cut, Field, Scaled, finest
+from common.models.quantization.groups import Held, bytes_of
+from common.models.quantization.stored import PackedMatrix
 from common.ops.base import BLOCK
 from common.ops.reference import quantize
 
@@ -28,34 +30,13 @@ class Span(NamedTuple):
     place: int
 
 
-class StoredTensor(NamedTuple):
-    """A tensor in a file."""
-
-    path: Path
-    name: str  # in the file
-    dtype: str  # as safetensors names it
-    shape: tuple[int, ...]
-    offset: int  # byte of the file at which it begins
-
-
-@dataclass(frozen=True, slots=True)
-class PackedMatrix:
-    """A quantized matrix `[num_rows, width]` of a checkpoint."""
-
-    name: str
-    format: Format
-    num_rows: int
-    width: int
-    held: tuple[tuple[Field, StoredTensor], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """Rows `[begin, end)` of a matrix, and where they go."""
 
     begin: int
     end: int
-    tensor: Tensor  # [end - begin, ...], as many elements a row as the matrix has, in their order
+    tensor: Tensor | Held  # [end - begin, ...], as many elements a row as the matrix has, in their order
     scales: Tensor | None = None  # fp32, filled if the tensor is of codes: of rows, or of BLOCK rows if they are kept
     keeps_codes: bool = False  # of the checkpoint; other codes are made
 
@@ -82,7 +63,7 @@ class PackedPart:
     @property
     def target_bytes(self) -> int:
         """Return the bytes filled on the device."""
-        return sum(self._rows_of(each).numel() * each.tensor.itemsize for each in self.targets)
+        return sum(bytes_of(self._part(each)) for each in self.targets)
 
     def split(self, max_bytes: int) -> Iterator["PackedPart"]:
         """Yield the part in pieces of at most `max_bytes`, or of as few rows as the format can be cut by."""
@@ -118,42 +99,51 @@ class PackedPart:
             paths = ", ".join(sorted({path.name for path in self.paths}))
             raise ModelError(f"{self.matrix.name}: {wrong}, in {paths}; fetch the model again")
         tensors = self._tensors(staged[: self.num_bytes].to(device, non_blocking=True))
+        for name in needless(on_host):
+            del tensors[name]
         for each in (each for each in self.targets if each.keeps_codes):
             self._keep(each, tensors)
         others = [each for each in self.targets if not each.keeps_codes]
         if not others:
             return
-        for name in needless(on_host):
-            del tensors[name]
         rows = dequantize(self.matrix.format, tensors, self.end - self.begin, self.matrix.width)
         for each in others:
-            target = self._rows_of(each)
-            begin = max(each.begin, self.begin) - self.begin
-            plain = rows[begin : begin + target.shape[0]]
-            if each.scales is None:
+            target, plain = self._part(each), rows[self._taken(each)]
+            if isinstance(target, Held):
+                target.fill_rounded(plain)
+            elif each.scales is None:
                 target.copy_(plain.view(target.shape))
             else:
                 codes, scales = quantize(plain.reshape(-1, target.shape[-1]), target.dtype)
                 target.copy_(codes.view(target.shape))
-                of_rows = each.scales[self._part_of(each)]
+                of_rows = each.scales[self._rows_of(each)]
                 of_rows.copy_(scales.view(of_rows.shape))
 
     def _keep(self, target: Target, tensors: Mapping[str, Tensor]) -> None:
         """Copy codes and scales as they are; rows share a scale where a target has one for BLOCK of them."""
-        assert isinstance(self.matrix.format, Scaled) and target.scales is not None, "codes with scales"
-        codes, scales = as_stored(self.matrix.format, tensors, self.end - self.begin)
-        first, end = max(self.begin, target.begin), min(self.end, target.end)
-        rows = slice(first - self.begin, end - self.begin)
-        self._rows_of(target).copy_(codes[rows])
+        rows, format_, num_rows = self._taken(target), self.matrix.format, self.end - self.begin
+        part = self._part(target)
+        if isinstance(part, Held):
+            groups = in_groups(format_, tensors, num_rows, has_offsets=part.offsets is not None)
+            part.fill(groups.part(rows))
+            return
+        assert isinstance(format_, Scaled) and target.scales is not None, "codes with scales"
+        codes, scales = as_stored(format_, tensors, num_rows)
+        part.copy_(codes[rows])
         each = 1 if target.scales.shape[0] == target.end - target.begin else BLOCK
-        begin = (first - target.begin) // each
+        begin = (max(self.begin, target.begin) - target.begin) // each
         of_blocks = scales[rows][::each]
         target.scales[begin : begin + of_blocks.shape[0]].copy_(of_blocks)
 
-    def _rows_of(self, target: Target) -> Tensor:
-        return target.tensor[self._part_of(target)]
+    def _taken(self, target: Target) -> slice:
+        """Return the rows of this part that a target takes."""
+        return slice(max(self.begin, target.begin) - self.begin, min(self.end, target.end) - self.begin)
 
-    def _part_of(self, target: Target) -> slice:
+    def _part(self, target: Target) -> Tensor | Held:
+        rows = self._rows_of(target)
+        return target.tensor.part(rows) if isinstance(target.tensor, Held) else target.tensor[rows]
+
+    def _rows_of(self, target: Target) -> slice:
         """Return the rows of a target that are of this part."""
         return slice(max(self.begin - target.begin, 0), self.end - target.begin)
 

@@ -1,43 +1,43 @@
-"""Matrices held in 8 bits: quantized when they are loaded, or as a checkpoint has them. Needs no torch."""
+"""Matrices held in codes: quantized when they are loaded, or as a checkpoint has them. Needs no torch."""
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from common.models.sizes.stacks import SCALES, Stack, Stacks
+from common.models.sizes.codes import BLOCK, ITEM_BYTES, PAIRS, Codes, Role
+from common.models.sizes.stacks import OFFSETS, SCALES, Stack, Stacks
 
-CODES = {"fp8": "float8_e4m3fn", "int8": "int8"}
-"""Dtypes of codes, by the scheme's name."""
+SCHEMES = {
+    "fp8": Codes("float8_e4m3fn", 1, 0),
+    "int8": Codes("int8", 1, 0),
+    "int4": Codes(PAIRS, 1, BLOCK, "float16"),
+}
+"""Forms in which rows are held that are quantized at load, by the choice's name."""
 EXPERTS = ("experts_gate_up", "experts_down")
 """Names of the matrices of a layer's experts, whose inputs are not quantized."""
-HEAD = "lm_head"
-"""Name of the matrix of logits, which is in 8 bits by a choice of its own."""
+HEAD, TABLE = "lm_head", "embed"
+"""Names of the matrix of logits, which has a choice of its own, and of the input's table."""
 PRODUCTS = ("qkv", "gate", "o", "gate_up", "down", "q", "latent_in", "delta_in", "delta_out", *EXPERTS)
 """Names of a layer's matrices that activations are multiplied by. Other matrices stay as they are: the input's table
 and the head, routers, and the matrix that keys and values are expanded from latents by."""
-SCALE_BYTES = 4
-
-
-class Codes(NamedTuple):
-    """Form of a matrix in 8 bits."""
-
-    dtype: str
-    rows: int  # that share a scale
-    columns: int  # that share a scale; 0: all
 
 
 def quantized(stacks: Stacks, scheme: str) -> Stacks:
-    """Return stacks in which each row of a layer's products is held in codes, with a scale of the row beside them."""
-    return _in_codes(stacks, {name: _of_rows(scheme) for name in stacks if is_product(name)}, are_kept=False)
+    """Return stacks in which each row of a layer's products is held in codes, with scales beside them.
+
+    Rows that are no multiple of a form's groups stay plain, and experts do in groups of integers.
+    """
+    form = SCHEMES[scheme]
+    products = [name for name, stack in stacks.items() if is_product(name) and _fits(name, stack, form)]
+    return _in_codes(stacks, dict.fromkeys(products, form), are_kept=False)
+
+
+def _fits(name: str, stack: Stack, form: Codes) -> bool:
+    return not form.is_integers or (stack.elements[-1] % form.columns == 0 and not is_of_experts(name))
 
 
 def with_head(stacks: Stacks, scheme: str) -> Stacks:
     """Return stacks in which each row of the head is held in codes."""
-    return _in_codes(stacks, {HEAD: _of_rows(scheme)}, are_kept=False)
-
-
-def _of_rows(scheme: str) -> Codes:
-    return Codes(CODES[scheme], 1, 0)
+    return _in_codes(stacks, {HEAD: SCHEMES[scheme]}, are_kept=False)
 
 
 def kept(stacks: Stacks, codes: Mapping[str, Codes]) -> Stacks:
@@ -45,41 +45,46 @@ def kept(stacks: Stacks, codes: Mapping[str, Codes]) -> Stacks:
     return _in_codes(stacks, codes, are_kept=True)
 
 
-def _in_codes(stacks: Stacks, codes: Mapping[str, Codes], *, are_kept: bool) -> Stacks:
+def _in_codes(stacks: Stacks, forms: Mapping[str, Codes], *, are_kept: bool) -> Stacks:
     changed: Stacks = {}
     for name, stack in stacks.items():
         changed[name] = stack
-        if name in codes:
-            dtype, *block = codes[name]
-            changed[name] = stack._replace(dtype=dtype, keeps_codes=are_kept)
-            changed[f"{name}{SCALES}"] = stack._replace(dtype="float32", scale_block=(block[0], block[1]))
+        if name in forms:
+            changed |= _held(name, stack._replace(keeps_codes=are_kept), forms[name])
     return changed
+
+
+def _held(name: str, stack: Stack, form: Codes) -> Stacks:
+    """Return the tensors that hold a matrix in a form."""
+    roles = {name: Role.CODES, f"{name}{SCALES}": Role.SCALES}
+    if form.offset_dtype:
+        roles[f"{name}{OFFSETS}"] = Role.OFFSETS
+    return {each: stack._replace(dtype=form.dtype_of(role), form=form, role=role) for each, role in roles.items()}
 
 
 def is_quantized(stack: Stack) -> bool:
     """Tell whether a stack holds codes."""
-    return stack.dtype in CODES.values()
+    return stack.form is not None and stack.role is Role.CODES
 
 
 def saved_bytes(stacks: Stacks, element_bytes: int) -> int:
     """Return the bytes by which quantized stacks are smaller than with elements of `element_bytes`."""
-    num_codes = sum(math.prod(stack.shape) for stack in stacks.values() if is_quantized(stack))
-    num_scales = sum(math.prod(stack.shape) for stack in stacks.values() if stack.is_scales)
-    return num_codes * (element_bytes - 1) - num_scales * SCALE_BYTES
+    held = [(stack, stack.form.dtype_of(stack.role)) for stack in stacks.values() if stack.form is not None]
+    plain_bytes = sum(math.prod(stack.elements) * element_bytes for stack, _ in held if is_quantized(stack))
+    return plain_bytes - sum(math.prod(stack.shape) * ITEM_BYTES[dtype] for stack, dtype in held)
 
 
 def widened_bytes(stacks: Stacks) -> int:
     """Return the bytes of the largest quantized matrix in 16 bits, as steps of many tokens may hold it.
 
-    Matrices of experts are widened in registers, and so is the head.
+    Matrices of experts are widened in registers, and a head in parts.
     """
     narrow = (stack for name, stack in stacks.items() if name != HEAD and not is_of_experts(name))
-    widened = filter(is_quantized, narrow)
-    return max((2 * math.prod(stack.shape) for stack in widened), default=0)
+    return max((2 * math.prod(stack.elements) for stack in filter(is_quantized, narrow)), default=0)
 
 
 def is_product(name: str) -> bool:
-    """Tell whether a stack is a matrix that may be held in 8 bits."""
+    """Tell whether a stack is a matrix that may be held in codes."""
     return name.startswith("layers.") and name.rsplit(".", 1)[1] in PRODUCTS
 
 

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from common.models.sizes.codes import Codes, Role
+
 
 class Order(NamedTuple):
     """Order in which a checkpoint has the elements of a piece, where it is not the order of the stack."""
@@ -42,21 +44,28 @@ class Stack(NamedTuple):
     dtype: str | None = None  # None for the dtype that the model is served in
     add: float = 0.0  # to each element, when it is loaded
     others: tuple[list[Piece], ...] = ()  # further forms in which a checkpoint may hold the same rows
-    scale_block: tuple[int, int] | None = None  # of the scales of these rows: what shares one; 0 columns: all
+    form: Codes | None = None  # in which the rows are held; None for elements
+    role: Role = Role.CODES  # what the tensor holds of the form
     keeps_codes: bool = False  # of the checkpoint; other codes are made when they are loaded
 
     @property
-    def is_scales(self) -> bool:
-        return self.scale_block is not None
+    def is_beside(self) -> bool:
+        """Tell whether the tensor holds scales or offsets of codes, and comes with these."""
+        return self.form is not None and self.role is not Role.CODES
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """Return the shape of the elements, whatever form they are held in."""
+        num_rows = sum(piece.num_rows for piece in self.pieces)
+        return (num_rows, *self.pieces[0].stack_shape[1:])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        num_rows = sum(piece.num_rows for piece in self.pieces)
-        shape = (num_rows, *self.pieces[0].stack_shape[1:])
-        if self.scale_block is None:
-            return shape
-        rows, columns = self.scale_block
-        return -(-num_rows // rows), -(-shape[1] // columns) if columns else 1
+        """Return the shape of the tensor."""
+        if self.form is None:
+            return self.elements
+        num_rows, width = self.elements
+        return self.form.shape_of(self.role, num_rows, width)
 
     @property
     def forms(self) -> tuple[list[Piece], ...]:
@@ -72,8 +81,8 @@ class Stack(NamedTuple):
 
 Stacks = dict[str, Stack]
 """Tensors of a model by name."""
-SCALES = "_scales"
-"""End of the name of the scales of a quantized matrix, behind the matrix's name."""
+SCALES, OFFSETS = "_scales", "_offsets"
+"""Ends of the names of a quantized matrix's scales and offsets, behind the matrix's name."""
 
 
 class NormNames(NamedTuple):

@@ -4,6 +4,8 @@ A block of numbers is quantized by its largest magnitude, which becomes the larg
 nearest, ties to even. Products of codes are added up in fp32, and scales are applied to the sums of each block.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,6 +17,8 @@ LARGEST = {Scheme.FP8: 448.0, Scheme.INT8: 127.0}
 """Largest codes; -128 is not used."""
 MIDDLE = 8
 """Subtracted from codes of 4 bits where there are no offsets."""
+WIDENED_ELEMENTS = 256 * 1024
+"""Of a matrix made plain at once: what a CPU's cache holds, because fresh memory costs a fault each page."""
 LEAST_MAGNITUDE = 1e-12
 """Taken for the largest magnitude of a block of zeros, whose codes are zeros with any scale."""
 
@@ -64,11 +68,24 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     if weight.scales is None:
         return functional.linear(x, weight.data, weight.bias)
     if weight.is_weight_only:
-        bias = None if weight.bias is None else weight.bias.float()
-        return functional.linear(x.float(), dequantized(weight), bias).to(x.dtype)
+        return _linear_of_rows(x.float(), weight).to(x.dtype)
     codes, scales = quantize(x, weight.data.dtype, weight.scale_columns)
     product = multiplied(codes, scales, weight)
     return (product if weight.bias is None else product + weight.bias.float()).to(x.dtype)
+
+
+def _linear_of_rows(x: Tensor, weight: Weight) -> Tensor:
+    """Return the product of fp32 `x` and a matrix in a weight-only scheme, of which few rows are widened at a time."""
+    out = torch.empty((x.shape[0], weight.num_out), device=x.device)
+    step = max(1, WIDENED_ELEMENTS // weight.num_in)
+    for begin in range(0, weight.num_out, step):
+        rows = slice(begin, begin + step)
+        bias, scales, offsets = (
+            None if each is None else each[rows] for each in (weight.bias, weight.scales, weight.offsets)
+        )
+        some = replace(weight, data=weight.data[rows], scales=scales, offsets=offsets)
+        out[:, rows] = functional.linear(x, dequantized(some), None if bias is None else bias.float())
+    return out
 
 
 def multiplied(codes: Tensor, scales: Tensor, weight: Weight) -> Tensor:

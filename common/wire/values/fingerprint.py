@@ -11,10 +11,11 @@ from itertools import chain
 from pathlib import Path
 
 from common.base.errors import ConfigError
-from common.base.json_file import QUANTIZATION_FILES, JsonObject
+from common.base.json_file import QUANTIZATION_FILES
 from common.checkpoint.gguf.config import config_of
 from common.checkpoint.gguf.model_file import is_gguf, parts_of, read_gguf
 from common.checkpoint.gguf.tokenizer import tokenizer_entries
+from common.checkpoint.tensor_header import read_header
 
 _SAMPLES = 4
 """Most pieces read of a tensor; fewer if the checkpoint has very many tensors."""
@@ -26,7 +27,6 @@ _NUM_READERS = 16
 """Threads: on a disk with a cold cache each thread waits for a sample."""
 MAX_PLACE = 120
 """Characters of a path in a description, its last ones."""
-_MAX_HEADER_BYTES = 100_000_000  # limit of the safetensors format
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +120,8 @@ def _of_gguf(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:
 
 def _header(path: Path) -> list[_Stored]:
     """Return the tensors of a safetensors file; raises ConfigError for any other file."""
-    with path.open("rb") as file:
-        num_bytes, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-        first = 8 + num_bytes
-        try:
-            if num_bytes > _MAX_HEADER_BYTES or first > size:
-                raise ValueError(f"a header of {num_bytes} bytes, in a file of {size}")
-            entries = json.loads(file.read(num_bytes))
-            entries.pop("__metadata__", None)
-            tensors = [_stored(name, entry, first) for name, entry in entries.items()]
-            if any(not first <= each.begin <= each.end <= size for each in tensors):
-                raise ValueError(f"tensors lie outside of its {size} bytes")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{path}: not a safetensors file ({error!s:.200}); fetch the model again") from None
-    return tensors
-
-
-def _stored(name: str, entry: JsonObject, first: int) -> _Stored:
-    begin, end = entry["data_offsets"]
-    return _Stored(name, f"{entry['dtype']} {entry['shape']}", first + begin, first + end)
+    entries = read_header(path).items()
+    return [_Stored(name, f"{each.dtype} {list(each.shape)}", each.begin, each.end) for name, each in entries]
 
 
 def _sampled(readers: ThreadPoolExecutor, path: Path, tensors: list[_Stored], num_samples: int) -> Iterator[bytes]:

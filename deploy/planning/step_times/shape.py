@@ -5,7 +5,8 @@ from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
 from common.models.config import DecoderConfig, cached_dtype
-from common.models.reading import AS_STORED, KEEP, read_config
+from common.models.held import sized_model
+from common.models.reading import AS_STORED, KEEP
 from common.models.sizes.attention import Attention
 from common.models.sizes.delta_rule import DeltaRule
 
@@ -69,7 +70,7 @@ def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED
         head: as `model.head` of workers.
     """
     try:
-        return shape_of(read_config(path, quantization, head), kv_dtype)
+        return shape_of(sized_model(path, quantization, head), kv_dtype)
     except ModelError as error:
         raise ConfigError(str(error)) from None
 

@@ -6,11 +6,14 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from common.base.errors import ConfigError
+from common.models.held import read_model
 from common.models.loader import model_bytes
 from common.models.reading import read_config
+from deploy.planning.step_times.shape import read_shape
 from deploy.serve.demo import DEMO_MODEL
 from deploy.serve.model_source import find_model, is_hub_id, served_name, weights_bytes
 from tests.support.gguf_files import every, write_gguf
+from tests.support.packed_checkpoints import CASES, pack_checkpoint
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -20,7 +23,22 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path) == 5
 
 
-def test_a_quantized_checkpoint_takes_2_bytes_an_element_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["fp8-blocks", "awq", "nvfp4-modelopt"])
+def test_a_quantized_checkpoint_takes_the_bytes_of_what_is_held(case: str, tmp_path: Path) -> None:
+    """Some matrices stay in the checkpoint's form, others are made plain."""
+    for name in ("packed", "plain"):
+        shutil.copytree(DEMO_MODEL, tmp_path / name)
+    pack_checkpoint(tmp_path / "packed", tmp_path / "plain", CASES[case]())
+    config, path = read_model(tmp_path / "packed", "auto"), tmp_path / "packed"
+    assert bool(config.kept) == (case != "nvfp4-modelopt")
+    assert weights_bytes(path) == pytest.approx(model_bytes(config, "bfloat16"), rel=0.01)
+    assert read_shape(path).weight_bytes == weights_bytes(path)
+    plain_bytes = weights_bytes(path, "plain")
+    assert plain_bytes == pytest.approx(model_bytes(read_model(path, "plain"), "bfloat16"), rel=0.01)
+    assert weights_bytes(path) < 0.75 * plain_bytes or not config.kept
+
+
+def test_a_quantized_checkpoint_without_its_files_takes_2_bytes_an_element(tmp_path: Path) -> None:
     demo = Path("deploy/demo_model")
     config = json.loads((demo / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes(b"12345")
@@ -37,10 +55,10 @@ def test_matrices_in_8_bits_are_counted_by_codes_and_scales_whatever_the_files_h
         packed = {"quantization_config": {"quant_method": "fp8"}} if kind == "fp8" else {}
         (path / "config.json").write_text(json.dumps(config | packed))
         shutil.copy(DEMO_MODEL / "model.safetensors", path)
-    plain_bytes, fp8_bytes = weights_bytes(path), weights_bytes(path, "fp8")
+    plain_bytes, fp8_bytes = weights_bytes(path, "plain"), weights_bytes(path, "fp8")
     assert fp8_bytes == pytest.approx(model_bytes(read_config(path, "fp8"), "bfloat16"), rel=0.01)
     assert fp8_bytes < 0.6 * plain_bytes
-    added = weights_bytes(path, head="int8") - plain_bytes
+    added = weights_bytes(path, "plain", "int8") - plain_bytes
     assert added == pytest.approx(2048 * (256 + 4), rel=0.2), "codes and scales beside the table"
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from common.checkpoint.gguf.block_types import BlockType
-from common.models import upload
 from common.models.gguf.block_part import BlockPart
-from common.models.upload import Upload
+from common.models.loading import upload
+from common.models.loading.upload import Upload
+from common.models.quantization.groups import Groups
 
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 TYPE = BlockType("eight", 8, 9)
@@ -33,7 +34,11 @@ def test_blocks_are_unpacked_into_their_places(
     path.write_bytes(b"\0\0\0" + packed.numpy().tobytes())
     shape = tuple((7, 5, 16)[each] for each in order)
     target = torch.zeros(shape, dtype=dtype, device=device)
-    part = BlockPart(path, 3, TYPE, lambda read: (read[:, 1:].int() + read[:, :1]).float(), target.permute(order), 1.0)
+
+    def unpack(read: torch.Tensor) -> Groups:
+        return Groups(read[:, None, 1:].to(torch.int8), torch.ones_like(read[:, :1]).float(), read[:, :1].float())
+
+    part = BlockPart(path, 3, TYPE, unpack, target.permute(order), 1.0)
     pieces = [*part.split(slot_bytes)]
     assert all(piece.num_bytes <= max(slot_bytes, TYPE.num_bytes) for piece in pieces)
     assert sum(piece.num_bytes for piece in pieces) == packed.numel() == part.num_bytes

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from common.base.dtypes import DTYPES
+from common.models.loading.weights import load_weights, weights_layout
 from common.models.quantization import packed_part
 from common.models.reading import read_config
-from common.models.weights import load_weights, weights_layout
 from tests.models.quantization.conftest import Written
 from tests.support.marks import first_then
 from tests.support.packed_checkpoints import CASES

@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.models.decoder import Decoder
-from common.models.loader import load_model, model_bytes, read_model
+from common.models.held import read_model
+from common.models.loader import load_model, model_bytes
 from common.models.quantization import packed_part
+from common.models.sizes import codes as codes_of
+from common.ops.base import BLOCK
 from tests.models.quantization.conftest import Written
 from tests.models.test_decoder import CPU, Cache, errors, prompts
 from tests.models.test_quantization import FLIPPED, Kept
@@ -82,6 +85,7 @@ def test_codes_and_scales_are_those_of_the_file(
     tensors = load_file(packed / "model.safetensors")
     model, ours = load(packed)
     assert len(model.config.kept) == 4 * len(model.config.layers)
+    assert codes_of.BLOCK == BLOCK
     for number in range(len(model.config.layers)):
         for stack, parts in STACKS.items():
             codes, scales = ours[f"layers.{number}.{stack}"], ours[f"layers.{number}.{stack}_scales"]
@@ -125,32 +129,15 @@ def test_logits_are_those_of_products_of_the_codes(
     assert errors(ours, expected)[0] < FLIPPED * effect
 
 
-def without_inputs() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(json.dumps(INT8_ROWS))
-    table["config_groups"]["group_0"]["input_activations"] = None
-    return table
-
-
-@pytest.mark.parametrize(
-    "case",
-    ["awq", "gptq-int8", "mxfp8-compressed", "int8-compressed-asymmetric", "int8-compressed-packed", "nvfp4-modelopt"],
-)
+@pytest.mark.parametrize("case", ["gptq-act-order", "mxfp8-compressed", "nvfp4-modelopt"])
 def test_other_formats_are_made_plain(case: str, written: Callable[[str], Written]) -> None:
     packed, _ = written(case)
     assert read_model(packed, "auto").kept == ()
 
 
-@pytest.mark.parametrize(
-    ("case", "table"),
-    [
-        ("int8-compressed", without_inputs()),
-        ("fp8-blocks", {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}),
-    ],
-)
-def test_matrices_for_inputs_of_16_bits_are_made_plain(
-    case: str, table: dict[str, Any], packed: Callable[[str], Path]
-) -> None:
-    directory = packed(case)
+def test_floats_of_8_bits_for_inputs_of_16_bits_are_made_plain(packed: Callable[[str], Path]) -> None:
+    directory = packed("fp8-blocks")
+    table = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}
     assert read_model(directory, "auto").kept
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": table}))
@@ -174,7 +161,7 @@ def test_a_stack_of_several_formats_is_made_plain(
     matrix = plain["layers.1.qkv"][256 : 256 + tensors[name].shape[0]]
     del tensors[f"{name}_scale_inv"]
     save_file(tensors | {name: matrix.clone()}, path)
-    with caplog.at_level(logging.INFO, logger="common.models.weights"):
+    with caplog.at_level(logging.INFO, logger="common.models.loading.weights"):
         model, ours = load(directory)
     assert torch.equal(ours["layers.1.qkv"], plain["layers.1.qkv"]) and "layers.1.qkv_scales" not in ours
     assert len(model.config.kept) == 7

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.models.decoder import Decoder
-from common.models.loader import load_model, model_bytes, read_model
+from common.models.held import read_model
+from common.models.loader import load_model, model_bytes
 from common.ops.base import Weight
 from common.ops.reference.products import dequantized
 from tests.models.quantization.test_kept import at_each, load, same_bytes, stored

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.base.errors import ModelError
-from common.models import checkpoint, weights
-from common.models.quantization import packed_part
+from common.models.loading import checkpoint, weights
+from common.models.loading.upload import SLOT_BYTES
+from common.models.quantization import packed_part, stored
 from common.models.quantization.rules import formats_of
 from common.models.reading import read_config
-from common.models.upload import SLOT_BYTES
 from common.wire.values.fingerprint import model_fingerprint
 from tests.models.quantization.conftest import Written
 from tests.models.quantization.test_formats import load
@@ -299,10 +299,10 @@ def test_memory_beside_the_weights_is_bounded_however_large_a_matrix_is(
     [format_] = formats_of(config.quantization, [[Q]])
     assert format_ is not None
     held = tuple(
-        (field, packed_part.StoredTensor(Path("a"), "a", field.dtypes[0], field.shape, 0))
+        (field, stored.StoredTensor(Path("a"), "a", field.dtypes[0], field.shape, 0))
         for field in format_.fields(num_rows, width)
     )
-    matrix = packed_part.PackedMatrix("a", format_, num_rows, width, held)
+    matrix = stored.PackedMatrix("a", format_, num_rows, width, held)
     target = packed_part.Target(0, num_rows, torch.empty(num_rows, width, device="meta"))
     parts = list(packed_part.PackedPart(matrix, 0, num_rows, (target,)).split(SLOT_BYTES))
     assert max(part.num_bytes for part in parts) <= SLOT_BYTES
@@ -313,7 +313,7 @@ def test_memory_beside_the_weights_is_bounded_however_large_a_matrix_is(
 def test_a_line_tells_what_is_made_plain(packed: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
     directory = packed("fp8-modelopt")
     add(directory, model__layers__0__self_attn__k_scale=torch.tensor(0.5))
-    with caplog.at_level(logging.INFO, logger="common.models.weights"):
+    with caplog.at_level(logging.INFO, logger="common.models.loading.weights"):
         load(directory)
     [line] = caplog.messages
     assert "14 matrices in FP8 with a scale for all rows x all columns, 0.00 GB, are made plain" in line

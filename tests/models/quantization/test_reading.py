@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.base.errors import ModelError
-from common.models.quantization.reading import read_quantization
+from common.models.quantization.configs.reading import read_quantization
 from common.models.quantization.rules import EXPRESSIONS, Match, formats_of
 from common.models.reading import read_config
 from common.models.settings import Settings

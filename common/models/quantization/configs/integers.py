@@ -1,9 +1,9 @@
 """Reading of `quant_method` awq, gptq and marlin, and of older files of these formats. Needs no torch."""
 
 from common.base.json_file import JsonObject
+from common.models.quantization.configs.tables import Table
 from common.models.quantization.formats import Format
 from common.models.quantization.rules import Match, Quantization, Rule
-from common.models.quantization.tables import Table
 from common.models.quantization.words import Awq, Gptq, Marlin
 
 SKIPPED, CHANGED = "-:", "+:"

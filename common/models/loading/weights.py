@@ -17,24 +17,24 @@ from torch import Tensor
 
 from common.base.dtypes import DTYPES
 from common.base.errors import ModelError
-from common.models.checkpoint import listed, opened, stored_tensors
-from common.models.quantization.found import WEIGHT, Wanted, described, find_packed
-from common.models.quantization.packed_part import PackedMatrix, PackedPart, StoredTensor, Target
+from common.models.loading.checkpoint import listed, opened, stored_tensors
+from common.models.loading.upload import Part, Progress, Upload
+from common.models.quantization.found import WEIGHT, described, find_packed, matrices_of
+from common.models.quantization.groups import Held
+from common.models.quantization.packed_part import PackedPart, Target
 from common.models.quantization.rules import Quantization
-from common.models.sizes.stacks import SCALES, Piece, Stack, Stacks
-from common.models.upload import Part, Progress, Upload
-from common.ops.base import BLOCK
+from common.models.quantization.stored import PackedMatrix, StoredTensor
+from common.models.sizes.codes import Codes
+from common.models.sizes.stacks import OFFSETS, SCALES, Piece, Stack, Stacks
 
 logger = logging.getLogger(__name__)
 # Buffers that old checkpoints carry although their values follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-_DTYPES = DTYPES | {"uint8": torch.uint8, "int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+_DTYPES = DTYPES | {"uint8": torch.uint8, "int8": torch.int8}
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _BYTE_TYPES = {"U8": torch.uint8}
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the matrix of logits and of the input's table; tied models have one matrix for both."""
-RARELY_LISTED = ("embed", "lm_head", "router")
-"""Names of a model's matrices that are plain in most quantized checkpoints, whether or not a configuration says so."""
 MAYBE_ZERO = (".bias", ".weight_zero_point")
 """Ends of names of tensors that old writers of GPTQ and of compressed-tensors have for every matrix, full of zeros."""
 COMPARED_ROWS = 64
@@ -58,7 +58,7 @@ class WeightsLayout:
 
     def is_packed(self, name: str) -> bool:
         """Tell whether a tensor holds bytes, which are loaded as they are."""
-        return _dtype_of(self.stacks[name], self.dtype) == torch.uint8
+        return self.stacks[name].form is None and _dtype_of(self.stacks[name], self.dtype) == torch.uint8
 
     def tensors(self, region: Tensor) -> dict[str, Tensor]:
         """Return views of a region `[num_bytes]` uint8, by tensor name."""
@@ -122,7 +122,7 @@ def load_weights(
         quantization: what the checkpoint's configuration says of quantized matrices.
     """
     stored = stored_tensors(model_dir)
-    stacks = {name: stack for name, stack in layout.stacks.items() if not stack.is_scales}
+    stacks = {name: stack for name, stack in layout.stacks.items() if not stack.is_beside}
     matrices = _packed_matrices(model_dir, stacks, stored, quantization)
     stored |= {name: each[0].held[0][1] for name, each in matrices.items()}
     chosen = {name: stack.pieces_of(stored) for name, stack in stacks.items()}
@@ -136,7 +136,7 @@ def load_weights(
     tensors, parts, targets = layout.tensors(region), list[Part | PackedPart](), dict[str, list[list[Target]]]()
     for name, pieces in chosen.items():
         for piece in pieces:
-            target, scales = place_in(tensors, name, piece)
+            target, scales = place_in(tensors, name, stacks[name], piece)
             if piece.checkpoint_name in matrices:
                 keeps_codes = stacks[name].keeps_codes
                 of_piece = _targets(piece, target, scales, keeps_codes=keeps_codes)
@@ -172,9 +172,11 @@ def _packed_matrices(
     beside = {f"{name.removesuffix(WEIGHT)}{end}" for name in found.matrices for end in MAYBE_ZERO}
     for name in _zeros({name: stored[name] for name in (beside & stored.keys()) - known}):
         del stored[name]
-    kept = [stack.pieces_of({*stored, *found.matrices}) for stack in stacks.values() if stack.keeps_codes]
-    kept_names = {piece.checkpoint_name for pieces in kept for piece in pieces}
-    logger.info("%s", described(model_dir, found, quantization, kept_names))
+    held, kept = {*stored, *found.matrices}, dict[str, Codes]()
+    for stack in stacks.values():
+        if stack.form is not None and stack.keeps_codes:
+            kept |= {piece.checkpoint_name: stack.form for piece in stack.pieces_of(held)}
+    logger.info("%s", described(model_dir, found, quantization, kept))
     return found.matrices
 
 
@@ -187,22 +189,7 @@ def _zeros(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
                     yield name
 
 
-def matrices_of(stacks: Stacks) -> Iterator[Wanted]:
-    """Yield the matrices that checkpoints may have quantized, in all forms, once each."""
-    seen = set[str]()
-    for key, stack in stacks.items():
-        for piece in (piece for form in stack.forms for piece in form):
-            name, shape, order = piece.checkpoint_name, piece.shape, piece.order
-            if name in seen:
-                continue
-            seen.add(name)
-            if name.endswith(WEIGHT) and len(shape) == 2:
-                yield Wanted(name, *shape, key.rpartition(".")[2] in RARELY_LISTED)
-            elif len(shape) == 3 and order is not None and order.file == tuple(sorted(order.file)):
-                yield Wanted(name, *shape[1:], may_be_plain=True, num_stacked=shape[0])
-
-
-def _targets(piece: Piece, target: Tensor, scales: Tensor | None, *, keeps_codes: bool) -> list[Target]:
+def _targets(piece: Piece, target: Tensor | Held, scales: Tensor | None, *, keeps_codes: bool) -> list[Target]:
     """Return where the rows of a quantized matrix go, or of each that a tensor has stacked.
 
     Args:
@@ -211,27 +198,44 @@ def _targets(piece: Piece, target: Tensor, scales: Tensor | None, *, keeps_codes
         keeps_codes: these are the checkpoint's; else rows are quantized anew.
     """
     if len(piece.shape) == 3:
+        assert isinstance(target, Tensor), "stacked matrices are no integers in groups"
         num, num_rows, width = piece.shape
         of_each = (None,) * num if scales is None else scales.view(num, -1, scales.shape[-1]).unbind()
         stacked = zip(target.view(num, num_rows, width).unbind(), of_each, strict=True)
         return [Target(0, num_rows, matrix, of_matrix, keeps_codes) for matrix, of_matrix in stacked]
     first_row, end = piece.rows or (0, piece.shape[0])
-    rows = target.view(piece.stack_shape) if piece.order is None else target
-    return [Target(first_row, end, rows, scales, keeps_codes)]
+    if isinstance(target, Tensor) and piece.order is None:
+        target = target.view(piece.stack_shape)
+    return [Target(first_row, end, target, scales, keeps_codes)]
 
 
-def place_in(tensors: Mapping[str, Tensor], name: str, piece: Piece) -> tuple[Tensor, Tensor | None]:
-    """Return the piece's place in the stack `name`, in the order of the file, and that of its scales if it has some."""
-    target, scales = in_file_order(tensors[name], piece), tensors.get(f"{name}{SCALES}")
-    if scales is None or tensors[name].dtype == torch.uint8:
-        return target, None
-    each = 1 if scales.shape[0] == tensors[name].shape[0] else BLOCK  # rows that share a scale
+def place_in(
+    tensors: Mapping[str, Tensor], name: str, stack: Stack, piece: Piece
+) -> tuple[Tensor | Held, Tensor | None]:
+    """Return the piece's place in the stack `name`, in the order of the file, and that of scales of rows or blocks."""
+    if stack.form is None:
+        return in_file_order(tensors[name], piece), None
+    beside = [tensors.get(f"{name}{end}") for end in (SCALES, OFFSETS)]
+    if stack.form.is_integers:
+        codes, scales, offsets = (None if each is None else _rows_in(each, piece) for each in (tensors[name], *beside))
+        assert codes is not None and scales is not None, "codes have scales"
+        return Held(codes, scales, offsets), None
+    scales, each = beside[0], stack.form.rows
+    assert scales is not None, "codes have scales"
     scales = scales[piece.begin // each : -(-(piece.begin + piece.num_rows) // each)]
     if piece.order is None:
-        return target.view(piece.stack_shape), scales
+        return in_file_order(tensors[name], piece).view(piece.stack_shape), scales
     if each > 1 or scales.shape[1] > 1:  # of blocks, which no piece in another order has
-        return target, scales
-    return target, scales.view(*piece.order.view[:-1], 1).permute(piece.order.file)
+        return in_file_order(tensors[name], piece), scales
+    return in_file_order(tensors[name], piece), scales.view(*piece.order.view[:-1], 1).permute(piece.order.file)
+
+
+def _rows_in(tensor: Tensor, piece: Piece) -> Tensor:
+    """Return the piece's rows of codes, scales or offsets, in the order of the file: `[..., width]`."""
+    rows = tensor[piece.begin : piece.begin + piece.num_rows]
+    if piece.order is None:
+        return rows
+    return rows.view(*piece.order.view[:-1], rows.shape[1]).permute(piece.order.file)
 
 
 def in_file_order(tensor: Tensor, piece: Piece) -> Tensor:

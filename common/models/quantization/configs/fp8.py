@@ -1,8 +1,8 @@
 """Reading of `quant_method` fp8: Qwen3-FP8, DeepSeek-V3, Ministral 3, and what transformers writes. Needs no torch."""
 
+from common.models.quantization.configs.tables import Table
 from common.models.quantization.formats import EXPONENTS, FLOATS, FP8, Scaled
 from common.models.quantization.rules import Match, Quantization, Rule
-from common.models.quantization.tables import Table
 
 SCALES = ("weight_scale_inv", "weight_scale")
 """Names of scales. All of them multiply, whatever the first says."""

@@ -16,14 +16,15 @@ from common.base.errors import ModelError
 from common.checkpoint.gguf.config import ROPE_FACTORS, architecture_of
 from common.checkpoint.gguf.header import StoredTensor
 from common.checkpoint.gguf.model_file import GGUFModel, read_gguf
-from common.models.checkpoint import listed
-from common.models.config import DecoderConfig
 from common.models.gguf.block_part import BlockPart
 from common.models.gguf.names import Place, place_of, turned_back
 from common.models.gguf.unpacking import PLAIN, UNPACKED
-from common.models.sizes.stacks import Piece
-from common.models.upload import Part, Progress, Upload
-from common.models.weights import WeightsLayout, place_in
+from common.models.loading.checkpoint import listed
+from common.models.loading.upload import Part, Progress, Upload
+from common.models.loading.weights import WeightsLayout, place_in
+from common.models.quantization.groups import Held
+from common.models.sizes.quantized import is_quantized
+from common.models.sizes.stacks import Piece, Stack
 
 logger = logging.getLogger(__name__)
 
@@ -37,32 +38,32 @@ class _Wanted(NamedTuple):
 
 
 def load_gguf_weights(
-    path: Path, config: DecoderConfig, layout: WeightsLayout, region: Tensor, *, progress: Progress
+    path: Path, layout: WeightsLayout, region: Tensor, *, head_dim: int, progress: Progress
 ) -> Upload:
-    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor."""
+    """Begin to load and stack into a region; raises ModelError naming each missing, extra or misshapen tensor.
+
+    Args:
+        head_dim: of queries and keys, whose rows some files have in another order.
+    """
     model = read_gguf(path)
-    wanted = _wanted(config, layout, turns_neighbours=architecture_of(model).turns_neighbours)
+    wanted = _wanted(layout, head_dim if architecture_of(model).turns_neighbours else 0)
     _check_names(model, wanted)
     _check_shapes(model, wanted)
     tensors = layout.tensors(region)
-    logger.info("%s", _described(model))
-    parts = [
-        _part(
-            each.place,
-            _matrix(model.tensors, each.place),
-            *place_in(tensors, each.stack, each.piece),
-            layout.stacks[each.stack].add,
-        )
-        for each in wanted
-    ]
+    logger.info("%s", _described(model, layout))
+    parts = []
+    for name, piece, place in wanted:
+        stack = layout.stacks[name]
+        parts.append(_part(place, _matrix(model.tensors, place), *place_in(tensors, name, stack, piece), stack))
     return Upload(parts, region.device, progress)
 
 
-def _wanted(config: DecoderConfig, layout: WeightsLayout, *, turns_neighbours: bool) -> list[_Wanted]:
+def _wanted(layout: WeightsLayout, turned_dim: int) -> list[_Wanted]:
+    """Return all pieces; heads of `turned_dim` stand in the file as neighbours that turn together, unless it is 0."""
     wanted = []
     for name, stack in layout.stacks.items():
-        for piece in () if stack.is_scales else stack.pieces:
-            placed = turned_back(piece, config.heads[0].head_dim) if turns_neighbours else piece
+        for piece in () if stack.is_beside else stack.pieces:
+            placed = turned_back(piece, turned_dim) if turned_dim else piece
             wanted.append(_Wanted(name, placed, place_of(piece.checkpoint_name)))
     return wanted
 
@@ -93,12 +94,15 @@ def _check_shapes(model: GGUFModel, wanted: list[_Wanted]) -> None:
         raise ModelError(f"{model.path}: {listed(list(problems.values()))}; serve another file of this model")
 
 
-def _described(model: GGUFModel) -> str:
-    """Return a line about the types of a file's tensors."""
+def _described(model: GGUFModel, layout: WeightsLayout) -> str:
+    """Return a line about the types of a file's tensors, and what becomes of them."""
     count = Counter(tensor.type.name for tensor in model.tensors.values())
     num_bytes = sum(tensor.num_bytes for tensor in model.tensors.values())
     types = ", ".join(f"{number} tensors in {name}" for name, number in count.most_common())
+    num_packed = sum(len(stack.pieces) for stack in layout.stacks.values() if is_quantized(stack) and stack.keeps_codes)
     end = "" if count.keys() <= PLAIN.keys() else "; blocks are made plain as they are loaded"
+    if num_packed:
+        end = f"; {num_packed} matrices stay packed, other blocks are made plain as they are loaded"
     return f"{model.path}: {types}, {num_bytes / 1e9:.2f} GB{end}"
 
 
@@ -111,8 +115,10 @@ def _matrix(tensors: Mapping[str, StoredTensor], place: Place) -> StoredTensor:
     return one._replace(begin=stored.begin + place.expert * one.num_bytes)
 
 
-def _part(place: Place, stored: StoredTensor, target: Tensor, scales: Tensor | None, add: float) -> Part | BlockPart:
-    kind = stored.type
-    if kind.name in PLAIN:
-        return Part(stored.path, stored.begin, PLAIN[kind.name], target, add, scales)
-    return BlockPart(stored.path, stored.begin, kind, UNPACKED[kind.name], target, add, scales, place.name)
+def _part(
+    place: Place, stored: StoredTensor, target: Tensor | Held, scales: Tensor | None, stack: Stack
+) -> Part | BlockPart:
+    kind, unpack = stored.type, UNPACKED.get(stored.type.name)
+    if unpack is None:
+        return Part(stored.path, stored.begin, PLAIN[kind.name], target, stack.add, scales)
+    return BlockPart(stored.path, stored.begin, kind, unpack, target, stack.add, scales, place.name, stack.keeps_codes)

@@ -1,11 +1,11 @@
 """Reading of `quant_method` modelopt, as NVIDIA's Model Optimizer writes it. Needs no torch."""
 
 from common.base.json_file import Json
-from common.models.quantization import fp8
+from common.models.quantization.configs import fp8
+from common.models.quantization.configs.tables import Table
 from common.models.quantization.formats import FP8, Format, Scaled
 from common.models.quantization.fp4 import Nvfp4
 from common.models.quantization.rules import Match, Quantization, Rule
-from common.models.quantization.tables import Table
 
 WILD = frozenset("*?[")
 """Characters that make a name one of many modules."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from common.base.errors import ModelError
 from common.models.gguf.block_part import BlockPart
+from common.models.quantization.groups import Held, bytes_of, elements_of
 from common.models.quantization.packed_part import PackedPart, Span
 from common.ops.reference import quantize
 
@@ -41,19 +42,19 @@ class Part:
     path: Path
     offset: int
     dtype: torch.dtype  # in the file
-    target: Tensor  # of any shape and strides; its elements stand in the file one behind the other
+    target: Tensor | Held  # of any shape and strides; its elements stand in the file one behind the other
     add: float = 0.0  # to each element
     scales: Tensor | None = None  # fp32, filled if the target is of codes: as the target, but 1 for the width of rows
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of staging memory."""
-        return self.target.numel() * self.dtype.itemsize
+        return elements_of(self.target) * self.dtype.itemsize
 
     @property
     def target_bytes(self) -> int:
         """Return the bytes filled on the device."""
-        return self.target.numel() * self.target.itemsize
+        return bytes_of(self.target)
 
     @property
     def paths(self) -> set[Path]:
@@ -66,6 +67,9 @@ class Part:
     def fill(self, staged: Tensor, device: torch.device) -> None:
         """Start copying what was read to the target."""
         target, dtype = self.target, self.dtype
+        if isinstance(target, Held):
+            target.fill_rounded(staged[: self.num_bytes].view(dtype).to(target.codes.device, non_blocking=True))
+            return
         source = staged[: self.num_bytes].view(dtype).view(target.shape)
         if self.scales is not None:
             _quantize(source.to(device, non_blocking=True), target, self.scales)
@@ -81,6 +85,9 @@ class Part:
 
         A row that is to be quantized is never divided.
         """
+        if isinstance(self.target, Held):
+            yield from self._split_held(self.target, max_bytes)
+            return
         is_flat = self.target.is_contiguous() and self.scales is None
         target = self.target.view(-1) if is_flat else self.target
         row_bytes = target[:1].numel() * self.dtype.itemsize
@@ -93,6 +100,12 @@ class Part:
                 yield part
             else:
                 yield from replace(part, target=rows[0]).split(max_bytes)
+
+    def _split_held(self, target: Held, max_bytes: int) -> Iterator["Part"]:
+        offset = self.offset
+        for rows in target.split(max_bytes // self.dtype.itemsize):
+            yield replace(self, offset=offset, target=rows)
+            offset += elements_of(rows) * self.dtype.itemsize
 
 
 def _quantize(source: Tensor, target: Tensor, scales: Tensor) -> None:
@@ -231,7 +244,7 @@ class _Slot:
 
 
 def _most_bytes(part: Part | PackedPart | BlockPart) -> int:
-    is_quantized = isinstance(part, Part) and part.scales is not None
+    is_quantized = isinstance(part, Part) and (part.scales is not None or isinstance(part.target, Held))
     return min(SLOT_BYTES, QUANTIZED_BYTES) if is_quantized else SLOT_BYTES
 
 

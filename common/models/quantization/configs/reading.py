@@ -6,9 +6,9 @@ from pathlib import Path
 
 from common.base.errors import ModelError
 from common.base.json_file import HF_QUANT_CONFIG, QUANT_CONFIG, QUANTIZATION_FILES, JsonObject
-from common.models.quantization import compressed_tensors, fp8, integers, modelopt
+from common.models.quantization.configs import compressed_tensors, fp8, integers, modelopt
+from common.models.quantization.configs.tables import Table
 from common.models.quantization.rules import EXPRESSIONS, MAX_EXPRESSIONS, Quantization
-from common.models.quantization.tables import Table
 
 KEYS = ("quantization_config", "compression_config")
 """Keys of config.json; the second of old compressed-tensors."""

@@ -1,14 +1,16 @@
-"""Safetensors files of a checkpoint: their tensors, by names without the wrapper of a model of several senses."""
+"""Safetensors files of a checkpoint: their tensors, by names without the wrapper of a model of several senses.
+
+Headers are read without torch and without the package.
+"""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-
-from common.base.errors import ModelError
-from common.models.quantization.packed_part import StoredTensor
+from common.base.errors import ConfigError, ModelError
+from common.checkpoint.tensor_header import read_header
+from common.models.quantization.stored import StoredTensor
 
 WRAPPERS = ("model.language_model.", "language_model.")
 """Beginnings of names in checkpoints that hold a text model among others."""
@@ -43,8 +45,7 @@ def _tensor_files(model_dir: Path) -> dict[str, Path]:
     single = model_dir / "model.safetensors"
     if not single.exists():
         raise ModelError(f"{model_dir}: neither model.safetensors nor model.safetensors.index.json")
-    with opened(single) as handle:
-        return dict.fromkeys(handle.keys(), single)
+    return dict.fromkeys(_header(single), single)
 
 
 def _files_of_index(index: Path) -> dict[str, Path]:
@@ -62,6 +63,8 @@ def _files_of_index(index: Path) -> dict[str, Path]:
 
 def opened(path: Path) -> Any:
     """Return a file as safetensors reads it, which checks its header; raises ModelError for any other file."""
+    from safetensors import safe_open  # missing where models are sized, and not loaded
+
     try:
         return safe_open(path, framework="pt")
     except Exception as error:  # noqa: BLE001 - safetensors' own error type is not exported
@@ -70,17 +73,13 @@ def opened(path: Path) -> Any:
 
 def _header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file by their names in it."""
-    opened(path).__exit__(None, None, None)
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    return {
-        name: StoredTensor(
-            path, name, entry["dtype"], tuple(entry["shape"]), 8 + header_bytes + entry["data_offsets"][0]
-        )
-        for name, entry in header.items()
-    }
+    try:
+        entries = read_header(path)
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}; fetch the model again") from None
+    except ConfigError as error:
+        raise ModelError(str(error)) from None
+    return {name: StoredTensor(path, name, each.dtype, each.shape, each.begin) for name, each in entries.items()}
 
 
 def listed(items: list[str]) -> str:

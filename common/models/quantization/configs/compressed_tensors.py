@@ -1,9 +1,9 @@
 """Reading of `quant_method` compressed-tensors, as LLM Compressor writes it. Needs no torch."""
 
+from common.models.quantization.configs.tables import Table
 from common.models.quantization.formats import EXPONENTS, FP8, INT8, Format, Scaled
 from common.models.quantization.fp4 import Mxfp4, Nvfp4
 from common.models.quantization.rules import Match, Quantization, Rule
-from common.models.quantization.tables import Table
 from common.models.quantization.words import PackedRows
 
 REGEX = "re:"
