@@ -10,7 +10,7 @@ from common.models.gguf.forms import kept_blocks
 from common.models.loading.checkpoint import stored_tensors
 from common.models.quantization.found import find_packed, matrices_of
 from common.models.quantization.kept import kept_codes
-from common.models.reading import AS_STORED, KEEP, read_config
+from common.models.reading import AS_STORED, KEEP, PACKED, read_config
 from common.models.sizes.codes import Codes
 from common.models.sizes.quantized import HEAD
 
@@ -23,15 +23,20 @@ def read_model(path: Path, quantization: str, head: str = KEEP) -> DecoderConfig
         head: the choice of `model.head`.
     """
     config = read_config(path, quantization, head)
-    if quantization != AS_STORED:
+    if quantization not in (AS_STORED, PACKED):
         return config
     if is_gguf(path):
+        if quantization == AS_STORED:
+            return config
         return _with_kept(config, kept_blocks(config.stacks(), read_gguf(path).tensors))
     if config.quantization is None:
         return config
     stacks, stored = config.stacks(), stored_tensors(path)
     matrices = find_packed(matrices_of(stacks), stored, config.quantization).matrices
-    return _with_kept(config, kept_codes(stacks, stored, matrices))
+    forms = kept_codes(stacks, stored, matrices)
+    if quantization == AS_STORED:
+        forms = {name: form for name, form in forms.items() if not form.is_integers}
+    return _with_kept(config, forms)
 
 
 def _with_kept(config: DecoderConfig, forms: dict[str, Codes]) -> DecoderConfig:

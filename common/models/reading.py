@@ -16,6 +16,8 @@ from common.models.sizes.attention import Attention
 PLAIN = "plain"
 """Choice of `model.quantization` by which a quantized checkpoint's matrices are made plain."""
 AS_STORED = "auto"
+PACKED = "packed"
+"""As AS_STORED, and integers in groups of columns stay packed, too."""
 """Choice of `model.quantization` by which products are held as the checkpoint has them."""
 KEEP = "keep"
 """Choice of `model.head` by which the matrix of logits is held as the model has it."""
@@ -61,7 +63,7 @@ def read_config(path: Path, quantization: str = AS_STORED, head: str = KEEP) -> 
     """Return the decoder's config of a directory or a GGUF file; raises ModelError for an unsupported model.
 
     Args:
-        quantization: scheme in which products are held, AS_STORED or PLAIN.
+        quantization: scheme in which products are held, AS_STORED, PACKED or PLAIN.
         head: scheme in which the matrix of logits is held, or KEEP.
     """
     config = _with_products(path, quantization)
@@ -75,7 +77,7 @@ def _with_products(path: Path, quantization: str) -> DecoderConfig:
         settings = Settings.read(path)
         config, where = decoder_config(settings), settings.where
         is_packed = config.quantization is None and settings.is_quantized
-    if quantization == AS_STORED:
+    if quantization in (AS_STORED, PACKED):
         return config
     if is_packed:
         raise ModelError(

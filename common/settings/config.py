@@ -15,7 +15,7 @@ from common.settings.observation_sections import LogSection, TraceSection
 from common.settings.options import option
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-QUANTIZATIONS = ("auto", "plain", "fp8", "int8", "int4")
+QUANTIZATIONS = ("auto", "packed", "plain", "fp8", "int8", "int4")
 HEADS = ("keep", "fp8", "int8")
 KERNELS = ("triton", "torch")
 MODEL_NAME = (r".{0,200}", "at most 200 characters")
@@ -48,8 +48,9 @@ class ModelSection:
     dtype: str = option("auto", "of weights: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
     quantization: str = option(
         "auto",
-        "auto: matrices as the checkpoint has them where they can be multiplied so, else plain; plain: none in codes; "
-        "fp8, int8: in 8 bits, quantized row by row at load; int4: in 4 bits, in groups of 128",
+        "auto: matrices made for inputs of 8 bits, and experts of 8 bits, as the checkpoint has them, else plain; "
+        "packed: integers in groups as well, which is small and slow; plain: none in codes; fp8, int8: in 8 bits, "
+        "quantized row by row at load; int4: in 4 bits, in groups of 128, slow",
         choices=QUANTIZATIONS,
     )
     head: str = option(

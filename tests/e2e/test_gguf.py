@@ -74,8 +74,8 @@ async def test_plain_types_give_the_directory_s_texts(kind: Type, tmp_path: Path
 def served(model: Path) -> Iterator[str]:
     """`baton serve` of a file, until it is left; yields the URL."""
     with ReservedPort() as port:
-        command = [sys.executable, "-m", "deploy.cli", "serve", str(model), "--device", "cpu", "--port",
-                   str(port.number), "--kv-cpu-pool-bytes", str(16 << 20)]  # fmt: skip
+        command = [sys.executable, "-m", "deploy.cli", "serve", str(model), "--model-quantization", "packed",
+                   "--device", "cpu", "--port", str(port.number), "--kv-cpu-pool-bytes", str(16 << 20)]  # fmt: skip
         with subprocess.Popen(command, cwd=SOURCE_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as serve:
             try:
                 yield f"http://127.0.0.1:{port.number}"
@@ -105,7 +105,7 @@ async def test_baton_serve_takes_a_quantized_file_in_parts(tmp_path: Path) -> No
     """Its chat template and its tokens in a grammar are those of the file, too."""
     first = write_gguf(tmp_path / "demo-Q8_0.gguf", DEMO, every(Type.Q8_0), split_tensors=20)
     assert first.name == "demo-Q8_0-00001-of-00003.gguf"
-    assert len(read_model(first, "auto").kept) == 4 * 4 + 1, "all products and the head stay packed"
+    assert len(read_model(first, "packed").kept) == 4 * 4 + 1, "all products and the head stay packed"
     with served(first) as url:
         async with asyncio.timeout(DEADLINE_S):
             while not await is_ready(url):

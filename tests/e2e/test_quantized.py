@@ -30,7 +30,11 @@ CASES = {
         "48 of 63 matrices stay in 8 bits",
         experts={"hidden_size": 256, "moe_intermediate_size": 128},
     ),
-    "int4": Checkpoint(Case(GPTQ | {"group_size": 64}, packers.gptq(4, 64)), "28 of 28 matrices stay packed"),
+    "int4": Checkpoint(
+        Case(GPTQ | {"group_size": 64}, packers.gptq(4, 64)),
+        "28 of 28 matrices stay packed",
+        ("--model-quantization", "packed"),
+    ),
 }
 
 

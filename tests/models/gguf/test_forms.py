@@ -68,7 +68,7 @@ def write_blocks(path: Path, directory: Path, type_of: Callable[[str], str]) -> 
 def both(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the matrices of a model stand for, packed and plain, the head among them."""
     found = []
-    for choice in ("auto", "plain"):
+    for choice in ("packed", "plain"):
         model, _ = load(path, choice)
         found.append(elements(model) | {"head": dequantized(model.lm_head)})
     return found[0], found[1]
@@ -83,7 +83,7 @@ def is_near(ours: Tensor, plain: Tensor) -> bool:
 @pytest.mark.parametrize("kind", FORMS)
 def test_elements_are_those_of_the_file(kind: str, directory: Path, tmp_path: Path) -> None:
     path = write_blocks(tmp_path / "m.gguf", directory, lambda name: kind)
-    held = dict(read_model(path, "auto").kept)
+    held = dict(read_model(path, "packed").kept)
     assert set(held.values()) == {FORMS[kind]} and len(held) == 2 * 4 + 1
     ours, plain = both(path)
     same = is_near if kind in ROUNDED else torch.equal
@@ -92,14 +92,14 @@ def test_elements_are_those_of_the_file(kind: str, directory: Path, tmp_path: Pa
 
 def test_a_stack_of_several_types_is_held_in_the_widest_form(directory: Path, tmp_path: Path) -> None:
     path = write_blocks(tmp_path / "m.gguf", directory, lambda name: M.get(name.split(".")[-2], "Q4_K"))
-    config = read_model(path, "auto")
+    config = read_model(path, "packed")
     held = dict(config.kept)
     assert held["layers.1.qkv"] == Codes("int8", 1, 16, HALF, HALF)
     assert held["layers.1.down"] == held["lm_head"] == Codes("int8", 1, 16, HALF)
     assert held["layers.1.o"] == held["layers.1.gate_up"] == Codes(PAIRS, 1, 32, HALF, HALF)
     ours, plain = both(path)
     assert [name for name, tensor in plain.items() if not is_near(ours[name], tensor)] == []
-    assert weights_bytes(path) == pytest.approx(model_bytes(config, "bfloat16"), rel=0.01)
+    assert weights_bytes(path, "packed") == pytest.approx(model_bytes(config, "bfloat16"), rel=0.01)
 
 
 def swapped(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ def test_a_near_miss_stands_for_other_elements(
 @torch.inference_mode()
 def test_logits_are_those_of_plain_blocks(kind: Type, limit: float, directory: Path, tmp_path: Path) -> None:
     path, found = write_gguf(tmp_path / "m.gguf", directory, every(kind)), []
-    for choice in ("auto", "plain"):
+    for choice in ("packed", "plain"):
         model, _ = load(path, choice)
         cache = Cache(model, CPU)
         batch = cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in prompts(1, 37)])
@@ -142,10 +142,10 @@ def test_logits_are_those_of_plain_blocks(kind: Type, limit: float, directory: P
 def test_a_table_that_is_also_the_head_is_held_twice(tmp_path: Path) -> None:
     write_checkpoint("qwen3-tied", tmp_path)
     path = write_gguf(tmp_path / "m.gguf", tmp_path, every(Type.Q8_0))
-    model, tensors = load(path)
+    model, tensors = load(path, "packed")
     assert tensors["embed"].dtype == torch.float32 and tensors["lm_head"].dtype == torch.int8
     assert torch.equal(dequantized(model.lm_head), tensors["embed"])
-    assert weights_bytes(path) == pytest.approx(model_bytes(model.config, "bfloat16"), rel=0.02)
+    assert weights_bytes(path, "packed") == pytest.approx(model_bytes(model.config, "bfloat16"), rel=0.02)
     plain = read_model(path, "plain")
     saved = plain.step_bytes(1, 2) - model.config.step_bytes(1, 2)
     assert saved == sum(

@@ -62,7 +62,7 @@ def elements(model: Decoder) -> dict[str, Tensor]:
 
 def differing(directory: Path, plain: Path, *, is_rounded: bool) -> list[str]:
     """The names of matrices that stand for other elements than plain ones; a package may round them to bfloat16."""
-    (packed, _), (model, _) = load(directory), load(plain)
+    (packed, _), (model, _) = load(directory, "packed"), load(plain)
     ours, expected = elements(packed), elements(model)
     if is_rounded:
         ours, expected = ({name: each.bfloat16() for name, each in all_.items()} for all_ in (ours, expected))
@@ -76,7 +76,7 @@ def test_elements_are_those_that_the_packer_means(
     """A piece of rows at a time, too."""
     monkeypatch.setattr(packed_part, "MAX_ELEMENTS", 64 * 256)
     packed, plain = written(case)
-    held = dict(read_model(packed, "auto").kept)
+    held = dict(read_model(packed, "packed").kept)
     assert held["layers.1.qkv"] == held["layers.0.gate_up"] == FORMS[case]
     assert ("layers.1.down" in held) == (FORMS[case].dtype == "int8")
     assert differing(packed, plain, is_rounded="compressed" in case) == []
@@ -106,7 +106,7 @@ def test_a_near_miss_stands_for_other_elements(
 def test_logits_are_those_of_the_plain_model(case: str, written: Callable[[str], Written]) -> None:
     found = []
     for directory in written(case):
-        model, _ = load(directory)
+        model, _ = load(directory, "packed")
         cache = Cache(model, CPU)
         batch = cache.batch([(ids, 0, cache.blocks(len(ids))) for ids in prompts(1, 37)])
         found.append(model.forward(batch, cache.ops))
@@ -118,14 +118,14 @@ def test_rows_that_lie_between_those_of_gates_stay_packed(tmp_path: Path) -> Non
     """A piece takes rows out of the middle of a matrix."""
     case = Case(GPTQ | {"bits": 8, "group_size": -1}, packers.gptq(8, 0))
     packed, _ = write("qwen3.5", case, tmp_path)
-    (model, tensors), (_, plain) = load(packed), load(packed, "plain")
+    (model, tensors), (_, plain) = load(packed, "packed"), load(packed, "plain")
     kept = dict(model.config.kept)
     assert {name.split(".")[-1] for name in kept} == {"qkv", "gate", "o", "gate_up"}
     assert [name for name in kept if not torch.equal(dequantized(weight_of(tensors, kept, name)), plain[name])] == []
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("choice", ["auto", "int4"])
+@pytest.mark.parametrize("choice", ["packed", "int4"])
 @pytest.mark.parametrize("case", ["awq", "gptq-int8", "marlin"])
 @torch.inference_mode()
 def test_a_gpu_holds_the_same_bytes_and_has_the_logits(
@@ -166,7 +166,7 @@ def test_matrices_of_a_stack_are_held_in_the_widest_of_their_forms(tmp_path: Pat
     names = [name.split(".")[-2] for name in load_file(packed / "model.safetensors") if "_proj." in name]
     turns = iter([kinds.get(name, other) for name in names])
     pack_checkpoint(packed, plain, Case(table, lambda matrix: next(turns).pack(matrix)))
-    held = dict(read_model(packed, "auto").kept)
+    held = dict(read_model(packed, "packed").kept)
     assert held["layers.1.qkv"] == Codes("int8", 1, 32, SINGLE, SINGLE) and held["layers.1.o"].dtype == PAIRS
     assert differing(packed, plain, is_rounded=True) == []
 
@@ -177,9 +177,9 @@ def test_scales_that_float16_would_round_are_held_in_fp32(packed: Callable[[str]
     tensors = load_file(path)
     tensors[name][3, 1] = 1.5 * 2.0**-24
     save_file(tensors, path)
-    held = dict(read_model(directory, "auto").kept)
+    held = dict(read_model(directory, "packed").kept)
     assert held["layers.1.gate_up"].scale_dtype == SINGLE and held["layers.0.gate_up"].scale_dtype == HALF
-    [(model, _), (plain, _)] = load(directory), load(directory, "plain")
+    [(model, _), (plain, _)] = load(directory, "packed"), load(directory, "plain")
     assert torch.equal(elements(model)["1.gate_up"], elements(plain)["1.gate_up"])
 
 
@@ -191,7 +191,7 @@ def test_a_head_of_integers_stays_packed(tmp_path: Path) -> None:
     tensors = load_file(path)
     of_head, matrix = case.pack(tensors.pop(name))
     save_file(tensors | {name.removesuffix("weight") + each: tensor for each, tensor in of_head.items()}, path)
-    model, held = load(packed)
+    model, held = load(packed, "packed")
     assert held["lm_head"].dtype == torch.uint8 and held["embed"].dtype == torch.float32
     assert torch.equal(dequantized(model.lm_head).bfloat16(), matrix.bfloat16())
 
@@ -208,7 +208,7 @@ def test_a_table_of_groups_keeps_a_matrix_plain_only_if_columns_are_out_of_order
 
     config = compressed("W4A16_ASYM", group_size=32).config
     packed, plain = write("qwen3-untied", Case(config, pack), tmp_path, SIZES)
-    assert bool(read_model(packed, "auto").kept) == (table != "scattered")
+    assert bool(read_model(packed, "packed").kept) == (table != "scattered")
     assert differing(packed, plain, is_rounded=False) == []
 
 
@@ -217,7 +217,7 @@ def test_the_log_says_what_stays_packed_and_what_does_not(
     case: str, written: Callable[[str], Written], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="common.models"):
-        load(written(case)[0])
+        load(written(case)[0], "packed")
     if case == "gptq":
         assert "12 of 14 matrices stay packed; others are made plain as they are loaded" in caplog.text
         assert "products are in the checkpoint's codes: 6 in INT4 in groups of 32; 0.00 GB of weights" in caplog.text
@@ -261,5 +261,5 @@ def test_bytes_without_inputs_of_8_bits_stay_and_leave_inputs_as_they_are(
     table["config_groups"]["group_0"]["input_activations"] = None
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": table}))
-    assert dict(read_model(directory, "auto").kept)["layers.0.qkv"] == Codes("int8", 1, 256, HALF)
+    assert dict(read_model(directory, "packed").kept)["layers.0.qkv"] == Codes("int8", 1, 256, HALF)
     assert differing(directory, plain, is_rounded=False) == []
