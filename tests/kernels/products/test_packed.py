@@ -69,12 +69,12 @@ class Operands:
 
 @FORMS
 @pytest.mark.parametrize(
-    ("splits", "has_residual", "has_bias", "gate"),
-    [(1, True, True, None), (1, False, False, GELU), (3, True, True, None)],
-)
-@pytest.mark.parametrize(
-    ("m", "n", "k", "rows", "warps", "stages"),
-    [(3, 40, 640, 16, 2, 2), (9, 70, 384, 32, 4, 9), (33, 66, 640, 64, 1, 3)],
+    ("m", "n", "k", "rows", "warps", "stages", "splits", "has_residual", "has_bias", "gate"),
+    [
+        (3, 40, 640, 16, 2, 2, 3, True, True, None),
+        (9, 70, 384, 32, 4, 9, 1, False, False, GELU),
+        (33, 66, 640, 64, 1, 3, 1, True, True, None),
+    ],
 )
 def test_few_tokens(
     m: int, n: int, k: int, rows: int, warps: int, stages: int, splits: int, has_residual: bool, has_bias: bool,
@@ -99,12 +99,14 @@ def test_few_tokens(
 
 
 @FORMS
-@pytest.mark.parametrize(("n", "k"), [(7, 512), (96, 1280)])
 @pytest.mark.parametrize(
-    ("has_norm", "has_residual", "has_bias", "gate"),
-    [(True, False, False, None), (False, True, True, None), (True, False, False, SILU)],
+    ("n", "k", "rows", "warps", "stages", "has_norm", "has_residual", "has_bias", "gate"),
+    [
+        (7, 512, 32, 1, 9, True, False, False, None),
+        (96, 1280, 16, 4, 2, False, True, True, None),
+        (7, 1280, 16, 4, 2, True, False, False, SILU),
+    ],
 )
-@pytest.mark.parametrize(("rows", "warps", "stages"), [(16, 4, 2), (32, 1, 9)])
 def test_a_lone_token(
     n: int, k: int, has_norm: bool, has_residual: bool, has_bias: bool, gate: str | None, rows: int, warps: int,
     stages: int, bits: int, group: int, has_offsets: bool, scale_dtype: torch.dtype, device: torch.device,
