@@ -61,7 +61,9 @@ def test_another_program_is_no_router(
     assert "no router of this version" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("num_bytes", "why"), [(1 << 20, "no whole answer within 0.5 s"), (64, "more than 64 bytes")])
+@pytest.mark.parametrize(
+    ("num_bytes", "why"), [(1 << 20, "no whole answer within 0.5 s|timed out"), (64, "more than 64 bytes")]
+)
 def test_an_answer_without_end_is_not_read_for_ever(num_bytes: int, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(healthcheck, "DEADLINE_S", 0.5)
     monkeypatch.setattr(healthcheck, "MAX_BYTES", num_bytes)
