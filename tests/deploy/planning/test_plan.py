@@ -167,6 +167,11 @@ def test_a_plan_says_formula_candidates_and_command(
             "BATON_PREFILL_FLAGS='--model-quantization int8 --model-head fp8 --kv-dtype fp8' "
             "BATON_DECODE_FLAGS='--model-quantization int8 --model-head fp8 --kv-dtype fp8' docker(.*\n)*.*scaled",
         ),
+        (
+            "--rate 3 --model deploy/demo_model --model-quantization int4 --ttft-ms 300 --input-len 64 --output-len 8",
+            0,
+            "baton serve .* --model-quantization int4(.*\n)*These decode steps are too short: int4 was taken",
+        ),
         ("--rate 3 --ttft-ms 9 --model-quantization fp8", 2, "name a directory or GGUF file with --model"),
         ("--rate 3 --ttft-ms 9 --model-head fp8", 2, "--model-head fp8: rates do not say"),
         ("--rate 3", 2, "no limit to plan for"),
