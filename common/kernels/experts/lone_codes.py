@@ -15,6 +15,7 @@ from common.kernels.base.codes import widened
 from common.kernels.base.expert_operands import ExpertMatrix, Routing
 from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.experts.lone_token import row_tile
 
 BLOCK_K = 512  # 16 codes a thread
 GATE_ROWS, DOWN_ROWS = 4, 2  # of a program
@@ -39,15 +40,6 @@ _FOUR_BYTES = tl.constexpr(
     add.rn.f32 $3, $3, 0fCB000080;
     }"""
 )
-
-
-@triton.jit
-def _tile(row_ptr, columns, inside_n, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Load the tile INDEX of codes `[ROWS, BLOCK_K]`; read once, so evicted first."""
-    inside = inside_n
-    if (INDEX + 1) * BLOCK_K > K:
-        inside = inside_n & (columns < K - INDEX * BLOCK_K)
-    return tl.load(row_ptr + INDEX * BLOCK_K + columns, mask=inside, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -149,11 +141,11 @@ def _lone_codes_gate_up_kernel(
     up_ptr = gate_ptr + N * K
     gate_scales_ptr = _place_of(scales_ptr, expert, first, inside, 2 * N, SCALE_ROWS, GROUPS)
     up_scales_ptr = _place_of(scales_ptr, expert, N + first, inside, 2 * N, SCALE_ROWS, GROUPS)
-    gates = (_tile(gate_ptr, columns, inside_n, 0, K, BLOCK_K),)
-    ups = (_tile(up_ptr, columns, inside_n, 0, K, BLOCK_K),)
+    gates = (row_tile(gate_ptr, columns, inside_n, 0, K, BLOCK_K),)
+    ups = (row_tile(up_ptr, columns, inside_n, 0, K, BLOCK_K),)
     for i in tl.static_range(1, STAGES):
-        gates = gates + (_tile(gate_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
-        ups = ups + (_tile(up_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
+        gates = gates + (row_tile(gate_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
+        ups = ups + (row_tile(up_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
     gate_scales = (_group_scales(gate_scales_ptr, groups, scaled_n, 0, BLOCK_K, SCALE_ROWS, GROUPS),)
     up_scales = (_group_scales(up_scales_ptr, groups, scaled_n, 0, BLOCK_K, SCALE_ROWS, GROUPS),)
     for i in tl.static_range(1, TILES):
@@ -164,8 +156,8 @@ def _lone_codes_gate_up_kernel(
     up_acc = tl.zeros((ROWS, BLOCK_K // 16, 8), tl.float32)
     for i in tl.static_range(TILES):
         if i + STAGES < TILES:
-            gates = gates + (_tile(gate_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
-            ups = ups + (_tile(up_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
+            gates = gates + (row_tile(gate_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
+            ups = ups + (row_tile(up_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
         x, other_x = _half(x_ptr, even, i, K, BLOCK_K), _half(x_ptr, even + 8, i, K, BLOCK_K)
         gate_acc = _added(gate_acc, gates[i], x * gate_scales[i], other_x * gate_scales[i], ROWS, BLOCK_K, dtype)
         up_acc = _added(up_acc, ups[i], x * up_scales[i], other_x * up_scales[i], ROWS, BLOCK_K, dtype)
@@ -217,10 +209,10 @@ def _lone_codes_down_kernel(
     for slot in tl.static_range(1, SLOTS):
         row_ptrs = row_ptrs + (data_ptr + (experts[slot] * N + rows[:, None]) * K,)  # type: ignore[assignment]
         places = places + (_place_of(scales_ptr, experts[slot], first, inside, N, SCALE_ROWS, GROUPS),)  # type: ignore[assignment]
-    tiles = (_tile(row_ptrs[0], columns, inside_n, 0, K, BLOCK_K),)
+    tiles = (row_tile(row_ptrs[0], columns, inside_n, 0, K, BLOCK_K),)
     scales = (_group_scales(places[0], groups, scaled_n, 0, BLOCK_K, SCALE_ROWS, GROUPS),)
     for i in tl.static_range(1, STAGES):
-        tiles = tiles + (_tile(row_ptrs[i // TILES], columns, inside_n, i % TILES, K, BLOCK_K),)  # type: ignore[assignment]
+        tiles = tiles + (row_tile(row_ptrs[i // TILES], columns, inside_n, i % TILES, K, BLOCK_K),)  # type: ignore[assignment]
         scales = scales + (_group_scales(places[i // TILES], groups, scaled_n, i % TILES, BLOCK_K, SCALE_ROWS, GROUPS),)  # type: ignore[assignment]
     wait_for_predecessor(PDL)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -230,7 +222,7 @@ def _lone_codes_down_kernel(
     for i in tl.static_range(SLOTS * TILES):
         if i + STAGES < SLOTS * TILES:
             row_ptr, place_ptr = row_ptrs[(i + STAGES) // TILES], places[(i + STAGES) // TILES]
-            tile = _tile(row_ptr, columns, inside_n, (i + STAGES) % TILES, K, BLOCK_K)
+            tile = row_tile(row_ptr, columns, inside_n, (i + STAGES) % TILES, K, BLOCK_K)
             factor = _group_scales(place_ptr, groups, scaled_n, (i + STAGES) % TILES, BLOCK_K, SCALE_ROWS, GROUPS)
             tiles, scales = tiles + (tile,), scales + (factor,)  # type: ignore[assignment]
         weight = tl.load(weights_ptr + i // TILES)

@@ -20,8 +20,8 @@ GATE_STAGES, DOWN_STAGES = 8, 12  # tiles on the way at once
 
 
 @triton.jit
-def _tile(row_ptr, columns, inside_n, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Load the tile INDEX of rows `[ROWS, BLOCK_K]`; read once, so evicted first."""
+def row_tile(row_ptr, columns, inside_n, INDEX: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Load the tile INDEX of elements or codes `[ROWS, BLOCK_K]`; read once, so evicted first."""
     inside = inside_n
     if (INDEX + 1) * BLOCK_K > K:
         inside = inside_n & (columns < K - INDEX * BLOCK_K)
@@ -65,17 +65,17 @@ def _lone_gate_up_kernel(
     wait_for_predecessor(PDL)
     gate_ptr = _rows_of(data_ptr, experts_ptr, slot, rows, 2 * N, K)
     up_ptr = gate_ptr + N * K
-    gates = (_tile(gate_ptr, columns, inside_n, 0, K, BLOCK_K),)
-    ups = (_tile(up_ptr, columns, inside_n, 0, K, BLOCK_K),)
+    gates = (row_tile(gate_ptr, columns, inside_n, 0, K, BLOCK_K),)
+    ups = (row_tile(up_ptr, columns, inside_n, 0, K, BLOCK_K),)
     for i in tl.static_range(1, STAGES):
-        gates = gates + (_tile(gate_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
-        ups = ups + (_tile(up_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
+        gates = gates + (row_tile(gate_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
+        ups = ups + (row_tile(up_ptr, columns, inside_n, i, K, BLOCK_K),)  # type: ignore[assignment]
     gate_acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     up_acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     for i in tl.static_range(TILES):
         if i + STAGES < TILES:
-            gates = gates + (_tile(gate_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
-            ups = ups + (_tile(up_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
+            gates = gates + (row_tile(gate_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
+            ups = ups + (row_tile(up_ptr, columns, inside_n, i + STAGES, K, BLOCK_K),)  # type: ignore[assignment]
         x = _piece(x_ptr, columns, i, K, BLOCK_K)
         gate_acc += gates[i].to(tl.float32) * x
         up_acc += ups[i].to(tl.float32) * x
@@ -114,16 +114,16 @@ def _lone_down_kernel(
     row_ptrs = (_rows_of(data_ptr, experts_ptr, 0, rows, N, K),)
     for slot in tl.static_range(1, SLOTS):
         row_ptrs = row_ptrs + (_rows_of(data_ptr, experts_ptr, slot, rows, N, K),)  # type: ignore[assignment]
-    tiles = (_tile(row_ptrs[0], columns, inside_n, 0, K, BLOCK_K),)
+    tiles = (row_tile(row_ptrs[0], columns, inside_n, 0, K, BLOCK_K),)
     for i in tl.static_range(1, STAGES):
-        tiles = tiles + (_tile(row_ptrs[i // TILES], columns, inside_n, i % TILES, K, BLOCK_K),)  # type: ignore[assignment]
+        tiles = tiles + (row_tile(row_ptrs[i // TILES], columns, inside_n, i % TILES, K, BLOCK_K),)  # type: ignore[assignment]
     wait_for_predecessor(PDL)
     acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     y = tl.load(residual_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)
     for i in tl.static_range(SLOTS * TILES):
         if i + STAGES < SLOTS * TILES:
             ahead_ptr = row_ptrs[(i + STAGES) // TILES]
-            tiles = tiles + (_tile(ahead_ptr, columns, inside_n, (i + STAGES) % TILES, K, BLOCK_K),)  # type: ignore[assignment]
+            tiles = tiles + (row_tile(ahead_ptr, columns, inside_n, (i + STAGES) % TILES, K, BLOCK_K),)  # type: ignore[assignment]
         weight = tl.load(weights_ptr + i // TILES)
         x = _piece(x_ptr + i // TILES * K, columns, i % TILES, K, BLOCK_K) * weight
         acc += tiles[i].to(tl.float32) * x
