@@ -12,6 +12,7 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.presets import settings
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.kernels.elementwise.quantize import quantize
+from common.kernels.products.quantized_gemv import COLUMNS, QUAD
 from common.models.reading import decoder_config
 from common.models.sizes.attention import Attention
 from common.models.sizes.latent import Latent
@@ -24,6 +25,7 @@ from common.ops.linear_plan import Fusion, Kind, Plan, element_bytes
 from common.ops.packed_linear import PackedLinear
 from common.ops.quantized_linear import QuantizedLinear
 
+MAX_TILES = 40  # of a row of codes, because the kernel has code for each
 SHARED_SPARE_BYTES = 12_000  # used by a program beside its tiles
 EPS = 1e-6
 
@@ -79,27 +81,29 @@ def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
         yield from _packed_candidates(shape, tokens)
         return
     if tokens == 1:
-        yield from _gemv_candidates(shape)
+        yield from _gemv_candidates(shape) if shape.scheme is Scheme.PLAIN else _coded_gemv_candidates(shape)
     else:
         yield from _skinny_candidates(shape, tokens, gpu)
     if gpu.is_hopper:
         yield from _ring_candidates(shape, tokens)
 
 
+def _coded_gemv_candidates(shape: Shape) -> Iterator[Plan]:
+    """Yield GEMV plans for codes of 8 bits, of which a thread holds the tiles on the way: four words in two halves."""
+    for rows, warps, stages in product((8, 16), (1, 2, 4, 8), (3, 5, 8, 10, 16)):
+        tiles = -(-shape.k // (QUAD * COLUMNS * warps))
+        if stages <= tiles <= MAX_TILES and rows * stages <= 128:
+            yield Plan(Kind.GEMV, rows=rows, warps=warps, stages=stages)
+
+
 def _gemv_candidates(shape: Shape) -> Iterator[Plan]:
-    """Yield GEMV plans within the registers of a thread, because a thread holds all loads ahead.
+    """Yield GEMV plans of plain elements within the registers of a thread, because a thread holds all loads ahead.
 
     Programs of a single warp are fastest, programs of four warps for long rows.
     """
-    if shape.scheme is not Scheme.PLAIN:
-        for rows, warps, stages in product((8, 16), (1, 2, 4, 8), (3, 5, 8, 10, 16)):
-            tiles = -(-shape.k // (64 * warps))
-            if stages <= tiles and rows * stages <= 128 and tiles <= 40:
-                yield Plan(Kind.GEMV, rows=rows, warps=warps, stages=stages)
-        return
     sides = 2 if shape.fusion is Fusion.GATE else 1
     for rows, (warps, unroll), stages in product((1, 2, 4), ((1, 1), (1, 2), (2, 1), (4, 1)), (1, 2, 3, 5)):
-        tiles = -(-shape.k // (512 // element_bytes(shape.scheme) * warps * unroll))
+        tiles = -(-shape.k // (256 * warps * unroll))
         registers = 4 * rows * unroll * sides * stages
         if stages <= tiles and 16 <= registers <= 80 and rows * unroll * sides <= 8:
             yield Plan(Kind.GEMV, rows=rows, warps=warps, unroll=unroll, stages=stages)
