@@ -53,8 +53,10 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         step_tokens=section.local_chunk_tokens,
         logit_rows=max_rows,
         meanwhile=compile_meanwhile,
+        start=incarnation.start,
     )
     prompt_runner = _prompt_runner(config, engine, short_tokens, has_prompts=has_prompts)
+    incarnation.start.ended("prompt steps")
     batch = DecodeBatch(max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(
         engine,
@@ -64,6 +66,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         share_prefixes=section.share_prefixes,
     )
     runner.prepare()
+    incarnation.start.ended("decode steps")
     process = Process("decode", incarnation.worker_id, incarnation.epoch)
     runner.trace = prompt_runner.trace = make_trace(config.trace, process, engine.device)
     ready = replace(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from common.base.errors import ConfigError
+from common.base.log import StartLog
 from common.base.version import VERSION
 from common.settings.argument_parser import ArgumentParser, Commands
 from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
@@ -218,11 +219,14 @@ def _add_bench(commands: Commands) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    start = StartLog()
+    start.ended("imports")
     config = from_flags(Config, args)
     fleet = fleet_of(args, config)
     fleet = replace(fleet, autoscale=autoscale_of(args, fleet.num_prefill, fleet.num_decode))
     config = with_port(with_model(config, config.model.path))
-    return asyncio.run(serve(config, fleet))
+    start.ended("model")
+    return asyncio.run(serve(config, fleet, start))
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         step_tokens=section.max_batch_tokens,
         logit_rows=section.max_num_seqs,
         meanwhile=_compile,
+        start=incarnation.start,
     )
     max_seqs = section.max_num_seqs if config.worker.batching else 1
     # Without chunking a step must fit the longest prompt.
@@ -41,8 +42,10 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     runner = PromptRunner(engine, step_tokens, max_seqs, make_share(section.sm_share, engine.device))
     if engine.device.type == "cuda":
         warm_up_prompts(runner)
+        incarnation.start.ended("first steps")
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()
+            incarnation.start.ended("graphs")
     process = Process("prefill", incarnation.worker_id, incarnation.epoch)
     runner.trace = make_trace(config.trace, process, engine.device)
     ready = replace(

@@ -14,6 +14,7 @@ from threading import Thread
 import torch
 
 from common.base.errors import ConfigError, ModelError
+from common.base.log import StartLog
 from common.device.engine.mxfp4_limits import check_scales
 from common.device.engine.pool_budget import pool_shape
 from common.device.engine.weights_memory import ServedWeights
@@ -85,6 +86,7 @@ def build_engine(
     step_tokens: int,
     logit_rows: int,
     meanwhile: Callable[[Engine], None] = lambda engine: None,
+    start: StartLog | None = None,
 ) -> Engine:
     """Load the model and claim the pool.
 
@@ -93,8 +95,9 @@ def build_engine(
         step_tokens: most tokens of a step.
         logit_rows: most rows of logits of a step.
         meanwhile: called with the engine while weights are still being written; results computed then are void.
+        start: told what of the worker's start is over.
     """
-    begin_s = time.monotonic()
+    start = start or StartLog()
     _import_ahead(config)
     device = resolve_device(config.worker.device)
     if device.type == "cpu" and config.worker.num_threads:
@@ -134,13 +137,13 @@ def build_engine(
             max_len=min(max_len, pool.shape.most_tokens(step_tokens)),
             graph_safe=graph_safe,
         )
-        logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
+        start.ended("device and pool")
         meanwhile(engine)
-        waiting_s = time.monotonic()
+        start.ended("kernels")
         loading.wait()
     if device.type == "cuda" and dtype == "bfloat16" and config.kernels.experts == "triton":
         check_scales(model)
-    logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
+    start.ended("weights")
     return engine
 
 
