@@ -3,8 +3,9 @@
     python -m benchmarks.start MODEL [--starts 5] [--results benchmarks/results.csv] [-- OPTION ...]
 
 Options behind `--` are those of `baton serve`. A cold start has an empty directory for compiled kernels, so all are
-compiled; a cached start finds those of an uncounted start before. Kinds take turns, and figures are medians. A part
-of a process lasts from the end of the part before. `begins` is the time of the process's fork, after the command. CPU seconds are those of all processes until the end, without those of a daemon of MPS.
+compiled; a cached start finds those of an uncounted start before. Kinds take turns, and figures are medians. A part of
+a process lasts from the end of the part before. `begins` is the time of the process's fork, after the command. CPU
+seconds are those of all processes until the end, without those of a daemon of MPS.
 """
 
 import argparse
