@@ -29,6 +29,7 @@ from deploy.serve.command import serve, with_model, with_port
 from deploy.serve.demo import DEMO_MODEL, Verse, demo
 from deploy.serve.fleet_options import add_fleet, fleet_of
 from deploy.serve.model_source import model_in
+from deploy.serve.warm import add_warm, warm
 from deploy.trace.command import add_trace, trace
 
 INTERRUPTED, UNREAD = 130, 141
@@ -87,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     add_trace(commands)
     add_plan(commands)
+    add_warm(commands)
     return parser
 
 
@@ -280,7 +282,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace,
-    "plan": _plan,
+    "plan": _plan, "warm": warm,
 }  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def build_engine(
         pool, shared = claimed_pool(memory, wanted, device)
         _log_pool(config, pool, device, wanted, dtype)
         pdl = launches_early(config, device)
-        ops, step_ops, graph_safe = _make_ops(config, model_config, pool, device, logit_rows)
+        ops, step_ops, graph_safe = make_ops(config, model_config, pool, device, logit_rows)
         sampling = config.kernels.sampling if device.type == "cuda" else "torch"
         engine = Engine(
             device=device,
@@ -150,7 +150,7 @@ def build_engine(
 def launches_early(config: Config, device: torch.device) -> bool:
     """Tell whether kernels of a decode step start before their predecessors end: if enabled and supported."""
     wanted = config.kernels.pdl and config.worker.cuda_graphs
-    return wanted and device.type == "cuda" and gpu_of(device).has_dependent_launch
+    return wanted and device.type != "cpu" and gpu_of(device).has_dependent_launch
 
 
 def _import_ahead(config: Config) -> None:
@@ -234,7 +234,7 @@ class LoadProgress:
             )
 
 
-def _make_ops(
+def make_ops(
     config: Config, model: ModelConfig, pool: KVPool, device: torch.device, max_rows: int
 ) -> tuple[Ops, Ops, bool]:
     """Return ops for prompts, ops for decode steps, and whether decode steps may be captured."""
