@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.table_cells import MODEL, ONE_GPU
 from deploy.bench.results import Row
 
 MIN_BATCHES = 3
@@ -28,12 +29,13 @@ class StepTimes:
 
 
 def step_times(rows: Sequence[Row]) -> StepTimes:
-    """Return the times of decode steps alone; raises MissingRows."""
+    """Return the times of decode steps of `MODEL` alone on an H200; raises MissingRows."""
     found = {}
     subject = ""
     for row in rows:
         match = STEP.fullmatch(row.workload)
-        if match and (row.system, row.figure, row.compared_with) == ("baton", "step", "read floor"):
+        of_model = (row.hardware, row.system, row.model, row.figure) == (ONE_GPU, "baton", MODEL, "step")
+        if match and of_model and row.compared_with == "read floor":
             batch, context = int(match[1]), int(match[2])
             found[context, batch] = (batch, float(row.value), float(row.compared_value))
             subject = _subject(row)
@@ -144,15 +146,17 @@ class Beside:
 
 
 def beside(rows: Sequence[Row]) -> Beside:
-    """Return loads run by both Baton and vLLM on the same hardware; raises MissingRows.
+    """Return loads of `MODEL` run by both Baton and vLLM on the same hardware; raises MissingRows.
 
     Figures of a common run win over figures of separate runs.
     """
-    paired = [row for row in rows if row.system == "baton" and row.compared_with.startswith("vllm")]
+    paired = [
+        row for row in rows if (row.system, row.model) == ("baton", MODEL) and row.compared_with.startswith("vllm")
+    ]
     if not paired:
         raise MissingRows("no rows of system `baton` compared with vllm; `python -m benchmarks.serve --vs` makes them")
-    hardware, model, theirs = paired[-1].hardware, paired[-1].model, paired[-1].compared_with
-    mine = [row for row in rows if (row.hardware, row.model) == (hardware, model)]
+    hardware, theirs = paired[-1].hardware, paired[-1].compared_with
+    mine = [row for row in rows if (row.hardware, row.model) == (hardware, MODEL)]
     alone = [row for row in mine if row.system in ("baton", theirs) and not row.compared_with]
     figures: dict[tuple[str, str, str], float] = {}
     for row in [*alone, *(row for row in paired if row in mine and row.compared_with == theirs)]:

@@ -81,10 +81,11 @@ def sampler(rows: Sequence[Row]) -> TableData:
 
 
 def by_batch(pattern: re.Pattern[str], rows: Sequence[Row]) -> dict[str, dict[int, Cell]]:
-    """Return the last rows of a single H200 by `what` and `batch` of the workload."""
+    """Return the last rows of `MODEL` on a single H200, by `what` and `batch` of the workload."""
     found: dict[str, dict[int, Cell]] = {}
     for row in rows:
-        if (match := pattern.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
+        match = pattern.fullmatch(row.workload)
+        if match and (row.hardware, row.system, row.model) == (ONE_GPU, "baton", MODEL):
             found.setdefault(match["what"] or "", {})[int(match["batch"])] = Cell(row, float(row.value))
     return found
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plot_data import MissingRows, beside, mps_caps, scaling, step_times
-from deploy.bench.results import Row, append_rows
+from deploy.bench.results import ROOT, Row, append_rows
 
-ROW = Row("2026-01-02", "abc", "NVIDIA H200", "", "baton", "m", "", "", "1", "ms", "", "", "python x")
+ROW = Row("2026-01-02", "abc", "NVIDIA H200", "", "baton", "qwen3-4b", "", "", "1", "ms", "", "", "python x")
+PLOTS = ROOT / "benchmarks" / "plots"
 MAX_SVG_BYTES = 60_000
 Main = Callable[[list[str]], int]
 
@@ -81,6 +82,15 @@ def test_steps_are_ordered_by_batch_and_the_last_measurement_counts() -> None:
     assert list(step_times([*too_few, *step_rows()]).by_context) == [128, 1024, 4096, 32_768]
 
 
+def test_other_models_and_gpus_are_no_part_of_a_plot() -> None:
+    others = [{"model": "qwen3-4b in int4"}, {"hardware": "NVIDIA H100 80GB HBM3"}]
+    for changes in others:
+        strangers = [replace(row, value="77", **changes) for row in step_rows()]
+        assert step_times([*step_rows(), *strangers]) == step_times(step_rows())
+    newer = [replace(row, model="qwen3.5-4b", value="77") for row in beside_rows()]
+    assert beside([*beside_rows(), *newer]) == beside(beside_rows())
+
+
 def test_caps_by_load() -> None:
     data = mps_caps([*mps_rows(), replace(mps_rows()[0], system="baton, no MPS")])
     assert data.caps == [40, 60, 80, 100]
@@ -131,6 +141,13 @@ def test_plots_are_small_and_the_same_each_time(main: Main, tmp_path: Path) -> N
         assert drawn == (tmp_path / "second" / plot.name).read_bytes()
         assert len(drawn) < MAX_SVG_BYTES
         assert b"<text" in drawn and b"<dc:date>" not in drawn
+
+
+@pytest.mark.medium
+def test_every_plot_of_the_page_is_what_the_results_say(main: Main, tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path)]) == 0
+    for plot in sorted(tmp_path.iterdir()):
+        assert plot.read_bytes() == (PLOTS / plot.name).read_bytes(), "run `python -m benchmarks.plots`"
 
 
 def test_what_cannot_be_drawn_is_skipped(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,12 @@ def test_only_what_is_between_markers_is_written_and_unknown_names_are_refused()
         written(page.replace("one-gpu", "one-cpu"), [ROW])
 
 
+def test_steps_of_other_models_are_no_steps_of_the_model() -> None:
+    step = replace(ROW, workload="decode step alone, 1 sequences at 1024 tokens", figure="step", value="2.31")
+    rows = [step, replace(step, model="qwen3-4b in int4", value="5.74")]
+    assert render(TABLES["asks"](rows)).splitlines()[2] == "| nothing more | 2.31 |  |  |  |"
+
+
 def test_kernels_are_those_last_planned_beside_the_read_ceiling() -> None:
     kernel = replace(ROW, figure="time", value="10", unit="us", compared_with="read floor", compared_value="8")
     rows = [
