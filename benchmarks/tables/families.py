@@ -1,8 +1,9 @@
 """Tables of model families: steps and prompts without a server, and loads beside another system."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from benchmarks.table_cells import ONE_GPU, Cell, Line, TableData, newest, present
+from benchmarks.tables.cells import ONE_GPU, Cell, Line, TableData, both, newest, present
 from deploy.bench.results import Row
 
 MODELS = {
@@ -19,7 +20,7 @@ MODELS = {
     "DeepSeek-V2-Lite": ("deepseek-v2-lite", ""),
     "DeepSeek-V2-Lite, 9 of 27 layers": ("deepseek-v2-lite", ", 9 layers"),
 }
-"""Label of a model; its name in results.csv, and how workloads end."""
+"""Label of a model; its name in results.jsonl, and how workloads end."""
 
 LOADS = {
     "1 stream, 1024/128": "concurrency 1, 1024/128, 8 requests",
@@ -66,11 +67,11 @@ def family_steps(rows: Sequence[Row]) -> TableData:
 
 
 def _both(row: Row | None) -> Cell | None:
-    return None if row is None else Cell(row, float(row.value), float(row.compared_value))
+    return both(row) if row else None
 
 
 def _exactly(rows: Sequence[Row], model: str, workload: str, figure: str, beside: str = "") -> Cell | None:
     """Return the last row of a workload on the H200, by its whole name; a floor is no rival, so nothing is bold."""
     named = [row for row in rows if row.workload == workload]
     cell = newest(named, ONE_GPU, "baton", workload, figure, model=model, beside=beside)
-    return cell and Cell(cell.row, cell.value, cell.other, close=float("inf"))
+    return cell and replace(cell, close=float("inf"))
