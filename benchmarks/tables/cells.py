@@ -40,12 +40,16 @@ Line = tuple[str, list[Cell | None]]
 
 @dataclass(frozen=True, slots=True)
 class TableData:
-    """Content of a table; `subject` is the common setup of all measurements."""
+    """Content of a table; `subject` is the common setup of all measurements.
+
+    With `results`, the path of results.jsonl from the page, each label links the run of its first figure.
+    """
 
     subject: str
     corner: str
     columns: list[str]
     lines: list[Line]
+    results: str = ""
 
 
 def results(path: Path = RESULTS) -> list[Row]:

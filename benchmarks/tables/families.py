@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.tables.cells import ONE_GPU, Cell, Line, TableData, both, newest, present
+from benchmarks.tables.loads import SERVING
 from deploy.bench.results import Row
 
 MODELS = {
@@ -29,14 +30,6 @@ LOADS = {
     "1, 8192/32": "concurrency 1, 8192/32, 6 requests",
     "8, 8192/32": "concurrency 8, 8192/32, 24 requests",
 }
-FIGURES = {
-    "TTFT p50, ms": "ttft_p50",
-    "TTFT p99, ms": "ttft_p99",
-    "first gap p50, ms": "first_gap_p50",
-    "TPOT p50, ms": "tpot_p50",
-    "ITL p99, ms": "itl_p99",
-    "output tokens/s": "output_throughput",
-}
 
 
 def families_beside_vllm(rows: Sequence[Row]) -> TableData:
@@ -44,11 +37,11 @@ def families_beside_vllm(rows: Sequence[Row]) -> TableData:
     measured = [row for row in rows if row.hardware == ONE_GPU and row.compared_with.startswith("vllm")]
     found = {(row.model, row.workload, row.figure): row for row in measured}
     lines = present(
-        (f"{label}: {load}", [_both(found.get((model, workload + end, figure))) for figure in FIGURES.values()])
+        (f"{label}: {load}", [_both(found.get((model, workload + end, figure))) for figure in SERVING.values()])
         for label, (model, end) in MODELS.items()
         for load, workload in LOADS.items()
     )
-    return TableData("one H200, Baton · vLLM 0.32.0", "model and load (input/output tokens)", list(FIGURES), lines)
+    return TableData("one H200, Baton · vLLM 0.32.0", "model and load (input/output tokens)", list(SERVING), lines)
 
 
 def family_steps(rows: Sequence[Row]) -> TableData:

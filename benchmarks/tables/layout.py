@@ -11,12 +11,17 @@ def render(data: TableData) -> str:
     if not data.lines:
         return f"Not measured yet ({data.subject}).\n"
     lines = [_line([data.corner, *data.columns]), "|" + "---|" * (1 + len(data.columns))]
-    lines += [_line([label, *map(_shown, cells)]) for label, cells in data.lines]
+    lines += [_line([_label(label, cells, data.results), *map(_shown, cells)]) for label, cells in data.lines]
     return "\n".join(lines) + f"\n\n{_origin(data)}\n"
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _label(label: str, cells: Sequence[Cell | None], results: str) -> str:
+    line = next((cell.row.line for cell in cells if cell), 0)
+    return f"[{label}]({results}#L{line})" if results else label
 
 
 def _shown(cell: Cell | None) -> str:

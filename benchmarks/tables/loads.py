@@ -51,18 +51,12 @@ SERVING = {
     "first gap p99, ms": "first_gap_p99",
     "TPOT p50, ms": "tpot_p50",
     "ITL p99, ms": "itl_p99",
+    "E2E p50, ms": "e2e_p50",
     "output tokens/s": "output_throughput",
 }
 """Columns of a load, equal with and without another system; includes columns where Baton loses."""
 
-REUSING = {
-    "TTFT p50, ms": "ttft_p50",
-    "TTFT p99, ms": "ttft_p99",
-    "TPOT p50, ms": "tpot_p50",
-    "ITL p99, ms": "itl_p99",
-    "output tokens/s": "output_throughput",
-    "hit rate, %": "hit_rate",
-}
+REUSING = SERVING | {"hit rate, %": "hit_rate"}
 """Columns of loads that a prefix cache can serve."""
 
 
@@ -149,6 +143,22 @@ def one_long(rows: Sequence[Row]) -> TableData:
         for streams in (8, 32, 64)
     )
     return TableData("one H200, Baton · vLLM 0.26.0", "one of 32,000 tokens beside", list(columns), lines)
+
+
+def deaths(rows: Sequence[Row]) -> TableData:
+    """Make a table of the pauses of streams by deaths of a decode worker, without a standby worker and with one."""
+    columns = {
+        "longest pause, ms": "pause_max",
+        "pause p50, ms": "pause_p50",
+        "another in its place": "replaced_max",
+    }
+    load = "3 kills of a decode worker under 16 streams of 1000 tokens"
+    systems = {"none": "baton", "a decode worker": "baton --standby decode"}
+    lines = present(
+        (label, [newest(rows, ONE_GPU, system, load, figure) for figure in columns.values()])
+        for label, system in systems.items()
+    )
+    return TableData("one H200, 3 deaths under 16 streams", "in reserve", list(columns), lines)
 
 
 def other_models(rows: Sequence[Row]) -> TableData:

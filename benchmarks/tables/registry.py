@@ -11,6 +11,7 @@ from benchmarks.tables.loads import (
     VLLM,
     beside_vllm,
     by_turns,
+    deaths,
     host_tier,
     moved,
     one_long,
@@ -32,9 +33,10 @@ FIRST_PAGE_LOADS = (
 
 
 def first_page(rows: Sequence[Row]) -> TableData:
-    """Select the README's loads from the table beside vLLM."""
+    """Select the README's loads from the table beside vLLM, each with a link to its run."""
     data = beside_vllm(rows)
-    return replace(data, lines=[line for line in data.lines if line[0] in FIRST_PAGE_LOADS])
+    lines = [line for line in data.lines if line[0] in FIRST_PAGE_LOADS]
+    return replace(data, lines=lines, results="benchmarks/results.jsonl")
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
@@ -59,6 +61,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "mixes": partial(beside, "as many keys evenly", "contexts"),
     "shared-prefixes": partial(beside, "read for each row", "contexts"),
     "one-long": one_long,
+    "deaths": deaths,
     "decode-kernels": decode_kernels,
     "prompt-step": partial(
         grid, PROMPT, "prompt", "ms a prompt; one H200, no server", "prompt", "{} % of the GPU", "{:,} tokens"

@@ -62,15 +62,17 @@ def test_the_better_of_two_is_bold_whichever_way_is_better() -> None:
     stream, start = render(beside_vllm(rows)).splitlines()[2:4]
     assert stream == (
         "| one stream, 1024/128 | **18.0** · 30.3 | 40.5 · **35.2** | 3.73 · **2.07** | **4.64** · 5.72 | 5.00 · 5.00 "
-        "| 9.50 · **4.25** | 1,000 · **2,000** |"
+        "| 9.50 · **4.25** |  | 1,000 · **2,000** |"
     )
-    assert start == "| ready from a cold start | **22.8 s** · 135 s |  |  |  |  |  |  |"
+    assert start == "| ready from a cold start | **22.8 s** · 135 s |  |  |  |  |  |  |  |"
 
 
 def test_the_first_page_shows_some_loads_of_the_table_beside_vllm() -> None:
     rows = [beside(18.04, 30.27), beside(7.5, 17.9, workload="concurrency 1, 128/256, 16 requests")]
     assert len(TABLES["beside-vllm"](rows).lines) == 2
     assert [label for label, _ in first_page(rows).lines] == ["one stream, 1024/128"]
+    first = render(first_page([replace(row, line=7) for row in rows])).splitlines()[2]
+    assert first.startswith("| [one stream, 1024/128](benchmarks/results.jsonl#L7) | **18.0** · 30.3 |")
 
 
 def test_more_hits_are_better_and_a_server_that_tells_none_has_a_dash() -> None:
@@ -78,8 +80,8 @@ def test_more_hits_are_better_and_a_server_that_tells_none_has_a_dash() -> None:
     untold = replace(told, workload="at once, 8x4096+256/128, 512 requests", compared_value=math.nan)
     lines = render(TABLES["reuse-beside-vllm"]([told, untold])).splitlines()[2:4]
     assert lines == [
-        "| 32 users, 8 turns of 200/200 after 1,024 |  |  |  |  |  | **96.9** · 87.5 |",
-        "| 512 at once, 8 prefixes of 4,096 + 256/128 |  |  |  |  |  | 96.9 · - |",
+        "| 32 users, 8 turns of 200/200 after 1,024 |  |  |  |  |  |  |  |  | **96.9** · 87.5 |",
+        "| 512 at once, 8 prefixes of 4,096 + 256/128 |  |  |  |  |  |  |  |  | 96.9 · - |",
     ]
     assert not TABLES["reuse"]([told]).lines, "nothing was measured alone"
 
@@ -88,8 +90,8 @@ def test_a_table_says_where_its_rows_are_from() -> None:
     later = replace(ROW, date="2026-01-03", commit="def", workload="at once, 1024/128, 512 requests", value=3379.2)
     text = render(serving(ONE_GPU, "baton", "one GPU", [ROW, later]))
     assert text.splitlines()[2:] == [
-        "| one stream, 1024/128 | 16.6 |  |  |  |  |  |  |",
-        "| 512 at once, 1024/128 | 3,379 |  |  |  |  |  |  |",
+        "| one stream, 1024/128 | 16.6 |  |  |  |  |  |  |  |",
+        "| 512 at once, 1024/128 | 3,379 |  |  |  |  |  |  |  |",
         "",
         "(one GPU; 2026-01-02, commit abc; 2026-01-03, commit def; one run each)",
     ]
