@@ -47,7 +47,8 @@ from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
-from deploy.bench.results import Row, append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure
 from deploy.bench.workload import numbers
 from tests.support.sequences import decode_sequence
@@ -239,7 +240,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> Non
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--cublas", action="store_true", help="all products by cuBLAS")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, default="auto", help="of keys and values (default: auto)")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
 
 

@@ -77,6 +77,13 @@ def _add_system_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vs", metavar="URL", help="second server, loaded turn by turn with the first")
     parser.add_argument("--system", default="baton", help="label of the first server (default: %(default)s)")
     parser.add_argument("--vs-system", default="other", help="label of the second server (default: %(default)s)")
+    for option, server in (("--started-by", "first"), ("--vs-started-by", "second")):
+        parser.add_argument(
+            option,
+            default="",
+            metavar="COMMAND",
+            help=f"that started the {server} server, for --results",
+        )
     parser.add_argument("--model", help="model name to send (default: the first that each server lists)")
     parser.add_argument(
         "--api-key-file",
@@ -168,7 +175,7 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
         "--slo", type=_type(parse_slo), default={}, help="limits in ms for goodput: ttft=200,tpot=20,e2e=5000"
     )
     parser.add_argument("--allow-errors", action="store_true", help="exit 0 even if requests failed")
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
     parser.add_argument(
         "--plot", type=_type(_picture), metavar="FILE", help="draw what was seen there: .svg, .png, .pdf"
     )

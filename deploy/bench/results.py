@@ -1,26 +1,50 @@
-"""Results as rows of a CSV file; benchmarks/README.md documents the columns."""
+"""Results as runs, a line of JSON each; benchmarks/README.md documents the fields."""
 
-import csv
-import platform
-import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
+import msgspec
+
+from deploy.bench.origin import command_line, commit, stack, today
 from deploy.bench.stats import Figure
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND_DEADLINE_S = 10.0
+Value = float | None | tuple[float | None, float | None]
+"""A figure, or a figure and the other system's; None where a system has none."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A workload on a system, perhaps beside another; `figures` has values by name, by unit."""
+
+    date: str
+    commit: str
+    hardware: str
+    stack: str = ""
+    system: str
+    started_by: str = ""
+    compared_with: str = ""
+    compared_started_by: str = ""
+    model: str
+    workload: str
+    command: str
+    figures: dict[str, dict[str, Value]]
+
+
+CONDITIONS = tuple(name for name in Run.__struct_fields__ if name != "figures")
+SAME = (*(name for name in CONDITIONS if name not in ("date", "command")), "figure")
+"""Fields that runs to be merged have in common; commands may differ by a seed."""
+_lines = msgspec.json.Decoder(Run)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure of a run; `compared_with` names another system, and `compared_value` is its figure."""
+    """A figure of a run; `compared_with` names another system, and `compared_value` is its figure.
+
+    NaN is a figure that a system has not. `line` is the run's place in its file, from 1. `runs` are the rows whose
+    medians the values are, if several.
+    """
 
     date: str
     commit: str
@@ -30,18 +54,25 @@ class Row:
     model: str
     workload: str
     figure: str
-    value: str
+    value: float
     unit: str
-    compared_with: str
-    compared_value: str
-    command: str
+    compared_with: str = ""
+    compared_value: float = math.nan
+    command: str = ""
+    started_by: str = ""
+    compared_started_by: str = ""
+    line: int = field(default=0, compare=False)
+    runs: tuple["Row", ...] = ()
 
 
 def row_of(
     hardware: str, model: str, workload: str, figure: Figure, *,
-    system: str = "baton", beside: tuple[str, float] | None = None,
+    system: str = "baton", beside: tuple[str, float] | None = None, started: tuple[str, str] = ("", ""),
 ) -> Row:  # fmt: skip
-    """Make a row of a figure with day, commit and command of the run; `beside` is another system and its figure."""
+    """Make a row of a figure with day, commit and command of the run.
+
+    `beside` is another system and its figure; `started` are the commands that started the server and the other.
+    """
     return Row(
         date=today(),
         commit=commit(),
@@ -51,86 +82,88 @@ def row_of(
         model=model,
         workload=workload,
         figure=figure.name,
-        value=f"{figure.value:.6g}",
+        value=figure.value,
         unit=figure.unit,
         compared_with=beside[0] if beside else "",
-        compared_value=f"{beside[1]:.6g}" if beside else "",
+        compared_value=beside[1] if beside else math.nan,
         command=command_line(),
+        started_by=started[0],
+        compared_started_by=started[1],
     )
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows, with a header if the file is new; raises ValueError if the file has another header."""
-    header = [each.name for each in fields(Row)]
-    is_new = not path.exists() or path.stat().st_size == 0
-    if not is_new:
-        with path.open(newline="") as existing:
-            found = next(csv.reader(existing))
-        if found != header:
-            raise ValueError(f"{path} has the columns {','.join(found)}; expected {','.join(header)}")
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, header, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    """Add a line for each run of the rows; raises ValueError if the file's first line is no run."""
+    if path.exists():
+        with path.open("rb") as file:
+            if first := file.readline():
+                _run(path, 1, first)
+    figures: dict[tuple[str, ...], dict[str, dict[str, Value]]] = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in CONDITIONS)
+        figures.setdefault(key, {}).setdefault(row.unit, {})[row.figure] = _value(row)
+    runs = [Run(**dict(zip(CONDITIONS, key, strict=True)), figures=found) for key, found in figures.items()]
+    with path.open("ab") as file:
+        file.writelines(msgspec.json.encode(run) + b"\n" for run in runs)
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """Return one row for all runs of a figure under equal conditions, with the medians, at the place of the last."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in SAME)
+        found[key] = [*found.pop(key, []), row]
+    return [_median(runs) if len(runs) > 1 else runs[0] for runs in found.values()]
+
+
+def _median(runs: Sequence[Row]) -> Row:
+    values, others = ([value for value in found if not math.isnan(value)]
+                      for found in ([row.value for row in runs], [row.compared_value for row in runs]))  # fmt: skip
+    return replace(
+        runs[-1],
+        value=median(values) if values else math.nan,
+        compared_value=median(others) if others else math.nan,
+        runs=tuple(runs),
+    )
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return all rows in the file's order; raises ValueError if the file has other columns."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        expected = [each.name for each in fields(Row)]
-        if reader.fieldnames != expected:
-            raise ValueError(f"{path} has the columns {reader.fieldnames}; expected {','.join(expected)}")
-        return [Row(**row) for row in reader]
+    """Return the rows of all runs in the file's order; raises ValueError for a line that is no run."""
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        run = _run(path, number, line)
+        conditions = {name: getattr(run, name) for name in CONDITIONS}
+        for unit, figures in run.figures.items():
+            for figure, value in figures.items():
+                own, other = value if isinstance(value, tuple) else (value, None)
+                rows.append(
+                    Row(
+                        **conditions,
+                        figure=figure,
+                        value=math.nan if own is None else own,
+                        unit=unit,
+                        compared_value=math.nan if other is None else other,
+                        line=number,
+                    )
+                )
+    return rows
 
 
-def today() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
-
-
-def commit() -> str:
-    """Return the short commit of the source, with `-dirty` for uncommitted changes; `unknown` outside a repository."""
-    return _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]) or "unknown"
-
-
-def hardware() -> str:
-    """Return the GPUs' name, or the CPU's without a GPU."""
-    names = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
-    if names:
-        return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
-    return _cpu_name()
-
-
-def stack() -> str:
-    """Return versions of the libraries that decide the kernels' speed, as installed here; `system` may use others."""
-    versions = []
-    for name in ("torch", "triton"):
-        with suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name).partition('+')[0]}")
-    return ", ".join(versions)
-
-
-def command_line() -> str:
-    """Return the command to repeat the run from the repository root."""
-    program, arguments = Path(sys.argv[0]).stem, sys.argv[1:]
-    if arguments[:1] == ["bench"]:  # `baton bench`
-        program, arguments = "serve", arguments[1:]
-    return shlex.join(["python", "-m", f"benchmarks.{program}", *arguments])
-
-
-def _cpu_name() -> str:
+def _run(path: Path, number: int, line: bytes) -> Run:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
+        return _lines.decode(line)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}, line {number} is no run: {error}") from None
 
 
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMMAND_DEADLINE_S)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+def _value(row: Row) -> Value:
+    own = _rounded(row.value)
+    return (own, _rounded(row.compared_value)) if row.compared_with else own
+
+
+def _rounded(value: float) -> float | None:
+    """Return six significant digits, without a point where there are no more."""
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded.is_integer() else rounded

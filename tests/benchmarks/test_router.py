@@ -1,10 +1,10 @@
-import csv
 from pathlib import Path
 
 import pytest
 
 from benchmarks.router import main
 from benchmarks.router_bodies import LOADS, names
+from deploy.bench.results import read_rows
 
 FIGURES = ("gap_p99", "gap_max", "live_max", "memory_peak", "memory_after", "router_cpu", "request_throughput")
 
@@ -13,15 +13,14 @@ FIGURES = ("gap_p99", "gap_max", "live_max", "memory_peak", "memory_after", "rou
 def test_streams_are_watched_beside_a_load_and_every_figure_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = tmp_path / "results.csv"
+    results = tmp_path / "results.jsonl"
     loads = "texts of 1 MB"
     assert main(["deploy/demo_model", "--loads", loads, "--seconds", "0.3", "--results", str(results)]) == 0
-    with results.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["workload"], row["figure"]) for row in rows] == [
+    rows = read_rows(results)
+    assert [(row.workload, row.figure) for row in rows] == [
         (f"8 streams at 10 ms beside {load}", figure) for load in names(loads) for figure in FIGURES
     ]
-    assert all(float(row["value"]) > 0 and row["model"] == "demo_model" for row in rows)
+    assert all(row.value > 0 and row.model == "demo_model" for row in rows)
     assert "x 400" in capsys.readouterr().out
 
 

@@ -1,22 +1,21 @@
 """Starts are real, and the parts of each process are kept."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from benchmarks.start import Start, figures_of, main, parse_args, start_once
+from deploy.bench.results import read_rows
 
 
 @pytest.mark.medium
 def test_a_start_is_kept_with_the_parts_of_every_process(tmp_path: Path) -> None:
-    results = tmp_path / "results.csv"
+    results = tmp_path / "results.jsonl"
     own = ["deploy/demo_model", "--starts", "1", "--kinds", "cold", "--results", str(results), "--hardware", "here"]
     assert main([*own, "--", "--device", "cpu"]) == 0
-    with results.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    values = {row["figure"]: float(row["value"]) for row in rows}
-    assert {row["workload"] for row in rows} == {"start, nothing compiled before"}
+    rows = read_rows(results)
+    values = {row.figure: row.value for row in rows}
+    assert {row.workload for row in rows} == {"start, nothing compiled before"}
     assert 0 < values["ready"] < values["first_token"]
     assert values["start_cpu"] > 0
     for process in ("baton", "router", "memory", "prefill-0", "decode-0"):

@@ -3,14 +3,14 @@
 import pytest
 
 from benchmarks.simulated import CASES, compare
-from deploy.bench.results import ROOT, read_rows
+from benchmarks.tables.cells import results
 
 MAIN = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99")
 
 
 @pytest.mark.medium
 def test_main_figures_are_within_20_percent_but_those_that_the_page_shows_as_missed() -> None:
-    rows = read_rows(ROOT / "benchmarks" / "results.csv")
+    rows = results()
     compared = {case: compare(case, rows) for case in CASES}
     assert all(compared.values()), "every case has been measured"
     missed = {(case.label, each.figure) for case, told in compared.items() for each in told

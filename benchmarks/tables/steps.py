@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from benchmarks.table_cells import MODEL, ONE_GPU, Cell, Line, TableData
+from benchmarks.tables.cells import MODEL, ONE_GPU, Cell, Line, TableData, other, own
 from deploy.bench.results import Row
 
 STEP = re.compile(r"decode step alone, (\d+) sequences at (\d+) tokens")
@@ -23,9 +23,7 @@ def beside(against: str, label: str, rows: Sequence[Row]) -> TableData:
     for row in rows:
         if row.workload.startswith(ALONE) and row.compared_with == against and row.hardware == ONE_GPU:
             found[row.workload.removeprefix(ALONE)] = row
-    lines: list[Line] = [
-        (name, [Cell(row, float(row.value)), Cell(row, float(row.compared_value))]) for name, row in found.items()
-    ]
+    lines: list[Line] = [(name, [own(row), other(row)]) for name, row in found.items()]
     return TableData("one H200, no server", label, ["ms a step", f"{against}, ms"], lines)
 
 
@@ -34,7 +32,7 @@ def grid(
 ) -> TableData:
     """Make a table by the two numbers in workloads: the first goes down the page, the second across."""
     found = {
-        (int(match[1]), int(match[2])): Cell(row, float(row.value))
+        (int(match[1]), int(match[2])): own(row)
         for row in rows
         if (match := pattern.fullmatch(row.workload))
         and (row.hardware, row.system, row.model, row.figure) == (ONE_GPU, "baton", MODEL, figure)
@@ -49,8 +47,7 @@ def decode_kernels(rows: Sequence[Row]) -> TableData:
     found = [(match, row) for row in rows if (match := KERNEL.fullmatch(row.workload)) and row.hardware == ONE_GPU]
     newest = {match[2]: (match[1], row) for match, row in found}
     lines: list[Line] = [
-        (label, [Cell(row, float(row.value)), Cell(row, 100 * float(row.compared_value) / float(row.value))])
-        for label, row in newest.values()
+        (label, [own(row), Cell(row, 100 * row.compared_value / row.value)]) for label, row in newest.values()
     ]
     subject = "one H200, Qwen3-4B's shapes, inside a captured graph"
     return TableData(subject, "operation and sequences", ["µs", "% of the read ceiling"], lines)
@@ -81,11 +78,12 @@ def sampler(rows: Sequence[Row]) -> TableData:
 
 
 def by_batch(pattern: re.Pattern[str], rows: Sequence[Row]) -> dict[str, dict[int, Cell]]:
-    """Return the last rows of a single H200 by `what` and `batch` of the workload."""
+    """Return the last rows of `MODEL` on a single H200, by `what` and `batch` of the workload."""
     found: dict[str, dict[int, Cell]] = {}
     for row in rows:
-        if (match := pattern.fullmatch(row.workload)) and (row.hardware, row.system) == (ONE_GPU, "baton"):
-            found.setdefault(match["what"] or "", {})[int(match["batch"])] = Cell(row, float(row.value))
+        match = pattern.fullmatch(row.workload)
+        if match and (row.hardware, row.system, row.model) == (ONE_GPU, "baton", MODEL):
+            found.setdefault(match["what"] or "", {})[int(match["batch"])] = own(row)
     return found
 
 
@@ -97,7 +95,7 @@ def pulls(rows: Sequence[Row]) -> TableData:
     found: dict[tuple[int, str], dict[tuple[str, str], Cell]] = {}
     for row in rows:
         if match := PULL.fullmatch(row.workload):
-            found.setdefault((int(match[1]), match[2]), {})[match[3], row.figure] = Cell(row, float(row.value))
+            found.setdefault((int(match[1]), match[2]), {})[match[3], row.figure] = own(row)
     lines: list[Line] = [
         (f"{num_tokens:,} tokens, {megabytes} MB", [cells.get(column) for column in columns])
         for (num_tokens, megabytes), cells in sorted(found.items())

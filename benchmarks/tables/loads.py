@@ -1,12 +1,10 @@
-"""Rows of results.csv for each table. Pure: rows in, cells out; `tables` does the layout."""
+"""Tables of what a client sees under loads, by rows of results.jsonl. Pure: rows in, cells out."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from benchmarks import simulated
-from benchmarks.table_cells import (
+from benchmarks.tables.cells import (
     FOUR_GPUS,
-    H100,
     MODEL,
     ONE_GPU,
     SMALL_GPU,
@@ -17,9 +15,6 @@ from benchmarks.table_cells import (
     newest,
     present,
 )
-from benchmarks.table_families import families_beside_vllm, family_steps
-from benchmarks.table_router import prompt_ids, router, router_memory
-from benchmarks.table_steps import PROMPT, STEP, asks, beside, decode_kernels, grid, pulls, sampler
 from deploy.bench.results import Row
 
 VLLM = "vllm"
@@ -56,18 +51,12 @@ SERVING = {
     "first gap p99, ms": "first_gap_p99",
     "TPOT p50, ms": "tpot_p50",
     "ITL p99, ms": "itl_p99",
+    "E2E p50, ms": "e2e_p50",
     "output tokens/s": "output_throughput",
 }
 """Columns of a load, equal with and without another system; includes columns where Baton loses."""
 
-REUSING = {
-    "TTFT p50, ms": "ttft_p50",
-    "TTFT p99, ms": "ttft_p99",
-    "TPOT p50, ms": "tpot_p50",
-    "ITL p99, ms": "itl_p99",
-    "output tokens/s": "output_throughput",
-    "hit rate, %": "hit_rate",
-}
+REUSING = SERVING | {"hit rate, %": "hit_rate"}
 """Columns of loads that a prefix cache can serve."""
 
 
@@ -156,6 +145,22 @@ def one_long(rows: Sequence[Row]) -> TableData:
     return TableData("one H200, Baton · vLLM 0.26.0", "one of 32,000 tokens beside", list(columns), lines)
 
 
+def deaths(rows: Sequence[Row]) -> TableData:
+    """Make a table of the pauses of streams by deaths of a decode worker, without a standby worker and with one."""
+    columns = {
+        "longest pause, ms": "pause_max",
+        "pause p50, ms": "pause_p50",
+        "another in its place": "replaced_max",
+    }
+    load = "3 kills of a decode worker under 16 streams of 1000 tokens"
+    systems = {"none": "baton", "a decode worker": "baton --standby decode"}
+    lines = present(
+        (label, [newest(rows, ONE_GPU, system, load, figure) for figure in columns.values()])
+        for label, system in systems.items()
+    )
+    return TableData("one H200, 3 deaths under 16 streams", "in reserve", list(columns), lines)
+
+
 def other_models(rows: Sequence[Row]) -> TableData:
     """Make a table of an H200 with models of 8 billion parameters."""
     loads = {label: load for label, load in LOADS.items() if label in ("one stream, 1024/128", "8 streams, 1024/128")}
@@ -190,7 +195,9 @@ def _pair(
 ) -> Cell | None:
     """Return a cell of two systems' figures, from separate runs."""
     ours, theirs = (newest(rows, hardware, system, load, figure, model=model) for system in systems)
-    return Cell(ours.row, ours.value, theirs.value) if ours and theirs else None
+    if not (ours and theirs):
+        return None
+    return replace(ours, other=theirs.value, other_spread=theirs.spread, rival=theirs.row)
 
 
 def workers(rows: Sequence[Row]) -> TableData:
@@ -225,39 +232,3 @@ def sharing(rows: Sequence[Row]) -> TableData:
         for name, system in systems.items()
     )
     return TableData("one H200, a worker of each kind, 1024/128 tokens", "share of prompts", list(columns), lines)
-
-
-TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
-    "beside-vllm": beside_vllm,
-    "one-gpu": partial(serving, ONE_GPU, "baton", "one H200, a worker of each kind on it"),
-    "two-gpus": partial(serving, TWO_GPUS, "baton 1P1D", "two H200s, a worker on each"),
-    "two-gpus-shared": partial(serving, TWO_GPUS, "baton 2P2D", "two H200s, a worker of each kind on both"),
-    "reuse": partial(reuse, ONE_GPU, "baton", "", "one H200, a worker of each kind on it"),
-    "reuse-beside-vllm": partial(reuse, ONE_GPU, "baton", VLLM, "one H200, Baton · vLLM 0.32.0"),
-    "reuse-two-gpus": partial(reuse, TWO_GPUS, "baton 2P2D", "", "two H200s, a worker of each kind on both"),
-    "moved": moved,
-    "host-tier": host_tier,
-    "families-beside-vllm": families_beside_vllm,
-    "family-steps": family_steps,
-    "h100": partial(serving, H100, "baton", "one H100 with 80 GB, a worker of each kind on it"),
-    "other-models": other_models,
-    "by-turns": by_turns,
-    "workers": workers,
-    "sharing": sharing,
-    "decode-step": partial(grid, STEP, "step", "ms a step; one H200, no server", "sequences", "{:,} tokens", "{}"),
-    "mixes": partial(beside, "as many keys evenly", "contexts"),
-    "shared-prefixes": partial(beside, "read for each row", "contexts"),
-    "one-long": one_long,
-    "decode-kernels": decode_kernels,
-    "prompt-step": partial(
-        grid, PROMPT, "prompt", "ms a prompt; one H200, no server", "prompt", "{} % of the GPU", "{:,} tokens"
-    ),
-    "asks": asks,
-    "sampler": sampler,
-    "pulls": pulls,
-    "router": partial(router, "2 x AMD EPYC", "two"),
-    "router-memory": router_memory,
-    "prompt-ids": prompt_ids,
-    "simulated": simulated.table,
-    "router-16-cores": partial(router, "16 x Intel(R) Xeon(R) Processor", "16"),
-}

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from benchmarks.table_cells import Cell, Line, TableData
+from benchmarks.tables.cells import Cell, Line, TableData, own
 from deploy.bench.results import Row
 
 TWO_CORES = "2 x AMD EPYC"
@@ -64,5 +64,5 @@ def _beside(workload: re.Pattern[str], hardware: str, rows: Sequence[Row]) -> di
     found: dict[str, dict[str, Cell]] = {}
     for row in rows:
         if (match := workload.fullmatch(row.workload)) and row.hardware == hardware:
-            found.setdefault(match[1], {})[row.figure] = Cell(row, float(row.value))
+            found.setdefault(match[1], {})[row.figure] = own(row)
     return found

@@ -1,8 +1,10 @@
 """Tables of model families: steps and prompts without a server, and loads beside another system."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from benchmarks.table_cells import ONE_GPU, Cell, Line, TableData, newest, present
+from benchmarks.tables.cells import ONE_GPU, Cell, Line, TableData, both, newest, present
+from benchmarks.tables.loads import SERVING
 from deploy.bench.results import Row
 
 MODELS = {
@@ -19,7 +21,7 @@ MODELS = {
     "DeepSeek-V2-Lite": ("deepseek-v2-lite", ""),
     "DeepSeek-V2-Lite, 9 of 27 layers": ("deepseek-v2-lite", ", 9 layers"),
 }
-"""Label of a model; its name in results.csv, and how workloads end."""
+"""Label of a model; its name in results.jsonl, and how workloads end."""
 
 LOADS = {
     "1 stream, 1024/128": "concurrency 1, 1024/128, 8 requests",
@@ -28,14 +30,6 @@ LOADS = {
     "1, 8192/32": "concurrency 1, 8192/32, 6 requests",
     "8, 8192/32": "concurrency 8, 8192/32, 24 requests",
 }
-FIGURES = {
-    "TTFT p50, ms": "ttft_p50",
-    "TTFT p99, ms": "ttft_p99",
-    "first gap p50, ms": "first_gap_p50",
-    "TPOT p50, ms": "tpot_p50",
-    "ITL p99, ms": "itl_p99",
-    "output tokens/s": "output_throughput",
-}
 
 
 def families_beside_vllm(rows: Sequence[Row]) -> TableData:
@@ -43,11 +37,11 @@ def families_beside_vllm(rows: Sequence[Row]) -> TableData:
     measured = [row for row in rows if row.hardware == ONE_GPU and row.compared_with.startswith("vllm")]
     found = {(row.model, row.workload, row.figure): row for row in measured}
     lines = present(
-        (f"{label}: {load}", [_both(found.get((model, workload + end, figure))) for figure in FIGURES.values()])
+        (f"{label}: {load}", [_both(found.get((model, workload + end, figure))) for figure in SERVING.values()])
         for label, (model, end) in MODELS.items()
         for load, workload in LOADS.items()
     )
-    return TableData("one H200, Baton · vLLM 0.32.0", "model and load (input/output tokens)", list(FIGURES), lines)
+    return TableData("one H200, Baton · vLLM 0.32.0", "model and load (input/output tokens)", list(SERVING), lines)
 
 
 def family_steps(rows: Sequence[Row]) -> TableData:
@@ -66,11 +60,11 @@ def family_steps(rows: Sequence[Row]) -> TableData:
 
 
 def _both(row: Row | None) -> Cell | None:
-    return None if row is None else Cell(row, float(row.value), float(row.compared_value))
+    return both(row) if row else None
 
 
 def _exactly(rows: Sequence[Row], model: str, workload: str, figure: str, beside: str = "") -> Cell | None:
     """Return the last row of a workload on the H200, by its whole name; a floor is no rival, so nothing is bold."""
     named = [row for row in rows if row.workload == workload]
     cell = newest(named, ONE_GPU, "baton", workload, figure, model=model, beside=beside)
-    return cell and Cell(cell.row, cell.value, cell.other, close=float("inf"))
+    return cell and replace(cell, close=float("inf"))
