@@ -1,4 +1,4 @@
-"""Writes the workers' speed for `baton plan` from rows of results.jsonl: a JSON file for each GPU and model.
+"""Writes the workers' speed for `baton plan` from rows of results.csv: a JSON file for each GPU and model.
 
     python -m benchmarks.rates            # Write the files.
     python -m benchmarks.rates --check    # Exit with status 1 if a file is out of date.
@@ -53,7 +53,7 @@ LONE_TOKENS, STEP_PROMPTS, PROMPT_TOKENS, MEAN_CONTEXT = 128, 8, 1024, 1088
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows of results.jsonl, with a list of rows in use."""
+    """Rows of results.csv, with a list of rows in use."""
 
     rows: Sequence[Row]
     used: list[Row] = field(default_factory=list)
