@@ -26,6 +26,7 @@ class _Step:
     """A launched step."""
 
     pieces: list[tuple[Request, int]]  # prompts, and tokens of each done after the step
+    num_tokens: int
     alone_ms: float  # with the step's share of the GPU, no neighbour
     has_whole: bool
     left_ms: float = field(init=False)
@@ -66,7 +67,8 @@ class PrefillWorker:
     def resume(self) -> None:
         """Launch steps while there are prompts, room and free places in the pipeline."""
         while self._waiting and len(self._launched) < MAX_LAUNCHED:
-            pieces = self._order.next_step(self._waiting, self._admit, self._is_held_up)
+            num_launched = sum(step.num_tokens for step in self._launched)
+            pieces = self._order.next_step(self._waiting, self._admit, self._is_held_up, num_launched=num_launched)
             if not pieces:
                 return
             self._launched.append(self._step(pieces))
@@ -135,7 +137,8 @@ class PrefillWorker:
         alone_ms = costs.ms((count, request.num_done) for request, count in pieces)
         for request, count in pieces:
             request.num_done += count
-        return _Step([(request, request.num_done) for request, _ in pieces], alone_ms, has_whole)
+        num_tokens = sum(count for _, count in pieces)
+        return _Step([(request, request.num_done) for request, _ in pieces], num_tokens, alone_ms, has_whole)
 
     def _begin(self) -> None:
         self._since_ms = self.events.now_ms
