@@ -95,6 +95,15 @@ async def open_mps(
             yield NO_MPS if problem else _in_use(options, placements, directories)
 
 
+@contextlib.asynccontextmanager
+async def environs_under_mps(
+    placements: Sequence[Placement], runtime_dir: Path, console: Console
+) -> AsyncIterator[dict[str, dict[str, str]]]:
+    """Yield the whole environment of each of these programs, by name; MPS is insisted on where a GPU is shared."""
+    async with open_mps(MpsOptions("on"), placements, os.environ, runtime_dir, console) as mps:
+        yield {each.name: {**os.environ, **mps.environs.get(each.name, {})} for each in placements}
+
+
 def shared_gpus(placements: Sequence[Placement]) -> list[int]:
     """Return the indices of GPUs with a prefill and a decode worker, ascending."""
     of_role = {
