@@ -115,6 +115,7 @@ class PromptOrder:
         cut: Callable[[AnyPrompt, int], int] = lambda prompt, num_tokens: num_tokens,
         *,
         num_launched: int = 0,
+        most: int = 0,
     ) -> list[tuple[AnyPrompt, int]]:
         """Return the prompts of the next step, each with a number of tokens; empty when no prompt can continue.
 
@@ -123,12 +124,15 @@ class PromptOrder:
         Only shorter prompts may overtake, with at most half as many tokens in all as the failed prompt. Prompts with
         `is_held_up` are skipped; `start` of another prompt may change `is_held_up`. With chunking, `num_next` limits
         the tokens of a prompt in the step, and `cut` shortens a chunk of so many tokens. What is cut off is for others.
-        `num_launched` are the tokens of steps that are not over.
+        `num_launched` are the tokens of steps that are not over, `most` limits the step beyond the usual; 0: no more.
         """
         by_turn = sorted(prompts, key=turn_of)
         longest_first = sorted(by_turn, key=_length)[::-1]
         step: _Step[AnyPrompt] = _Step(
-            self._budget(by_turn, num_launched), is_held_up, num_next if self.chunking else attrgetter("num_left"), cut
+            self._budget(by_turn, num_launched, most),
+            is_held_up,
+            num_next if self.chunking else attrgetter("num_left"),
+            cut,
         )
         waits = False
         for prompt in by_turn:
@@ -149,11 +153,11 @@ class PromptOrder:
                 self.credit = min(self._max_credit, self.credit + num_tokens // 2)
         return list(step.pieces.items())
 
-    def _budget(self, prompts: Sequence[AnyPrompt], num_launched: int) -> int:
+    def _budget(self, prompts: Sequence[AnyPrompt], num_launched: int, most: int) -> int:
         """Return the limit of the next step; a lone prompt gains nothing by a short step."""
         num_tokens = num_launched + sum(prompt.num_left for prompt in prompts)
         is_short = len(prompts) > 1 and num_tokens <= SHORT_QUEUE_TOKENS
-        return min(self.max_tokens, SHORT_STEP_TOKENS) if is_short else self.max_tokens
+        return min(self.max_tokens, most or self.max_tokens, SHORT_STEP_TOKENS if is_short else self.max_tokens)
 
     def _let_pass(self, prompt: AnyPrompt) -> None:
         """Add credit while `prompt` waits at its turn: at most half of its tokens in all."""

@@ -72,6 +72,8 @@ def test_few_waiting_tokens_have_short_steps_and_a_lone_prompt_its_full_one() ->
     assert sum(num_tokens for _, num_tokens in pieces) == 8192, "running steps count"
     assert step(order, prompts) == [("8", 1024), ("9", 1024)], "8,192 are few"
     assert step(order, [Piece("alone", 8192, 0)]) == [("alone", 8192)]
+    pieces = order.next_step([Piece("alone", 8192, 0)], start, most=3000)
+    assert [num_tokens for _, num_tokens in pieces] == [3000], "as asked"
     assert step(PromptOrder(512, 64, 4096), [Piece("a", 400, 0), Piece("b", 400, 1)]) == [("a", 400), ("b", 112)]
 
 
