@@ -1,6 +1,6 @@
 """Starts of `baton serve` by parts, from the command until all is ready and the first token is there.
 
-    python -m benchmarks.start MODEL [--starts 5] [--results benchmarks/results.jsonl] [-- OPTION ...]
+    python -m benchmarks.start MODEL [--starts 5] [--results benchmarks/results.csv] [-- OPTION ...]
 
 Options behind `--` are those of `baton serve`. A cold start has an empty directory for compiled kernels, so all are
 compiled; a cached start finds those of an uncounted start before. Kinds take turns, and figures are medians. A part of
@@ -168,7 +168,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--starts", type=int, default=5, help="starts of each kind (default: 5)")
     parser.add_argument("--kinds", nargs="+", choices=[*WORKLOADS], default=[*WORKLOADS], help="(default: all)")
     parser.add_argument("--deadline-s", type=float, default=300.0, help="for one start (default: 300)")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     own = argv[: argv.index("--")] if "--" in argv else argv
     return parser.parse_args(own, argparse.Namespace(flags=argv[len(own) + 1 :]))

@@ -36,7 +36,7 @@ def first_page(rows: Sequence[Row]) -> TableData:
     """Select the README's loads from the table beside vLLM, each with a link to its run."""
     data = beside_vllm(rows)
     lines = [line for line in data.lines if line[0] in FIRST_PAGE_LOADS]
-    return replace(data, lines=lines, results="benchmarks/results.jsonl")
+    return replace(data, lines=lines, results="benchmarks/results.csv")
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
