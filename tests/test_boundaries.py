@@ -33,7 +33,7 @@ ROOMS_OF = {
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
         "kernels.latent", "kernels.attention.hopper", "kernels.attention", "kernels.delta", "kernels.experts",
-        "kernels.products", "kernels.sampling", "kernels.elementwise", "kernels.base",
+        "kernels.products", "kernels.products.tiles", "kernels.sampling", "kernels.elementwise", "kernels.base",
         "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "checkpoint", "checkpoint.gguf",
         "base",
     ),
