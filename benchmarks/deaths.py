@@ -141,7 +141,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--deadline-s", type=float, default=120.0, help="for one death (default: 120)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     args = parser.parse_args(argv)
     if min(args.streams, args.kills, args.input_len, args.max_tokens, args.vocab_size) < 1:

@@ -1,6 +1,6 @@
 """Distance of the bundled model in each format of quantized checkpoints from the same model in floats.
 
-    python -m benchmarks.formats --results benchmarks/results.jsonl
+    python -m benchmarks.formats --results benchmarks/results.csv
 
 The model in floats draws texts. At each of their places, probabilities of the next token are compared with those of the
 quantized model. Figures are the Kullback-Leibler divergence, and the share of places with the same most likely token.
@@ -133,7 +133,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--formats", type=_formats, default=COMPARED, help=f"any of {', '.join(KNOWN)}")
     parser.add_argument("--texts", type=int, default=16, help="texts (default: %(default)d)")
     parser.add_argument("--length", type=int, default=256, help="tokens of a text (default: %(default)d)")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     return parser.parse_args(argv)
 
 

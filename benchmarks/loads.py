@@ -148,7 +148,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--texts", action="store_true", help="send texts by this client, too")
     parser.add_argument("--memory", type=float, default=0.45, help="of the GPU for each server (default: 0.45)")
     parser.add_argument("--vs-system", default="vllm 0.32.0", help="label of vLLM in results (default: %(default)s)")
-    parser.add_argument("--results", default="benchmarks/results.jsonl", help="of this client (default: %(default)s)")
+    parser.add_argument("--results", default="benchmarks/results.csv", help="of this client (default: %(default)s)")
     args = parser.parse_args(argv)
     if args.loads is None:
         width = max(map(len, PRESETS))

@@ -139,7 +139,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--deadline-s", type=float, default=300.0, help="for one request (default: 300)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     args = parser.parse_args(argv)
     lengths = (args.input_len, args.max_tokens, args.long_len, args.long_output_len, args.vocab_size)

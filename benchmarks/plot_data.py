@@ -1,4 +1,4 @@
-"""Rows of results.jsonl for each plot. Pure: rows in, numbers out; `plots` does the drawing."""
+"""Rows of results.csv for each plot. Pure: rows in, numbers out; `plots` does the drawing."""
 
 import re
 from collections.abc import Iterator, Sequence

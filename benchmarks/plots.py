@@ -1,6 +1,6 @@
-"""Draws the plots of the benchmark page from the rows of results.jsonl.
+"""Draws the plots of the benchmark page from the rows of results.csv.
 
-    python -m benchmarks.plots [--results benchmarks/results.jsonl] [--out benchmarks/plots]
+    python -m benchmarks.plots [--results benchmarks/results.csv] [--out benchmarks/plots]
 
 A plot with missing rows is skipped with a message. Of several rows for a figure the last counts. Equal rows give equal
 bytes, so a changed file means changed figures.

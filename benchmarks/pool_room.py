@@ -1,6 +1,6 @@
 """Number of contexts that fit a pool of KV blocks, by model and length: with groups that lend memory, and without.
 
-    python -m benchmarks.pool_room --bytes 60e9 --lengths 1024,4096,32768 --results benchmarks/results.jsonl
+    python -m benchmarks.pool_room --bytes 60e9 --lengths 1024,4096,32768 --results benchmarks/results.csv
 
 The layouts are those of workers. Nothing runs, so no GPU is needed.
 """
@@ -85,7 +85,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", type=_names, default=_names(MODELS), help=f"{known} (default: {MODELS})")
     shown = ",".join(map(str, LENGTHS))
     parser.add_argument("--lengths", type=numbers, default=LENGTHS, help=f"tokens (default: {shown})")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     return parser.parse_args(argv)
 
 

@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("model", help="directory with tokenizer.json and config.json; weights are not read")
     parser.add_argument("--counts", default="1000,8000,16000", help="ids of a prompt (default: 1000,8000,16000)")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     args = parser.parse_args(argv)
     tame_allocator()
     found = asyncio.run(measured(args.model, list(map(int, args.counts.split(",")))))

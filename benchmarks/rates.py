@@ -1,4 +1,4 @@
-"""Writes the workers' speed for `baton plan` from rows of results.jsonl: a JSON file for each GPU and model.
+"""Writes the workers' speed for `baton plan` from rows of results.csv: a JSON file for each GPU and model.
 
     python -m benchmarks.rates            # Write the files.
     python -m benchmarks.rates --check    # Exit with status 1 if a file is out of date.
@@ -44,7 +44,7 @@ from deploy.planning.step_times.shape import shape_of
 H200_BYTES = 143_771 << 20
 """Memory of an H200, as nvidia-smi has it."""
 SHARE = 80
-"""Percent of a GPU for prompts beside streams in the rows of `one_long`, the default of `baton serve`."""
+"""Percent of a GPU for prompts beside streams in the rows of `one_long`."""
 STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
 AT_ONCE, LONE, STEADY = "at once, 1024/128, 512 requests", "concurrency 1, 128/256,", "16 req/s, 1024/128,"
 SHORT_CACHED, LONG_CACHED = 1008, 15_984
@@ -53,7 +53,7 @@ LONE_TOKENS, STEP_PROMPTS, PROMPT_TOKENS, MEAN_CONTEXT = 128, 8, 1024, 1088
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows of results.jsonl, with a list of rows in use."""
+    """Rows of results.csv, with a list of rows in use."""
 
     rows: Sequence[Row]
     used: list[Row] = field(default_factory=list)

@@ -135,7 +135,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=8, help="streams watched (default: 8)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time between two tokens of a stream (default: 10)")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each load lasts (default: 8)")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     return parser.parse_args(argv)
 
 

@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("model", help="directory with tokenizer.json and config.json; weights are not read")
     parser.add_argument("--loads", type=names, default=list(LOADS)[1:], help="as of benchmarks.router (default: all)")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each load lasts (default: 8)")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     args = parser.parse_args(argv)
     with running_router(args.model, step_s=0.01) as rig:
         start = Most("nothing, while it starts")

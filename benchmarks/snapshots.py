@@ -77,7 +77,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--chunk", type=int, default=8192, help="most tokens of a step (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
     return parser.parse_args(argv)
 

@@ -27,9 +27,9 @@ ROOMS_OF = {
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",
     ),
     "common": (
-        "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models",
-        "models.loading", "models.layers", "models.gguf", "models.quantization.configs", "models.quantization",
-        "models.sizes", "ops", "ops.reference", "ops.base", "kv",
+        "serving.worker", "serving.prompts", "serving.turns", "device.steps", "device.engine", "models.families",
+        "models", "models.loading", "models.layers", "models.gguf", "models.quantization.configs",
+        "models.quantization", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
         "kernels.latent", "kernels.attention.hopper", "kernels.attention", "kernels.delta", "kernels.experts",
@@ -136,6 +136,7 @@ FORBIDDEN = {
     "common.grammar.follower_server": {"torch", "triton", "numpy", "aiohttp", "tokenizers", "zmq"},
     "common.grammar.grammars": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.serving.prompts.order": {"torch", "triton"},
+    "common.serving.turns.law": {"torch", "triton", "zmq"},
     "common.wire.transport.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.wire.transport.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }

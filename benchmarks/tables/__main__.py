@@ -1,4 +1,4 @@
-"""Write the tables of README.md and benchmarks/README.md from results.jsonl, each between two markers.
+"""Write the tables of README.md and benchmarks/README.md from results.csv, each between two markers.
 
     python -m benchmarks.tables            # write all tables
     python -m benchmarks.tables --check    # exit 1 if a page is out of date.

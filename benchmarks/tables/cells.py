@@ -1,4 +1,4 @@
-"""Cells and lines of tables: a cell is a row of results.jsonl, perhaps beside another system's row."""
+"""Cells and lines of tables: a cell is a row of results.csv, perhaps beside another system's row."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ ONE_GPU, TWO_GPUS, FOUR_GPUS = "NVIDIA H200", "2 x NVIDIA H200", "4 x NVIDIA H20
 SMALL_GPU = "24 GB of an NVIDIA H200"
 H100 = "NVIDIA H100 80GB HBM3"
 MODEL = "qwen3-4b"
-RESULTS = ROOT / "benchmarks" / "results.jsonl"
+RESULTS = ROOT / "benchmarks" / "results.csv"
 
 
 Spread = tuple[float, float]
@@ -42,7 +42,7 @@ Line = tuple[str, list[Cell | None]]
 class TableData:
     """Content of a table; `subject` is the common setup of all measurements.
 
-    With `results`, the path of results.jsonl from the page, each label links the run of its first figure.
+    With `results`, the path of results.csv from the page, each label links the run of its first figure.
     """
 
     subject: str

@@ -21,7 +21,7 @@ MODELS = {
     "DeepSeek-V2-Lite": ("deepseek-v2-lite", ""),
     "DeepSeek-V2-Lite, 9 of 27 layers": ("deepseek-v2-lite", ", 9 layers"),
 }
-"""Label of a model; its name in results.jsonl, and how workloads end."""
+"""Label of a model; its name in results.csv, and how workloads end."""
 
 LOADS = {
     "1 stream, 1024/128": "concurrency 1, 1024/128, 8 requests",

@@ -1,4 +1,4 @@
-"""Tables of what a client sees under loads, by rows of results.jsonl. Pure: rows in, cells out."""
+"""Tables of what a client sees under loads, by rows of results.csv. Pure: rows in, cells out."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

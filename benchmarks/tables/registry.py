@@ -32,7 +32,7 @@ def first_page(rows: Sequence[Row]) -> TableData:
     data = beside_vllm(rows)
     labels = [PRESETS[name].label for name in FIRST_PAGE]
     lines = [line for line in data.lines if line[0] in labels]
-    return replace(data, lines=lines, results="benchmarks/results.jsonl")
+    return replace(data, lines=lines, results="benchmarks/results.csv")
 
 
 TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {

@@ -188,7 +188,7 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
         "--slo", type=_type(parse_slo), default={}, help="limits in ms for goodput: ttft=200,tpot=20,e2e=5000"
     )
     parser.add_argument("--allow-errors", action="store_true", help="exit 0 even if requests failed")
-    parser.add_argument("--results", type=Path, help="file to append a line of JSON a run to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument(
         "--plot", type=_type(_picture), metavar="FILE", help="draw what was seen there: .svg, .png, .pdf"
     )

@@ -1,41 +1,26 @@
-"""Results as runs, a line of JSON each; benchmarks/README.md documents the fields."""
+"""Results as rows of a CSV file, a run each; benchmarks/README.md documents the columns."""
 
+import csv
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-import msgspec
-
 from deploy.bench.origin import command_line, commit, stack, today
 from deploy.bench.stats import Figure
 
-Value = float | None | tuple[float | None, float | None]
-"""A figure, or a figure and the other system's; None where a system has none."""
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A workload on a system, perhaps beside another; `figures` has values by name, by unit."""
-
-    date: str
-    commit: str
-    hardware: str
-    stack: str = ""
-    system: str
-    started_by: str = ""
-    compared_with: str = ""
-    compared_started_by: str = ""
-    model: str
-    workload: str
-    command: str
-    figures: dict[str, dict[str, Value]]
-
-
-CONDITIONS = tuple(name for name in Run.__struct_fields__ if name != "figures")
+CONDITIONS = (
+    "date", "commit", "hardware", "stack", "system", "started_by", "compared_with", "compared_started_by", "model",
+    "workload", "command",
+)  # fmt: skip
+"""Columns of a run, before its figures; a workload on a system, perhaps beside another."""
+HEADER = [*CONDITIONS, "figures"]
 SAME = (*(name for name in CONDITIONS if name not in ("date", "command")), "figure")
 """Fields that runs to be merged have in common; commands may differ by a seed."""
-_lines = msgspec.json.Decoder(Run)
+FIGURE = re.compile(r"(?P<name>[^=;]+)=(?P<value>[^|; ]+)(?:\|(?P<other>[^; ]+))?(?: (?P<unit>[^;]+))?")
+"""A figure and its unit, perhaps with the other system's between them: `ttft_p50=18.2|30.3 ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +78,19 @@ def row_of(
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add a line for each run of the rows; raises ValueError if the file's first line is no run."""
-    if path.exists():
-        with path.open("rb") as file:
-            if first := file.readline():
-                _run(path, 1, first)
-    figures: dict[tuple[str, ...], dict[str, dict[str, Value]]] = {}
+    """Add a line for each run of the rows; raises ValueError if the file has other columns."""
+    is_new = not path.exists() or path.stat().st_size == 0
+    if not is_new:
+        with path.open(encoding="utf-8", newline="") as file:
+            _check_header(path, next(csv.reader(file)))
+    runs: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        key = tuple(getattr(row, name) for name in CONDITIONS)
-        figures.setdefault(key, {}).setdefault(row.unit, {})[row.figure] = _value(row)
-    runs = [Run(**dict(zip(CONDITIONS, key, strict=True)), figures=found) for key, found in figures.items()]
-    with path.open("ab") as file:
-        file.writelines(msgspec.json.encode(run) + b"\n" for run in runs)
+        runs.setdefault(tuple(getattr(row, name) for name in CONDITIONS), []).append(_written(row))
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(HEADER)
+        writer.writerows([*conditions, "; ".join(figures)] for conditions, figures in runs.items())
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
@@ -130,40 +116,38 @@ def _median(runs: Sequence[Row]) -> Row:
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of all runs in the file's order; raises ValueError for a line that is no run."""
     rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        run = _run(path, number, line)
-        conditions = {name: getattr(run, name) for name in CONDITIONS}
-        for unit, figures in run.figures.items():
-            for figure, value in figures.items():
-                own, other = value if isinstance(value, tuple) else (value, None)
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.reader(file)
+        _check_header(path, next(lines, []))
+        for values in lines:
+            if len(values) != len(HEADER):
+                raise ValueError(f"{path}, line {lines.line_num} has {len(values)} columns, {len(HEADER)} are needed")
+            *conditions, figures = values
+            for written in figures.split("; "):
+                if (found := FIGURE.fullmatch(written)) is None:
+                    raise ValueError(f"{path}, line {lines.line_num}: {written!r} is no figure, such as 'rate=5.2 ms'")
                 rows.append(
                     Row(
-                        **conditions,
-                        figure=figure,
-                        value=math.nan if own is None else own,
-                        unit=unit,
-                        compared_value=math.nan if other is None else other,
-                        line=number,
+                        **dict(zip(CONDITIONS, conditions, strict=True)),  # type: ignore[arg-type]
+                        figure=found["name"],
+                        value=_number(found["value"]),
+                        unit=found["unit"] or "",
+                        compared_value=_number(found["other"] or "nan"),
+                        line=lines.line_num,
                     )
                 )
     return rows
 
 
-def _run(path: Path, number: int, line: bytes) -> Run:
-    try:
-        return _lines.decode(line)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}, line {number} is no run: {error}") from None
+def _check_header(path: Path, header: list[str]) -> None:
+    if header != HEADER:
+        raise ValueError(f"{path} has the columns {','.join(header)}, not {','.join(HEADER)}: name another file")
 
 
-def _value(row: Row) -> Value:
-    own = _rounded(row.value)
-    return (own, _rounded(row.compared_value)) if row.compared_with else own
+def _number(text: str) -> float:
+    return math.nan if text == "nan" else float(text)
 
 
-def _rounded(value: float) -> float | None:
-    """Return six significant digits, without a point where there are no more."""
-    if not math.isfinite(value):
-        return None
-    rounded = float(f"{value:.6g}")
-    return int(rounded) if rounded.is_integer() else rounded
+def _written(row: Row) -> str:
+    other = f"|{row.compared_value:.6g}" if row.compared_with else ""
+    return f"{row.figure}={row.value:.6g}{other} {row.unit}".rstrip()

@@ -23,7 +23,7 @@ keeps them."""
 EPILOG = f"""\
 Which rates: --model-rates NAME is one of those that come with Baton ({", ".join(shipped())}) or a file of yours; with
 --model DIR they are scaled to that model's shape, which is an estimate. For a GPU without any, measure it: run there
-python -m benchmarks.prompt_step, decode_step, handoff, one_long and serve with --results rows.jsonl (the command lines
+python -m benchmarks.prompt_step, decode_step, handoff, one_long and serve with --results rows.csv (the command lines
 are in benchmarks/README.md), and make a file of the rows as benchmarks/rates.py does. Or copy a file of
 deploy/planning/step_times/measured, and replace what you know, prompts and steps above all.
 

@@ -48,7 +48,7 @@ def url() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_streams_go_on_after_a_death(url: str, tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = ["--streams", "4", "--kills", "1", "--input-len", "8", "--max-tokens", "1900", "--vocab-size", "250"]
     assert main(["--url", url, *flags, "--before-s", "0.2", "--results", str(results), "--hardware", "here"]) == 0
     rows = figures(results)

@@ -27,7 +27,7 @@ def test_throughput_is_of_what_came_in_time_and_latency_of_what_was_sent_in_time
 
 @pytest.mark.medium
 def test_each_phase_has_its_rows_and_keeps_its_streams_running(servers: Running, tmp_path: Path) -> None:
-    server, results = servers.start(FakeServer(gap_s=0.005)), tmp_path / "results.jsonl"
+    server, results = servers.start(FakeServer(gap_s=0.005)), tmp_path / "results.csv"
     assert main(["--url", server.url, *FLAGS, "--results", str(results), "--system", "baton --autoscale"]) == 0
     rows = figures(results)
     assert {"a_ttft_p50", "a_settled_output", "b_itl_p99", "b_errors"} <= set(rows)

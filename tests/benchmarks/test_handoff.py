@@ -19,7 +19,7 @@ SMALL = shlex.split("--source cpu --preset qwen3-0.6b --num-layers 1 --repeats 3
 
 @pytest.mark.medium
 def test_every_length_is_verified_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     assert main([*SMALL, "--lengths", "16,100", "--results", str(results)]) == 0
     rows = read_rows(results)
     workloads = ["handoff of 16 tokens (0.1 MB), cpu to cpu", "handoff of 100 tokens (0.5 MB), cpu to cpu"]

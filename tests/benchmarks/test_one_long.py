@@ -23,7 +23,7 @@ def test_a_gap_belongs_to_the_span_that_it_lies_in() -> None:
 @pytest.mark.medium
 def test_each_load_has_its_rows_beside_the_other_server(servers: Running, tmp_path: Path) -> None:
     mine, theirs = servers.start(FakeServer(gap_s=0.01)), servers.start(FakeServer(gap_s=0.02))
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     labels = ["--vs-system", "rival", "--results", str(results)]
     assert main(["--url", mine.url, "--vs", theirs.url, *FLAGS, *labels]) == 0
     rows = figures(results)

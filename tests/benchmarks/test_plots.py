@@ -133,9 +133,9 @@ def test_missing_rows_are_named(select: object) -> None:
 
 @pytest.mark.medium
 def test_plots_are_small_and_the_same_each_time(main: Main, tmp_path: Path) -> None:
-    append_rows(tmp_path / "results.jsonl", all_rows())
+    append_rows(tmp_path / "results.csv", all_rows())
     for out in ("first", "second"):
-        assert main(["--results", str(tmp_path / "results.jsonl"), "--out", str(tmp_path / out)]) == 0
+        assert main(["--results", str(tmp_path / "results.csv"), "--out", str(tmp_path / out)]) == 0
     plots = sorted((tmp_path / "first").iterdir())
     assert [plot.name for plot in plots] == ["beside_vllm.svg", "decode_step.svg", "mps_cap.svg", "workers.svg"]
     for plot in plots:
@@ -153,8 +153,8 @@ def test_every_plot_of_the_page_is_what_the_results_say(main: Main, tmp_path: Pa
 
 
 def test_what_cannot_be_drawn_is_skipped(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    append_rows(tmp_path / "results.jsonl", mps_rows())
-    assert main(["--results", str(tmp_path / "results.jsonl"), "--out", str(tmp_path)]) == 0
+    append_rows(tmp_path / "results.csv", mps_rows())
+    assert main(["--results", str(tmp_path / "results.csv"), "--out", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.glob("*.svg")] == ["mps_cap.svg"]
     said = capsys.readouterr().out
     assert "workers: skipped, no rows of systems `baton NPMD`" in said

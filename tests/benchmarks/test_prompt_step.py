@@ -13,7 +13,7 @@ DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
 
 @pytest.mark.medium
 def test_rows_of_every_length_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = [
         "--device",
         "cpu",

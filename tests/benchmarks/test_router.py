@@ -13,7 +13,7 @@ FIGURES = ("gap_p99", "gap_max", "live_max", "memory_peak", "memory_after", "rou
 def test_streams_are_watched_beside_a_load_and_every_figure_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     loads = "texts of 1 MB"
     assert main(["deploy/demo_model", "--loads", loads, "--seconds", "0.3", "--results", str(results)]) == 0
     rows = read_rows(results)

@@ -13,7 +13,7 @@ def test_each_process_is_weighed_beside_a_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.router_memory.START_S", 5.0)
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     arguments = ["--loads", "texts of 1 MB", "--seconds", "0.3", "--results", str(results)]
     assert main(["deploy/demo_model", *arguments]) == 0
     rows = {(row.workload, row.figure): row.value for row in read_rows(results)}
@@ -34,7 +34,7 @@ def test_every_stage_of_a_prompt_of_ids_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.prompt_ids.REPETITIONS", 2)
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     assert measure_ids(["deploy/demo_model", "--counts", "100,1000", "--results", str(results)]) == 0
     rows = read_rows(results)
     assert {row.workload for row in rows} == {"a prompt of 100 ids", "a prompt of 1000 ids"}

@@ -14,7 +14,7 @@ Checkpoint = Callable[[str], tuple[Path, Any]]
 @pytest.mark.medium
 def test_a_traced_run_gives_a_row_a_figure_and_a_trace(checkpoint: Checkpoint, tmp_path: Path) -> None:
     directory, _ = checkpoint("qwen3-tied")
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = ["--batches", "1,3", "--context", "20", "--steps", "12", "--device", "cpu", "--hardware", "a CPU"]
     assert main([str(directory), *flags, "--results", str(results), "--out", str(tmp_path)]) == 0
     rows = read_rows(results)
@@ -30,7 +30,7 @@ def test_a_traced_run_gives_a_row_a_figure_and_a_trace(checkpoint: Checkpoint, t
 @pytest.mark.medium
 def test_what_does_not_fit_is_left_out(checkpoint: Checkpoint, tmp_path: Path) -> None:
     directory, _ = checkpoint("qwen3-tied")
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = ["--batches", "1", "--context", "500", "--steps", "12", "--device", "cpu", "--hardware", "a CPU"]
     assert main([str(directory), *flags, "--results", str(results)]) == 0
     assert read_rows(results) == []

@@ -29,7 +29,7 @@ class Outcome:
     span_ms: float  # evaluated time; by default from first arrival to last end
 
     def figure(self, name: str) -> float:
-        """Return a figure in ms or tokens/s by the names of benchmarks/results.jsonl.
+        """Return a figure in ms or tokens/s by the names of benchmarks/results.csv.
 
         Names are `output_throughput`, or a percentile such as `ttft_p50` of ttft, first_gap, tpot or itl.
         """

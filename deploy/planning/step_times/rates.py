@@ -1,6 +1,6 @@
 """Speed of workers on a kind of GPU with a model: measured points, in a JSON file.
 
-`python -m benchmarks.rates` makes such files from rows of results.jsonl. Files hold points, not fits: `costs`
+`python -m benchmarks.rates` makes such files from rows of results.csv. Files hold points, not fits: `costs`
 interpolates between points, and `scaling` estimates other models.
 """
 
@@ -72,7 +72,7 @@ class Rates:
     scattered: float
     reread: float
     router_tokens_per_s: float
-    origin: tuple[str, ...]  # rows of results.jsonl
+    origin: tuple[str, ...]  # rows of results.csv
 
     def __post_init__(self) -> None:
         for name, width in POINTS.items():

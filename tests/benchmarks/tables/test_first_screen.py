@@ -10,7 +10,7 @@ from deploy.bench.results import read_rows
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install and serve")[0]
 PAGE = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-LINKED = re.compile(r"\[(?P<label>[^]]+)\]\(benchmarks/results\.jsonl#L(?P<line>\d+)\)")
+LINKED = re.compile(r"\[(?P<label>[^]]+)\]\(benchmarks/results\.csv#L(?P<line>\d+)\)")
 MEASURED = re.compile(r"\(benchmarks/README\.md#([\w-]+)\)")
 FIGURE = re.compile(r"([\d,.]*\d) (%|ms|s|GB|tokens/s|sequences)\b")
 

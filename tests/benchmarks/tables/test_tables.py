@@ -1,4 +1,4 @@
-"""The pages' tables say what results.jsonl says, and which figures a table takes."""
+"""The pages' tables say what results.csv says, and which figures a table takes."""
 
 import math
 import re
@@ -72,7 +72,7 @@ def test_the_first_page_shows_some_loads_of_the_table_beside_vllm() -> None:
     assert len(TABLES["beside-vllm"](rows).lines) == 2
     assert [label for label, _ in first_page(rows).lines] == ["one stream, 1024/128"]
     first = render(first_page([replace(row, line=7) for row in rows])).splitlines()[2]
-    assert first.startswith("| [one stream, 1024/128](benchmarks/results.jsonl#L7) | **18.0** · 30.3 |")
+    assert first.startswith("| [one stream, 1024/128](benchmarks/results.csv#L7) | **18.0** · 30.3 |")
 
 
 def test_more_hits_are_better_and_a_server_that_tells_none_has_a_dash() -> None:

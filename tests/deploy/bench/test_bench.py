@@ -35,7 +35,7 @@ def run(*flags: str) -> int:
 def test_what_is_left_out_suits_every_model_and_a_picture_is_drawn(
     suffix: str, servers: Running, tmp_path: Path
 ) -> None:
-    server, results, picture = servers.start(FakeServer()), tmp_path / "results.jsonl", tmp_path / f"run.{suffix}"
+    server, results, picture = servers.start(FakeServer()), tmp_path / "results.csv", tmp_path / f"run.{suffix}"
     few = ("--num-prompts", "6", "--input-len", "9", "--output-len", "5", "--warmup", "0")
     assert run("--url", server.url, *few, "--plot", str(picture), "--results", str(results)) == 0
     assert all(max(request["prompt"]) < 1000 for request in server.requests)

@@ -14,7 +14,7 @@ from tests.support.completions_server import FakeServer, Running, figures
 @pytest.mark.parametrize("mode", [["--rate", "200"], ["--concurrency", "3"], ["--all-at-once"]])
 def test_every_mode_counts_every_request_and_token(servers: Running, tmp_path: Path, mode: list[str]) -> None:
     server = servers.start(FakeServer())
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = shlex.split("--num-prompts 10 --warmup 2 --input-len 7 --output-len 5 --vocab-size 100 --hardware here")
     assert main(["--url", server.url, *mode, *flags, "--results", str(results)]) == 0
     rows = figures(results)
@@ -29,7 +29,7 @@ def test_every_mode_counts_every_request_and_token(servers: Running, tmp_path: P
 
 def test_two_servers_get_the_same_prompts_turn_by_turn(servers: Running, tmp_path: Path) -> None:
     mine, theirs = servers.start(FakeServer()), servers.start(FakeServer(tokens_per_event=2))
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = shlex.split("--concurrency 2 --num-prompts 4 --rounds 2 --warmup 0 --input-range 3-9 --output-range 4-8")
     labels = ["--vs-system", "rival", "--results", str(results)]
     assert main(["--url", mine.url, "--vs", theirs.url, *flags, *labels]) == 0
@@ -54,7 +54,7 @@ def test_a_spoilt_reply_is_counted_and_shown(
     servers: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, message: str
 ) -> None:
     server = servers.start(FakeServer(fault=fault))
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = shlex.split("--concurrency 1 --num-prompts 9 --warmup 0 --input-len 4 --output-len 5")
     assert main(["--url", server.url, *flags, "--results", str(results)]) == 1
     rows = figures(results)
@@ -66,7 +66,7 @@ def test_a_spoilt_reply_is_counted_and_shown(
 @pytest.mark.medium
 def test_a_stream_beside_has_figures_of_its_own(servers: Running, tmp_path: Path) -> None:
     server = servers.start(FakeServer())
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = shlex.split("--rate 20 --num-prompts 10 --warmup 0 --input-len 30 --output-len 2 --beside 100:4/3")
     assert main(["--url", server.url, *flags, "--results", str(results)]) == 0
     rows = figures(results)
@@ -79,7 +79,7 @@ def test_a_stream_beside_has_figures_of_its_own(servers: Running, tmp_path: Path
 @pytest.mark.medium
 def test_replies_held_to_a_schema_have_figures_of_their_own(servers: Running, tmp_path: Path) -> None:
     server = servers.start(FakeServer())
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = shlex.split("--concurrency 2 --num-prompts 8 --warmup 0 --input-len 4 --output-len 5 --structured 0.25")
     assert main(["--url", server.url, *flags, "--results", str(results)]) == 0
     rows = figures(results)
@@ -87,14 +87,14 @@ def test_replies_held_to_a_schema_have_figures_of_their_own(servers: Running, tm
     forms = [request["response_format"] for request in server.requests if "response_format" in request]
     assert [form["type"] for form in forms] == ["json_schema"] * 2
     assert rows["tpot_p50"].workload.endswith("25% held to a schema")
-    assert main(["--url", server.url, *flags, "--structured", "1", "--results", str(tmp_path / "all.jsonl")]) == 0
-    rows = figures(tmp_path / "all.jsonl")
+    assert main(["--url", server.url, *flags, "--structured", "1", "--results", str(tmp_path / "all.csv")]) == 0
+    rows = figures(tmp_path / "all.csv")
     assert rows["requests"].value == 8 and "structured_requests" not in rows
 
 
 def test_goodput_is_reported_when_limits_are_given(servers: Running, tmp_path: Path) -> None:
     server = servers.start(FakeServer())
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = shlex.split(
         "--all-at-once --num-prompts 4 --warmup 0 --input-len 4 --output-len 5 --slo ttft=60000,tpot=60000"
     )

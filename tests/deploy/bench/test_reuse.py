@@ -21,7 +21,7 @@ def run(servers: Running, results: Path, flags: str, server: FakeServer | None =
 
 
 def test_primed_prefixes_are_hit_by_every_request(servers: Running, tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = "--concurrency 1 --num-prompts 5 --prefixes 2x48 --primed --input-len 16 --output-len 2"
     server = run(servers, results, flags)
     rows = figures(results)
@@ -33,7 +33,7 @@ def test_primed_prefixes_are_hit_by_every_request(servers: Running, tmp_path: Pa
 
 
 def test_others_come_between_a_prefix_and_what_follows_it(servers: Running, tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = "--concurrency 1 --num-prompts 2 --prefixes 2x48 --primed --crowd-out 100 --input-len 16 --output-len 2"
     server = run(servers, results, flags)
     assert [len(each["prompt"]) for each in server.requests] == [48, 48, 48, 48, 48, 64, 64]
@@ -45,12 +45,12 @@ def test_others_come_between_a_prefix_and_what_follows_it(servers: Running, tmp_
 @pytest.mark.medium
 def test_others_are_long_where_prefixes_are(servers: Running, tmp_path: Path) -> None:
     flags = "--concurrency 1 --num-prompts 1 --prefixes 1x5000 --primed --crowd-out 9000 --input-len 16 --output-len 2"
-    server = run(servers, tmp_path / "results.jsonl", flags)
+    server = run(servers, tmp_path / "results.csv", flags)
     assert [len(each["prompt"]) for each in server.requests] == [5000, 4096, 4096, 4096, 5016]
 
 
 def test_a_prefix_that_was_refused_is_an_error(servers: Running, tmp_path: Path) -> None:
-    server, results = servers.start(FakeServer(fault="refused")), tmp_path / "results.jsonl"
+    server, results = servers.start(FakeServer(fault="refused")), tmp_path / "results.csv"
     flags = shlex.split("--concurrency 1 --num-prompts 2 --prefixes 3x16 --primed --input-len 16 --output-len 2")
     assert main(["--url", server.url, *COMMON, *flags, "--results", str(results)]) == 1
     rows = figures(results)
@@ -58,7 +58,7 @@ def test_a_prefix_that_was_refused_is_an_error(servers: Running, tmp_path: Path)
 
 
 def test_texts_have_as_many_tokens_as_ids(servers: Running, tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = "--all-at-once --num-prompts 4 --prefixes 1x48 --primed --input-len 16 --output-len 2"
     server = run(servers, results, f"{flags} --tokenizer '{ROOT}/deploy/demo_model'")
     assert all(isinstance(each["prompt"], str) for each in server.requests)
@@ -69,7 +69,7 @@ def test_texts_have_as_many_tokens_as_ids(servers: Running, tmp_path: Path) -> N
 
 @pytest.mark.medium
 def test_a_turn_is_all_that_was_said_before_and_more(servers: Running, tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = "--users 3 --turns 4 --prefixes 1x32 --input-len 10 --output-len 6 --think-s 0.01"
     server = run(servers, results, flags, FakeServer(caches=True, tokens_per_event=4))
     rows = figures(results)
@@ -88,7 +88,7 @@ def test_a_turn_is_all_that_was_said_before_and_more(servers: Running, tmp_path:
 
 @pytest.mark.medium
 def test_later_turns_have_figures_of_their_own(servers: Running, tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     run(servers, results, "--users 2 --turns 3 --input-len 32 --output-len 16")
     rows = figures(results)
     assert (rows["requests"].value, rows["later_turns_requests"].value) == (6, 4)
@@ -98,7 +98,7 @@ def test_later_turns_have_figures_of_their_own(servers: Running, tmp_path: Path)
 
 def test_what_moves_during_rounds_is_told(servers: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moved, "SETTLE_S", 0.0)
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     flags = "--concurrency 1 --num-prompts 5 --rounds 2 --prefixes 2x48 --primed --input-len 16 --output-len 2"
     run(servers, results, flags, FakeServer(pulled_bytes=3_000_000))
     rows = figures(results)
@@ -110,7 +110,7 @@ def test_what_moves_during_rounds_is_told(servers: Running, tmp_path: Path, monk
 def test_a_conversation_ends_where_a_turn_fails(
     servers: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server, results = servers.start(FakeServer(fault="no ids")), tmp_path / "results.jsonl"
+    server, results = servers.start(FakeServer(fault="no ids")), tmp_path / "results.csv"
     flags = shlex.split("--users 2 --turns 4 --input-len 10 --output-len 6 --deadline-s 60")
     assert main(["--url", server.url, *COMMON, *flags, "--results", str(results)]) == 1
     rows = figures(results)
@@ -121,14 +121,14 @@ def test_a_conversation_ends_where_a_turn_fails(
 
 @pytest.mark.medium
 def test_the_hit_rate_stands_beside_that_of_a_server_that_tells_none(servers: Running, tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     silent = servers.start(FakeServer())
     flags = "--rate 100 --num-prompts 8 --prefixes 4x32 --zipf 1.5 --primed --input-len 32 --output-len 2"
     run(servers, results, f"{flags} --vs {silent.url} --vs-system silent")
     row = figures(results)["hit_rate"]
     assert (row.value, row.compared_with) == (50, "silent") and math.isnan(row.compared_value)
     assert row.workload == "100 req/s, primed 4x32 (Zipf 1.5)+32/2, 8 requests"
-    run(servers, alone := tmp_path / "alone.jsonl", flags, FakeServer())
+    run(servers, alone := tmp_path / "alone.csv", flags, FakeServer())
     assert "hit_rate" not in figures(alone), "nobody told one"
 
 

@@ -98,7 +98,7 @@ def test_experts_alone_may_be_quantized(tmp_path: Path) -> None:
 @pytest.mark.medium
 def test_formats_are_as_far_from_floats_as_their_bits_allow(tmp_path: Path) -> None:
     """The bundled model's next tokens; the benchmark leaves rows of bits, divergence and agreement."""
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     argv = ["--formats", "int8-compressed,nvfp4-modelopt", "--texts", "2", "--length", "32", "--results", str(results)]
     assert formats.main(argv) == 0
     found = {(row.workload.partition(",")[0], row.figure): row.value for row in read_rows(results)}
