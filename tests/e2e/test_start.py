@@ -10,7 +10,7 @@ from deploy.bench.results import read_rows
 
 @pytest.mark.medium
 def test_a_start_is_kept_with_the_parts_of_every_process(tmp_path: Path) -> None:
-    results = tmp_path / "results.jsonl"
+    results = tmp_path / "results.csv"
     own = ["deploy/demo_model", "--starts", "1", "--kinds", "cold", "--results", str(results), "--hardware", "here"]
     assert main([*own, "--", "--device", "cpu"]) == 0
     rows = read_rows(results)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 from triton.backends.compiler import GPUTarget
 
-from benchmarks.presets import settings as preset_settings
 from common.base.errors import ConfigError
 from common.device.steps.kernel_file import MAGIC, _differences, conditions, read_kernels
 
@@ -94,7 +94,7 @@ def test_each_difference_of_conditions_is_named() -> None:
 def test_all_kernels_of_a_worker_are_in_its_file(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps(preset_settings("qwen3-4b")))
+    shutil.copy(ROOT / "benchmarks" / "published" / "qwen3-4b.json", model / "config.json")
     path = tmp_path / "kernels"
     ran("write", path, "9.0", model, cache=tmp_path / "first")
     warnings, on_disk, compiled = found(path, "9.0", tmp_path / "second", str(model))
