@@ -27,8 +27,8 @@ ROOMS_OF = {
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",
     ),
     "common": (
-        "serving.worker", "serving.prompts", "serving.turns", "device.steps", "device.engine", "models.families",
-        "models", "models.loading", "models.layers", "models.gguf", "models.quantization.configs",
+        "serving.worker", "serving.prompts", "serving.turns", "device.ahead", "device.steps", "device.engine",
+        "models.families", "models", "models.loading", "models.layers", "models.gguf", "models.quantization.configs",
         "models.quantization", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",

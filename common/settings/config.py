@@ -310,6 +310,7 @@ class KernelsSection:
     pdl: bool = option(
         True, "start kernels of a captured decode step before their predecessors have finished, on GPUs from 9.0 on"
     )
+    compiled: str = option("", "file of compiled kernels, made by baton warm; what it lacks is compiled")
 
 
 @dataclass(frozen=True, slots=True)
