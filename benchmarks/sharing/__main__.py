@@ -27,7 +27,8 @@ from benchmarks.sharing.grid import CONTEXT, figures, grid, rows_of
 from benchmarks.sharing.pair import Bench, Pair
 from common.base.errors import ConfigError
 from common.wire.messages.worker import Role
-from deploy.bench.results import append_rows, hardware
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows
 from deploy.bench.workload import numbers
 from deploy.processes.console import Console
 from deploy.processes.mps import environs_under_mps
@@ -100,7 +101,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help="tokens of a row, and of each prompt of a step (default: %(default)s)",
     )
     parser.add_argument("--deadline-s", type=float, default=220.0, help="seconds for all (default: %(default)g)")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
     return parser.parse_args(argv)
 

@@ -91,12 +91,13 @@ def figures(cell: Cell, times: Times, measured: Mapping[Cell, Times]) -> Iterato
     decode_ms = _middle(alone(cell.num_rows, 0, 0).decode)
     prompt_ms = _middle(alone(0, cell.num_tokens, cell.num_left).prompt)
     if cell.kind is Kind.BESIDE:
-        is_alone = not (cell.num_rows and cell.num_tokens)
-        for name, values, alone_ms in (("decode", times.decode, decode_ms), ("prompt", times.prompt, prompt_ms)):
-            if values:
-                beside = None if is_alone else alone_ms
-                yield Figure(f"{name}_step_p50", median(values), "ms"), beside
-                yield Figure(f"{name}_step_p99", percentile(sorted(values), 99), "ms"), beside
+        lone = alone(0, cell.num_tokens, cell.num_left)
+        both = cell.num_rows > 0 and cell.num_tokens > 0
+        sides = ("decode", times.decode, alone(cell.num_rows, 0, 0).decode), ("prompt", times.prompt, lone.prompt)
+        for name, values, lone_values in sides:
+            for point in (50, 99) if values else ():
+                other = percentile(lone_values, point) if both and lone_values else None
+                yield Figure(f"{name}_step_p{point}", percentile(values, point), "ms"), other
     elif cell.kind is Kind.TURNS and times.decode:
         yield Figure("turn", median(times.decode), "ms"), None
         if decode_ms is not None and prompt_ms is not None:

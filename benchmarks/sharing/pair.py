@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.own_memory import LINGER_S
 from benchmarks.sharing.grid import MIN_STEPS, Cell, Times
 from common.base.errors import BatonError
-from deploy.bench.results import ROOT
+from deploy.bench.origin import ROOT
 
 START_S, PREPARE_S, CELL_S = 150.0, 60.0, 15.0
 """Deadlines: of a process until it is ready, of the preparation of a cell, and of its answer after the window."""

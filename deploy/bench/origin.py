@@ -43,7 +43,8 @@ def stack() -> str:
 
 def command_line() -> str:
     """Return the command to repeat the run from the repository root, without `STARTS`."""
-    program, arguments, given = Path(sys.argv[0]).stem, [], iter(sys.argv[1:])
+    path, arguments, given = Path(sys.argv[0]), [], iter(sys.argv[1:])
+    program = path.parent.name if path.stem == "__main__" else path.stem  # a package's, or a module's
     for argument in given:
         if argument in STARTS:
             next(given, None)

@@ -67,12 +67,13 @@ def test_rows_have_the_steps_beside_those_alone_and_what_turns_and_switches_cost
     rows = {(row.workload, row.figure): row for row in rows_of("a GPU", "a model", measured)}
     beside = "sharing, 64 rows of 1024 beside prompt steps of 2048 tokens, 12 multiprocessors left"
     told = rows[beside, "decode_step_p50"]
-    assert (told.value, told.unit, told.compared_with, told.compared_value) == ("11", "ms", "alone", "5")
-    assert (rows[beside, "prompt_step_p50"].value, rows[beside, "prompt_step_p50"].compared_value) == ("36", "27")
+    assert (told.value, told.unit, told.compared_with, told.compared_value) == (11.0, "ms", "alone", 5.0)
+    assert rows[beside, "decode_step_p99"].compared_value == pytest.approx(6.96), "the same of those alone"
+    assert (rows[beside, "prompt_step_p50"].value, rows[beside, "prompt_step_p50"].compared_value) == (36.0, 27.0)
     assert rows["sharing, 64 rows of 1024 alone", "decode_step_p50"].compared_with == ""
     turns, switch = Cell(64, 2048, kind=Kind.TURNS).workload, Cell(0, 2048, 12, Kind.SWITCH).workload
-    assert (rows[turns, "turn"].value, rows[turns, "turn_cost"].value) == ("31", "1")
-    assert rows[switch, "switch_cost"].value == "0.25"
+    assert (rows[turns, "turn"].value, rows[turns, "turn_cost"].value) == (31.0, 1.0)
+    assert rows[switch, "switch_cost"].value == 0.25
     lone = Cell(8, 2048, kind=Kind.TURNS)
     assert [figure.name for figure, _ in figures(lone, measured[lone], measured)] == ["turn"], "8 rows were not alone"
 

@@ -81,6 +81,8 @@ def test_a_command_is_told_without_how_servers_were_started(monkeypatch: pytest.
     told = ["--rate", "4", "--started-by", "baton serve m", "--vs-started-by=vllm serve m", "--vs", "http://b"]
     monkeypatch.setattr("sys.argv", ["benchmarks/serve.py", *told])
     assert command_line() == "python -m benchmarks.serve --rate 4 --vs http://b"
+    monkeypatch.setattr("sys.argv", ["/baton/benchmarks/sharing/__main__.py", "m"])
+    assert command_line() == "python -m benchmarks.sharing m", "a package's"
 
 
 def test_every_field_is_documented() -> None:
