@@ -113,7 +113,7 @@ class StepBench:
         self.batch = DecodeBatch(self.max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
         self.runner = DecodeRunner(self.engine, self.batch, self.max_rows, use_graphs=True)
         self.runner.buckets = sorted(args.batches)
-        self.runner.prepare()
+        self.runner.prepare(self.runner.buckets)
         self.generator = torch.Generator(engine.device).manual_seed(0)
         self.sampling = ASKS["nothing"]  # of every row
         self.prefix = UNSHARED  # start of all contexts

@@ -26,7 +26,6 @@ from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch, 
 from deploy.planning.flags import add_plan, plan
 from deploy.processes.machine import shortage
 from deploy.serve.command import serve, with_model, with_port
-from deploy.serve.demo import DEMO_MODEL, Verse, demo
 from deploy.serve.fleet_options import add_fleet, fleet_of
 from deploy.serve.model_source import model_in
 from deploy.serve.warm import add_warm, warm
@@ -232,6 +231,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _demo(args: argparse.Namespace) -> int:
+    from deploy.serve.demo import DEMO_MODEL, Verse, demo
+
     config = from_flags(Config, args)
     config = replace(config, router=replace(config.router, port=0))
     verse = Verse(args.prompt, args.max_tokens, args.seed)

@@ -1,4 +1,7 @@
-"""Reading of a model with the form in which each of its matrices is held. Needs no torch."""
+"""Reading of a model with the form in which each of its matrices is held.
+
+Needs no torch, and numpy only for a model in codes: the supervisor's start does not wait for it.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +9,7 @@ from pathlib import Path
 from common.base.errors import ModelError
 from common.checkpoint.gguf.model_file import is_gguf, read_gguf
 from common.models.config import DecoderConfig
-from common.models.gguf.forms import kept_blocks
 from common.models.loading.checkpoint import stored_tensors
-from common.models.quantization.found import find_packed, matrices_of
-from common.models.quantization.kept import kept_codes
 from common.models.reading import AS_STORED, KEEP, PACKED, read_config
 from common.models.sizes.codes import Codes
 from common.models.sizes.quantized import HEAD
@@ -28,9 +28,14 @@ def read_model(path: Path, quantization: str, head: str = KEEP) -> DecoderConfig
     if is_gguf(path):
         if quantization == AS_STORED:
             return config
+        from common.models.gguf.forms import kept_blocks
+
         return _with_kept(config, kept_blocks(config.stacks(), read_gguf(path).tensors))
     if config.quantization is None:
         return config
+    from common.models.quantization.found import find_packed, matrices_of
+    from common.models.quantization.kept import kept_codes
+
     stacks, stored = config.stacks(), stored_tensors(path)
     matrices = find_packed(matrices_of(stacks), stored, config.quantization).matrices
     forms = kept_codes(stacks, stored, matrices)

@@ -7,6 +7,7 @@ function runs eagerly. A step is launched without waiting, and `PendingOutput.ou
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,26 +57,45 @@ class DecodeRunner:
         self.landing = RingLanding(max_rows, engine.device)
         self.trace = Trace()
 
-    def prepare(self) -> None:
-        """Compile kernels and capture the graphs, largest first because all share the first graph's memory."""
+    def prepare(self, sizes: Sequence[int] | None = None) -> None:
+        """Compile kernels, and capture graphs of some sizes; see `run_sizes`.
+
+        Args:
+            sizes: rows of these steps; None for `first_sizes`.
+        """
         if self.engine.device.type != "cuda":
             return
         begin_s = time.monotonic()
         self.batch.apply([Clear(0)])  # compiles the kernel
-        for bucket in sorted(self.buckets, reverse=True):
-            self.launch(bucket)
+        self.run_sizes(self.first_sizes if sizes is None else sizes)
         torch.cuda.synchronize(self.engine.device)
         how = f"{len(self.graphs)} graphs for 1 to {self.buckets[-1]} rows" if self.graphs else "no graphs"
         logger.info("decode step ready in %.1f s: %s", time.monotonic() - begin_s, how)
 
+    @property
+    def first_sizes(self) -> list[int]:
+        """Rows of the graphs captured before the worker registers: powers of two and the largest size.
+
+        A step of another size replays the next larger graph, of at most twice the rows, until the worker was idle.
+        """
+        if not self.use_graphs:
+            return self.buckets
+        return [rows for rows in self.buckets if rows.bit_count() == 1 or rows == self.buckets[-1]]
+
+    def run_sizes(self, sizes: Sequence[int]) -> None:
+        """Run a step of each size, and capture its graph, largest first because all share the first graph's memory."""
+        for rows in sorted(sizes, reverse=True):
+            self._launch(rows, StepKind(rows))
+
     def capture_ahead(self) -> None:
-        """Capture a missing graph of a rare kind, if any is left; takes about 0.1 s, so call while idle.
+        """Capture a missing graph, if any is left, plain steps first; takes about 0.1 s, so call while idle.
 
         Call with empty rows only, because a step is run.
         """
         if not self.use_graphs:
             return
-        wanted = [*self._sharing_kinds(), *(StepKind(rows, has_logprobs=True) for rows in self.buckets)]
+        plain = map(StepKind, reversed(self.buckets))
+        wanted = [*plain, *self._sharing_kinds(), *(StepKind(rows, has_logprobs=True) for rows in self.buckets)]
         if (kind := next((kind for kind in wanted if kind not in self.graphs), None)) is not None:
             self._launch(kind.num_rows, kind)
 
@@ -89,7 +109,14 @@ class DecodeRunner:
         if self._shares(kind, spared_bytes):
             kind = kind._replace(shares_prefixes=True)
             self.spared_bytes += spared_bytes
+        elif not has_logprobs:
+            kind = self._captured_for(kind)
         return self._launch(num_rows, kind)
+
+    def _captured_for(self, kind: StepKind) -> StepKind:
+        """Return the smallest captured kind of plain steps that holds `kind`, or `kind` if none does."""
+        holding = (each for each in self.graphs if each == StepKind(each.num_rows) and each.num_rows >= kind.num_rows)
+        return min(holding, default=kind)
 
     def _sharing_kinds(self) -> list[StepKind]:
         """Return kinds of steps that read shared prefixes once, by rows."""

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from common.base.json_file import Json
 from deploy.operate.healthcheck import SERVING
+
+if TYPE_CHECKING:
+    import aiohttp
 
 POLL_DEADLINE_S = 2.0
 
@@ -81,8 +83,10 @@ def parse_health(body: Mapping[str, Json]) -> Health:
     )
 
 
-async def fetch_health(session: aiohttp.ClientSession, url: str) -> Health | None:
+async def fetch_health(session: "aiohttp.ClientSession", url: str) -> Health | None:
     """Poll once; None without an answer, or with an answer of another program."""
+    import aiohttp  # already done by who made the session
+
     try:
         timeout = aiohttp.ClientTimeout(total=POLL_DEADLINE_S)
         async with session.get(f"{url}/health", timeout=timeout) as response:

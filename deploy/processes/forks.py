@@ -57,8 +57,8 @@ class ForkServer:
         self._is_ending = False
 
     async def begin(self) -> None:
-        """Start the fork server; `fork` waits for the imports."""
-        if not self._spec.flags:
+        """Start the fork server, unless it is started; `fork` waits for the imports."""
+        if not self._spec.flags or self._keeper is not None:
             return
         try:
             child = await self._start()
@@ -83,7 +83,9 @@ class ForkServer:
             return None
 
     async def end(self) -> None:
-        """End the fork server; forked processes go on."""
+        """End the fork server for good; forked processes go on."""
+        if self._is_ending:
+            return
         self._is_ending = True
         if self._keeper is not None:
             self._keeper.cancel()

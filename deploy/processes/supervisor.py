@@ -11,8 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-import aiohttp
-
 from deploy.operate.health import Health, fetch_health
 from deploy.processes.console import Console
 from deploy.processes.forks import ForkServer
@@ -26,7 +24,7 @@ class Supervisor:
     """Runner of `specs` until stopped; processes of `keeper` may change meanwhile.
 
     Args:
-        worker_modules: modules of workers, imported once in a fork server; empty for none.
+        fork_server: forks workers; begun here unless it was before, and ended after them.
     """
 
     def __init__(
@@ -36,13 +34,13 @@ class Supervisor:
         deadlines: Deadlines,
         environ: Mapping[str, str],
         console: Console,
-        worker_modules: tuple[str, ...] = (),
+        fork_server: ForkServer,
     ) -> None:
         self.health: Health | None = None
         self._life = Lifetime()
         self.ready, self.stop, self.fail = self._life.ready, self._life.stop, self._life.fail
-        self._fork_server = ForkServer(worker_modules, environ, console)
-        self.keeper = Keeper(self._life, deadlines, environ, console, self._fork_server)
+        self._fork_server = fork_server
+        self.keeper = Keeper(self._life, deadlines, environ, console, fork_server)
         self._specs, self._url, self._start_s, self._console = specs, url, deadlines.start_s, console
         self._companions: list[Callable[[], Coroutine[None, None, None]]] = []
 
@@ -86,6 +84,8 @@ class Supervisor:
     async def _announce(self, on_ready: Callable[[Health], None]) -> None:
         deadline_s = time.monotonic() + self._start_s
         reason = "the router does not answer"
+        import aiohttp  # here, because a sixth of a second passes, in which processes start
+
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline_s:
                 health = await fetch_health(session, self._url)

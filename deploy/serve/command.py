@@ -19,7 +19,7 @@ from deploy.autoscale.proposal import Machine
 from deploy.autoscale.router_line import RouterLine
 from deploy.operate.health import Health, local_url
 from deploy.processes.console import Console, background_writer
-from deploy.processes.forks import modules_of
+from deploy.processes.forks import ForkServer, modules_of
 from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
 from deploy.processes.machine import detect_gpus, num_cores, require_address_space
@@ -73,23 +73,37 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
     """Provide a supervisor, with nothing started yet, and the state of MPS."""
     placements = place(config, fleet, os.environ)
     possible = in_either_role(placements) if fleet.autoscale else placements
+    modules = modules_of(placements) if fleet.fork_server else ()
     with make_runtime_dir() as runtime_dir:
         model_bytes = weights_bytes(Path(config.model.path), config.model.quantization, config.model.head)
         require_address_space(model_bytes + config.kv.cpu_pool_bytes)
         plan = plan_workers(config, placements, runtime_dir, num_cores(), model_bytes, possible)
-        async with open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps:
+        async with (
+            forking(ForkServer(modules, os.environ, console)) as fork_server,  # imports while MPS starts
+            open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps,
+        ):
             supervisor = Supervisor(
                 [_with_mps(spec, mps) for spec in all_processes(plan, placements)],
                 local_url(config.router.host, config.router.port),
                 Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
                 os.environ,
                 console,
-                modules_of(placements) if fleet.fork_server else (),
+                fork_server,
             )
             supervisor.add_companion(partial(end_without, runtime_dir, supervisor))
             if fleet.autoscale:
                 _autoscale(supervisor, placements, plan, mps, fleet.autoscale, console)
             yield supervisor, mps
+
+
+@contextlib.asynccontextmanager
+async def forking(fork_server: ForkServer) -> AsyncIterator[ForkServer]:
+    """Have a fork server run for as long as the context."""
+    try:
+        await fork_server.begin()
+        yield fork_server
+    finally:
+        await fork_server.end()
 
 
 async def end_without(runtime_dir: Path, supervisor: Supervisor) -> None:

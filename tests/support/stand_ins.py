@@ -11,6 +11,7 @@ from pathlib import Path
 
 from deploy.operate.health import Health
 from deploy.processes.console import Console
+from deploy.processes.forks import ForkServer
 from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import Kind, ProcessSpec
 from deploy.processes.supervisor import Supervisor
@@ -97,13 +98,14 @@ class Stage:
     def supervisor(
         self, *workers: str, start_s: float = DEADLINE_S, worker_modules: tuple[str, ...] = ()
     ) -> Supervisor:
+        console = Console(self.log, None)
         return Supervisor(
             self.specs(*workers),
             f"http://127.0.0.1:{self.port}",
             Deadlines(start_s=start_s, router_drain_s=DEADLINE_S, worker_drain_s=DEADLINE_S),
             self.environ,
-            Console(self.log, None),
-            worker_modules,
+            console,
+            ForkServer(worker_modules, self.environ, console),
         )
 
     def module(self, code: str = "") -> str:

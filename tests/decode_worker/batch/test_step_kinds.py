@@ -61,8 +61,9 @@ def test_a_step_shares_if_it_may_and_spares_enough_and_nobody_asks_for_log_proba
     assert steps.count(SHARING) == 1 and StepKind(4, has_logprobs=True) in steps
     for may_not in (NotingRunner(ops_can=False), NotingRunner(share_prefixes=False)):
         may_not.launch(4, spared_bytes=2 * CAPTURE_BYTES)
-        may_not.capture_ahead()
-        assert may_not.run == [ALONE, StepKind(1, has_logprobs=True)]
+        for _ in range(3):
+            may_not.capture_ahead()
+        assert may_not.run == [ALONE, StepKind(2), StepKind(1), StepKind(1, has_logprobs=True)]
 
 
 @pytest.mark.parametrize(
@@ -87,9 +88,46 @@ def test_a_graph_is_captured_under_load_once_it_would_have_paid() -> None:
 
 def test_a_worker_that_is_idle_captures_all_kinds_and_first_those_that_share() -> None:
     runner = NotingRunner()
+    runner.run_sizes(runner.first_sizes)
+    runner.run.clear()
     for _ in range(10):
         runner.capture_ahead()
     assert runner.run == [
         *(StepKind(rows, shares_prefixes=True) for rows in (2, 4)),
         *(StepKind(rows, has_logprobs=True) for rows in (1, 2, 4)),
     ]
+
+
+def test_steps_replay_the_next_larger_graph_until_an_idle_worker_has_captured_their_own() -> None:
+    runner = NotingRunner(max_rows=100, ops_can=False)
+    runner.run_sizes(runner.first_sizes)
+    assert [kind.num_rows for kind in runner.run] == [100, 64, 32, 16, 8, 4, 2, 1]
+    runner.run.clear()
+
+    def replayed(num_rows: int) -> int:
+        runner.replayed.clear()
+        runner.launch(num_rows)
+        [kind] = runner.replayed
+        assert kind == StepKind(kind.num_rows)
+        return kind.num_rows
+
+    sizes = range(1, 101)
+    larger = {rows: replayed(rows) for rows in sizes}
+    assert all(rows <= larger[rows] < max(2, 2 * rows) for rows in sizes)
+    assert runner.run == [], "no stream waits for a capture"
+    assert (replayed(17), replayed(40), replayed(65)) == (32, 64, 100)
+    runner.launch(3, has_logprobs=True)  # has graphs of its own, which no other step replays
+    assert (replayed(3), runner.run) == (4, [StepKind(4, has_logprobs=True)])
+    for _ in runner.buckets:
+        runner.capture_ahead()
+    assert {rows: replayed(rows) for rows in sizes} == {
+        rows: next(size for size in runner.buckets if size >= rows) for rows in sizes
+    }
+
+
+def test_without_graphs_every_size_is_run_before_the_first_request() -> None:
+    runner = NotingRunner(max_rows=100, use_graphs=False)
+    runner.run_sizes(runner.first_sizes)
+    assert runner.run == [StepKind(rows) for rows in reversed(runner.buckets)]
+    runner.launch(17)
+    assert runner.run[-1] == StepKind(24)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,13 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
-from common.settings.config import Config, ModelSection
+from common.settings.config import Config, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from deploy.processes.console import Console
 from deploy.processes.launch_plan import SOURCE_ROOT
-from deploy.processes.mps import MpsOptions
+from deploy.processes.mps import Mps, MpsOptions
 from deploy.processes.placement import SERVER_BYTES, Gpu
+from deploy.serve import command
 from deploy.serve.command import Fleet, end_without, prepared
 from deploy.serve.demo import DEMO_MODEL
 from tests.support.ports import ReservedPort
@@ -96,3 +99,25 @@ async def test_a_gpu_too_small_for_16_bits_takes_the_weights_in_8(monkeypatch: p
             pass
     async with prepared(replace(config, model=replace(config.model, quantization="fp8")), fleet, console) as (_, mps):
         assert not mps.flags
+
+
+@pytest.mark.medium
+async def test_imports_begin_before_mps_starts_and_end_with_what_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path)
+
+    @asynccontextmanager
+    async def broken(*_: object) -> AsyncIterator[Mps]:
+        await eventually(lambda: bool(stage.fork_servers()))
+        raise ConfigError("no MPS")
+        yield  # as what is replaced does
+
+    monkeypatch.setattr(command, "open_mps", broken)
+    monkeypatch.setattr(command, "modules_of", lambda _: (stage.module("import time; time.sleep(1e6)"),))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = replace(Config(), model=ModelSection(path=str(DEMO_MODEL)), worker=WorkerSection(device="cpu"))
+    with stage.reserved, pytest.raises(ConfigError, match="no MPS"):
+        async with prepared(config, Fleet(1, 1, "", 10.0), Console(stage.log, None)):
+            pass
+    assert not stage.fork_servers()
