@@ -56,7 +56,7 @@ test-gpu: $(dev) ## the tests that need a GPU
 	$(PY) -m pytest -m gpu
 
 test-gpu-types: $(dev) ## compile every kernel for each type of GPU; needs none
-	$(PY) -m pytest tests/kernels/test_offline.py
+	$(PY) -m pytest tests/kernels/test_offline.py tests/device/ahead
 
 lint: $(dev) ## ruff, mypy, and how docstrings read
 	@{ set -ex; \

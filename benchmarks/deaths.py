@@ -28,7 +28,8 @@ from rich.table import Table
 from common.base.percentiles import percentile
 from deploy.bench.client import Target, open_session, served_model, streaming
 from deploy.bench.live import exit_code
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure, RequestRecord
 from deploy.bench.workload import Lengths, random_prompts
 
@@ -140,7 +141,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--deadline-s", type=float, default=120.0, help="for one death (default: 120)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     args = parser.parse_args(argv)
     if min(args.streams, args.kills, args.input_len, args.max_tokens, args.vocab_size) < 1:

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
 from benchmarks.model_flags import add_quantization, served_as
-from benchmarks.own_memory import own_memory, require_gpu, separate, take_all
+from benchmarks.own_memory import kv_section, own_memory, require_gpu, separate, take_all
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
@@ -41,13 +41,14 @@ from common.settings.config import (
     ModelSection,
     WorkerSection,
 )
-from common.settings.memory_sections import KV_DTYPES, KVSection
+from common.settings.memory_sections import KV_DTYPES
 from common.wire.values.kv_layout import Counts, KVGroup
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import CAPTURE_BYTES, DecodeRunner
 from decode_worker.sequences.rows import NO_SLOT, UNSHARED, Change, Fill, SharedPrefix
-from deploy.bench.results import Row, append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure
 from deploy.bench.workload import numbers
 from tests.support.sequences import decode_sequence
@@ -86,15 +87,21 @@ def _fill(cache: torch.Tensor) -> None:
 
 
 class StepBench:
-    """A decode worker's engine filled with made-up sequences; `args` as by `add_engine_flags`."""
+    """A decode worker's engine filled with made-up sequences; `args` as by `add_engine_flags`.
 
-    def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str) -> None:
+    Args:
+        memory_fraction: as `kv.memory_fraction`; None is the default of workers.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, memory: MemoryClient, device: str, memory_fraction: float | None = None
+    ) -> None:
         self.max_rows = max(args.batches)
         config = Config(
             model=ModelSection(path=args.model_dir, quantization=args.quantization, head=args.head),
             worker=WorkerSection(device=device),
             decode=DecodeSection(max_num_seqs=self.max_rows),
-            kv=KVSection(dtype=args.kv_dtype),
+            kv=kv_section(memory_fraction, dtype=args.kv_dtype),
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
         )
         self.engine: Engine = build_engine(config, memory, step_tokens=2048, logit_rows=self.max_rows)
@@ -239,7 +246,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, batches: list[int]) -> Non
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--cublas", action="store_true", help="all products by cuBLAS")
     parser.add_argument("--kv-dtype", choices=KV_DTYPES, default="auto", help="of keys and values (default: auto)")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
 
 

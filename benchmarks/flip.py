@@ -29,7 +29,8 @@ from rich.table import Table
 
 from common.base.percentiles import percentile
 from deploy.bench.client import NoServer, Target, open_session, served_model
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure, RequestRecord
 from deploy.bench.workload import Lengths, random_prompts
 
@@ -184,7 +185,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--deadline-s", type=float, default=600.0, help="for one request (default: 600)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     args = parser.parse_args(argv)
     try:

@@ -133,7 +133,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--formats", type=_formats, default=COMPARED, help=f"any of {', '.join(KNOWN)}")
     parser.add_argument("--texts", type=int, default=16, help="texts (default: %(default)d)")
     parser.add_argument("--length", type=int, default=256, help="tokens of a text (default: %(default)d)")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     return parser.parse_args(argv)
 
 

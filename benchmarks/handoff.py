@@ -28,7 +28,8 @@ from common.wire.messages.frames import decode, encode
 from common.wire.messages.handoff import KVPoolExport
 from common.wire.messages.memory import PoolWanted
 from common.wire.values.kv_layout import DTYPE_BYTES, KVLayout
-from deploy.bench.results import ROOT, Row, append_rows, hardware, row_of
+from deploy.bench.origin import ROOT, hardware
+from deploy.bench.results import Row, append_rows, row_of
 
 LENGTHS = [128, 512, 1024, 2048, 4096, 8192, 16384, 32768]
 MIN_POOL_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
@@ -121,7 +122,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=sorted(DTYPE_BYTES), default="bfloat16", help="of K and V (default: bfloat16)"
     )
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     args = parser.parse_args(argv)
     args.target = args.target or args.source

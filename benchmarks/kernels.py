@@ -23,15 +23,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.attention_cases import attention_cases
-from benchmarks.decode_cases import decode_cases
-from benchmarks.delta_cases import delta_cases
-from benchmarks.expert_cases import expert_cases
-from benchmarks.kernel_cases import Case, kernel_cases
-from benchmarks.latent_cases import latent_cases
+from benchmarks.cases.attention import attention_cases
+from benchmarks.cases.decode import decode_cases
+from benchmarks.cases.delta import delta_cases
+from benchmarks.cases.expert import expert_cases
+from benchmarks.cases.kernel import Case, kernel_cases
+from benchmarks.cases.latent import latent_cases
+from benchmarks.cases.prompt import prompt_cases
 from benchmarks.own_memory import require_gpu
-from benchmarks.prompt_cases import prompt_cases
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
 
 READ_BYTES = 2 << 30
@@ -133,7 +134,7 @@ def parse_args() -> argparse.Namespace:
         prog="python -m benchmarks.kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
     return parser.parse_args()
 

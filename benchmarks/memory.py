@@ -42,7 +42,7 @@ from common.wire.messages.memory import (
 )
 from common.wire.values.kv_layout import CacheKind, KVGroup, KVLayout
 from common.wire.values.packing import pack_ids, unpack_ids
-from deploy.bench.results import ROOT
+from deploy.bench.origin import ROOT
 
 LAYOUT = KVLayout("benchmark", (KVGroup(CacheKind.FULL, 1, 1, 1, 16, 0, "float16"),))
 NUM_BLOCKS = 50_000

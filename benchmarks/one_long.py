@@ -22,7 +22,8 @@ from rich.table import Table
 from common.base.percentiles import percentile
 from deploy.bench.client import Target, open_session, served_model, streaming
 from deploy.bench.live import exit_code
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure, RequestRecord
 from deploy.bench.workload import Lengths, Prompt, numbers, random_prompts
 
@@ -114,6 +115,7 @@ def keep(args: argparse.Namespace, model: str, num_streams: int, figures: Sequen
             mine,
             system=args.system,
             beside=(args.vs_system, theirs[0].value) if theirs else None,
+            started=(args.started_by, args.vs_started_by if theirs else ""),
         )
         for mine, *theirs in zip(*figures, strict=True)
     ]
@@ -126,6 +128,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--vs", metavar="URL", help="second server, loaded turn by turn with the first")
     parser.add_argument("--system", default="baton", help="label of the first server")
     parser.add_argument("--vs-system", default="other", help="label of the second server")
+    parser.add_argument("--started-by", default="", metavar="COMMAND", help="that started the first server")
+    parser.add_argument("--vs-started-by", default="", metavar="COMMAND", help="that started the second server")
     parser.add_argument("--streams", type=numbers, default=[8, 32, 64], help="numbers of streams (default: 8,32,64)")
     parser.add_argument("--input-len", type=int, default=1000, help="prompt tokens of a stream (default: 1000)")
     parser.add_argument("--max-tokens", type=int, default=4000, help="a stream must not end before (default: 4000)")
@@ -135,7 +139,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=151_000, help="prompt ids are below this (default: 151000)")
     parser.add_argument("--deadline-s", type=float, default=300.0, help="for one request (default: 300)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", help="in the results (default: the GPU's name, or the CPU's)")
     args = parser.parse_args(argv)
     lengths = (args.input_len, args.max_tokens, args.long_len, args.long_output_len, args.vocab_size)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.tables.cells import MODEL, ONE_GPU
 from deploy.bench.results import Row
 
 MIN_BATCHES = 3
@@ -13,6 +14,8 @@ RATE = re.compile(r"([\d.]+ req/s), ")
 WORKERS = re.compile(r"baton (\d+)P(\d+)D")
 SCALING_HARDWARE = "4 x NVIDIA H200"
 ALL_AT_ONCE = "at once"
+PREFIXES = re.compile(r"\dx\d")
+MODES = ("concurrency", "req/s", "users", ALL_AT_ONCE)
 
 
 class MissingRows(Exception):
@@ -28,14 +31,15 @@ class StepTimes:
 
 
 def step_times(rows: Sequence[Row]) -> StepTimes:
-    """Return the times of decode steps alone; raises MissingRows."""
+    """Return the times of decode steps of `MODEL` alone on an H200; raises MissingRows."""
     found = {}
     subject = ""
     for row in rows:
         match = STEP.fullmatch(row.workload)
-        if match and (row.system, row.figure, row.compared_with) == ("baton", "step", "read floor"):
+        of_model = (row.hardware, row.system, row.model, row.figure) == (ONE_GPU, "baton", MODEL, "step")
+        if match and of_model and row.compared_with == "read floor":
             batch, context = int(match[1]), int(match[2])
-            found[context, batch] = (batch, float(row.value), float(row.compared_value))
+            found[context, batch] = (batch, row.value, row.compared_value)
             subject = _subject(row)
     by_context: dict[int, list[tuple[int, float, float]]] = {}
     for context, batch in sorted(found):
@@ -68,7 +72,7 @@ def mps_caps(rows: Sequence[Row]) -> MpsCaps:
     for row in rows:
         system, load = CAP.fullmatch(row.system), RATE.match(row.workload)
         if system and load and row.figure in titles:
-            found[row.figure].setdefault(load[1], {})[int(system[1])] = float(row.value)
+            found[row.figure].setdefault(load[1], {})[int(system[1])] = row.value
             subject = f"{_subject(row)}, {row.workload.split(', ')[1]} tokens"
     panels = {
         titles[figure]: {
@@ -102,7 +106,7 @@ def scaling(rows: Sequence[Row]) -> Scaling:
         if match and row.hardware == SCALING_HARDWARE and row.figure == "output_throughput":
             model = row.model
             if row.workload.startswith(ALL_AT_ONCE):
-                by_workload.setdefault(row.workload, {})[int(match[1]), int(match[2])] = float(row.value)
+                by_workload.setdefault(row.workload, {})[int(match[1]), int(match[2])] = row.value
     if not by_workload:
         raise MissingRows(f"no rows of systems `baton NPMD` on {SCALING_HARDWARE} with all requests at once")
     workload, values = max(by_workload.items(), key=lambda entry: len(entry[1]))
@@ -144,15 +148,17 @@ class Beside:
 
 
 def beside(rows: Sequence[Row]) -> Beside:
-    """Return loads run by both Baton and vLLM on the same hardware; raises MissingRows.
+    """Return loads of `MODEL` run by both Baton and vLLM on the same hardware; raises MissingRows.
 
     Figures of a common run win over figures of separate runs.
     """
-    paired = [row for row in rows if row.system == "baton" and row.compared_with.startswith("vllm")]
+    paired = [
+        row for row in rows if (row.system, row.model) == ("baton", MODEL) and row.compared_with.startswith("vllm")
+    ]
     if not paired:
         raise MissingRows("no rows of system `baton` compared with vllm; `python -m benchmarks.serve --vs` makes them")
-    hardware, model, theirs = paired[-1].hardware, paired[-1].model, paired[-1].compared_with
-    mine = [row for row in rows if (row.hardware, row.model) == (hardware, model)]
+    hardware, theirs = paired[-1].hardware, paired[-1].compared_with
+    mine = [row for row in rows if (row.hardware, row.model) == (hardware, MODEL)]
     alone = [row for row in mine if row.system in ("baton", theirs) and not row.compared_with]
     figures: dict[tuple[str, str, str], float] = {}
     for row in [*alone, *(row for row in paired if row in mine and row.compared_with == theirs)]:
@@ -160,9 +166,13 @@ def beside(rows: Sequence[Row]) -> Beside:
     both = {load for load, system, _ in figures if system == "baton"} & {
         load for load, system, _ in figures if system == theirs
     }
-    workloads = [load for load in dict.fromkeys(load for load, _, _ in figures) if load in both]
-    ordered = sorted(workloads, key=lambda load: (load.startswith(ALL_AT_ONCE), not load.startswith("concurrency")))
-    return Beside(_subject(paired[-1]), "baton", theirs, ordered, figures)
+    return Beside(_subject(paired[-1]), "baton", theirs, sorted(both, key=_place), figures)
+
+
+def _place(load: str) -> tuple[int, bool, list[int], str]:
+    """Return a load's place among others: by mode, then without prefixes, then by its numbers."""
+    mode = next((place for place, mode in enumerate(MODES) if mode in load), len(MODES))
+    return mode, bool(PREFIXES.search(load)), [int(number) for number in re.findall(r"\d+", load)], load
 
 
 def _figures_of(row: Row) -> Iterator[tuple[tuple[str, str, str], float]]:
@@ -171,9 +181,9 @@ def _figures_of(row: Row) -> Iterator[tuple[tuple[str, str, str], float]]:
     meaningless = any(load.startswith(start) and row.figure == figure for start, figure in MEANINGLESS)
     if meaningless or row.figure not in {panel.figure for panel in BESIDE_PANELS}:
         return
-    yield (load, row.system, row.figure), float(row.value)
+    yield (load, row.system, row.figure), row.value
     if row.compared_with:
-        yield (load, row.compared_with, row.figure), float(row.compared_value)
+        yield (load, row.compared_with, row.figure), row.compared_value
 
 
 def _subject(row: Row) -> str:

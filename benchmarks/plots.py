@@ -19,8 +19,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 
 from benchmarks.plot_data import BESIDE_PANELS, Beside, MissingRows, Scaling, beside, mps_caps, scaling, step_times
+from benchmarks.tables.cells import RESULTS, results
+from deploy.bench.origin import ROOT
 from deploy.bench.plot_style import COLOURS, GREY, STYLE, save
-from deploy.bench.results import ROOT, Row, read_rows
+from deploy.bench.results import Row
 
 
 def draw_steps(rows: Sequence[Row]) -> Figure:
@@ -149,11 +151,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results.csv", help="rows to draw")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="rows to draw")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "plots", help="directory to write to")
     parser.add_argument("--format", choices=("svg", "png"), default="svg", help="(default: svg)")
     args = parser.parse_args(argv)
-    rows = read_rows(args.results)
+    rows = results(args.results)
     args.out.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         for name, draw in PLOTS.items():

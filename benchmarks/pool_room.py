@@ -85,7 +85,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", type=_names, default=_names(MODELS), help=f"{known} (default: {MODELS})")
     shown = ",".join(map(str, LENGTHS))
     parser.add_argument("--lengths", type=numbers, default=LENGTHS, help=f"tokens (default: {shown})")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     return parser.parse_args(argv)
 
 

@@ -26,7 +26,8 @@ from common.wire.messages.frames import decode, encode
 from common.wire.messages.worker import PrefillRequest
 from common.wire.values.block_key import TextDigests, pack_keys
 from common.wire.values.packing import pack_ids
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
 from prefill_worker.sequence import PrefillSequence
 from router.reading.json_body import values_of
@@ -121,7 +122,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("model", help="directory with tokenizer.json and config.json; weights are not read")
     parser.add_argument("--counts", default="1000,8000,16000", help="ids of a prompt (default: 1000,8000,16000)")
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     args = parser.parse_args(argv)
     tame_allocator()
     found = asyncio.run(measured(args.model, list(map(int, args.counts.split(",")))))

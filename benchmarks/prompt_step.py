@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.model_flags import add_quantization, served_as
-from benchmarks.own_memory import own_memory, require_gpu, separate, usual
+from benchmarks.own_memory import kv_section, own_memory, require_gpu, separate, usual
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import make_share
 from common.device.steps.prompt_buffers import PromptChunk
@@ -32,7 +32,8 @@ from common.memory.client.client import MemoryClient
 from common.models.reading import AS_STORED, KEEP
 from common.settings.config import Config, ModelSection, PrefillSection, WorkerSection
 from common.wire.values.sampling_params import SamplingParams
-from deploy.bench.results import Row, append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure
 from deploy.bench.workload import numbers
 
@@ -60,7 +61,10 @@ class Together(NamedTuple):
 
 
 class PromptBench:
-    """A prefill worker's engine, and a runner for each share of the GPU; a step has at most `num_seqs` prompts."""
+    """A prefill worker's engine, and a runner for each share of the GPU; a step has at most `num_seqs` prompts.
+
+    `memory_fraction` is as `kv.memory_fraction`; None is the default of workers.
+    """
 
     def __init__(
         self,
@@ -71,11 +75,13 @@ class PromptBench:
         num_seqs: int = NUM_SEQS,
         quantization: str = AS_STORED,
         head: str = KEEP,
+        memory_fraction: float | None = None,
     ) -> None:
         config = Config(
             model=ModelSection(path=model_dir, quantization=quantization, head=head),
             worker=WorkerSection(device=device),
             prefill=PrefillSection(max_batch_tokens=chunk_tokens),
+            kv=kv_section(memory_fraction),
         )
         self.chunk_tokens, self.num_seqs = chunk_tokens, num_seqs
         self.engine: Engine = build_engine(config, memory, step_tokens=chunk_tokens, logit_rows=num_seqs)
@@ -178,7 +184,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=8192, help="most tokens of a step (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
     parser.add_argument("--profile", action="store_true", help="list the kernels of a prompt")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
     return parser.parse_args(argv)
 

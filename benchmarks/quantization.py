@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=32, help="texts drawn (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of a text (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="(default: %(default)s)")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     args = parser.parse_args()
     require_gpu(args.device)
     table, rows = compare(args)

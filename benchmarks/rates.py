@@ -32,11 +32,11 @@ from pathlib import Path
 from statistics import linear_regression, mean
 
 from benchmarks.presets import settings
-from benchmarks.table_cells import MODEL, ONE_GPU, TWO_GPUS, newest
-from benchmarks.table_steps import PROMPT, PULL, SHARED, STEP, TOGETHER
+from benchmarks.tables.cells import MODEL, ONE_GPU, RESULTS, TWO_GPUS, newest, results
+from benchmarks.tables.steps import PROMPT, PULL, SHARED, STEP, TOGETHER
 from common.models.reading import decoder_config
 from common.settings.config import GPU_STEP_TOKENS
-from deploy.bench.results import ROOT, Row, read_rows
+from deploy.bench.results import Row
 from deploy.planning.step_times.costs import MAX_KEYS, MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.step_times.rates import POINTS, SHIPPED, Points, Rates, Where
 from deploy.planning.step_times.shape import shape_of
@@ -44,7 +44,7 @@ from deploy.planning.step_times.shape import shape_of
 H200_BYTES = 143_771 << 20
 """Memory of an H200, as nvidia-smi has it."""
 SHARE = 80
-"""Percent of a GPU for prompts beside streams in the rows of `one_long`, the default of `baton serve`."""
+"""Percent of a GPU for prompts beside streams in the rows of `one_long`."""
 STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
 AT_ONCE, LONE, STEADY = "at once, 1024/128, 512 requests", "concurrency 1, 128/256,", "16 req/s, 1024/128,"
 SHORT_CACHED, LONG_CACHED = 1008, 15_984
@@ -68,7 +68,7 @@ class _Rows:
 
     def all(self, figure: str) -> list[float]:
         """Return the values of every load on `MODEL`."""
-        return [float(row.value) for row in self.rows
+        return [row.value for row in self.rows
                 if row.figure == figure and row.model == MODEL and row.system.startswith("baton")]  # fmt: skip
 
     def points(self, point_of: Callable[[Row], tuple[float, ...] | None]) -> Points:
@@ -198,36 +198,36 @@ def _prompt(row: Row) -> tuple[float, ...] | None:
     match = PROMPT.fullmatch(row.workload)
     if not match or not _is_ours(row) or row.figure != "prompt":
         return None
-    return float(match[1]), float(match[2]), float(row.value)
+    return float(match[1]), float(match[2]), row.value
 
 
 def _prompts_together(row: Row) -> tuple[float, ...] | None:
     match = TOGETHER.fullmatch(row.workload)
     if not match or not _is_ours(row) or row.figure != "step":
         return None
-    return *map(float, match.groups()), float(row.value)
+    return *map(float, match.groups()), row.value
 
 
 def _step(row: Row) -> tuple[float, ...] | None:
     match = STEP.fullmatch(row.workload)
     if not match or not _is_ours(row) or row.figure != "step":
         return None
-    floor_ms = float(row.compared_value) if row.compared_with == "read floor" else float(row.value)
-    return float(match[1]), float(match[2]), float(row.value), floor_ms
+    floor_ms = row.compared_value if row.compared_with == "read floor" else row.value
+    return float(match[1]), float(match[2]), row.value, floor_ms
 
 
 def _shared(row: Row) -> tuple[float, ...] | None:
     match = SHARED.fullmatch(row.workload)
     if not match or not _is_ours(row) or row.compared_with != "read for each row":
         return None
-    return *map(float, match.groups()), float(row.value), float(row.compared_value)
+    return *map(float, match.groups()), row.value, row.compared_value
 
 
 def _copy(row: Row) -> tuple[float, ...] | None:
     match = PULL.fullmatch(row.workload)
     if not match or row.figure != "pull_p50" or match[3] != "cuda:0 to cuda:1":
         return None
-    return float(match[1]), float(row.value)
+    return float(match[1]), row.value
 
 
 def _rounded(value: float) -> float:
@@ -259,10 +259,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results.csv", help="rows to read")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="rows to read")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if a file is out of date")
     args = parser.parse_args(argv)
-    found = list(outdated(read_rows(args.results), SHIPPED))
+    found = list(outdated(results(args.results), SHIPPED))
     for path, text in found:
         print(f"{path.name}: {'out of date' if args.check else 'written'}")
         if not args.check:

@@ -24,7 +24,8 @@ from benchmarks.router_bodies import LOADS, names
 from benchmarks.router_rig import Answers, Clients, Rig, running_router
 from common.base.percentiles import percentile
 from deploy.bench.client import HEADERS, open_session
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
 
 PROBE_S = 0.02
@@ -134,7 +135,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=8, help="streams watched (default: 8)")
     parser.add_argument("--step-ms", type=float, default=10.0, help="time between two tokens of a stream (default: 10)")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each load lasts (default: 8)")
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     return parser.parse_args(argv)
 
 

@@ -19,7 +19,8 @@ from rich.table import Table
 from benchmarks.process_memory import Weight, family, resident_bytes, weigh
 from benchmarks.router_bodies import LOADS, names
 from benchmarks.router_rig import Answers, Clients, Rig, running_router
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
 
 LOOK_S = 0.01
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("model", help="directory with tokenizer.json and config.json; weights are not read")
     parser.add_argument("--loads", type=names, default=list(LOADS)[1:], help="as of benchmarks.router (default: all)")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each load lasts (default: 8)")
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     args = parser.parse_args(argv)
     with running_router(args.model, step_s=0.01) as rig:
         start = Most("nothing, while it starts")

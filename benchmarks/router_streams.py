@@ -32,7 +32,8 @@ from benchmarks.router_rig import Rig, fake_model, run_fakes, running_router
 from common.settings.config import ModelSection
 from common.wire.messages.worker import PrefillRequest
 from common.wire.values.sampling_params import SamplingParams
-from deploy.bench.results import append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure
 from router.text.tokenizer import Tokenizer
 from tests.support.fakes import FakeModel, FakePrefill
@@ -206,7 +207,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--step-ms", type=float, default=20.0, help="time between two tokens of a stream (default: 20)")
     parser.add_argument("--seconds", type=int, default=8, help="windows in which streams are measured (default: 8)")
     parser.add_argument("--bursts", type=int, default=5, help="bursts (default: 5)")
-    parser.add_argument("--results", type=Path, help="CSV file to append every figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     args = parser.parse_args(argv)
     shared = multiprocessing.get_context("spawn").Array("d", 6, lock=False)
     tokenizer = tokenizers.Tokenizer.from_file(str(Path(args.model) / "tokenizer.json"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.presets import settings
-from benchmarks.table_cells import (
+from benchmarks.tables.cells import (
     FOUR_GPUS,
     MODEL,
     ONE_GPU,
@@ -23,11 +23,12 @@ from benchmarks.table_cells import (
     TableData,
     newest,
     present,
+    results,
 )
 from common.models.reading import decoder_config
 from deploy.bench.load import Load as SentLoad
 from deploy.bench.options import parse_args
-from deploy.bench.results import ROOT, Row, read_rows
+from deploy.bench.results import Row
 from deploy.planning.simulation.layout import parse_layout
 from deploy.planning.simulation.loads import Arrival, Lengths, Load, Prefix
 from deploy.planning.simulation.simulator import simulate
@@ -163,7 +164,7 @@ def _rates(model: str) -> Rates:
 
 
 def main() -> None:
-    rows = read_rows(ROOT / "benchmarks" / "results.csv")
+    rows = results()
     for case in CASES:
         told = compare(case, rows)
         print(case.label)

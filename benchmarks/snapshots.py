@@ -20,7 +20,8 @@ from benchmarks.own_memory import own_memory, require_gpu, separate, usual
 from benchmarks.prompt_step import PromptBench, median_ms, run
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
-from deploy.bench.results import Row, append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure
 from deploy.bench.workload import numbers
 
@@ -76,7 +77,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--chunk", type=int, default=8192, help="most tokens of a step (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="(default: %(default)s)")
-    parser.add_argument("--results", type=Path, help="CSV file to append to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", default=hardware(), help="in the results (default: %(default)s)")
     return parser.parse_args(argv)
 

@@ -73,7 +73,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for steps with events (default: cpu)")
     parser.add_argument("--turns", type=int, default=20_000, help="of each kind (default: 20000)")
-    parser.add_argument("--results", type=Path, help="CSV file to append a row a figure to")
+    parser.add_argument("--results", type=Path, help="file to append a row a run to")
     parser.add_argument("--hardware", default="", help="what it ran on, for the rows")
     return parser.parse_args(argv)
 

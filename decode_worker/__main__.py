@@ -12,7 +12,13 @@ from common.device.engine.pool_budget import sized
 from common.device.engine.step_rules import batch_buckets
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.step_trace import make_trace
-from common.device.steps.warm_up import compile_decode_kernels, compile_prompt_kernels, time_prompt, warm_up_prompts
+from common.device.steps.warm_up import (
+    compile_decode_kernels,
+    compile_prompt_kernels,
+    time_prompt,
+    unpack_kernels,
+    warm_up_prompts,
+)
 from common.grammar.followers import make_followers
 from common.serving.worker.start import Incarnation, make_ready, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
@@ -43,9 +49,10 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
 
     def compile_meanwhile(engine: Engine) -> None:
         if engine.device.type == "cuda":
-            compile_decode_kernels(engine, batch_buckets(max_rows), share_prefixes=section.share_prefixes)
+            has_file, row_counts = unpack_kernels(config.kernels.compiled, engine.device), batch_buckets(max_rows)
+            compile_decode_kernels(engine, row_counts, share_prefixes=section.share_prefixes, has_file=has_file)
             if has_prompts:
-                compile_prompt_kernels(engine)
+                compile_prompt_kernels(engine, has_file=has_file)
 
     engine = build_engine(
         config,
@@ -53,8 +60,10 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         step_tokens=section.local_chunk_tokens,
         logit_rows=max_rows,
         meanwhile=compile_meanwhile,
+        start=incarnation.start,
     )
     prompt_runner = _prompt_runner(config, engine, short_tokens, has_prompts=has_prompts)
+    incarnation.start.ended("prompt steps")
     batch = DecodeBatch(max_rows, engine.max_len, engine.pool.shape, engine.vocab_size, engine.device)
     runner = DecodeRunner(
         engine,
@@ -64,6 +73,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         share_prefixes=section.share_prefixes,
     )
     runner.prepare()
+    incarnation.start.ended("decode steps")
     process = Process("decode", incarnation.worker_id, incarnation.epoch)
     runner.trace = prompt_runner.trace = make_trace(config.trace, process, engine.device)
     ready = replace(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from common.base.errors import ConfigError
+from common.base.log import StartLog
 from common.base.version import VERSION
 from common.settings.argument_parser import ArgumentParser, Commands
 from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
@@ -28,6 +29,7 @@ from deploy.serve.command import serve, with_model, with_port
 from deploy.serve.demo import DEMO_MODEL, Verse, demo
 from deploy.serve.fleet_options import add_fleet, fleet_of
 from deploy.serve.model_source import model_in
+from deploy.serve.warm import add_warm, warm
 from deploy.trace.command import add_trace, trace
 
 INTERRUPTED, UNREAD = 130, 141
@@ -86,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     add_trace(commands)
     add_plan(commands)
+    add_warm(commands)
     return parser
 
 
@@ -218,11 +221,14 @@ def _add_bench(commands: Commands) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    start = StartLog()
+    start.ended("imports")
     config = from_flags(Config, args)
     fleet = fleet_of(args, config)
     fleet = replace(fleet, autoscale=autoscale_of(args, fleet.num_prefill, fleet.num_decode))
     config = with_port(with_model(config, config.model.path))
-    return asyncio.run(serve(config, fleet))
+    start.ended("model")
+    return asyncio.run(serve(config, fleet, start))
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -276,7 +282,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace,
-    "plan": _plan,
+    "plan": _plan, "warm": warm,
 }  # fmt: skip
 
 

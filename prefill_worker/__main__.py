@@ -1,6 +1,7 @@
 """`python -m prefill_worker`: a prefill worker process."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,7 +12,7 @@ from common.device.engine.gpu_share import make_share
 from common.device.engine.pool_budget import sized
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.step_trace import make_trace
-from common.device.steps.warm_up import compile_prompt_kernels, warm_up_prompts
+from common.device.steps.warm_up import compile_prompt_kernels, unpack_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
 from common.serving.worker.start import Incarnation, make_ready, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
@@ -33,7 +34,8 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         incarnation.memory,
         step_tokens=section.max_batch_tokens,
         logit_rows=section.max_num_seqs,
-        meanwhile=_compile,
+        meanwhile=partial(_compile, config.kernels.compiled),
+        start=incarnation.start,
     )
     max_seqs = section.max_num_seqs if config.worker.batching else 1
     # Without chunking a step must fit the longest prompt.
@@ -41,8 +43,10 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     runner = PromptRunner(engine, step_tokens, max_seqs, make_share(section.sm_share, engine.device))
     if engine.device.type == "cuda":
         warm_up_prompts(runner)
+        incarnation.start.ended("first steps")
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
             runner.capture()
+            incarnation.start.ended("graphs")
     process = Process("prefill", incarnation.worker_id, incarnation.epoch)
     runner.trace = make_trace(config.trace, process, engine.device)
     ready = replace(
@@ -56,9 +60,9 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     return PrefillWorker(config, engine, runner=runner, ready=ready, drain=incarnation.drain, followers=followers)
 
 
-def _compile(engine: Engine) -> None:
+def _compile(file: str, engine: Engine) -> None:
     if engine.device.type == "cuda":
-        compile_prompt_kernels(engine)
+        compile_prompt_kernels(engine, has_file=unpack_kernels(file, engine.device))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 
 from common.base.errors import ConfigError, RequestError
-from common.base.log import setup_logging
+from common.base.log import StartLog, setup_logging
 from common.base.process import collect_rarely, freeze_and_trim, share_interpreter, tame_allocator
 from common.checkpoint.files import require_model
 from common.settings import options
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process; return the exit status: 0, or 2 for a wrong setting."""
     prog, description = "python -m router", "HTTP side of Baton: takes completions and has workers compute them."
+    start = StartLog()
+    start.ended("imports")
     try:
         config = options.parse(Config, ROUTER_SECTIONS, prog, description, sys.argv[1:] if argv is None else argv)
         require_model(Path(config.model.path))
@@ -38,19 +40,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         encode_in_one_thread()
         collect_rarely()
         share_interpreter()
-        return uvloop.run(serve(config))
+        return uvloop.run(serve(config, start))
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2
 
 
-async def serve(config: Config) -> int:
+async def serve(config: Config, start: StartLog) -> int:
     """Serve until SIGTERM, SIGINT, or another router takes the port, then drain; return the exit status."""
     signals: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number.name)
     runner, url = await start_server(config)
+    start.ended("model and sockets")
+    start.report(logger)
     service, succession, port = runner.app[SERVICE], runner.app[SUCCESSION], int(url.rpartition(":")[2])
     noting = asyncio.create_task(_note(port, service, succession))
     warming = asyncio.create_task(_warm_up(service))

@@ -27,13 +27,13 @@ ROOMS_OF = {
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",
     ),
     "common": (
-        "serving.worker", "serving.prompts", "device.steps", "device.engine", "models.families", "models",
-        "models.loading", "models.layers", "models.gguf", "models.quantization.configs", "models.quantization",
-        "models.sizes", "ops", "ops.reference", "ops.base", "kv",
+        "serving.worker", "serving.prompts", "serving.turns", "device.ahead", "device.steps", "device.engine",
+        "models.families", "models", "models.loading", "models.layers", "models.gguf", "models.quantization.configs",
+        "models.quantization", "models.sizes", "ops", "ops.reference", "ops.base", "kv",
         "memory", "memory.server", "memory.host_tier", "memory.blocks", "memory.devices", "memory.client",
         "memory.base",
         "kernels.latent", "kernels.attention.hopper", "kernels.attention", "kernels.delta", "kernels.experts",
-        "kernels.products", "kernels.sampling", "kernels.elementwise", "kernels.base",
+        "kernels.products", "kernels.products.tiles", "kernels.sampling", "kernels.elementwise", "kernels.base",
         "grammar", "wire.transport", "wire.messages", "wire.values", "settings", "checkpoint", "checkpoint.gguf",
         "base",
     ),
@@ -136,6 +136,7 @@ FORBIDDEN = {
     "common.grammar.follower_server": {"torch", "triton", "numpy", "aiohttp", "tokenizers", "zmq"},
     "common.grammar.grammars": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.serving.prompts.order": {"torch", "triton"},
+    "common.serving.turns.law": {"torch", "triton", "zmq"},
     "common.wire.transport.sockets": {"torch", "triton", "aiohttp", "tokenizers"},
     "common.wire.transport.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
@@ -272,7 +273,9 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 @cache
 def _anchors(page: Path) -> set[str]:
-    """Return the anchors that a renderer makes of a page's headings."""
+    """Return the anchors that a renderer makes of a page's headings, or of the lines of another file."""
+    if page.suffix != ".md":
+        return {f"L{number}" for number in range(1, page.read_bytes().count(b"\n") + 1)}
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     headings = re.findall(r"(?m)^#+ (.*)$", text)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

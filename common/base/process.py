@@ -1,9 +1,11 @@
-"""Settings of the own process: memory kept and allowed, garbage collection, open files, sleeps."""
+"""The own process: its beginning, memory kept and allowed, garbage collection, open files, sleeps."""
 
 import ctypes
 import gc
+import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
@@ -14,6 +16,18 @@ TIMER_SLACK_NS = 1000
 MOST_FILES = 1 << 20
 NEW_OBJECTS, LOOKS_AT_NEW = 3500, 200
 TURN_S = 0.0005
+START_TIME = 19
+"""Place of the start time among the fields of /proc/PID/stat behind the name."""
+
+
+def process_began_s() -> float:
+    """Return when the process was forked, by `time.monotonic`, to 10 ms; outside Linux return the present."""
+    now_s = time.monotonic()
+    if sys.platform != "linux":
+        return now_s
+    after_name = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    forked_s = int(after_name[START_TIME]) / os.sysconf("SC_CLK_TCK")  # since the host's boot
+    return now_s - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - forked_s)
 
 
 def tame_allocator() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from common.base.errors import ConfigError
-from common.base.log import setup_logging
+from common.base.log import StartLog, setup_logging
 from common.base.version import VERSION
 from common.memory.devices.backing import Backing
 from common.memory.devices.cuda_backing import CudaBacking
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A server started by a worker (`memory.linger_s` is set) exits with 0 if another server has the socket.
     """
-    prog = "python -m common.memory"
+    prog, start = "python -m common.memory", StartLog()
+    start.ended("imports")
     try:
         config = options.parse(Config, MEMORY_SECTIONS, prog, DESCRIPTION, sys.argv[1:] if argv is None else argv)
         server_id = make_id("memory", config.memory.id)
@@ -48,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = memory_socket(config.memory.socket, backing.device_uuid, config.net.router_endpoint)
         ready = MemoryReady(server_id, make_epoch(), os.getpid(), VERSION, backing.device)
         with closing(Announcer(config.net, ready)) as announcer:
-            _serve(MemoryServer(path, backing, announcer, config.memory))
+            server = MemoryServer(path, backing, announcer, config.memory)
+            start.ended("device and socket")
+            start.report(logger)
+            _serve(server)
     except SocketInUse as error:
         if not config.memory.linger_s:
             sys.stderr.write(f"{prog}: {error}\n")

@@ -116,8 +116,8 @@ class RouterSection:
     max_queued_tokens: int = option(16_777_216, "prompt tokens queued before 429", within=(1024, MAX_QUEUED_TOKENS))
     backlog_tokens: int = option(
         32_768,
-        "prompt tokens queued, for each GPU that computes prompts, from which these take the whole GPU, not "
-        "prefill.sm_share: throughput before latency",
+        "prompt tokens that wait, here or at workers, for each GPU that computes prompts, from which those sent take "
+        "the whole GPU, not prefill.sm_share: throughput before latency",
         within=(0, MAX_QUEUED_TOKENS),
     )
     request_timeout_s: float = option(600.0, "a completion not finished after this long fails", within=(1.0, 7 * DAY_S))
@@ -310,6 +310,7 @@ class KernelsSection:
     pdl: bool = option(
         True, "start kernels of a captured decode step before their predecessors have finished, on GPUs from 9.0 on"
     )
+    compiled: str = option("", "file of compiled kernels, made by baton warm; what it lacks is compiled")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ from deploy.bench.live import Live, progress_on
 from deploy.bench.load import Load
 from deploy.bench.moved import Moved
 from deploy.bench.options import USUAL, Defaults, parse_args
-from deploy.bench.results import Row, append_rows, hardware, row_of
+from deploy.bench.origin import hardware
+from deploy.bench.results import Row, append_rows, row_of
 from deploy.bench.stats import Figure, RequestRecord, summarize
 
 Sent = tuple[list[RequestRecord], list[RequestRecord]]
@@ -56,6 +57,7 @@ class System:
     url: str
     model: str = ""
     api_key: str = ""
+    started_by: str = ""
     records: list[RequestRecord] = field(default_factory=list)
     beside: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
@@ -177,6 +179,7 @@ def rows(name: str, workload: str, systems: list[System], slo_ms: dict[str, floa
             mine,
             system=systems[0].label,
             beside=(systems[1].label, theirs[0].value) if theirs else None,
+            started=(systems[0].started_by, systems[1].started_by if theirs else ""),
         )
         for mine, *theirs in measured(systems, slo_ms)
     ]
@@ -193,9 +196,9 @@ def main(argv: list[str], prog: str = "python -m benchmarks.serve", defaults: De
     except ValueError as error:
         console.print(str(error), style="red", markup=False)
         return 1
-    systems = [System(args.system, args.url.rstrip("/"), api_key=args.api_key or "")]
+    systems = [System(args.system, args.url.rstrip("/"), api_key=args.api_key or "", started_by=args.started_by)]
     if args.vs:
-        systems.append(System(args.vs_system, args.vs.rstrip("/")))
+        systems.append(System(args.vs_system, args.vs.rstrip("/"), started_by=args.vs_started_by))
     try:
         uvloop.run(measure(args, load, systems, console))
     except NoServer as error:

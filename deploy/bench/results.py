@@ -1,26 +1,35 @@
-"""Results as rows of a CSV file; benchmarks/README.md documents the columns."""
+"""Results as rows of a CSV file, a run each; benchmarks/README.md documents the columns."""
 
 import csv
-import platform
-import shlex
-import subprocess
-import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
+from deploy.bench.origin import command_line, commit, stack, today
 from deploy.bench.stats import Figure
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND_DEADLINE_S = 10.0
+CONDITIONS = (
+    "date", "commit", "hardware", "stack", "system", "started_by", "compared_with", "compared_started_by", "model",
+    "workload", "command",
+)  # fmt: skip
+"""Columns of a run, before its figures; a workload on a system, perhaps beside another."""
+HEADER = [*CONDITIONS, "figures"]
+SAME = (*(name for name in CONDITIONS if name not in ("date", "command")), "figure")
+"""Fields that runs to be merged have in common; commands may differ by a seed."""
+FIGURE = re.compile(r"(?P<name>[^=;]+)=(?P<value>[^|; ]+)(?:\|(?P<other>[^; ]+))?(?: (?P<unit>[^;]+))?")
+"""A figure and its unit, perhaps with the other system's between them: `ttft_p50=18.2|30.3 ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure of a run; `compared_with` names another system, and `compared_value` is its figure."""
+    """A figure of a run; `compared_with` names another system, and `compared_value` is its figure.
+
+    NaN is a figure that a system has not. `line` is the run's place in its file, from 1. `runs` are the rows whose
+    medians the values are, if several.
+    """
 
     date: str
     commit: str
@@ -30,18 +39,25 @@ class Row:
     model: str
     workload: str
     figure: str
-    value: str
+    value: float
     unit: str
-    compared_with: str
-    compared_value: str
-    command: str
+    compared_with: str = ""
+    compared_value: float = math.nan
+    command: str = ""
+    started_by: str = ""
+    compared_started_by: str = ""
+    line: int = field(default=0, compare=False)
+    runs: tuple["Row", ...] = ()
 
 
 def row_of(
     hardware: str, model: str, workload: str, figure: Figure, *,
-    system: str = "baton", beside: tuple[str, float] | None = None,
+    system: str = "baton", beside: tuple[str, float] | None = None, started: tuple[str, str] = ("", ""),
 ) -> Row:  # fmt: skip
-    """Make a row of a figure with day, commit and command of the run; `beside` is another system and its figure."""
+    """Make a row of a figure with day, commit and command of the run.
+
+    `beside` is another system and its figure; `started` are the commands that started the server and the other.
+    """
     return Row(
         date=today(),
         commit=commit(),
@@ -51,86 +67,87 @@ def row_of(
         model=model,
         workload=workload,
         figure=figure.name,
-        value=f"{figure.value:.6g}",
+        value=figure.value,
         unit=figure.unit,
         compared_with=beside[0] if beside else "",
-        compared_value=f"{beside[1]:.6g}" if beside else "",
+        compared_value=beside[1] if beside else math.nan,
         command=command_line(),
+        started_by=started[0],
+        compared_started_by=started[1],
     )
 
 
 def append_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows, with a header if the file is new; raises ValueError if the file has another header."""
-    header = [each.name for each in fields(Row)]
+    """Add a line for each run of the rows; raises ValueError if the file has other columns."""
     is_new = not path.exists() or path.stat().st_size == 0
     if not is_new:
-        with path.open(newline="") as existing:
-            found = next(csv.reader(existing))
-        if found != header:
-            raise ValueError(f"{path} has the columns {','.join(found)}; expected {','.join(header)}")
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, header, lineterminator="\n")
+        with path.open(encoding="utf-8", newline="") as file:
+            _check_header(path, next(csv.reader(file)))
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        runs.setdefault(tuple(getattr(row, name) for name in CONDITIONS), []).append(_written(row))
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
         if is_new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+            writer.writerow(HEADER)
+        writer.writerows([*conditions, "; ".join(figures)] for conditions, figures in runs.items())
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """Return one row for all runs of a figure under equal conditions, with the medians, at the place of the last."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in SAME)
+        found[key] = [*found.pop(key, []), row]
+    return [_median(runs) if len(runs) > 1 else runs[0] for runs in found.values()]
+
+
+def _median(runs: Sequence[Row]) -> Row:
+    values, others = ([value for value in found if not math.isnan(value)]
+                      for found in ([row.value for row in runs], [row.compared_value for row in runs]))  # fmt: skip
+    return replace(
+        runs[-1],
+        value=median(values) if values else math.nan,
+        compared_value=median(others) if others else math.nan,
+        runs=tuple(runs),
+    )
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return all rows in the file's order; raises ValueError if the file has other columns."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        expected = [each.name for each in fields(Row)]
-        if reader.fieldnames != expected:
-            raise ValueError(f"{path} has the columns {reader.fieldnames}; expected {','.join(expected)}")
-        return [Row(**row) for row in reader]
+    """Return the rows of all runs in the file's order; raises ValueError for a line that is no run."""
+    rows = []
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.reader(file)
+        _check_header(path, next(lines, []))
+        for values in lines:
+            if len(values) != len(HEADER):
+                raise ValueError(f"{path}, line {lines.line_num} has {len(values)} columns, {len(HEADER)} are needed")
+            *conditions, figures = values
+            for written in figures.split("; "):
+                if (found := FIGURE.fullmatch(written)) is None:
+                    raise ValueError(f"{path}, line {lines.line_num}: {written!r} is no figure, such as 'rate=5.2 ms'")
+                rows.append(
+                    Row(
+                        **dict(zip(CONDITIONS, conditions, strict=True)),  # type: ignore[arg-type]
+                        figure=found["name"],
+                        value=_number(found["value"]),
+                        unit=found["unit"] or "",
+                        compared_value=_number(found["other"] or "nan"),
+                        line=lines.line_num,
+                    )
+                )
+    return rows
 
 
-def today() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
+def _check_header(path: Path, header: list[str]) -> None:
+    if header != HEADER:
+        raise ValueError(f"{path} has the columns {','.join(header)}, not {','.join(HEADER)}: name another file")
 
 
-def commit() -> str:
-    """Return the short commit of the source, with `-dirty` for uncommitted changes; `unknown` outside a repository."""
-    return _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]) or "unknown"
+def _number(text: str) -> float:
+    return math.nan if text == "nan" else float(text)
 
 
-def hardware() -> str:
-    """Return the GPUs' name, or the CPU's without a GPU."""
-    names = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
-    if names:
-        return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
-    return _cpu_name()
-
-
-def stack() -> str:
-    """Return versions of the libraries that decide the kernels' speed, as installed here; `system` may use others."""
-    versions = []
-    for name in ("torch", "triton"):
-        with suppress(PackageNotFoundError):
-            versions.append(f"{name} {version(name).partition('+')[0]}")
-    return ", ".join(versions)
-
-
-def command_line() -> str:
-    """Return the command to repeat the run from the repository root."""
-    program, arguments = Path(sys.argv[0]).stem, sys.argv[1:]
-    if arguments[:1] == ["bench"]:  # `baton bench`
-        program, arguments = "serve", arguments[1:]
-    return shlex.join(["python", "-m", f"benchmarks.{program}", *arguments])
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
-
-
-def _output(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMMAND_DEADLINE_S)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+def _written(row: Row) -> str:
+    other = f"|{row.compared_value:.6g}" if row.compared_with else ""
+    return f"{row.figure}={row.value:.6g}{other} {row.unit}".rstrip()

@@ -7,6 +7,7 @@ in files and journals stay plain.
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from typing import Protocol
 
 from common.base.background_writer import BackgroundWriter
@@ -54,9 +55,10 @@ class Console:
             self._write(line)
         self._draw()
 
-    def say(self, text: str, level: str = "I") -> None:
-        """Print a line of the supervisor, in the common log format; `level` by its first letter."""
-        self._write(self._formatter.format(logging.makeLogRecord({"msg": text, "levelname": LEVELS[level]})))
+    def say(self, text: str, level: str = "I", fields: Mapping[str, object] | None = None) -> None:
+        """Print a line of the supervisor, in the common log format; `level` by its first letter, `fields` for JSON."""
+        record = {"msg": text, "levelname": LEVELS[level], "fields": fields or {}}
+        self._write(self._formatter.format(logging.makeLogRecord(record)))
         self._draw()
 
     def show(self, text: str) -> None:

@@ -15,13 +15,7 @@ from deploy.processes.launch_plan import Kind, ProcessSpec
 from deploy.processes.placement import Placement
 
 WORKER_MODULES = ("common.serving.worker.start", "prefill_worker.worker", "decode_worker.worker")
-GPU_MODULES = (
-    "common.ops.cuda_ops",
-    "common.kernels.sampling.sampling",
-    "common.kernels.sampling.logprobs",
-    "common.kernels.sampling.adjust_logits",
-    "cuda.bindings.runtime",
-)
+GPU_MODULES = ("common.device.steps.kernel_code", "cuda.bindings.runtime")
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 IMPORT_DEADLINE_S = 60.0
 """Seconds for the first answer; imports may take 20 s with a cold page cache."""

@@ -29,7 +29,7 @@ LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
 DEFAULT_PIPE_DIRECTORY = Path("/tmp/nvidia-mps")
 GUARD = Path(__file__).with_name("mps_guard.py")
 PROBE = Path(__file__).with_name("mps_probe.py")
-DEFAULT_PREFILL_PERCENT = 80  # measured: lower, prompts wait; higher, decode steps do
+DEFAULT_PREFILL_PERCENT = 95  # measured: lower, prompts wait; higher, decode steps do
 MODES = ("auto", "on", "off")
 COST = "decode steps share the GPU by time slices"
 QUERY_DEADLINE_S = 5.0
@@ -93,6 +93,15 @@ async def open_mps(
             if problem:
                 console.say(f"no MPS: {problem}; {COST}", "W")
             yield NO_MPS if problem else _in_use(options, placements, directories)
+
+
+@contextlib.asynccontextmanager
+async def environs_under_mps(
+    placements: Sequence[Placement], runtime_dir: Path, console: Console
+) -> AsyncIterator[dict[str, dict[str, str]]]:
+    """Yield the whole environment of each of these programs, by name; MPS is insisted on where a GPU is shared."""
+    async with open_mps(MpsOptions("on"), placements, os.environ, runtime_dir, console) as mps:
+        yield {each.name: {**os.environ, **mps.environs.get(each.name, {})} for each in placements}
 
 
 def shared_gpus(placements: Sequence[Placement]) -> list[int]:

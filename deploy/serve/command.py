@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from common.base.log import StartLog
 from common.settings.config import Config
 from deploy.autoscale.autoscaler import SAMPLE_S, SAMPLES_A_WINDOW, Autoscaler, Plan
 from deploy.autoscale.judge import Judge
@@ -130,16 +131,19 @@ def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
     return replace(spec, flags=flags, env=env)
 
 
-async def serve(config: Config, fleet: Fleet) -> int:
+async def serve(config: Config, fleet: Fleet, start: StartLog) -> int:
     """Run until stopped; return the exit code. All output goes to stderr and never blocks."""
     form = config.log.format
     with background_writer(sys.stderr.fileno(), form) as log:
         console = Console(log, log if sys.stderr.isatty() else None, form)
         async with prepared(config, fleet, console) as (supervisor, mps):
-            return await supervisor.run(lambda health: _announce(config, health, mps, console))
+            start.ended("plan and MPS")
+            return await supervisor.run(lambda health: _announce(config, health, mps, console, start))
 
 
-def _announce(config: Config, health: Health, mps: Mps, console: Console) -> None:
+def _announce(config: Config, health: Health, mps: Mps, console: Console, start: StartLog) -> None:
+    start.ended("processes")
+    console.say(start.text, fields=start.fields)
     console.show(ready_text(config, health, mps))
     notify_ready()
 

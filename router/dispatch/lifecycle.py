@@ -15,6 +15,7 @@ from router.dispatch.completion.summary import log_end
 from router.dispatch.metrics import Metrics
 from router.dispatch.retry_policy import repeated_failure
 from router.dispatch.waiting_queue import WaitingQueue
+from router.placement.capacity import PromptLoad
 from router.placement.member import Member
 from router.placement.route import Route
 
@@ -41,16 +42,16 @@ class Lifecycle:
             self.active[completion.spec.request_id] = completion
             self.queue.add(completion)
 
-    def start(self, completion: Completion, route: Route, num_gpus: int) -> None:
+    def start(self, completion: Completion, route: Route, load: PromptLoad) -> None:
         """Send a completion to the workers of a route.
 
         Args:
-            num_gpus: GPUs that compute prompts, for the size of a backlog.
+            load: prompts at the workers, a part of the backlog.
         """
         self.queue.take(completion)
         self.metrics.expected_tokens.inc(route.cost.num_expected)
         completion.move_to(State.PREFILLING)
-        is_backlog, now_s = self.queue.is_backlog(num_gpus), self.clock()
+        is_backlog, now_s = self.queue.is_backlog(load), self.clock()
         self.assignments.send(completion, route, now_s, is_backlog=is_backlog)
         self.metrics.enter(completion, Phase.PREFILL, now_s)
 

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from common.base.errors import RequestError
 from common.settings.config import RouterSection
+from router.placement.capacity import PromptLoad
 from router.placement.route import Demand
 
 RETRY_AFTER_S = 1
@@ -112,9 +113,9 @@ class WaitingQueue(Generic[AnyWaiting]):
         shortest = [completion for _, completion in self._by_length[:num]]
         return [completion for completion in shortest if completion.spec.priority == shortest[0].spec.priority]
 
-    def is_backlog(self, num_gpus: int) -> bool:
-        """Tell whether the prompts queued per prompt GPU are so many that prompts should go before streams."""
-        return self.num_tokens >= self._limits.backlog_tokens * num_gpus
+    def is_backlog(self, load: PromptLoad) -> bool:
+        """Tell whether the prompts per GPU, queued or at workers, are so many that they should go before streams."""
+        return self.num_tokens + load.num_tokens >= self._limits.backlog_tokens * load.num_gpus
 
     def take(self, completion: AnyWaiting) -> None:
         """Remove a completion bound for a worker, and advance the time of turns."""

@@ -1,6 +1,7 @@
 """Facts about all workers together: who takes work, how long a sequence may be, where cached prefixes can differ."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from common.wire.messages.worker import Role
 from common.wire.values.kv_layout import KVLayout
@@ -34,9 +35,19 @@ def max_model_len(workers: Iterable[Member], limit: int) -> int:
     return min(limit, max((ready.max_model_len for ready in decodes if not ready.standby), default=limit))
 
 
-def num_prompt_gpus(workers: Iterable[Member]) -> int:
-    """Count GPUs, or CPUs, that compute prompts."""
-    return len({worker.gpu for worker in takers(workers, Role.PREFILL) or takers(workers, Role.DECODE)})
+class PromptLoad(NamedTuple):
+    """GPUs, or CPUs, that compute prompts, and prompt tokens sent there and not computed yet."""
+
+    num_gpus: int
+    num_tokens: int
+
+
+def prompt_load(workers: Iterable[Member]) -> PromptLoad:
+    """Return the load of the workers that take prompts: decode workers only without a prefill worker."""
+    workers = list(workers)
+    computing = takers(workers, Role.PREFILL) or takers(workers, Role.DECODE)
+    num_tokens = sum(worker.work.outstanding_tokens for worker in computing)
+    return PromptLoad(len({worker.gpu for worker in computing}), num_tokens)
 
 
 def has_gpu_alone(workers: Iterable[Member], route: Route) -> bool:

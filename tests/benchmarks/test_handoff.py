@@ -1,4 +1,3 @@
-import csv
 import shlex
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from benchmarks.pulls import HandoffBench, Timing
 from common.base.errors import TransferFailed
 from common.kv.pool import KVPool
 from common.kv.shm import FinishedPull
+from deploy.bench.results import read_rows
 
 SMALL = shlex.split("--source cpu --preset qwen3-0.6b --num-layers 1 --repeats 3 --hardware here")
 
@@ -21,13 +21,12 @@ SMALL = shlex.split("--source cpu --preset qwen3-0.6b --num-layers 1 --repeats 3
 def test_every_length_is_verified_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.csv"
     assert main([*SMALL, "--lengths", "16,100", "--results", str(results)]) == 0
-    with results.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(results)
     workloads = ["handoff of 16 tokens (0.1 MB), cpu to cpu", "handoff of 100 tokens (0.5 MB), cpu to cpu"]
-    assert [(row["workload"], row["figure"]) for row in rows] == [
+    assert [(row.workload, row.figure) for row in rows] == [
         (workload, figure) for workload in workloads for figure in ("pull_p50", "pull_p99", "rate", "call")
     ]
-    assert all(float(row["value"]) > 0 and row["model"] == "qwen3-0.6b" and row["hardware"] == "here" for row in rows)
+    assert all(row.value > 0 and row.model == "qwen3-0.6b" and row.hardware == "here" for row in rows)
     assert "handoff of qwen3-0.6b KV blocks, cpu to cpu" in capsys.readouterr().out
 
 

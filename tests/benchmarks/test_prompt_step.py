@@ -1,12 +1,12 @@
 """Prompts of one chunk and of several are timed on a CPU too, and become rows."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from benchmarks.own_memory import own_memory
 from benchmarks.prompt_step import PromptBench, Together, main
+from deploy.bench.results import read_rows
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
 
@@ -28,16 +28,15 @@ def test_rows_of_every_length_that_fits(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     assert main([str(DEMO_MODEL), *flags, "--hardware", "a CPU"]) == 0
     assert "1000000 tokens do not fit, skipped" in capsys.readouterr().out
-    with results.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["workload"] for row in rows] == [
+    rows = read_rows(results)
+    assert [row.workload for row in rows] == [
         "prompt alone, 20 tokens, 100 % of the GPU",
         "prompt alone, 150 tokens, 100 % of the GPU",
         "prompts in one step, 3 of 20 tokens behind 32 shared, 100 % of the GPU",
     ]
-    assert [row["figure"] for row in rows] == ["prompt", "prompt", "step"]
-    assert all((row["unit"], row["model"]) == ("ms", "demo_model") for row in rows)
-    assert all(float(row["value"]) > 0 for row in rows)
+    assert [row.figure for row in rows] == ["prompt", "prompt", "step"]
+    assert all((row.unit, row.model) == ("ms", "demo_model") for row in rows)
+    assert all(row.value > 0 for row in rows)
 
 
 def test_chunks_are_those_of_a_worker() -> None:

@@ -1,4 +1,3 @@
-import csv
 from pathlib import Path
 
 import pytest
@@ -6,6 +5,7 @@ import pytest
 from benchmarks import router_streams
 from benchmarks.router import main
 from benchmarks.router_bodies import LOADS, names
+from deploy.bench.results import read_rows
 
 FIGURES = ("gap_p99", "gap_max", "live_max", "memory_peak", "memory_after", "router_cpu", "request_throughput")
 OF_BURSTS = ("dispatch", "loop_of_dispatch", "cpu_of_dispatch")
@@ -21,12 +21,11 @@ def test_streams_are_watched_beside_a_load_and_every_figure_is_kept(
     results = tmp_path / "results.csv"
     loads = "texts of 1 MB"
     assert main(["deploy/demo_model", "--loads", loads, "--seconds", "0.3", "--results", str(results)]) == 0
-    with results.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["workload"], row["figure"]) for row in rows] == [
+    rows = read_rows(results)
+    assert [(row.workload, row.figure) for row in rows] == [
         (f"8 streams at 10 ms beside {load}", figure) for load in names(loads) for figure in FIGURES
     ]
-    assert all(float(row["value"]) > 0 and row["model"] == "demo_model" for row in rows)
+    assert all(row.value > 0 and row.model == "demo_model" for row in rows)
     assert "x 400" in capsys.readouterr().out
 
 
@@ -35,10 +34,9 @@ def test_bursts_and_streams_are_measured_and_every_figure_is_kept(tmp_path: Path
     results = tmp_path / "results.csv"
     sizes = ("--streams", "8", "--prompt-tokens", "32", "--bursts", "1", "--seconds", "1")
     assert router_streams.main(["deploy/demo_model", *sizes, "--results", str(results)]) == 0
-    with results.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(row["figure"] for row in rows) == OF_BURSTS + OF_STREAMS
-    assert all(float(row["value"]) > 0 and row["model"] == "demo_model" for row in rows)
+    rows = read_rows(results)
+    assert tuple(row.figure for row in rows) == OF_BURSTS + OF_STREAMS
+    assert all(row.value > 0 and row.model == "demo_model" for row in rows)
 
 
 def test_an_unknown_load_lists_the_known_ones() -> None:

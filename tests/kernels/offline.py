@@ -8,22 +8,17 @@ capability, kernel, and the shared memory that a program of it takes, in bytes.
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported
 
 import torch
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from common.base.dtypes import DTYPES
 from common.base.routing import Route, Score
+from common.device.ahead.absent_gpu import META, cards_of, compile_instead_of_launching, pretend
 from common.device.steps.adjustments import Adjustments, num_mask_words
 from common.device.steps.output_ring import make_logprob_ring
 from common.device.steps.row_state import RowLayout
@@ -62,59 +57,15 @@ from common.wire.values.sampling_params import PADDING
 from tests.support.attention_shapes import GEMMA_3_4B, GEMMA_4_31B_FULL, GPT_OSS, GPT_OSS_FULL
 from tests.support.decoders import qwen3_4b, qwen3_5_4b, qwen3_30b_a3b
 
-META = torch.device("meta")
 BF16 = torch.bfloat16
 BLOCK_SIZE, NUM_BLOCKS = 16, 1000
-GPUS = {
-    "8.0": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), num_sms=108, shared_bytes=163 << 10),
-    "8.6": Gpu("NVIDIA A10", (8, 6), num_sms=72, shared_bytes=99 << 10),
-    "8.9": Gpu("NVIDIA L4", (8, 9), num_sms=58, shared_bytes=99 << 10),
-    "9.0": Gpu("NVIDIA H200", (9, 0), num_sms=132, shared_bytes=227 << 10),
-    "10.0": Gpu("NVIDIA B200", (10, 0), num_sms=148, shared_bytes=227 << 10),
-    "12.0": Gpu("NVIDIA GeForce RTX 5090", (12, 0), num_sms=170, shared_bytes=99 << 10),
-}
 LATENT_STEPS = ((64, 64, 0), (40, 1, 0), (200, 4, 0), (200, 4, 200), (1100, 1, 1100))  # tokens, sequences, keys known
 MODEL = qwen3_4b(num_layers=2, max_positions=4096)  # of its layers as many as differ
 [HEADS] = MODEL.heads
 
 
-class AbsentGpu:
-    """What Triton asks a driver, answered for a GPU that is not there."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.arch = gpu.capability[0] * 10 + gpu.capability[1]
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.arch, 32)
-
-    def get_current_device(self) -> int:
-        return self.arch  # Triton keeps compiled kernels apart by device
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def properties_of(gpu: Gpu, device: object) -> Any:
-    """What torch says of it."""
-    return SimpleNamespace(
-        name=gpu.name,
-        major=gpu.capability[0],
-        minor=gpu.capability[1],
-        multi_processor_count=gpu.num_sms,
-        shared_memory_per_block_optin=gpu.shared_bytes,
-    )
-
-
-def compile_instead_of_launching(report: Callable[[str, int], None]) -> None:
-    """From now on, `report` is given the name and the shared bytes of each kernel that would be launched."""
-    run = JITFunction.run
-
-    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        report(kernel.metadata.name, kernel.metadata.shared)
-        return kernel
-
-    JITFunction.run = compiled
+def print_kernel(capability: str, kernel: Any) -> None:
+    print(json.dumps([capability, kernel.metadata.name, kernel.metadata.shared]), flush=True)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -454,11 +405,11 @@ def run_rest(gpu: Gpu) -> None:
 
 def main(capabilities: list[str]) -> None:
     current = ""
-    compile_instead_of_launching(lambda name, shared: print(json.dumps([current, name, shared]), flush=True))
+    compile_instead_of_launching(lambda kernel: print_kernel(current, kernel))
     for current in capabilities:
-        gpu = GPUS[current]
-        driver.set_active(AbsentGpu(gpu))
-        torch.cuda.get_device_properties = partial(properties_of, gpu)
+        card = cards_of(current)[0]
+        pretend(card)
+        gpu = card.gpu
         run_model(gpu)
         run_quantized(gpu)
         run_packed(gpu)

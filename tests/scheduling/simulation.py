@@ -82,7 +82,7 @@ class SimulatedWorker:
         self.launch()
 
     def launch(self) -> None:
-        while len(self.in_flight) < MAX_IN_FLIGHT and (chunks := self.scheduler.schedule()):
+        while len(self.in_flight) < MAX_IN_FLIGHT and (chunks := self.scheduler.schedule(self._num_launched())):
             self.scheduler.launched(chunks)
             self.in_flight.append(chunks)
             num_tokens = sum(chunk.num_tokens for chunk in chunks)
@@ -102,6 +102,9 @@ class SimulatedWorker:
             batch = TokenBatch(self.worker_id, 1, ids, zeros, zeros, zeros, finish)
             self.simulation.later(MESSAGE_S, lambda: self.simulation.reports.on_tokens(b"", batch))
         self.launch()
+
+    def _num_launched(self) -> int:
+        return sum(chunk.num_tokens for chunks in self.in_flight for chunk in chunks)
 
     def _goes_on(self, sequence: PrefillSequence) -> bool:
         """A later piece of it is in flight."""

@@ -24,7 +24,7 @@ def ttfts(outcomes: list[Outcome], num_tokens: int | None = None, client: str | 
     ]
 
 
-def mixed(shorts_a_second: float, duration_s: float = 100.0) -> list[Asked]:
+def mixed(shorts_a_second: float, duration_s: float = 50.0) -> list[Asked]:
     """Prompts of 8,192 tokens at 70 % of a worker's rate, and short ones."""
     longs = poisson(0.7 * LONG_RATE, 8192, duration_s, seed=1)
     return by_arrival(list(longs), list(poisson(shorts_a_second, 128, duration_s, seed=2)))
@@ -52,7 +52,7 @@ def test_a_short_prompt_behind_a_hundred_and_fifty_long_ones_is_next() -> None:
         pytest.mark.slow,
         [
             by_arrival([Asked(0.0, 1900)] * 150, list(poisson(100, 128, 8.0, seed=3))),
-            by_arrival([Asked(0.0, 8192)] * 20, list(poisson(600, 128, 6.0, seed=4))),
+            by_arrival([Asked(0.0, 8192)] * 20, list(poisson(600, 128, 3.0, seed=4))),
             by_arrival([Asked(0.0, 128_000)] * 2, list(poisson(50, 128, 6.0, 5)), list(poisson(0.5, 30_000, 6.0, 6))),
             [Asked(0.0, Random(number).choice([100, 300, 1000, 4000, 16_000, 60_000])) for number in range(200)],
         ],
@@ -70,8 +70,8 @@ def test_no_prompt_waits_longer_than_one_and_a_half_times_its_turn(load: list[As
 
 @pytest.mark.medium
 def test_short_prompts_pass_wherever_they_can_be_computed() -> None:
-    longs = list(poisson(2 * 0.7 * LONG_RATE, 8192, 60.0, seed=1))
-    outcomes = Simulation(num_workers=2).run(by_arrival(longs, list(poisson(100, 128, 60.0, seed=2))))
+    longs = list(poisson(2 * 0.7 * LONG_RATE, 8192, 40.0, seed=1))
+    outcomes = Simulation(num_workers=2).run(by_arrival(longs, list(poisson(100, 128, 40.0, seed=2))))
     assert percentile(ttfts(outcomes, 128), 99) <= 3 * FULL_STEP_S
 
 

@@ -1,7 +1,6 @@
 """A small server that speaks the completions protocol, well or badly, and rows of what was seen of it."""
 
 import asyncio
-import csv
 import json
 import threading
 from dataclasses import dataclass, field
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+
+from deploy.bench.results import Row, read_rows
 
 DEADLINE_S = 60.0
 BLOCK_SIZE = 16
@@ -124,6 +125,6 @@ class Running:
         self.loop.close()
 
 
-def figures(path: Path) -> dict[str, dict[str, str]]:
-    with path.open(newline="") as file:
-        return {row["figure"]: row for row in csv.DictReader(file)}
+def figures(path: Path) -> dict[str, Row]:
+    """Return the rows of a file of results by figure."""
+    return {row.figure: row for row in read_rows(path)}

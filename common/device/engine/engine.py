@@ -14,6 +14,7 @@ from threading import Thread
 import torch
 
 from common.base.errors import ConfigError, ModelError
+from common.base.log import StartLog
 from common.device.engine.mxfp4_limits import check_scales
 from common.device.engine.pool_budget import pool_shape
 from common.device.engine.weights_memory import ServedWeights
@@ -85,6 +86,7 @@ def build_engine(
     step_tokens: int,
     logit_rows: int,
     meanwhile: Callable[[Engine], None] = lambda engine: None,
+    start: StartLog | None = None,
 ) -> Engine:
     """Load the model and claim the pool.
 
@@ -93,8 +95,9 @@ def build_engine(
         step_tokens: most tokens of a step.
         logit_rows: most rows of logits of a step.
         meanwhile: called with the engine while weights are still being written; results computed then are void.
+        start: told what of the worker's start is over.
     """
-    begin_s = time.monotonic()
+    start = start or StartLog()
     _import_ahead(config)
     device = resolve_device(config.worker.device)
     if device.type == "cpu" and config.worker.num_threads:
@@ -118,7 +121,7 @@ def build_engine(
         pool, shared = claimed_pool(memory, wanted, device)
         _log_pool(config, pool, device, wanted, dtype)
         pdl = launches_early(config, device)
-        ops, step_ops, graph_safe = _make_ops(config, model_config, pool, device, logit_rows)
+        ops, step_ops, graph_safe = make_ops(config, model_config, pool, device, logit_rows)
         sampling = config.kernels.sampling if device.type == "cuda" else "torch"
         engine = Engine(
             device=device,
@@ -134,20 +137,20 @@ def build_engine(
             max_len=min(max_len, pool.shape.most_tokens(step_tokens)),
             graph_safe=graph_safe,
         )
-        logger.info("device, pool and operations ready in %.1f s", time.monotonic() - begin_s)
+        start.ended("device and pool")
         meanwhile(engine)
-        waiting_s = time.monotonic()
+        start.ended("kernels")
         loading.wait()
     if device.type == "cuda" and dtype == "bfloat16" and config.kernels.experts == "triton":
         check_scales(model)
-    logger.info("weights ready; waited for them for %.1f s", time.monotonic() - waiting_s)
+    start.ended("weights")
     return engine
 
 
 def launches_early(config: Config, device: torch.device) -> bool:
     """Tell whether kernels of a decode step start before their predecessors end: if enabled and supported."""
     wanted = config.kernels.pdl and config.worker.cuda_graphs
-    return wanted and device.type == "cuda" and gpu_of(device).has_dependent_launch
+    return wanted and device.type != "cpu" and gpu_of(device).has_dependent_launch
 
 
 def _import_ahead(config: Config) -> None:
@@ -231,7 +234,7 @@ class LoadProgress:
             )
 
 
-def _make_ops(
+def make_ops(
     config: Config, model: ModelConfig, pool: KVPool, device: torch.device, max_rows: int
 ) -> tuple[Ops, Ops, bool]:
     """Return ops for prompts, ops for decode steps, and whether decode steps may be captured."""

@@ -1,15 +1,15 @@
-"""Preparation for loading kernels, done on import. Importing takes a second, so import early, in a separate thread."""
+"""Preparation for loading kernels, done on import: half a second, so a fork server imports it for all workers."""
 
 import sys
 from collections.abc import Iterator
 
-from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITCallable
 
 import common.kernels.sampling.adjust_logits
 import common.kernels.sampling.logprobs
 import common.kernels.sampling.sampling
 import common.ops.cuda_ops  # noqa: F401 - all four are imported for their kernels
+from common.device.steps.triton_hash import keep_triton_key
 
 
 def functions() -> Iterator[JITCallable]:
@@ -33,6 +33,6 @@ def hash_helpers_first(function: JITCallable) -> None:
         _ = function.cache_key
 
 
-triton_key()  # hash of all of Triton, 460 MB; cached here, because threads asking at once would each compute the hash
+keep_triton_key()  # before threads ask for the hash, which each would compute
 for _function in functions():
     hash_helpers_first(_function)

@@ -8,15 +8,17 @@ thrown away. Later starts find the kernels on disk.
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import torch
 
+from common.base.errors import ConfigError
 from common.device.engine.engine import Engine
 from common.device.steps.adjustments import Adjustments, make_grammar_masks
 from common.device.steps.output_ring import make_logprob_ring, make_ring
@@ -24,6 +26,7 @@ from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.kernels.attention.shared_parts import MAX_SHARING_ROWS
 from common.kernels.base.attention_operands import SharedPrefixes
+from common.kernels.base.gpu import gpu_of
 from common.kernels.base.sampling_operands import SamplingTensors, TokenRing
 from common.models.base import Task
 from common.ops.base import ForwardBatch, Ops
@@ -45,6 +48,8 @@ def sampling_tensors(params: Sequence[SamplingParams], device: torch.device) -> 
 logger = logging.getLogger(__name__)
 
 MAX_THREADS = 16
+MAX_NAMES = 5  # of kernels, in a warning
+WARP_SIZE = 32
 # A (tokens, sequences) pair for each size class of kernels and plans.
 PROMPT_STEPS = ((1, 1), *((count, 1) for count in SHORT_STEPS), (40, 1), (100, 1), (200, 1), (200, 4), (1100, 1))
 DECODE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # for products; attention splits contexts differently for every count
@@ -52,8 +57,23 @@ SAMPLED_ROWS = (1, 9)
 TIMED = 3
 
 
-def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool = True) -> None:
-    """Compile every operation of decode steps for `row_counts`, slowest compilations first.
+def compile_decode_kernels(
+    engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool = True, has_file: bool = False
+) -> None:
+    """Compile every operation of decode steps; see `decode_tasks` and `unpack_kernels`."""
+    tasks = decode_tasks(engine, row_counts, share_prefixes=share_prefixes)
+    _compile("decode", engine, tasks, has_file=has_file)
+
+
+def compile_prompt_kernels(engine: Engine, *, has_file: bool = False) -> None:
+    """Compile every operation of a prompt step; see `unpack_kernels`."""
+    _compile("prompt", engine, prompt_tasks(engine), has_file=has_file)
+
+
+def decode_tasks(engine: Engine, row_counts: Sequence[int], *, share_prefixes: bool = True) -> list[Task]:
+    """Return every operation of decode steps for `row_counts`, slowest compilations first.
+
+    The tasks hold what they run on, which must live until the device is done.
 
     Args:
         share_prefixes: include steps that read shared prefixes once, where the operations can.
@@ -61,7 +81,7 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_p
     ops, model, most_rows = engine.step_ops, engine.model, max(row_counts)
     batches = _decode_batches(engine, row_counts, share_prefixes=share_prefixes and ops.shares_prefixes)
     tasks: list[Task] = [task for batch in reversed(batches) for task in model.attention_tasks(ops, batch)]
-    rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}  # alive until the device is done
+    rings = {rows: make_ring(rows, engine.device) for rows in _sampled_rows(engine)}
     tasks += [partial(_sample_and_advance, engine, ring) for ring in rings.values()]
     logits, sampling = _logits(engine, 1), sampling_tensors([PADDING], engine.device)
     logprob_ring = make_logprob_ring(rings[1])
@@ -72,11 +92,11 @@ def compile_decode_kernels(engine: Engine, row_counts: Sequence[int], *, share_p
     ]
     for rows in (rows for rows in DECODE_ROWS if rows < 2 * most_rows):
         tasks += [*model.product_tasks(ops, rows), partial(_logits_of, engine, ops, rows)]
-    _compile("decode", engine, tasks)
+    return tasks
 
 
-def compile_prompt_kernels(engine: Engine) -> None:
-    """Compile every operation of a prompt step."""
+def prompt_tasks(engine: Engine) -> list[Task]:
+    """Return every operation of a prompt step."""
     ops, model, position = engine.ops, engine.model, torch.zeros(1, dtype=torch.int32, device=engine.device)
     tasks: list[Task] = [
         task
@@ -92,17 +112,36 @@ def compile_prompt_kernels(engine: Engine) -> None:
     ]
     for num_tokens, _ in reversed(PROMPT_STEPS):
         tasks += model.product_tasks(ops, num_tokens)
-    _compile("prompt", engine, tasks)
+    return tasks
 
 
-def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
-    """Run the tasks in parallel; a kernel needed by several tasks is compiled once while the others wait."""
-    from triton.runtime import build  # here, so that a process on a CPU loads no triton
+def _compile(what: str, engine: Engine, tasks: Sequence[Task], *, has_file: bool) -> None:
+    """Run the tasks, and log how many kernels were found and compiled."""
+    from common.device.steps.kernel_file import counted  # here, so that a process on a CPU loads no triton
+
+    begin_s = time.monotonic()
+    with counted() as found:
+        run_all(tasks, partial(torch.cuda.set_device, engine.device))
+    torch.cuda.synchronize(engine.device)
+    num_found, compiled = len(found.on_disk), found.compiled
+    ready = "%s kernels ready in %.1f s: %d from disk, %d compiled"
+    logger.info(ready, what, time.monotonic() - begin_s, num_found, len(compiled))
+    if has_file and compiled:
+        names = ", ".join(sorted(set(compiled))[:MAX_NAMES])
+        logger.warning("%d %s kernels are not in the file kernels.compiled, as %s", len(compiled), what, names)
+
+
+def run_all(tasks: Sequence[Task], begin: Callable[[], None] = lambda: None) -> None:
+    """Run the tasks in parallel; a kernel needed by several tasks is compiled once while the others wait.
+
+    Args:
+        begin: called before each task in the task's thread.
+    """
+    from triton.runtime import build
 
     import common.device.steps.kernel_code  # noqa: F401 - waits for the thread that imports it
     from common.device.steps.launchers import OneOfEach, launchers_apart
 
-    begin_s = time.monotonic()
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     with (
         ThreadPoolExecutor(threads) as compilers,
@@ -110,10 +149,31 @@ def _compile(what: str, engine: Engine, tasks: Sequence[Task]) -> None:
         launchers_apart(build),
         ThreadPoolExecutor(threads) as runners,
     ):
-        for future in [runners.submit(copy_context().run, _run, engine.device, task) for task in tasks]:
+        for future in [runners.submit(copy_context().run, _run, begin, task) for task in tasks]:
             future.result()
-    torch.cuda.synchronize(engine.device)
-    logger.info("%s kernels ready in %.1f s", what, time.monotonic() - begin_s)
+
+
+def unpack_kernels(path: str, device: torch.device) -> bool:
+    """Put kernels compiled ahead where Triton finds them; tell whether that was done, and warn if it failed.
+
+    Args:
+        path: of a file of kernels; empty for none.
+    """
+    if not path:
+        return False
+    from triton.backends.compiler import GPUTarget
+
+    import common.device.steps.kernel_code  # noqa: F401 - has hashes ready
+    from common.device.steps.kernel_file import unpack
+
+    begin_s, (major, minor) = time.monotonic(), gpu_of(device).capability
+    try:
+        num_kernels = unpack(Path(path), GPUTarget("cuda", 10 * major + minor, WARP_SIZE))
+    except ConfigError as error:
+        logger.warning("kernels are compiled here, because %s", error)
+        return False
+    logger.info("%d kernels of %s unpacked in %.2f s", num_kernels, path, time.monotonic() - begin_s)
+    return True
 
 
 def warm_up_prompts(runner: PromptRunner) -> None:
@@ -139,8 +199,8 @@ def time_prompt(runner: PromptRunner, num_tokens: int) -> float:
     return min(times_s)
 
 
-def _run(device: torch.device, task: Task) -> None:
-    torch.cuda.set_device(device)
+def _run(begin: Callable[[], None], task: Task) -> None:
+    begin()
     with torch.inference_mode():
         task()
 

@@ -1,8 +1,7 @@
 """Product of many tokens and a weight matrix, both in signed bytes: scaled, and gated where it is of gate and up.
 
 Libraries leave sums of 32 bits, which a further kernel would read, scale and write. Here sums are scaled in registers.
-The product is as `gated_gemm` has it: programs draw tiles, one warp fetches, and two groups of four warps multiply 64
-tokens each. A tile is of 256 rows, or of 128 rows of gate and as many of up.
+see `tiles.drawn` for the product. A tile is of 256 rows, or of 128 rows of gate and as many of up.
 
 Written in Gluon, for Hopper only; Triton's interpreter does not run Gluon.
 """
@@ -11,63 +10,18 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from common.kernels.base.gate import ACTIVATIONS, gated
 from common.kernels.base.gpu import gpu_of
-from common.kernels.base.items import advance, announce, announced, draw
-from common.kernels.products.gated_gemm import _place
+from common.kernels.base.items import announced
+from common.kernels.products.tiles.drawn import BAND, HALF, ROWS, fetch, make_slots, multiply, place, store
 
-ROWS = 64  # tokens of a group of four warps, multiplied at once
-HALF = 128  # rows of half a tile of weights
 BLOCK_K = 128
 STAGES, GATED_STAGES = 3, 4  # as many as shared memory has room for
-BAND = 32  # tiles of tokens that take turns at the same weights, which stay in the L2 cache meanwhile
 CODES_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
 OUT_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-
-
-@gluon.jit
-def _fetch(shared, work, x_desc, weight_desc, ticket_ptr, n, GATED: gl.constexpr, BAND: gl.constexpr):
-    """Draw items and fetch tiles of tokens and weights, as slots become free: the task of a warp."""
-    x_ring, weight_ring, _, item_smem, item_full, item_empty, full, empty = shared
-    tiles_m, tiles_n, steps = work
-    STAGES: gl.constexpr = weight_ring.shape[0]
-    ROWS: gl.constexpr = x_ring.shape[1]
-    HALF: gl.constexpr = weight_ring.shape[1] // 2
-    BLOCK_K: gl.constexpr = x_ring.shape[2]
-    slot = 0
-    phase = 1  # the first wait for an empty slot returns at once
-    item_phase = 1
-    item = draw(ticket_ptr)
-    while item < tiles_m * tiles_n:
-        tile_m, tile_n = _place(item, tiles_m, tiles_n, BAND)
-        announce(item, item_smem, item_empty, item_phase)
-        mbarrier.arrive(item_full, count=1)
-        item_phase ^= 1
-        for step in range(steps):
-            start = step * BLOCK_K
-            barrier = full.index(slot)
-            weights = weight_ring.index(slot)
-            mbarrier.wait(empty.index(slot), phase)
-            mbarrier.expect(barrier, (2 * ROWS + 2 * HALF) * BLOCK_K)
-            for half in gl.static_range(2):  # halves of the tokens, for a group each; of the weights
-                row = (2 * tile_m + half) * ROWS
-                tma.async_copy_global_to_shared(x_desc, [row, start], barrier, x_ring.index(2 * slot + half))
-                first = half * n + tile_n * HALF if GATED else (2 * tile_n + half) * HALF
-                rows = weights.slice(half * HALF, HALF)
-                tma.async_copy_global_to_shared(weight_desc, [first, start], barrier, rows)
-            slot, phase = advance(slot, phase, STAGES)
-        item = draw(ticket_ptr)
-    announce(item, item_smem, item_empty, item_phase)  # no item: the groups end
-    mbarrier.arrive(item_full, count=1)
 
 
 @gluon.jit
@@ -84,10 +38,9 @@ def _multiply(
     ACTIVATION: gl.constexpr,
 ):
     """Multiply ROWS tokens of every item: the task of four warps. Elements past the edges are zero, and not stored."""
-    x_ring, weight_ring, out_smem, item_smem, item_full, item_empty, full, empty = shared
+    x_ring, weight_ring, out_smem, item_smem, item_full, item_empty, _, _ = shared
     tiles_m, tiles_n, steps = work
     x_scales_ptr, scales_ptr = scales
-    STAGES: gl.constexpr = weight_ring.shape[0]
     ROWS: gl.constexpr = x_ring.shape[1]
     WIDTH: gl.constexpr = weight_ring.shape[1]
     HALF: gl.constexpr = WIDTH // 2
@@ -99,17 +52,9 @@ def _multiply(
     item = announced(item_smem, item_full, item_phase)
     while item < tiles_m * tiles_n:
         mbarrier.arrive(item_empty, count=1)
-        tile_m, tile_n = _place(item, tiles_m, tiles_n, BAND)
+        tile_m, tile_n = place(item, tiles_m, tiles_n, BAND)
         acc = gl.zeros([ROWS, WIDTH], gl.int32, layout)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
-            weights = weight_ring.index(slot).permute((1, 0))
-            acc = warpgroup_mma(x_ring.index(2 * slot + GROUP), weights, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=[acc])  # the product before has ended, and its slot is free
-            mbarrier.arrive(empty.index((slot + STAGES - 1) % STAGES), count=1, pred=step > 0)
-            slot, phase = advance(slot, phase, STAGES)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index((slot + STAGES - 1) % STAGES), count=1)
+        acc, slot, phase = multiply(shared, steps, slot, phase, acc, GROUP)
         first = (2 * tile_m + GROUP) * ROWS
         tokens = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         columns = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
@@ -124,13 +69,9 @@ def _multiply(
         y = acc.to(gl.float32) * x_scales[:, None] * row_scales[None, :]
         if GATED:
             gate, up = gl.split(gl.permute(gl.reshape(y, [ROWS, 2, HALF]), (0, 2, 1)))
-            tma.store_wait(0)  # of the item before
-            out.store(gated(gate, up, ACTIVATION).to(out_desc.dtype))
+            store(out, out_desc, first, tile_n * HALF, gated(gate, up, ACTIVATION))
         else:
-            tma.store_wait(0)
-            out.store(y.to(out_desc.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [first, tile_n * (HALF if GATED else WIDTH)], out)
+            store(out, out_desc, first, tile_n * WIDTH, y)
         item_phase ^= 1
         item = announced(item_smem, item_full, item_phase)
     tma.store_wait(0)
@@ -159,28 +100,14 @@ def _int8_gemm_kernel(
     ACTIVATION: gl.constexpr,
 ):
     """Grid: any size. Programs draw items of 2 * ROWS tokens and WIDTH outputs until none is left."""
-    x_ring = gl.allocate_shared_memory(gl.int8, [2 * STAGES, ROWS, BLOCK_K], x_desc.layout)
-    weight_ring = gl.allocate_shared_memory(gl.int8, [STAGES, 2 * HALF, BLOCK_K], weight_desc.layout)
-    out_smem = gl.allocate_shared_memory(out_desc.dtype, [2, ROWS, WIDTH], out_desc.layout)
-    item_smem = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    item_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    item_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(item_full, count=1)
-    mbarrier.init(item_empty, count=2)  # both groups
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=2)
-    fence_async_shared()
-    shared = (x_ring, weight_ring, out_smem, item_smem, item_full, item_empty, full, empty)
+    shared = make_slots(x_desc, weight_desc, out_desc, STAGES, ROWS, HALF, BLOCK_K, WIDTH)
     work = (tiles_m, tiles_n, steps)
     scales = (x_scales_ptr, scales_ptr)
     gl.warp_specialize(
         [
             (_multiply, (shared, work, scales, out_desc, m, n, 0, GATED, BAND, ACTIVATION)),
             (_multiply, (shared, work, scales, out_desc, m, n, 1, GATED, BAND, ACTIVATION)),
-            (_fetch, (shared, work, x_desc, weight_desc, ticket_ptr, n, GATED, BAND)),
+            (fetch, (shared, work, x_desc, weight_desc, ticket_ptr, n, GATED, BAND)),
         ],
         worker_num_warps=[4, 1],
         worker_num_regs=[232, 40],

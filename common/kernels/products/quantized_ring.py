@@ -8,37 +8,16 @@ rows are applied at the end.
 Written in Gluon, as `ring_gemm` is. Hopper only; Triton's interpreter does not run Gluon.
 """
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from common.kernels.base.checks import check_codes, check_ending
 from common.kernels.base.codes import GROUP, check_scales
-from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
-
-ROWS = 64  # of a tile of weights: multiplied at once by the four warps of a program
-WARPS = 4
-MAX_TOKENS = 64
-
-
-@gluon.jit
-def _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES: gl.constexpr, SIDES: gl.constexpr):
-    """Begin loading a slot's weights; the barrier also waits for the bytes of the tokens."""
-    barrier = arrived.index(slot)
-    mbarrier.expect(barrier, TILE_BYTES)
-    tma.async_copy_global_to_shared(weight_desc, [row, start], barrier, ring.index(slot * SIDES))
-    if SIDES == 2:
-        tma.async_copy_global_to_shared(weight_desc, [n + row, start], barrier, ring.index(slot * SIDES + 1))
+from common.kernels.products.tiles.ending import store_product
+from common.kernels.products.tiles.ring import MAX_TOKENS, ROWS, WARPS, describe, load_weight, make_ring, tokens_of_tile
 
 
 @gluon.jit
@@ -85,22 +64,16 @@ def _quantized_ring_kernel(
     SIDES: gl.constexpr = 2 if GATED else 1
     TILE_BYTES: gl.constexpr = (ROWS * SIDES + BLOCK_M) * BLOCK_K
     GROUPS: gl.constexpr = TILES * SPLITS
-    dtype: gl.constexpr = weight_desc.dtype
-    sums_dtype: gl.constexpr = gl.int32 if dtype == gl.int8 else gl.float32
+    sums_dtype: gl.constexpr = gl.int32 if weight_desc.dtype == gl.int8 else gl.float32
     acc_dtype: gl.constexpr = gl.float32 if GROUPED else sums_dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_M, 32]
     )
     row = gl.program_id(0) * ROWS
     first = gl.program_id(1) * TILES
-    ring = gl.allocate_shared_memory(dtype, [STAGES * SIDES, ROWS, BLOCK_K], weight_desc.layout)
-    token_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ring, token_ring, arrived = make_ring(x_desc, weight_desc, STAGES, SIDES, ROWS, BLOCK_M, BLOCK_K)
     for slot in gl.static_range(STAGES):
-        mbarrier.init(arrived.index(slot), count=1)
-    fence_async_shared()
-    for slot in gl.static_range(STAGES):
-        _load_weight(weight_desc, ring, arrived, slot, row, n, (first + slot) * BLOCK_K, TILE_BYTES, SIDES)
+        load_weight(weight_desc, ring, arrived, slot, row, n, (first + slot) * BLOCK_K, TILE_BYTES, SIDES)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     inside_n = rows < n
@@ -131,7 +104,7 @@ def _quantized_ring_kernel(
             sums = warpgroup_mma_wait(0, deps=[sums])
         if tile + STAGES < TILES:
             start = (first + tile + STAGES) * BLOCK_K
-            _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES, SIDES)
+            load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES, SIDES)
             tma.async_copy_global_to_shared(x_desc, [0, start], arrived.index(slot), token_ring.index(slot))
         if GROUPED:
             acc += sums.to(gl.float32) * (scales[:, None] * x_scales[None, :])
@@ -153,19 +126,12 @@ def _quantized_ring_kernel(
         y *= gl.load(scales_ptr + rows, mask=inside_n, other=0.0)[:, None] * x_scales[None, :]
         if GATED:
             up *= gl.load(scales_ptr + n + rows, mask=inside_n, other=0.0)[:, None] * x_scales[None, :]
-    if bias_ptr is not None:
-        bias = gl.load(bias_ptr + rows, mask=inside_n & (gl.program_id(1) == 0), other=0.0)  # counted once
-        y += bias.to(gl.float32)[:, None]
     elements = tokens[None, :] * n + rows[:, None]
     inside = inside_n[:, None] & inside_m[None, :]
-    if SPLITS > 1:
-        gl.store(out_ptr + gl.program_id(1) * m * n + elements, y, mask=inside)
-    else:
-        if GATED:
-            y = gated(y, up, ACTIVATION)
-        if HAS_RESIDUAL:
-            y += gl.load(residual_ptr + elements, mask=inside, other=0.0).to(gl.float32)
-        gl.store(out_ptr + elements, y.to(out_ptr.dtype.element_ty), mask=inside)
+    store_product(
+        y, up, bias_ptr, residual_ptr, out_ptr, rows, inside_n, elements, inside, m * n, SPLITS, HAS_RESIDUAL, GATED,
+        ACTIVATION,
+    )  # fmt: skip
 
 
 def quantized_ring(
@@ -196,12 +162,12 @@ def quantized_ring(
     is_grouped, scale_rows = check_scales(x_scales, weight, scales)
     assert k % (splits * block_k) == 0, f"{k} columns: a multiple of {splits} x {block_k} needed"
     assert block_k == GROUP or (block_k % GROUP == 0 and not is_grouped), f"tiles of {block_k} columns: {GROUP} needed"
-    block_m = max(8, 1 << (m - 1).bit_length())
+    block_m = tokens_of_tile(m)
     tiles = k // (splits * block_k)
     _quantized_ring_kernel[(-(-n // ROWS), splits)](
-        _descriptor(x, [block_m, block_k]),
+        describe(x, [block_m, block_k]),
         x_scales.t(),
-        _descriptor(weight, [ROWS, block_k]),
+        describe(weight, [ROWS, block_k]),
         scales,
         out if residual is None else residual,
         bias,
@@ -224,8 +190,3 @@ def quantized_ring(
         launch_pdl=pdl,
     )
     return out
-
-
-def _descriptor(codes: Tensor, tile: list[int]) -> TensorDescriptor:
-    dtype = gl.int8 if codes.dtype == torch.int8 else gl.float8e4nv
-    return TensorDescriptor.from_tensor(codes, tile, gl.NVMMASharedLayout.get_default_for(tile, dtype))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from common.kernels.base.checks import check_codes, check_ending
 from common.kernels.base.codes import GROUP, check_scales, e4m3_halves
-from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.products.tiles.ending import store_product
 
 MAX_TOKENS = 64
 SQUARE = tl.constexpr(65536.0)  # halves of both operands are divided by 256
@@ -106,19 +106,12 @@ def _quantized_skinny_kernel(
         y = _scaled(acc, tl.load(scales_ptr + rows, mask=inside_n, other=0.0), x_scales)
         if GATED:
             up_y = _scaled(up_acc, tl.load(scales_ptr + n + rows, mask=inside_n, other=0.0), x_scales)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + rows, mask=inside_n & (tl.program_id(1) == 0), other=0.0)  # counted once
-        y += bias.to(tl.float32)[:, None]
     elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
     inside = inside_n[:, None] & inside_m[None, :]
-    if SPLITS > 1:
-        tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, y, mask=inside)
-    else:
-        if GATED:
-            y = gated(y, up_y, ACTIVATION)
-        if HAS_RESIDUAL:
-            y += tl.load(residual_ptr + elements, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + elements, y.to(out_ptr.dtype.element_ty), mask=inside)
+    store_product(
+        y, up_y, bias_ptr, residual_ptr, out_ptr, rows, inside_n, elements, inside, m.to(tl.int64) * n, SPLITS,
+        HAS_RESIDUAL, GATED, ACTIVATION,
+    )  # fmt: skip
 
 
 def quantized_skinny(

@@ -9,36 +9,15 @@ Written in Gluon, Triton's lower layer, because in Gluon a copy can begin in one
 only, two bytes an element; Triton's interpreter does not run Gluon.
 """
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from common.kernels.base.checks import check_ending, check_product
-from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
-
-ROWS = 64  # of a tile of weights: multiplied at once by the four warps of a program
-WARPS = 4
-MAX_TOKENS = 64
-
-
-@gluon.jit
-def _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES: gl.constexpr, SIDES: gl.constexpr):
-    """Begin loading a slot's weights; the barrier also waits for the bytes of the tokens."""
-    barrier = arrived.index(slot)
-    mbarrier.expect(barrier, TILE_BYTES)
-    tma.async_copy_global_to_shared(weight_desc, [row, start], barrier, ring.index(slot * SIDES))
-    if SIDES == 2:
-        tma.async_copy_global_to_shared(weight_desc, [n + row, start], barrier, ring.index(slot * SIDES + 1))
+from common.kernels.products.tiles.ending import store_product
+from common.kernels.products.tiles.ring import MAX_TOKENS, ROWS, WARPS, describe, load_weight, make_ring, tokens_of_tile
 
 
 @gluon.jit(do_not_specialize=["m"])
@@ -65,20 +44,14 @@ def _ring_gemm_kernel(
     """Grid: (cdiv(n, ROWS), SPLITS). A program computes ROWS outputs of all tokens, over a part of K."""
     SIDES: gl.constexpr = 2 if GATED else 1
     TILE_BYTES: gl.constexpr = (ROWS * SIDES + BLOCK_M) * BLOCK_K * 2
-    dtype: gl.constexpr = weight_desc.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, BLOCK_M, 16]
     )
     row = gl.program_id(0) * ROWS
     begin = gl.program_id(1) * (TILES * BLOCK_K)
-    ring = gl.allocate_shared_memory(dtype, [STAGES * SIDES, ROWS, BLOCK_K], weight_desc.layout)
-    token_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ring, token_ring, arrived = make_ring(x_desc, weight_desc, STAGES, SIDES, ROWS, BLOCK_M, BLOCK_K)
     for slot in gl.static_range(STAGES):
-        mbarrier.init(arrived.index(slot), count=1)
-    fence_async_shared()
-    for slot in gl.static_range(STAGES):
-        _load_weight(weight_desc, ring, arrived, slot, row, n, begin + slot * BLOCK_K, TILE_BYTES, SIDES)
+        load_weight(weight_desc, ring, arrived, slot, row, n, begin + slot * BLOCK_K, TILE_BYTES, SIDES)
     wait_for_predecessor(PDL)
     for slot in gl.static_range(STAGES):
         start = begin + slot * BLOCK_K
@@ -99,7 +72,7 @@ def _ring_gemm_kernel(
             acc = warpgroup_mma_wait(0, deps=[acc])
         if tile + STAGES < TILES:
             start = begin + (tile + STAGES) * BLOCK_K
-            _load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES, SIDES)
+            load_weight(weight_desc, ring, arrived, slot, row, n, start, TILE_BYTES, SIDES)
             tma.async_copy_global_to_shared(x_desc, [0, start], arrived.index(slot), token_ring.index(slot))
         slot += 1
         if slot == STAGES:
@@ -108,19 +81,13 @@ def _ring_gemm_kernel(
 
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    if bias_ptr is not None:
-        bias = gl.load(bias_ptr + rows, mask=(rows < n) & (gl.program_id(1) == 0), other=0.0)  # counted once
-        acc += bias.to(gl.float32)[:, None]
+    inside_n = rows < n
+    inside = inside_n[:, None] & (tokens < m)[None, :]
     elements = tokens[None, :] * n + rows[:, None]
-    inside = (rows < n)[:, None] & (tokens < m)[None, :]
-    if SPLITS > 1:
-        gl.store(out_ptr + gl.program_id(1) * m * n + elements, acc, mask=inside)
-    else:
-        if GATED:
-            acc = gated(acc, up_acc, ACTIVATION)
-        if HAS_RESIDUAL:
-            acc += gl.load(residual_ptr + elements, mask=inside, other=0.0).to(gl.float32)
-        gl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    store_product(
+        acc, up_acc, bias_ptr, residual_ptr, out_ptr, rows, inside_n, elements, inside, m * n, SPLITS, HAS_RESIDUAL,
+        GATED, ACTIVATION,
+    )  # fmt: skip
 
 
 def ring_gemm(
@@ -149,11 +116,11 @@ def ring_gemm(
     assert k % (splits * block_k) == 0, f"{k} columns: a multiple of {splits} x {block_k} needed"
     check_product(x, weight, out, residual, splits=splits, gated=activation is not None)
     check_ending(n, bias, activation)
-    block_m = max(8, 1 << (m - 1).bit_length())
+    block_m = tokens_of_tile(m)
     tiles = k // (splits * block_k)
     _ring_gemm_kernel[(-(-n // ROWS), splits)](
-        _descriptor(x, [block_m, block_k]),
-        _descriptor(weight, [ROWS, block_k]),
+        describe(x, [block_m, block_k]),
+        describe(weight, [ROWS, block_k]),
         out if residual is None else residual,
         bias,
         out,
@@ -173,8 +140,3 @@ def ring_gemm(
         launch_pdl=pdl,
     )
     return out
-
-
-def _descriptor(matrix: Tensor, tile: list[int]) -> TensorDescriptor:
-    dtype = gl.float16 if matrix.dtype is torch.float16 else gl.bfloat16
-    return TensorDescriptor.from_tensor(matrix, tile, gl.NVMMASharedLayout.get_default_for(tile, dtype))

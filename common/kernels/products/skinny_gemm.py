@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.checks import check_ending, check_product
-from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.products.tiles.ending import store_product
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -39,7 +39,7 @@ def _skinny_gemm_kernel(
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     begin = tl.program_id(1) * PART
     tokens = tl.arange(0, BLOCK_M)
-    inside_n, inside_m = (rows < n)[:, None], (tokens < m)[None, :]
+    inside_n, inside_m = rows < n, tokens < m
     weight_row_ptr = weight_ptr + rows[:, None].to(tl.int64) * K
     up_row_ptr = weight_row_ptr + n.to(tl.int64) * K
     wait_for_predecessor(PDL)
@@ -49,27 +49,22 @@ def _skinny_gemm_kernel(
     for start in tl.range(begin, min(begin + PART, K), BLOCK_K, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK_K)
         inside_k = columns < K
-        x = tl.load(x_ptr + tokens[None, :] * K + columns[:, None], mask=inside_m & inside_k[:, None], other=0.0)
-        mask = inside_n & inside_k[None, :]
+        x = tl.load(
+            x_ptr + tokens[None, :] * K + columns[:, None], mask=inside_m[None, :] & inside_k[:, None], other=0.0
+        )
+        mask = inside_n[:, None] & inside_k[None, :]
         weight = tl.load(weight_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
         acc = tl.dot(weight, x, acc, input_precision="ieee")
         if GATED:
             up = tl.load(up_row_ptr + columns[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
             up_acc = tl.dot(up, x, up_acc, input_precision="ieee")
 
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + rows, mask=(rows < n) & (tl.program_id(1) == 0), other=0.0)  # counted once
-        acc += bias.to(tl.float32)[:, None]
     elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
-    inside = inside_n & inside_m
-    if SPLITS > 1:
-        tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, acc, mask=inside)
-    else:
-        if GATED:
-            acc = gated(acc, up_acc, ACTIVATION)
-        if HAS_RESIDUAL:
-            acc += tl.load(residual_ptr + elements, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + elements, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    inside = inside_n[:, None] & inside_m[None, :]
+    store_product(
+        acc, up_acc, bias_ptr, residual_ptr, out_ptr, rows, inside_n, elements, inside, m.to(tl.int64) * n, SPLITS,
+        HAS_RESIDUAL, GATED, ACTIVATION,
+    )  # fmt: skip
 
 
 def skinny_gemm(

@@ -267,8 +267,8 @@ def _check_grammars(grammars: GrammarMasks, num_rows: int, mask_words: int) -> N
     assert masks.dtype == positions.dtype == torch.int32, f"masks of {masks.dtype}: int32 needed"
     assert grammars.are_late.shape[0] >= num_rows, f"{num_rows} rows: made for {grammars.are_late.shape[0]}"
     check_column("are_late", grammars.are_late[:num_rows], num_rows)
-    assert grammars.are_late.is_cpu or masks.is_pinned(), "a GPU reaches pinned memory of the host only"
-    assert grammars.are_late.is_cpu or positions.is_pinned(), "a GPU reaches pinned memory of the host only"
+    assert not grammars.are_late.is_cuda or masks.is_pinned(), "a GPU reaches pinned memory of the host only"
+    assert not grammars.are_late.is_cuda or positions.is_pinned(), "a GPU reaches pinned memory of the host only"
 
 
 def _check(

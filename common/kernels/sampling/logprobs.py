@@ -143,7 +143,7 @@ def land_logprobs(
     """Leave the result of `logprobs` where the host finds it, beside the tokens of the same step."""
     words_cpu, turns = ring.words_cpu, ring.turns
     assert words_cpu.shape[::2] == (turns.shape[0], sampling_operands.LOGPROB_WORDS) and words_cpu.is_contiguous()
-    assert turns.is_cpu or words_cpu.is_pinned(), "a GPU reaches pinned memory of the host only"
+    assert not turns.is_cuda or words_cpu.is_pinned(), "a GPU reaches pinned memory of the host only"
     assert logits.shape[0] <= turns.shape[0], f"{logits.shape[0]} rows: the ring has {turns.shape[0]}"
     _launch(logits, num_wanted, tokens, words_cpu, turns, pdl)
 

@@ -293,4 +293,4 @@ def _check_ring(ring: TokenRing, num_rows: int) -> None:
     assert num_rows <= tokens_cpu.shape[0] == turns.shape[0], f"{num_rows} rows: the ring has {tokens_cpu.shape[0]}"
     assert tokens_cpu.is_contiguous() and turns.is_contiguous(), "a ring is contiguous"
     assert tokens_cpu.dtype == turns.dtype == torch.int32, f"a ring of {tokens_cpu.dtype} and {turns.dtype}: int32"
-    assert turns.is_cpu or tokens_cpu.is_pinned(), "a GPU reaches pinned memory of the host only"
+    assert not turns.is_cuda or tokens_cpu.is_pinned(), "a GPU reaches pinned memory of the host only"

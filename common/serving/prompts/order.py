@@ -11,10 +11,18 @@ Online Algorithms via ML Predictions" (NeurIPS 2018, section 3). Steps with piec
 Agrawal et al. "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (OSDI 2024).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
+
+SHORT_STEP_TOKENS, SHORT_QUEUE_TOKENS = 2048, 8192
+"""Limit of a step while several prompts wait, and tokens up to which a queue is short, with those of running steps.
+
+A step of eight prompts ends for all eight at once; in short steps most are complete much sooner, and the last hardly
+later. Long queues need the speed of full steps. Running steps count because a worker never has a long queue of its own:
+the router's window lets one full step wait behind those that are launched.
+"""
 
 
 class Prompt(Protocol):
@@ -105,6 +113,9 @@ class PromptOrder:
         is_held_up: Callable[[AnyPrompt], bool] = lambda prompt: False,
         num_next: Callable[[AnyPrompt], int] = attrgetter("num_left"),
         cut: Callable[[AnyPrompt, int], int] = lambda prompt, num_tokens: num_tokens,
+        *,
+        num_launched: int = 0,
+        most: int = 0,
     ) -> list[tuple[AnyPrompt, int]]:
         """Return the prompts of the next step, each with a number of tokens; empty when no prompt can continue.
 
@@ -113,11 +124,15 @@ class PromptOrder:
         Only shorter prompts may overtake, with at most half as many tokens in all as the failed prompt. Prompts with
         `is_held_up` are skipped; `start` of another prompt may change `is_held_up`. With chunking, `num_next` limits
         the tokens of a prompt in the step, and `cut` shortens a chunk of so many tokens. What is cut off is for others.
+        `num_launched` are the tokens of steps that are not over, `most` limits the step beyond the usual; 0: no more.
         """
         by_turn = sorted(prompts, key=turn_of)
         longest_first = sorted(by_turn, key=_length)[::-1]
         step: _Step[AnyPrompt] = _Step(
-            self.max_tokens, is_held_up, num_next if self.chunking else attrgetter("num_left"), cut
+            self._budget(by_turn, num_launched, most),
+            is_held_up,
+            num_next if self.chunking else attrgetter("num_left"),
+            cut,
         )
         waits = False
         for prompt in by_turn:
@@ -137,6 +152,12 @@ class PromptOrder:
             if not waits:
                 self.credit = min(self._max_credit, self.credit + num_tokens // 2)
         return list(step.pieces.items())
+
+    def _budget(self, prompts: Sequence[AnyPrompt], num_launched: int, most: int) -> int:
+        """Return the limit of the next step; a lone prompt gains nothing by a short step."""
+        num_tokens = num_launched + sum(prompt.num_left for prompt in prompts)
+        is_short = len(prompts) > 1 and num_tokens <= SHORT_QUEUE_TOKENS
+        return min(self.max_tokens, most or self.max_tokens, SHORT_STEP_TOKENS if is_short else self.max_tokens)
 
     def _let_pass(self, prompt: AnyPrompt) -> None:
         """Add credit while `prompt` waits at its turn: at most half of its tokens in all."""

@@ -62,7 +62,9 @@ class PromptSteps(Generic[AnyPrompt]):
 
     def schedule(self) -> list[Chunk[AnyPrompt]]:
         """Return the next step's chunks, to be launched at once; none while enough steps are in flight."""
-        return self.scheduler.schedule() if len(self.in_flight) < self.max_in_flight else []
+        if len(self.in_flight) >= self.max_in_flight:
+            return []
+        return self.scheduler.schedule(sum(step.num_tokens for step in self.in_flight))
 
     def launch(self, chunks: list[Chunk[AnyPrompt]]) -> None:
         """Launch a step over the chunks; the step may use the whole GPU if every prompt may."""

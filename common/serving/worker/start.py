@@ -8,14 +8,13 @@ processes that map the affected memory must stop.
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from common.base.errors import BatonError, ConfigError, MemoryLost, ModelError
-from common.base.log import setup_logging
+from common.base.log import StartLog, setup_logging
 from common.base.process import freeze_and_trim, freeze_imports, raise_open_files, sharpen_sleeps, tame_allocator
 from common.base.version import VERSION
 from common.checkpoint.files import require_model
@@ -65,6 +64,7 @@ class Incarnation:
     epoch: int
     drain: Drain
     memory: MemoryClient  # connection to the device's memory server
+    start: StartLog  # told what of the start is over
 
 
 Build = Callable[[Config, Incarnation], WorkerLoop]
@@ -73,7 +73,8 @@ Build = Callable[[Config, Incarnation], WorkerLoop]
 
 def worker_main(role: Role, sections: Sequence[str], description: str, build: Build) -> int:
     """Run a worker process from start to end; return its exit status."""
-    prog = f"python -m {role.name.lower()}_worker"
+    prog, start = f"python -m {role.name.lower()}_worker", StartLog()
+    start.ended("imports")
     try:
         config = parse(Config, sections, prog, description, sys.argv[1:])
     except BatonError as error:
@@ -86,12 +87,12 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
     raise_open_files()
     drain = Drain(config.worker.drain_s)
     drain.install()
-    begin_s = time.monotonic()
     try:
         require_model(Path(config.model.path))
         _check_net(config.net)
         config = placed(config, role)
-        incarnation = _incarnation(config, role, worker_id, drain)
+        incarnation = _incarnation(config, role, worker_id, drain, start)
+        start.ended("memory server")
         worker = _built(build, config, incarnation)
     except (ConfigError, ModelError) as error:
         logger.error("%s", error)
@@ -100,8 +101,9 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
         logger.error("%s", error)
         return 1
     drain.started()
-    logger.info("ready to serve %.1f s after the imports", time.monotonic() - begin_s)
     freeze_and_trim()
+    start.ended("registration")
+    start.report(logger)
     sharpen_sleeps()
     return _run(worker, incarnation.memory)
 
@@ -156,7 +158,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
     return 0
 
 
-def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> Incarnation:
+def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain, start: StartLog) -> Incarnation:
     if role is Role.PREFILL and config.kv.transport == "none":
         raise ConfigError(
             "kv.transport = none: nobody would take a prompt's blocks; start decode workers alone, or set auto"
@@ -166,7 +168,7 @@ def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain) -> In
         option = f"kv.{role.name.lower()}_sharers"
         raise ConfigError(f"{option} = 0: this worker shares the pool, too; say how many of its kind do")
     epoch = make_epoch()
-    return Incarnation(worker_id, epoch, drain, _memory(config, role, worker_id, epoch))
+    return Incarnation(worker_id, epoch, drain, _memory(config, role, worker_id, epoch), start)
 
 
 def _memory(config: Config, role: Role, worker_id: str, epoch: int) -> MemoryClient:

@@ -75,13 +75,36 @@ class DecodeWorker:
                 low, high = (middle, high) if self._time_of(middle) <= elapsed_ms else (low, middle - 1)
             self._pass(low, elapsed_ms)
 
+    @property
+    def num_rows(self) -> int:
+        """See `Decoding`."""
+        return len(self._rows) + len(self._joining)
+
+    @property
+    def step_ms(self) -> float:
+        """See `Decoding`."""
+        return self._step_ms
+
+    def end_leap(self) -> None:
+        """See `Decoding`."""
+        self.settle()
+        self.hasten()
+
+    def go_on(self) -> None:
+        """See `Decoding`; a claim that is not released ends at its time."""
+        now_ms = self.events.now_ms
+        if until_us := self.gpu.page.claimed_until_us(int(now_ms * 1e3)):
+            self.events.at(until_us / 1e3, self.go_on)
+        elif not self._length and self.num_rows:
+            self._begin()
+
     def hasten(self) -> None:
-        """See `Running`; a joining request ends the leap with the running step."""
+        """See `Running`; a joining request, or a wanted turn, ends the leap with the running step."""
         if not self._length:
             return
         self._speed = self.gpu.step_speed
         self._version += 1
-        if self._joining:
+        if self._joining or self.gpu.wants_turn:
             self._length = 1
         version, length = self._version, self._length
         end_ms = self.events.now_ms + self._time_of(length) / self._speed
@@ -109,11 +132,11 @@ class DecodeWorker:
             source.give_back(request, source.held_by(request))
         self._joining.append((self.events.now_ms, request))
         if self._length:
-            self.settle()
-            self.hasten()
-        else:
+            self.end_leap()
+            return
+        if not self._rows:
             self._boundary_ms = self.events.now_ms
-            self._begin()
+        self.go_on()
 
     def _begin(self) -> None:
         """Begin the next leap with requests present at its launch, up to the end of the first row."""
@@ -153,11 +176,18 @@ class DecodeWorker:
             if request.prefix is not None:
                 self._prefixes -= Counter([request.prefix])
         self._num_taken -= len(over)
-        self._begin()
+        gives_turn, self.gpu.wants_turn = self.gpu.wants_turn, False
+        if gives_turn:
+            self.gpu.set_step(0, 0.0)
+        else:
+            self._begin()
         for request in over:
             self.gpu.give_back(request, self._taken(request))
             self._on_end(request)
         self.resume()
+        if gives_turn and self.gpu.prefill is not None:
+            self.gpu.prefill.resume()  # takes the turn, if it still wants one
+            self.go_on()
 
     def _taken(self, request: Request) -> int:
         """Return the tokens taken by all of a request, without the prefix."""

@@ -1,11 +1,30 @@
 """A simulated GPU: its workers, and the speed of a prompt step beside a decode step."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from common.serving.turns.law import Targets, TurnLaw
+from common.serving.turns.page import PAGE_BYTES, TurnPage
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
+
+HAND_OVER_MS = 0.25
+"""Time to hand the GPU from one worker to the other; assumed until `benchmarks.sharing` has measured a turn's cost."""
+
+
+class WholeGpu:
+    """Forecasts of `TurnLaw` by the costs of prompt steps."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+
+    def span_ms(self, begin: int, end: int) -> float:
+        return self._costs.whole.full_ms(end, self._costs.step_tokens, begin)
+
+    def step_ms(self, chunks: Sequence[tuple[int, int]]) -> float:
+        return self._costs.whole.ms(chunks)
 
 
 class Running(Protocol):
@@ -19,6 +38,24 @@ class Running(Protocol):
 
     def resume(self) -> None:
         """Look for KV blocks again."""
+
+
+class Decoding(Running, Protocol):
+    """A decode worker, as its prefill worker sees it."""
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in rows, or about to be."""
+
+    @property
+    def step_ms(self) -> float:
+        """Time of the last step alone."""
+
+    def end_leap(self) -> None:
+        """End the leap with the running step."""
+
+    def go_on(self) -> None:
+        """Begin to decode, unless decoding, or while the page has a claim."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +72,15 @@ class Gpu:
     num_rows: int = 0  # of the running decode step; 0: none
     step_ms: float = 0.0  # time of the running decode step alone
     prefill: Running | None = None
-    decode: Running | None = None
+    decode: "Decoding | None" = None
+    targets: Targets | None = None  # of turns; None: the router's word decides about the whole GPU
+    law: TurnLaw | None = field(init=False, default=None)
+    page: TurnPage = field(init=False, default_factory=lambda: TurnPage(bytearray(PAGE_BYTES)))
+    wants_turn: bool = False  # the prefill worker waits for the end of the running decode step
+
+    def __post_init__(self) -> None:
+        if self.targets is not None:
+            self.law = TurnLaw(self.targets, WholeGpu(self.costs))
 
     @property
     def is_shared(self) -> bool:

@@ -4,17 +4,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.serving.prompts.order import PromptOrder
+from common.serving.prompts.order import PromptOrder, turn_of
+from common.serving.turns.law import SIDE_BY_SIDE, Decoding, Plan, Waiting
 from common.settings.config import PrefillSection
 from common.settings.memory_sections import MemorySection
 from deploy.planning.simulation.events import Events
-from deploy.planning.simulation.gpu import Gpu
+from deploy.planning.simulation.gpu import HAND_OVER_MS, Gpu
 from deploy.planning.simulation.loads import Prefix
 from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
 
 LIMITS = PrefillSection()
 """Limits of a step."""
+WRITER = 1
+"""Epoch of a prefill worker on the page of its GPU."""
 DECODE_RESERVE = MemorySection().decode_reserve
 """Share of a pool left by prompts to decode workers."""
 MAX_LAUNCHED = 2
@@ -26,8 +29,10 @@ class _Step:
     """A launched step."""
 
     pieces: list[tuple[Request, int]]  # prompts, and tokens of each done after the step
+    num_tokens: int
     alone_ms: float  # with the step's share of the GPU, no neighbour
     has_whole: bool
+    plan: Plan
     left_ms: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,10 +71,15 @@ class PrefillWorker:
     def resume(self) -> None:
         """Launch steps while there are prompts, room and free places in the pipeline."""
         while self._waiting and len(self._launched) < MAX_LAUNCHED:
-            pieces = self._order.next_step(self._waiting, self._admit, self._is_held_up)
+            if (plan := self._plan()).is_turn and not self._takes_turn():
+                return
+            num_launched = sum(step.num_tokens for step in self._launched)
+            pieces = self._order.next_step(
+                self._waiting, self._admit, self._is_held_up, num_launched=num_launched, most=plan.num_tokens
+            )
             if not pieces:
                 return
-            self._launched.append(self._step(pieces))
+            self._launched.append(self._step(pieces, plan))
             self._waiting = [request for request in self._waiting if request.num_left]
             if len(self._launched) == 1:
                 self._begin()
@@ -129,17 +139,60 @@ class PrefillWorker:
         waiting = [request for request in self._waiting if not request.is_started and request.prefix in prefixes]
         return [request for request in waiting if self._finds(request)]
 
-    def _step(self, pieces: list[tuple[Request, int]]) -> _Step:
-        has_whole = not self.gpu.is_shared or all(request.whole_gpu for request, _ in pieces)
+    def _end_turn(self, step: _Step) -> None:
+        """Let a decode step follow, and tell the law how long streams have paused."""
+        self.gpu.page.release(WRITER)
+        self.gpu.set_prompt(0.0, has_whole=False)
+        if self.gpu.decode is not None and self.gpu.law is not None:
+            self.gpu.decode.go_on()
+            pause_ms = step.alone_ms + self.gpu.decode.step_ms + HAND_OVER_MS
+            self.gpu.law.paused(step.plan, pause_ms)
+
+    def _plan(self) -> Plan:
+        """Return the plan of the next step; turns are taken only on a shared GPU with targets."""
+        law, decode = self.gpu.law, self.gpu.decode
+        if law is None or decode is None:
+            return SIDE_BY_SIDE
+        now_ms = self.events.now_ms
+        prompts = [Waiting(now_ms - each.arrived_ms, each.num_found, each.num_done, each.num_tokens)
+                   for each in sorted(self._waiting, key=turn_of)]  # fmt: skip
+        self.settle()
+        running_ms = sum(step.left_ms for step in self._launched)
+        return law.plan(prompts, Decoding(decode.num_rows, decode.step_ms), running_ms)
+
+    def _takes_turn(self) -> bool:
+        """Tell whether a turn may begin: no step runs. Otherwise the running decode step becomes the last before it."""
+        if self._launched:
+            return False
+        if self.gpu.num_rows and self.gpu.decode is not None:
+            self.gpu.wants_turn = True
+            self.gpu.decode.end_leap()
+            return False
+        return True
+
+    def _has_whole(self, pieces: list[tuple[Request, int]], plan: Plan) -> bool:
+        if not self.gpu.is_shared or plan.is_turn:
+            return True
+        if self.gpu.law is not None and self.gpu.decode is not None:
+            return not self.gpu.decode.num_rows
+        return all(request.whole_gpu for request, _ in pieces)
+
+    def _step(self, pieces: list[tuple[Request, int]], plan: Plan) -> _Step:
+        has_whole = self._has_whole(pieces, plan)
         costs = self.costs.whole if has_whole else self.costs.part
         alone_ms = costs.ms((count, request.num_done) for request, count in pieces)
         for request, count in pieces:
             request.num_done += count
-        return _Step([(request, request.num_done) for request, _ in pieces], alone_ms, has_whole)
+        alone_ms += HAND_OVER_MS if plan.is_turn else 0.0
+        num_tokens = sum(count for _, count in pieces)
+        return _Step([(request, request.num_done) for request, _ in pieces], num_tokens, alone_ms, has_whole, plan)
 
     def _begin(self) -> None:
         self._since_ms = self.events.now_ms
         step = self._launched[0]
+        if step.plan.is_turn and self.gpu.targets is not None:
+            until_ms = self.events.now_ms + step.plan.claim_ms(self.gpu.targets)
+            self.gpu.page.claim(WRITER, int(until_ms * 1e3))
         self.gpu.set_prompt(step.alone_ms, has_whole=step.has_whole)
         self.hasten()
 
@@ -147,6 +200,8 @@ class PrefillWorker:
         if version != self._version:
             return
         step = self._launched.popleft()
+        if step.plan.is_turn:
+            self._end_turn(step)
         if self._launched:
             self._begin()
         found = self._computed(step)

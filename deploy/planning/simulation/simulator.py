@@ -18,6 +18,7 @@ Equal loads give equal figures.
 from collections import Counter
 
 from common.base.errors import BatonError, ConfigError
+from common.serving.turns.law import Targets
 from common.wire.messages.worker import Role
 from deploy.planning.simulation.decode import DecodeWorker
 from deploy.planning.simulation.events import Events
@@ -41,9 +42,12 @@ class Simulation:
 
     Args:
         kv_tokens: size of a GPU's pool; 0: all available memory.
+        targets: of turns on shared GPUs; None: none are taken.
     """
 
-    def __init__(self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: Targets | None = None
+    ) -> None:
         self._costs, self._load, self._events = costs, load, Events()
         self._request_ms = (costs.rates.shared if layout.is_shared else costs.rates.apart).request_ms
         roles = Counter((place.gpu, place.role) for place in layout.places)
@@ -57,7 +61,7 @@ class Simulation:
                 "beside the weights; shorten it, or take GPUs with more memory"
             )
         self._router = Router(layout.places, sizes, costs, self._events)
-        self._gpus = [Gpu(costs, self._pool(gpu, sizes)) for gpu in range(layout.num_gpus)]
+        self._gpus = [Gpu(costs, self._pool(gpu, sizes), targets=targets) for gpu in range(layout.num_gpus)]
         self._prefills: dict[str, PrefillWorker] = {}
         self._decodes: dict[str, DecodeWorker] = {}
         for name, role, gpu in layout.places:
@@ -139,6 +143,8 @@ class Simulation:
         self._pump()
 
 
-def simulate(layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0) -> Outcome:
+def simulate(
+    layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: Targets | None = None
+) -> Outcome:
     """Return the outcome of a load on a system; raises Stuck if the system stops, ConfigError without room."""
-    return Simulation(layout, costs, load, kv_tokens=kv_tokens).run()
+    return Simulation(layout, costs, load, kv_tokens=kv_tokens, targets=targets).run()

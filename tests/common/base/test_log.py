@@ -5,11 +5,12 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from common.base.log import formatter
+from common.base.log import StartLog, formatter
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,3 +63,41 @@ def test_a_line_for_programs_is_a_json_object_whatever_stands_in_it() -> None:
     assert (told["level"], told["process"], told["message"]) == ("WARNING", "prefill-0", "schön\n\u20283")
     assert (told["request_id"], told["ttft_ms"]) == ("cmpl-1", None)
     assert told["traceback"].endswith("ValueError: no\nway") and told["time"].endswith("Z")
+
+
+PARTS = """
+import logging, time
+from common.base.log import StartLog, setup_logging
+start = StartLog()
+start.ended("imports")
+time.sleep(0.3)
+start.ended("sleep")
+setup_logging("prefill-0", form="json")
+start.report(logging.getLogger())
+"""
+
+
+def test_the_parts_of_a_start_fill_the_time_since_the_process_was_forked() -> None:
+    before_s = time.monotonic()
+    ran = subprocess.run([sys.executable, "-c", PARTS], cwd=ROOT, capture_output=True, timeout=100, check=True)
+    after_s = time.monotonic()
+    line = json.loads(ran.stderr)
+    start, tick_s = line["start"], 0.02
+    assert before_s - tick_s <= start["began_s"] <= after_s
+    assert [part for part, _ in start["parts"]] == ["imports", "sleep"]
+    assert start["parts"][1][1] >= 0.3
+    assert start["began_s"] + sum(seconds for _, seconds in start["parts"]) <= after_s + tick_s
+    assert line["process"] == "prefill-0" and "imports 0." in line["message"]
+
+
+def test_a_process_that_was_forked_begins_at_its_fork_not_with_its_parent() -> None:
+    forked_s = time.monotonic()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, str(StartLog().began_s).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    began_s = float(os.read(read, 100))
+    os.close(read)
+    os.close(write)
+    assert forked_s - 0.02 <= began_s <= time.monotonic()

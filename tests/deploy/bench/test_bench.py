@@ -39,7 +39,7 @@ def test_what_is_left_out_suits_every_model_and_a_picture_is_drawn(
     few = ("--num-prompts", "6", "--input-len", "9", "--output-len", "5", "--warmup", "0")
     assert run("--url", server.url, *few, "--plot", str(picture), "--results", str(results)) == 0
     assert all(max(request["prompt"]) < 1000 for request in server.requests)
-    assert figures(results)["requests"]["value"] == "6"
+    assert figures(results)["requests"].value == 6
     beginning = picture.read_bytes()[:4]
     assert beginning == (b"\x89PNG" if suffix == "png" else b"<?xm")
 

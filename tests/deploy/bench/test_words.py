@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from deploy.bench.results import ROOT
+from deploy.bench.origin import ROOT
 from deploy.bench.words import Words
 from deploy.bench.workload import Lengths, Prompt, random_prompts
 from tests.support.checkpoints import write_tokenizer

@@ -28,7 +28,7 @@ from router.text.server_rules import decimals
 from tests.router.conftest import Cluster, StartCluster
 
 ROOT = Path(__file__).parents[3]
-NUM_EXAMPLES = 40
+NUM_EXAMPLES = 25
 PROMISES = [
     not_a_server_error,
     content_type_conformance,

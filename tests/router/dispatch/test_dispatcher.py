@@ -92,7 +92,7 @@ def test_a_request_whole_gpu_while_nothing_else_is_being_served() -> None:
 
 
 def test_each_gpu_is_whole_for_prompts_while_nothing_is_decoded_on_it() -> None:
-    bench = Bench(num_prefill=0, num_decode=0, backlog_tokens=400)
+    bench = Bench(num_prefill=0, num_decode=0, backlog_tokens=500)
     p0, d0, p1, d1 = (
         bench.join(name, role, device=f"cuda:{index} NVIDIA H200 GPU-{gpu}")
         for name, role, index, gpu in (
@@ -111,7 +111,7 @@ def test_each_gpu_is_whole_for_prompts_while_nothing_is_decoded_on_it() -> None:
             prefill, next(c for c in completions if c.attempt.route and c.attempt.route.prefill is prefill), 0, 1
         )
     assert [(to, request.whole_gpu) for to, request in bench.requests()] == [("p0", False), ("p1", True)], (
-        "600 tokens are queued for two GPUs: no backlog; d0 still decodes beside p0, nobody beside p1"
+        "800 tokens wait for two GPUs, 200 of them at p1: no backlog; d0 still decodes beside p0, nobody beside p1"
     )
 
 
@@ -123,6 +123,15 @@ def test_prompts_get_the_whole_gpu_while_many_tokens_are_queued() -> None:
     left_queued = [800, 600, 400, 200, 0]
     whole = [request.whole_gpu for _, request in bench.requests()]
     assert whole[1:] == [tokens >= 400 for tokens in left_queued][1:]
+
+
+def test_prompts_at_workers_count_as_much_as_those_in_the_queue() -> None:
+    bench = Bench(backlog_tokens=300)
+    completions = [bench.submit(num_prompt_tokens=100) for _ in range(5)]  # two fill the window of a prefill worker
+    for completion in completions[:3]:
+        bench.token(bench.prefills[0], completion, 0, 1)
+    whole = [request.whole_gpu for _, request in bench.requests()]
+    assert whole[1:] == [tokens >= 300 for tokens in (0 + 100, 200 + 100, 100 + 100, 0 + 100)]
 
 
 def test_what_is_queued_or_replayed_counts_only_while_it_is_at_workers() -> None:

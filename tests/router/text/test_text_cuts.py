@@ -23,7 +23,7 @@ MORE = (
 )
 FRAGMENTS = [*CHARS, *f"{MORE} ไทย ा {END} {TURN} {THINK} <|im_ start|> \u037e \u212a \uff0c \u200b \ufeff".split()]
 FRAGMENTS += ["  ", "    ", "\r\n", ";\n", "\u2028", "\x1c", "\x85"]
-tokenizer_of = cache(made)
+tokenizer_of, known_cuts = cache(made), cache(cuts_of)
 
 
 def words(tokenizer: Tokenizer, text: str) -> list[str]:
@@ -32,7 +32,7 @@ def words(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def pieces_of(tokenizer: Tokenizer, text: str, least_chars: int = 1) -> list[str]:
-    cuts = cuts_of(tokenizer)
+    cuts = known_cuts(tokenizer)
     assert cuts is not None
     pieces = cuts.pieces(text, least_chars)
     assert "".join(pieces) == text
@@ -46,6 +46,8 @@ def test_words_of_all_short_texts_are_those_of_their_pieces(kind: str) -> None:
     found: dict[str, list[str]] = {"": []}
     for length in range(1, 5):
         for text in map("".join, itertools.product(CHARS, repeat=length)):
+            if length == 4 and not CUT.search(text, 0, length - 1):
+                continue
             found[text] = words(tokenizer, text)
             for cut in range(1, length):
                 if CUT.match(text, cut - 1):
@@ -82,7 +84,7 @@ def test_letters_are_letters(kind: str) -> None:
 )
 def test_tokens_of_any_text_are_those_of_its_pieces(kind: str, text: str, least: int) -> None:
     tokenizer = tokenizer_of(kind)
-    cuts, pieces = cuts_of(tokenizer), pieces_of(tokenizer, text, least)
+    cuts, pieces = known_cuts(tokenizer), pieces_of(tokenizer, text, least)
     ids = [token for each in tokenizer.encode_batch(pieces, add_special_tokens=False) for token in each.ids]
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids
     assert cuts is not None

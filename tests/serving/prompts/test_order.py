@@ -63,6 +63,20 @@ def test_a_step_is_smaller_while_prompts_overtake() -> None:
     assert step(order, prompts) == [("long", 300)]
 
 
+def test_few_waiting_tokens_have_short_steps_and_a_lone_prompt_its_full_one() -> None:
+    order = PromptOrder(8192, 64, 4096)
+    prompts = [Piece(f"{i}", 1024, i) for i in range(9)]
+    assert len(step(order, prompts)) == 8, "9,216 tokens are many"
+    prompts += [Piece(f"{i}", 1024, i) for i in range(9, 16)]
+    pieces = order.next_step(prompts, start, num_launched=1)
+    assert sum(num_tokens for _, num_tokens in pieces) == 8192, "running steps count"
+    assert step(order, prompts) == [("8", 1024), ("9", 1024)], "8,192 are few"
+    assert step(order, [Piece("alone", 8192, 0)]) == [("alone", 8192)]
+    pieces = order.next_step([Piece("alone", 8192, 0)], start, most=3000)
+    assert [num_tokens for _, num_tokens in pieces] == [3000], "as asked"
+    assert step(PromptOrder(512, 64, 4096), [Piece("a", 400, 0), Piece("b", 400, 1)]) == [("a", 400), ("b", 112)]
+
+
 def test_lower_priority_numbers_come_first_and_are_not_overtaken_by_higher() -> None:
     prompts = [Piece("late", 10, 0, priority=2), Piece("first", 500, 9, priority=-1), Piece("second", 20, 5)]
     order = PromptOrder(200, 64, 200)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from common.base.errors import MemoryLost
+from common.base.log import StartLog
 from common.serving.worker import start
 from common.serving.worker.drain import Drain
 from common.settings.config import WORKER_SECTIONS, Config
@@ -78,7 +79,7 @@ def test_what_goes_wrong_while_a_worker_is_built_may_be_a_fault_too(monkeypatch:
     memory: Any = Broken()
     faults = iter(["illegal access", ""])
     monkeypatch.setattr(start, "device_fault", lambda: next(faults))
-    incarnation = start.Incarnation("decode-0", 1, Drain(1.0), memory)
+    incarnation = start.Incarnation("decode-0", 1, Drain(1.0), memory, StartLog())
 
     def broken(config: Config, incarnation: start.Incarnation) -> start.WorkerLoop:
         raise RuntimeError("while capturing")

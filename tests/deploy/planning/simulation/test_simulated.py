@@ -3,14 +3,14 @@
 import pytest
 
 from benchmarks.simulated import CASES, compare
-from deploy.bench.results import ROOT, read_rows
+from benchmarks.tables.cells import results
 
 MAIN = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99")
 
 
 @pytest.mark.medium
 def test_main_figures_are_within_20_percent_but_those_that_the_page_shows_as_missed() -> None:
-    rows = read_rows(ROOT / "benchmarks" / "results.csv")
+    rows = results()
     compared = {case: compare(case, rows) for case in CASES}
     assert all(compared.values()), "every case has been measured"
     missed = {(case.label, each.figure) for case, told in compared.items() for each in told
@@ -22,6 +22,8 @@ MISSES = {
     ("1P1D on 1 GPU, concurrency 64, 1024/128", "ttft_p50"),
     ("1P1D on 1 GPU, at once, 64/64", "ttft_p50"),
     ("qwen3-8b 1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p50"),
+    ("qwen3-8b 1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p99"),
+    ("1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p99"),
     ("qwen3-32b 1P1D on 1 GPU, concurrency 8, 1024/128", "ttft_p50"),
     ("qwen3-8b 1P1D on 1 GPU with 24 GB, concurrency 16, 1024/128", "ttft_p50"),
     ("1P1D on 1 GPU, 32 req/s, 1024/128", "tpot_p50"),
@@ -30,5 +32,6 @@ MISSES = {
 """Medians of first tokens, where these depend on who happens to come in one step with whom; of 512 prompts so short
 that what the router itself takes for so many requests at once is more than computing them; and of short prompts behind
 prefixes that are there, which are so few to a step that attention fills no GPU. And decode steps beside prompts that
-come one after the other at 70 % of what a GPU computes: they are held up less than beside a single long prompt.
+come one after the other at 70 % of what a GPU computes: they are held up less than beside a single long prompt. And
+the last of 8 prompts at once, which are simulated in short steps, but were measured in full ones.
 """

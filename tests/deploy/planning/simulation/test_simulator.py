@@ -207,9 +207,9 @@ def random_load() -> Load:
     return Load(arrivals)
 
 
-def _outcomes(layout: Layout, load: Load, **options: int) -> Iterator[Outcome]:
+def _outcomes(layout: Layout, load: Load, *, kv_tokens: int = 0) -> Iterator[Outcome]:
     for _ in range(2):
-        yield simulate(layout, Costs(made_rates()), load, **options)
+        yield simulate(layout, Costs(made_rates()), load, kv_tokens=kv_tokens)
 
 
 @pytest.mark.medium

@@ -10,7 +10,8 @@ import pytest
 from benchmarks import rates as made
 from benchmarks.pool_room import fitting
 from benchmarks.presets import settings
-from benchmarks.table_steps import SHARED, TOGETHER
+from benchmarks.tables.cells import results
+from benchmarks.tables.steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
 from common.device.engine.step_rules import MIN_SPARED_BYTES, TYPICAL_TOKENS
 from common.models.loader import model_bytes
@@ -18,7 +19,7 @@ from common.models.reading import decoder_config, read_config
 from common.ops.prompt_attention import MAX_KEYS
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
-from deploy.bench.results import ROOT, read_rows
+from deploy.bench.origin import ROOT
 from deploy.planning.step_times import costs
 from deploy.planning.step_times.costs import MAX_ROWS, PromptCosts, StepCosts
 from deploy.planning.step_times.memory import Room
@@ -63,13 +64,13 @@ def test_prompts_take_what_was_measured(share: int) -> None:
             assert costs.prompt_ms(int(tokens)) == pytest.approx(ms, rel=0.01)
 
 
-def test_steps_of_many_prompts_behind_a_prefix_take_what_was_measured() -> None:
+def test_steps_of_many_prompts_behind_a_prefix_take_what_was_results() -> None:
     compared = 0
-    for row in read_rows(ROOT / "benchmarks" / "results.csv"):
+    for row in results():
         if match := TOGETHER.fullmatch(row.workload):
             count, tokens, before, share = map(int, match.groups())
             costs = PromptCosts(RATES, share)
-            assert costs.ms([(tokens, before)] * count) == pytest.approx(float(row.value), rel=0.05), row.workload
+            assert costs.ms([(tokens, before)] * count) == pytest.approx(row.value, rel=0.05), row.workload
             compared += 1
     assert compared
     costs = PromptCosts(RATES, 100)
@@ -88,7 +89,7 @@ def test_decode_steps_take_what_was_measured_and_longer_with_more_to_read() -> N
 
 def test_decode_steps_of_rows_that_share_take_what_was_measured_as_workers_run_them() -> None:
     costs, compared = StepCosts(RATES), 0
-    for row in read_rows(ROOT / "benchmarks" / "results.csv"):
+    for row in results():
         if match := SHARED.fullmatch(row.workload):
             rows, context, prefix = map(int, match.groups())
             num_spared = (rows - 1) * prefix

@@ -1,0 +1,1 @@
+"""Prompt steps and decode steps of two processes that share a GPU: their speeds, and what turns cost."""

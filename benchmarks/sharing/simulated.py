@@ -1,0 +1,73 @@
+"""Turns on a shared GPU, by the simulator of `baton plan`: figures of loads under each target of pauses.
+
+    python -m benchmarks.sharing.simulated [--itl-ms 25,50,100,250] [--ttft-ms 100]
+
+Prints a row without turns for each load, because workers take none. Prompts keep to their share there, or have the
+whole GPU in a backlog. The others are by `common/serving/turns/law.py`. Rates are those of the planner. The time of a
+handover is assumed (`HAND_OVER_MS` of `deploy/planning/simulation/gpu.py`), and forecasts are never wrong.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.simulated import RATES, load_of
+from common.serving.turns.law import Targets
+from deploy.planning.simulation.layout import parse_layout
+from deploy.planning.simulation.simulator import simulate
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.rates import read_rates
+
+LOADS = {
+    "16 req/s, 1024/128": "--rate 16 --num-prompts 256",
+    "32 req/s, 1024/128": "--rate 32 --num-prompts 512",
+    "64 streams, 1024/128": "--concurrency 64 --num-prompts 320",
+    "512 at once, 1024/128": "--all-at-once --num-prompts 512",
+    "8 req/s, 4096/256": "--rate 8 --num-prompts 256 --input-len 4096 --output-len 256",
+    "4 streams, 30000/128": "--concurrency 4 --num-prompts 24 --input-len 30000",
+    "256 streams, 128/512": "--concurrency 256 --num-prompts 1024 --input-len 128 --output-len 512",
+}
+SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
+
+
+def table(costs: Costs, all_targets: Sequence[Targets | None]) -> Table:
+    """Make a row for each load and each pair of targets; None is without turns."""
+    layout = parse_layout("1P1D", 1)
+    shown = Table("load", "pauses, ms", *(f"{name}, ms" for name in SHOWN), "output tokens/s")
+    for name, flags in LOADS.items():
+        load = load_of(f"python -m benchmarks.serve --url http://127.0.0.1 {flags}")
+        for targets in all_targets:
+            outcome = simulate(layout, costs, load, targets=targets)
+            figures = (f"{outcome.figure(figure):,.1f}" for figure in SHOWN)
+            shown.add_row(
+                name, f"{targets.itl_ms:g}" if targets else "no turns", *figures, f"{outcome.tokens_per_s:,.0f}"
+            )
+    return shown
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sharing.simulated", description=description)
+    parser.add_argument("--itl-ms", default="25,50,100,250", help="targets of pauses (default: %(default)s)")
+    parser.add_argument("--ttft-ms", type=float, default=100.0, help="of first tokens (default: %(default)g)")
+    parser.add_argument("--rates", default=RATES, help="as of baton plan (default: %(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        args.itl_ms = [float(part) for part in args.itl_ms.split(",")]
+    except ValueError as error:
+        parser.error(f"--itl-ms: {error}")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
+    all_targets = [None, *(Targets(itl_ms, args.ttft_ms) for itl_ms in args.itl_ms)]
+    Console(width=140).print(table(Costs(read_rates(args.rates)), all_targets))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""Turns of a simulated GPU: pauses within their target, first tokens sooner, and every token told."""
+
+import pytest
+
+from common.serving.turns.law import Targets
+from deploy.planning.simulation.layout import parse_layout
+from deploy.planning.simulation.loads import Load, streams
+from deploy.planning.simulation.outcome import Outcome
+from deploy.planning.simulation.simulator import Simulation, simulate
+from deploy.planning.step_times.costs import Costs
+from deploy.planning.step_times.rates import read_rates
+
+ONE_GPU = parse_layout("1P1D", 1)
+COSTS = Costs(read_rates("h200-qwen3-4b"))
+
+
+def busy() -> Load:
+    return streams(64, [(1024, 128)] * 320)
+
+
+def num_gaps(outcome: Outcome) -> int:
+    return sum(count for _, count in outcome.gaps)
+
+
+@pytest.mark.parametrize("itl_ms", [50.0, 100.0])
+def test_late_prompts_get_the_gpu_and_streams_pause_no_longer_than_asked(itl_ms: float) -> None:
+    usual, turns = (simulate(ONE_GPU, COSTS, busy(), targets=targets) for targets in (None, Targets(itl_ms)))
+    assert turns.figure("ttft_p99") < 0.9 * usual.figure("ttft_p99")
+    assert turns.figure("tpot_p50") < usual.figure("tpot_p50")
+    assert usual.figure("itl_p99") < 0.5 * itl_ms < turns.figure("itl_p99") <= itl_ms
+    assert num_gaps(turns) == num_gaps(usual) == 320 * 126, "each token has its gap"
+
+
+def test_without_a_target_of_pauses_no_stream_is_stopped() -> None:
+    assert simulate(ONE_GPU, COSTS, busy(), targets=Targets(itl_ms=0.0)).figure("itl_p99") < 20.0
+
+
+def test_apart_from_decode_steps_prompts_need_no_turns() -> None:
+    two = parse_layout("1P1D", 2)
+    told = [simulate(two, COSTS, busy(), targets=targets) for targets in (None, Targets())]
+    assert told[0].figure("ttft_p99") == told[1].figure("ttft_p99")
+
+
+def test_a_claim_that_nobody_releases_ends_by_itself() -> None:
+    simulation = Simulation(ONE_GPU, COSTS, streams(2, [(100, 20)] * 2), targets=Targets())
+    simulation._gpus[0].page.claim(99, 800_000)  # of a prefill worker that died
+    outcome = simulation.run()
+    assert all(request.first_ms < 100.0 and request.second_ms > 800.0 for request in outcome.requests)
+    assert all(request.ended_ms < 900.0 for request in outcome.requests)

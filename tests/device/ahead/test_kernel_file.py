@@ -1,0 +1,102 @@
+"""Kernels compiled without a GPU are those that a worker looks for, and a file of others costs a start nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton.backends.compiler import GPUTarget
+
+from common.base.errors import ConfigError
+from common.device.steps.kernel_file import MAGIC, _differences, conditions, read_kernels
+
+ROOT = Path(__file__).parents[3]
+KERNELS = ["_embedding_kernel", "_update_rows_kernel"]
+REFUSED = "kernels are compiled here, because "
+
+pytestmark = [pytest.mark.medium, pytest.mark.timeout(1800)]
+
+
+def ran(*args: object, cache: Path, **environ: str) -> str:
+    command = [sys.executable, "-m", "tests.device.ahead.few_kernels", *map(str, args)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"TRITON_CACHE_DIR": str(cache), **environ}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def found(path: Path, capability: str, cache: Path, model: str = "", **environ: str) -> list[Any]:
+    said: list[Any] = json.loads(ran("find", path, capability, model, cache=cache, **environ))
+    return said
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("kernels")
+    path = folder / "kernels"
+    ran("write", path, "9.0", cache=folder / "cache")
+    yield path
+
+
+def test_a_process_with_the_file_compiles_nothing_and_one_without_it_the_same(kernels: Path, tmp_path: Path) -> None:
+    assert found(kernels, "9.0", tmp_path / "with") == [[], KERNELS, []]
+    [warning], on_disk, compiled = found(tmp_path / "missing", "9.0", tmp_path / "without")
+    assert (on_disk, compiled) == ([], KERNELS)
+    assert warning == f"{REFUSED}{tmp_path / 'missing'}: No such file or directory"
+    keys = {name: {path.name for path in (tmp_path / name).glob("?" * 52)} for name in ("with", "without")}
+    assert keys["with"] == keys["without"] == {kernel.key for kernel in read_kernels(kernels)[1]}
+
+
+def test_another_capability_or_environment_is_named_and_compiled(kernels: Path, tmp_path: Path) -> None:
+    said = found(kernels, "8.9", tmp_path / "8.9")
+    assert said == [[f"{REFUSED}{kernels} was made for capability 9.0 (here 8.9)"], [], KERNELS]
+    [warning], on_disk, compiled = found(kernels, "9.0", tmp_path / "other", DISABLE_PTXAS_OPT="1")
+    assert "compiler's environment" in warning and "(here " in warning
+    assert (on_disk, compiled) == ([], KERNELS)
+
+
+def test_a_file_that_is_cut_changed_or_another_is_refused(kernels: Path, tmp_path: Path) -> None:
+    content = kernels.read_bytes()
+    middle = len(content) // 2
+    changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    for number, wrong in enumerate((b"", b"text", MAGIC, content[:-1], content[:60], changed, content + b"x")):
+        path = tmp_path / str(number)
+        path.write_bytes(wrong)
+        with pytest.raises(ConfigError, match=r"is no file of kernels|is cut or was changed"):
+            read_kernels(path)
+    assert found(tmp_path / "5", "9.0", tmp_path / "cache")[1:] == [[], KERNELS]
+
+
+def test_each_difference_of_conditions_is_named() -> None:
+    here = conditions({"9.0": GPUTarget("cuda", 90, 32)})
+    assert _differences(here, here) == []
+    made = here | {
+        "Triton": "3.0.0",
+        "sources of the kernels": "0",
+        "Triton's files": "0",
+        "capabilities": {"9.0": "0"},
+    }
+    assert _differences(made, here) == [
+        "other sources of the kernels",
+        f"Triton 3.0.0 (here {here['Triton']})",
+        "other Triton's files",
+        "another ptxas",
+    ]
+
+
+@pytest.mark.gpu_types
+def test_all_kernels_of_a_worker_are_in_its_file(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(ROOT / "benchmarks" / "published" / "qwen3-4b.json", model / "config.json")
+    path = tmp_path / "kernels"
+    ran("write", path, "9.0", model, cache=tmp_path / "first")
+    warnings, on_disk, compiled = found(path, "9.0", tmp_path / "second", str(model))
+    assert (warnings, compiled) == ([], [])
+    assert len(on_disk) > 80
