@@ -152,7 +152,7 @@ async def test_a_stream_is_framed_as_its_version_of_http_wants(cluster: Cluster,
         chunks.append(data[: int(size, 16)])
         assert data[int(size, 16) :].startswith(b"\r\n")
         data = data[int(size, 16) + 2 :]
-    assert len(chunks) > 3 and all(chunk.endswith(b"\n\n") for chunk in chunks[:-1])
+    assert chunks[:-1] and all(chunk.endswith(b"\n\n") for chunk in chunks[:-1])
     assert data.startswith(b"HTTP/1.1 200 OK"), "the next answer follows the stream's one end"
     plain = await (await connect(cluster)).ask(post.replace(b"HTTP/1.1", b"HTTP/1.0"))
     assert b"Transfer-Encoding" not in plain and plain.endswith(b"}\n\n" if path == "responses" else b"[DONE]\n\n")
