@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
@@ -37,6 +37,10 @@ CLIENT_NICENESS = 10
 """Niceness of loading clients, which stand for other machines: the router gets the processor first."""
 
 
+Serve = Callable[[str, str, float], None]
+"""Runs workers: of a model, at an endpoint, with a step of some seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rig:
     """A serving router."""
@@ -50,22 +54,26 @@ class Rig:
 
     def cpu_s(self) -> float:
         """Return the processor time of the router itself since the start."""
-        ticks = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        return sum(map(_run_s, Path(f"/proc/{self.pid}/task").iterdir()))
+
+    def loop_s(self) -> float:
+        """Return the processor time of the thread of the router's event loop."""
+        return _run_s(Path(f"/proc/{self.pid}/task/{self.pid}"))
 
 
 @contextmanager
-def running_router(model: str, step_s: float) -> Iterator[Rig]:
+def running_router(model: str, step_s: float, serve: Serve | None = None) -> Iterator[Rig]:
     """Start a router for `model`, and a prefill and a decode worker; all end with the context.
 
-    The decode worker makes tokens every `step_s`.
+    The decode worker makes tokens every `step_s`. The workers are those of `serve`, which runs in a process.
     """
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
         endpoint, port = f"ipc://{directory}/router", _free_port()
         flags = ["--model-path", model, "--net-router-endpoint", endpoint, "--router-port", str(port)]
         with Path(directory, "log").open("w") as log:
             router = subprocess.Popen([sys.executable, "-m", "router", *flags], stderr=log, stdout=log)
-        workers = multiprocessing.get_context("spawn").Process(target=_serve_fakes, args=(model, endpoint, step_s))
+        args = (model, endpoint, step_s)
+        workers = multiprocessing.get_context("spawn").Process(target=serve or serve_fakes, args=args)
         workers.start()
         try:
             url = f"http://127.0.0.1:{port}"
@@ -113,6 +121,14 @@ class Clients:
         return Answers(by_status), duration_s
 
 
+def _run_s(task: Path) -> float:
+    """Return the processor time of a thread, to the nanosecond; 0 after its end."""
+    try:
+        return int((task / "schedstat").read_text().split()[0]) / 1e9
+    except OSError:
+        return 0.0
+
+
 def _send_load(name: str, url: str, model: str, ready: Event, stop: Event, answers: Any) -> None:
     os.nice(CLIENT_NICENESS)
     load, clients = LOADS[name], Answers()
@@ -150,17 +166,33 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> int:
         return 0
 
 
-def _serve_fakes(model_dir: str, endpoint: str, step_s: float) -> None:
-    net, path = NetSection(router_endpoint=endpoint), Path(model_dir)
-    info = Tokenizer(ModelSection(path=model_dir)).info
-    model = FakeModel(info.name, model_fingerprint(path), tokenizer_fingerprint(path), info.vocab_size)
-    decode = FakeDecode(net, model, "decode-0", max_num_seqs=4096)
+def serve_fakes(model_dir: str, endpoint: str, step_s: float) -> None:
+    """Run the two fakes of the router's tests."""
+    run_fakes(endpoint, step_s, fake_model(model_dir), FakePrefill)
+
+
+def run_fakes(
+    endpoint: str, step_s: float, model: FakeModel, prefill: type[FakePrefill], memory_server: str = ""
+) -> None:
+    """Run a decode worker, and a prefill worker of a class, until the process is ended.
+
+    Their blocks are in one pool if they name a memory server, else in a pool each.
+    """
+    net = NetSection(router_endpoint=endpoint)
+    decode = FakeDecode(net, model, "decode-0", max_num_seqs=4096, memory_server_id=memory_server)
     decode.step_s = step_s
-    for worker in (decode, FakePrefill(net, model, "prefill-0", max_batch_tokens=1 << 20)):
+    prompts = prefill(net, model, "prefill-0", max_batch_tokens=1 << 20, memory_server_id=memory_server)
+    for worker in (decode, prompts):
         worker.start()
     while True:
         time.sleep(1.0)
         decode.received.clear()
+
+
+def fake_model(model_dir: str) -> FakeModel:
+    """Return a fake that the router takes for the model of a directory."""
+    path, info = Path(model_dir), Tokenizer(ModelSection(path=model_dir)).info
+    return FakeModel(info.name, model_fingerprint(path), tokenizer_fingerprint(path), info.vocab_size)
 
 
 async def _until_ready(url: str) -> None:

@@ -12,7 +12,7 @@ import uvloop
 
 from common.base.errors import ConfigError, RequestError
 from common.base.log import StartLog, setup_logging
-from common.base.process import freeze_and_trim, tame_allocator
+from common.base.process import collect_rarely, freeze_and_trim, share_interpreter, tame_allocator
 from common.checkpoint.files import require_model
 from common.settings import options
 from common.settings.config import ROUTER_SECTIONS, Config, RouterSection
@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         setup_logging("router", config.log.level, config.log.format)
         tame_allocator()
         encode_in_one_thread()
+        collect_rarely()
+        share_interpreter()
         return uvloop.run(serve(config, start))
     except ConfigError as error:
         sys.stderr.write(f"{prog}: {error}\n")

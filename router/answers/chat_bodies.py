@@ -41,7 +41,6 @@ class ChatChunkWriter(ChunkWriter):
         self._parser = parser_of(options)
         self._has_begun = False
         self._delta = Part()  # of the current delivery
-        self._tells_tokens = completion.output.logprobs is not None or options.token_ids or options.continuous_usage
 
     def chunk(self, delivery: Delivery) -> bytes:
         is_last = delivery.finish_reason is not None

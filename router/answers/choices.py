@@ -3,6 +3,8 @@
 import json
 from collections.abc import Awaitable, Callable, Iterable
 
+from msgspec import structs
+
 from common.base.json_file import JsonObject
 from router.answers.completion_bodies import DONE, NO_PARTS, ChunkWriter, choice_json, event, warnings_json
 from router.answers.request_choices import Job
@@ -46,14 +48,15 @@ class StreamedChoices:
     def __init__(self, job: Job, writer: type[ChunkWriter]) -> None:
         self._job = job
         self._writers = [writer(job.head, job.options, completion) for completion in job.completions]
+        self._echoes_logprobs = job.options.num_echoed_logprobs > 0
 
     async def events(self, deliveries: list[Delivery]) -> bytes:
         """Return events of the deliveries; for a slow client, texts of a choice are merged into an event."""
-        if self._job.options.num_echoed_logprobs:
+        if self._echoes_logprobs:
             await self._shape_prompts(deliveries)
         if len(deliveries) > len(self._writers):
             deliveries = _merged_texts(deliveries)
-        return b"".join(map(self._event, deliveries))
+        return b"".join([self._event(delivery) for delivery in deliveries])
 
     def end(self, *, is_complete: bool) -> bytes:
         """Return the stream's last bytes; `is_complete` is false after an error."""
@@ -81,5 +84,5 @@ def _merged_texts(deliveries: list[Delivery]) -> list[Delivery]:
     last: dict[int, Delivery] = {}
     for delivery in deliveries:
         before = last.get(delivery.choice)
-        last[delivery.choice] = delivery._replace(text=before.text + delivery.text) if before else delivery
+        last[delivery.choice] = structs.replace(delivery, text=before.text + delivery.text) if before else delivery
     return list(last.values())

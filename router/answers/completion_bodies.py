@@ -79,21 +79,27 @@ class ChunkWriter:
         self.prompt = NO_PARTS  # log-probabilities of the prompt, for the first event
         self._warnings = warnings_json(options)
         self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.spec.index}, '
+        self._tells_tokens = completion.output.logprobs is not None or options.token_ids or options.continuous_usage
+        usage = ', "usage": null' if options.include_usage else ""
+        self._behind_text = f', "logprobs": null, "finish_reason": null}}]{usage}}}\n\n'
 
     def chunk(self, delivery: Delivery) -> bytes:
         """Return an event; only a choice's last event has a finish reason and a stop reason."""
         content = self._content(delivery)
+        tells_more = self._tells_tokens or self._warnings or delivery.finish_reason is not None
+        after = self._after(delivery) if tells_more else self._behind_text
+        self._num_sent = delivery.num_outputs
+        return (self._before + content + after).encode("ascii")
+
+    def _after(self, delivery: Delivery) -> str:
+        """Return all behind the text; call after `_content`."""
         reason = "null"
         if delivery.finish_reason is not None:
             stop = json.dumps(self._completion.stop_reason)
             reason = f'"{self._finish_reason(delivery.finish_reason)}", "stop_reason": {stop}'
         ids = self._token_ids(delivery) if self._options.token_ids else ""
-        after = (
-            f', "logprobs": {self._logprobs(delivery)}, "finish_reason": {reason}{ids}}}]{self._rest(delivery)}}}\n\n'
-        )
-        written = self._before + content + after
-        self._num_sent = delivery.num_outputs
-        return written.encode("ascii")
+        logprobs = self._logprobs(delivery)
+        return f', "logprobs": {logprobs}, "finish_reason": {reason}{ids}}}]{self._rest(delivery)}}}\n\n'
 
     def _content(self, delivery: Delivery) -> str:
         """Return the field with the text."""

@@ -133,11 +133,12 @@ def _end_with_the_prompt(completion: Completion) -> None:
 def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -> Callable[[str], TextStream]:
     """Return a maker of each choice's text, given the text before; shared parts are made once."""
     decode = _decode(tokenizer, options)
+    piece = tokenizer.pieces_of(decode)
     if not options.stops:
-        return lambda prefix: TextStream(decode, prefix=prefix)
+        return lambda prefix: TextStream(decode, prefix=prefix, piece=piece)
     automaton = StopAutomaton(options.stops)
     include = options.include_stop
-    return lambda prefix: TextStream(decode, StopMatcher(automaton, include=include), prefix, min_tokens)
+    return lambda prefix: TextStream(decode, StopMatcher(automaton, include=include), prefix, min_tokens, piece)
 
 
 def _decode(tokenizer: Tokenizer, options: TextOptions) -> Decode:
@@ -151,4 +152,5 @@ def _logprob_logs(
     if not request.sampling.num_logprobs:
         return lambda prefix: None
     decode = _decode(tokenizer, request.text)
-    return lambda prefix: LogprobLog(strings, decode, len(prefix))
+    piece = tokenizer.pieces_of(decode)
+    return lambda prefix: LogprobLog(strings, decode, len(prefix), piece)

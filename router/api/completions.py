@@ -9,15 +9,16 @@ import time
 from dataclasses import replace
 
 from aiohttp import web
+from aiohttp.http import HttpVersion11
 
 from common.base.errors import RequestError
 from router.answers.request_choices import Job, make_job, submitted
 from router.api.api_kinds import CHATS, COMPLETIONS, RESPONSES, Front
 from router.api.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
+from router.api.silence import Silence
 from router.api.telemetry import SPAN
 from router.base.json_rules import wrong
 from router.dispatch.completion.journey import Arrival
-from router.dispatch.completion.state import Delivery, Mailbox
 from router.http.api_keys import OWNER
 from router.http.connection import connection_of
 from router.http.errors import JSON
@@ -120,52 +121,34 @@ async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
 async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamResponse:
     """Write events without waiting for the client to read.
 
-    So a slow reader does not delay a completion. The connection bounds the unread bytes.
+    So a slow reader does not delay a completion. The connection bounds the unread bytes. Silence is filled with
+    comments, and the first comment begins the response.
     """
-    output = connection_of(request).output
-    response = web.StreamResponse(headers=STREAM_HEADERS)
-    written_s = asyncio.get_running_loop().time()
-    deliveries = await _next(request, response, job.mailbox, written_s)
-    if deliveries[0].error is not None and not response.prepared:
-        raise deliveries[0].error
-    await response.prepare(request)
-    answer = front.streamed(job)
-    num_open = len(job.completions)
-    has_failed = False
-    while True:
-        for delivery in deliveries:
-            num_open -= delivery.finish_reason is not None
-            if delivery.error is not None:
-                _name_prompt(delivery.error, front)
-                has_failed = True
-        if events := await answer.events(deliveries):
-            await output.write(request, events)
-            written_s = asyncio.get_running_loop().time()
-        if num_open == 0 or has_failed:
-            break
-        await output.rest()
-        deliveries = await _next(request, response, job.mailbox, written_s)
-    await output.write(request, answer.end(is_complete=num_open == 0))
+    connection, mailbox = connection_of(request), job.mailbox
+    output = connection.output
+    response, answer = web.StreamResponse(headers=STREAM_HEADERS), front.streamed(job)
+    num_open, has_begun, has_failed = len(job.completions), False, False
+    is_chunked = request.version >= HttpVersion11
+    with Silence(mailbox, request.app[SERVICE].config.router.stream_keepalive_s) as silence:
+        while True:
+            deliveries = await mailbox.take()
+            for delivery in deliveries:
+                num_open -= delivery.finish_reason is not None
+                if delivery.error is not None:
+                    _name_prompt(delivery.error, front)
+                    has_failed = True
+            if not has_begun:
+                if deliveries and deliveries[0].error is not None:
+                    raise deliveries[0].error
+                await response.prepare(request)
+                has_begun = True
+            events = await answer.events(deliveries) if deliveries else b"" if output.is_full else COMMENT
+            if events:
+                output.write(connection.transport, events, is_chunked=is_chunked)
+                silence.end()
+            if num_open == 0 or has_failed:
+                break
+            if output.is_full:
+                await output.rest()
+    output.write(connection.transport, answer.end(is_complete=num_open == 0), is_chunked=is_chunked)
     return response
-
-
-async def _next(
-    request: web.Request, response: web.StreamResponse, mailbox: Mailbox, written_s: float
-) -> list[Delivery]:
-    """Return the next deliveries.
-
-    With `router.stream_keepalive_s`, silence is filled with comments, and the first comment begins the response.
-
-    Args:
-        written_s: when the last event was written, by the loop's clock.
-    """
-    silence_s = request.app[SERVICE].config.router.stream_keepalive_s
-    while True:
-        try:
-            async with asyncio.timeout_at(written_s + silence_s if silence_s else None):
-                return await mailbox.take()
-        except TimeoutError:
-            written_s = asyncio.get_running_loop().time()
-            await response.prepare(request)
-            if not connection_of(request).writing_paused:
-                await connection_of(request).output.write(request, COMMENT)

@@ -13,6 +13,8 @@ from router.dispatch.retry_policy import count_failure, final_error
 from router.dispatch.scheduler import Scheduler
 from router.placement.worker_pool import WorkerPool
 
+LAST_REASON = int(FinishReason.LENGTH)
+
 
 class WorkerReports:
     """Handlers of messages about completions; a replay or an end may follow from a message.
@@ -83,13 +85,13 @@ class WorkerReports:
 
     def _accept(self, completion: Completion, output_index: int, token: OutputToken, finish: int, now_s: float) -> None:
         """Deliver a token and any held successors; hold an early token, drop a duplicate or a surplus token."""
-        token_ids = completion.output.token_ids
-        if len(token_ids) < output_index < completion.spec.sampling.max_tokens:
-            completion.attempt.hold(output_index, token, finish, now_s)
-        elif output_index == len(token_ids):
+        token_ids, early = completion.output.token_ids, completion.attempt.early
+        if output_index == len(token_ids):
             self._deliver(completion, token, finish, now_s)
-            while len(token_ids) in completion.attempt.early and not completion.is_terminal:
-                self._deliver(completion, *completion.attempt.early.pop(len(token_ids)), now_s)
+            while early and len(token_ids) in early and not completion.is_terminal:
+                self._deliver(completion, *early.pop(len(token_ids)), now_s)
+        elif len(token_ids) < output_index < completion.spec.sampling.max_tokens:
+            completion.attempt.hold(output_index, token, finish, now_s)
 
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
         """Add the next token to the outputs, and put its text, if any, into the mailbox."""
@@ -99,7 +101,7 @@ class WorkerReports:
         elif completion.spec.prompt_only:
             self._assignments.cancel(completion)
             self._lifecycle.finish_with_rest(completion, FINISH_REASONS[FinishReason.LENGTH], "")
-        elif not output.accepts(token, self._vocab_size) or finish > FinishReason.LENGTH:
+        elif not output.accepts(token, self._vocab_size) or finish > LAST_REASON:
             self._replay_invalid(completion, f"invalid token {token.token_id} or finish reason {finish}")
         else:
             output.add(token)
@@ -107,8 +109,7 @@ class WorkerReports:
             num_outputs = len(output.token_ids)
             if completion.state is State.PREFILLING or num_outputs == completion.attempt.first_index + PROVING_TOKENS:
                 self._update_progress(completion, num_outputs, now_s)
-            is_stop = finish == FinishReason.STOP and token.token_id in completion.spec.sampling.stop_token_ids
-            text = "" if is_stop and not completion.spec.include_stop else output.text.push(token.token_id)
+            text = "" if finish and _hides(completion, token, finish) else output.text.push(token.token_id)
             if finish or output.text.stop:
                 self._finish(completion, finish, text)
             else:  # also without text, inside a character: every token has its chunk
@@ -140,3 +141,9 @@ class WorkerReports:
         """Replay a completion after a wrong report, counted against the completion."""
         completion.failures.num_counted += 1
         self._lifecycle.replay(completion, "internal", reason)
+
+
+def _hides(completion: Completion, token: OutputToken, finish: int) -> bool:
+    """Tell whether the last token is a stop token left out of the text."""
+    spec = completion.spec
+    return finish == FinishReason.STOP and token.token_id in spec.sampling.stop_token_ids and not spec.include_stop

@@ -46,6 +46,9 @@ class Body:
         self._bodies.check(self, request.content_length or 0)
         timeout_s = self._bodies.timeout_s
         try:
+            if request.content.is_eof():  # came with its headers, like most
+                await self._collect(request)
+                return
             async with asyncio.timeout(timeout_s) as timeout:
                 with self._bodies.coming(self, timeout):
                     await self._collect(request)

@@ -7,13 +7,14 @@ process, because a template may take too long, and encoded here as text.
 
 import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from common.base.errors import RequestError
 from common.settings import options
 from common.settings.config import Config
 from router.base.helper_frames import CONVERSATIONS, MODEL, Kind
 from router.base.helper_process import HelperProcess
+from router.reading.batches import Batches
 from router.reading.bodies import NUM_FREE_BYTES
 from router.reading.json_body import values_of
 from router.reading.reader_process import ReaderProcess
@@ -39,7 +40,7 @@ class Reader:
 
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="tokenizer")
+        self._threads = Batches(min(MAX_THREADS, os.cpu_count() or 1))
         flags = options.to_flags(config, ("model", "router", "log"))
         self._process = ReaderProcess(HelperProcess("router.reading.reader_main", flags))
         self._chat_process = ReaderProcess(self._template_process(config), SHORT_DEADLINE_S)
@@ -71,8 +72,8 @@ class Reader:
         if kind is Kind.TOKENIZE and is_chat(values_of(data)):
             template_of(self._tokenizer)
             return await self._process.answer(kind, [data], max_model_len)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, answer, kind, data, self._tokenizer, max_model_len)
+        work = partial(answer, kind, data, self._tokenizer, max_model_len)
+        return await self._threads.run(work, num_chars=len(data))
 
     @property
     def text_counts(self) -> TextCounts:
@@ -87,7 +88,7 @@ class Reader:
                 raise error
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         await asyncio.gather(self._process.close(), self._chat_process.close())
 
     def _template_process(self, config: Config) -> HelperProcess:
@@ -98,7 +99,7 @@ class Reader:
 
     async def _tokenized(self, request: CompletionRequest, max_model_len: int) -> CompletionRequest:
         lengths = (len(prompt) for prompt in request.prompts if request.text.echo or isinstance(prompt, str))
-        if sum(lengths) + sum(map(len, request.bad_words)) <= MAX_INLINE:
+        num_chars = sum(lengths) + sum(map(len, request.bad_words))
+        if num_chars <= MAX_INLINE:
             return tokenized(request, self._tokenizer, max_model_len)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, tokenized, request, self._tokenizer, max_model_len)
+        return await self._threads.run(partial(tokenized, request, self._tokenizer, max_model_len), num_chars)

@@ -142,6 +142,8 @@ def request_of(
 
 def with_grammar(request: CompletionRequest, found: CompileResult) -> CompletionRequest:
     """Return the request with its compiled grammar, and a warning for each keyword without effect on texts."""
+    if found == CompileResult():
+        return request
     field = request.grammar.field
     warnings = tuple(ResponseWarning(code="keyword_dropped", message=each, param=field) for each in found.dropped)
     return replace(

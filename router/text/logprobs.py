@@ -1,18 +1,16 @@
 """Log-probabilities of output tokens and their alternatives, in OpenAI's format (field `logprobs`)."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from common.wire.values.output_token import Logprobs, OutputToken
 from router.base.shapes import ChatLogprobs, ChatToken, LikelyToken, LogprobsBody
-from router.text.detokenizer import REPLACEMENT, Decode, IncrementalDecoder
+from router.text.detokenizer import BYTE, REPLACEMENT, Decode, IncrementalDecoder, Piece, no_piece
 
 LEAST = -9999.0
 """Replaces -inf, which JSON lacks."""
 SPACE = "\u2581"  # in some vocabularies
-BYTE = re.compile("<0x([0-9A-F]{2})>")  # a single byte in such vocabularies
 
 
 class Vocabulary(Protocol):
@@ -69,10 +67,10 @@ class TokenStrings:
 class LogprobLog:
     """Log-probabilities of the tokens of a completion."""
 
-    def __init__(self, strings: TokenStrings, decode: Decode, num_chars: int = 0) -> None:
+    def __init__(self, strings: TokenStrings, decode: Decode, num_chars: int = 0, piece: Piece = no_piece) -> None:
         """Begin a log; `num_chars` characters of the text come before the first token."""
         self._strings = strings
-        self._decoder = IncrementalDecoder(decode)
+        self._decoder = IncrementalDecoder(decode, piece)
         self._num_chars = num_chars
         self._tokens: list[str] = []
         self._values: list[float | None] = []

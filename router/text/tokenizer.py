@@ -25,7 +25,7 @@ from common.wire.values.fingerprint import files_described, model_fingerprint, t
 from router.base.json_rules import wrong
 from router.text.chat_template import ChatTemplate, load_chat_template, special_tokens_of
 from router.text.control_tokens import ControlTokens
-from router.text.detokenizer import Decode
+from router.text.detokenizer import Decode, Piece, pieces_of
 from router.text.formats.registry import FORMATS
 from router.text.model_info import ModelInfo
 from router.text.prompts import MAX_CHARS_PER_TOKEN, Encoding, Prompt, TokenIds, too_long
@@ -199,7 +199,8 @@ class Tokenizer:
         _add_begin(self._tokenizer, files, self.chat_template)
         special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         self._special = special
-        self._hidden: dict[frozenset[str], frozenset[int]] = {}  # by kept texts, of which formats have few
+        self._decoders: dict[frozenset[str], Decode] = {}  # by kept texts, of which formats have few
+        self._pieces: dict[Decode, Piece] = {}
         self.control_tokens = ControlTokens(special.values())
         self._encoder = TextEncoder(self._tokenizer, frozenset(special), text_cache_bytes)
         self.info = ModelInfo(
@@ -246,14 +247,23 @@ class Tokenizer:
 
     def decode_with(self, kept: Collection[str]) -> Decode:
         """Return a function like `decode`, but for special tokens that are texts in `kept`, or parts of them."""
-        hidden = self._hidden.get(known := frozenset(kept))
-        if hidden is None:
-            hidden = frozenset(i for i, text in self._special.items() if not any(text in each for each in known))
-            self._hidden[known] = hidden
+        known = frozenset(kept)
+        if known not in self._decoders:
+            self._decoders[known] = self._made_decoder(known)
+        return self._decoders[known]
+
+    def _made_decoder(self, kept: frozenset[str]) -> Decode:
+        hidden = frozenset(i for i, text in self._special.items() if not any(text in each for each in kept))
         if len(hidden) == len(self._special):
             return self.decode
         decode = self.decode_all
         return lambda ids: decode([token_id for token_id in ids if token_id not in hidden])
+
+    def pieces_of(self, decode: Decode) -> Piece:
+        """Return the pieces of a decoding function of this tokenizer, remembered by all texts."""
+        if decode not in self._pieces:
+            self._pieces[decode] = pieces_of(self._tokenizer, decode)
+        return self._pieces[decode]
 
     def strings(self, ids: Sequence[int]) -> list[str | None]:
         """Return each token as written in the vocabulary; None for ids of the model beyond the vocabulary."""

@@ -2,11 +2,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import router_streams
 from benchmarks.router import main
 from benchmarks.router_bodies import LOADS, names
 from deploy.bench.results import read_rows
 
 FIGURES = ("gap_p99", "gap_max", "live_max", "memory_peak", "memory_after", "router_cpu", "request_throughput")
+OF_BURSTS = ("dispatch", "loop_of_dispatch", "cpu_of_dispatch")
+OF_STREAMS = (
+    "loop_per_1000_tokens", "cpu_per_1000_tokens", "tokens_per_loop_second", "output_throughput", "bytes_per_token",
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -22,6 +27,16 @@ def test_streams_are_watched_beside_a_load_and_every_figure_is_kept(
     ]
     assert all(row.value > 0 and row.model == "demo_model" for row in rows)
     assert "x 400" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_bursts_and_streams_are_measured_and_every_figure_is_kept(tmp_path: Path) -> None:
+    results = tmp_path / "results.csv"
+    sizes = ("--streams", "8", "--prompt-tokens", "32", "--bursts", "1", "--seconds", "1")
+    assert router_streams.main(["deploy/demo_model", *sizes, "--results", str(results)]) == 0
+    rows = read_rows(results)
+    assert tuple(row.figure for row in rows) == OF_BURSTS + OF_STREAMS
+    assert all(row.value > 0 and row.model == "demo_model" for row in rows)
 
 
 def test_an_unknown_load_lists_the_known_ones() -> None:

@@ -9,7 +9,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from common.base.errors import RequestError
 from common.wire.messages.worker import FinishReason
@@ -49,7 +50,7 @@ NEXT = {
 }
 
 
-class Delivery(NamedTuple):
+class Delivery(Struct, frozen=True):
     """News of a completion for its HTTP response; the last has a finish reason or an error."""
 
     choice: int
@@ -68,11 +69,15 @@ class Mailbox:
 
     def put(self, delivery: Delivery) -> None:
         self._deliveries.append(delivery)
+        self.wake()
+
+    def wake(self) -> None:
+        """End the reader's wait, also without a delivery."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def take(self) -> list[Delivery]:
-        """Return everything that has arrived since the last call; wait for the first delivery."""
+        """Return everything that has arrived since the last call; wait for a delivery, or for `wake`."""
         if not self._deliveries:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting

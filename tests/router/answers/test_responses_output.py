@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
@@ -53,7 +54,7 @@ def deliveries(text: str, size: int, finish_reason: str) -> list[Delivery]:
     """Deliveries of a text in pieces of a size, the last one with the reason."""
     pieces = [text[i : i + size] for i in range(0, len(text), size)] or [""]
     found = [Delivery(0, piece, index + 1) for index, piece in enumerate(pieces)]
-    return [*found[:-1], found[-1]._replace(finish_reason=finish_reason)]
+    return [*found[:-1], structs.replace(found[-1], finish_reason=finish_reason)]
 
 
 def events_of(written: bytes) -> list[dict[str, Any]]:

@@ -138,6 +138,27 @@ async def test_headers_count_together_however_they_come(start_cluster: StartClus
     assert b" 431 " in await (await connect(cluster)).ask(begun + b"".join(pieces) + end)
 
 
+@pytest.mark.parametrize("path", ["completions", "responses"])
+async def test_a_stream_is_framed_as_its_version_of_http_wants(cluster: Cluster, connect: Connect, path: str) -> None:
+    prompt = {"prompt": "the fox", "max_tokens": 3} if path == "completions" else {"input": "a", "max_output_tokens": 3}
+    body = json.dumps(prompt | {"stream": True}).encode()
+    head = b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" % path.encode()
+    post = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    behind = LIVE[:-2] + b"Connection: close\r\n\r\n"
+    _, data = (await (await connect(cluster)).ask(post + behind)).split(b"\r\n\r\n", 1)
+    chunks: list[bytes] = []
+    while not chunks or chunks[-1]:
+        size, data = data.split(b"\r\n", 1)
+        chunks.append(data[: int(size, 16)])
+        assert data[int(size, 16) :].startswith(b"\r\n")
+        data = data[int(size, 16) + 2 :]
+    assert chunks[:-1] and all(chunk.endswith(b"\n\n") for chunk in chunks[:-1])
+    assert data.startswith(b"HTTP/1.1 200 OK"), "the next answer follows the stream's one end"
+    plain = await (await connect(cluster)).ask(post.replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert b"Transfer-Encoding" not in plain and plain.endswith(b"}\n\n" if path == "responses" else b"[DONE]\n\n")
+    assert plain.count(b"\r\n") == plain.split(b"\r\n\r\n")[0].count(b"\r\n") + 2, "no chunks"
+
+
 UPGRADE = LIVE[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
 
 

@@ -6,7 +6,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.detokenizer import MAX_PENDING_TOKENS, IncrementalDecoder, TextStream
+from router.text.detokenizer import MAX_PENDING_TOKENS, IncrementalDecoder, TextStream, no_piece, pieces_of
 from router.text.stop_strings import MAX_STOP_CHARS, MAX_STOPS, StopAutomaton, StopMatcher
 
 PROPERTY = settings(max_examples=300)
@@ -39,11 +39,11 @@ class CountingDecode:
     """Decodes with the tokenizer and notes the longest list that it was given."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self.longest = 0
+        self.longest = self.num_calls = 0
         self._tokenizer = tokenizer
 
     def __call__(self, ids: Sequence[int]) -> str:
-        self.longest = max(self.longest, len(ids))
+        self.longest, self.num_calls = max(self.longest, len(ids)), self.num_calls + 1
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
@@ -72,6 +72,43 @@ def matcher(*stops: str, include: bool = False) -> StopMatcher:
 def test_chunks_of_any_ids_join_to_the_text_decoded_at_once(tokenizer: tokenizers.Tokenizer, ids: list[int]) -> None:
     decode = CountingDecode(tokenizer)
     assert "".join(chunks_of(IncrementalDecoder(decode), ids)) == decode(ids)
+
+
+@pytest.mark.medium
+@PROPERTY
+@given(text=texts, between=token_ids)
+def test_remembered_pieces_join_to_the_text_decoded_at_once(
+    tokenizer: tokenizers.Tokenizer, text: str, between: list[int]
+) -> None:
+    ids = [*tokenizer.encode(text).ids, *between, *tokenizer.encode(text).ids]
+    chunks = chunks_of(IncrementalDecoder(tokenizer.decode, pieces_of(tokenizer, tokenizer.decode)), ids)
+    assert "".join(chunks) == tokenizer.decode(ids)
+
+
+@pytest.mark.medium
+@PROPERTY
+@given(ids=st.lists(st.one_of(st.integers(255, 263), st.integers(0, 300)), max_size=60))
+def test_remembered_pieces_join_beside_bytes_decoded_as_a_whole(bytewise: tokenizers.Tokenizer, ids: list[int]) -> None:
+    pieces = pieces_of(bytewise, bytewise.decode)
+    without, with_pieces = (IncrementalDecoder(bytewise.decode, piece) for piece in (no_piece, pieces))
+    assert chunks_of(with_pieces, ids) == chunks_of(without, ids)
+
+
+def test_a_remembered_piece_is_not_decoded_again(tokenizer: tokenizers.Tokenizer) -> None:
+    decode = CountingDecode(tokenizer)
+    decoder = IncrementalDecoder(decode, pieces_of(tokenizer, decode))
+    ids = tokenizer.encode("the cat and the cat and the").ids
+    chunks = [decoder.push(token_id) for token_id in ids]
+    num_before = decode.num_calls
+    assert [decoder.push(token_id) for token_id in ids[1:]] == chunks[1:]
+    assert decode.num_calls == num_before
+
+
+@pytest.mark.parametrize("decoder", [None, tokenizers.decoders.WordPiece(), tokenizers.decoders.Metaspace()])
+def test_a_decoder_that_may_look_at_neighbours_has_no_pieces(decoder: Any) -> None:
+    made = with_byte_fallback("gemma")
+    made.decoder = decoder
+    assert pieces_of(made, made.decode)(made.get_vocab()["a"]) is None
 
 
 @PROPERTY
