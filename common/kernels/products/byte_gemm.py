@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.base.checks import check_ending
-from common.kernels.base.gate import gated
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.products.tiles.ending import store_product
 from common.kernels.products.wide_codes import bytes_of_numbers, check_codes_alone
 
 MAX_TOKENS = 64
@@ -56,6 +56,17 @@ def _load_tokens(x_ptr, norm_ptr, inside, HAS_NORM: tl.constexpr):
         norm = tl.load(norm_ptr, mask=inside, other=0.0)
         x = (x.to(tl.float32) * norm.to(tl.float32)).to(x.dtype)
     return x
+
+
+@triton.jit
+def _squares_of(x_ptr, K: tl.constexpr, NORM_BLOCK: tl.constexpr):
+    """Return sums of squares of a token of K columns, `[NORM_BLOCK]`."""
+    squares = tl.zeros((NORM_BLOCK,), tl.float32)
+    for start in tl.static_range(0, K, NORM_BLOCK):
+        columns = start + tl.arange(0, NORM_BLOCK)
+        some = tl.load(x_ptr + columns, mask=columns < K, other=0.0).to(tl.float32)
+        squares += some * some
+    return squares
 
 
 @triton.jit
@@ -192,12 +203,9 @@ def _byte_gemm_kernel(
         up_tiles = _load_tiles(up_ptr, inside_tile, blocks, end, STAGES, WARPS, EVEN)
     wait_for_predecessor(PDL)
 
-    squares = tl.zeros((NORM_BLOCK,), tl.float32)
+    squares = 0.0
     if HAS_NORM:
-        for start in tl.static_range(0, K, NORM_BLOCK):
-            columns = start + tl.arange(0, NORM_BLOCK)
-            some = tl.load(x_ptr + columns, mask=columns < K, other=0.0).to(tl.float32)
-            squares += some * some
+        squares = _squares_of(x_ptr, K, NORM_BLOCK)
     tokens = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, 32) // 8 * 16 + tl.arange(0, 32) % 8
     columns = blocks[None, :, None, None] * BLOCK + columns[None, None, None, :]
@@ -286,27 +294,18 @@ def _byte_gemm_kernel(
             up_tiles = up_later if GATED else later
 
     y = tl.sum(acc, axis=0)
-    up = y
-    if GATED:
-        up = tl.sum(up_acc, axis=0)
+    up = tl.sum(up_acc, axis=0) if GATED else y
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= scale
         up *= scale
     inside_n = rows < n
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + rows, mask=inside_n & (tl.program_id(1) == 0), other=0.0)  # counted once
-        y += bias.to(tl.float32)[:, None]
     elements = tokens[None, :].to(tl.int64) * n + rows[:, None]
     inside_out = inside_n[:, None] & (tokens < m)[None, :]
-    if SPLITS > 1:
-        tl.store(out_ptr + tl.program_id(1).to(tl.int64) * m * n + elements, y, mask=inside_out)
-    else:
-        if GATED:
-            y = gated(y, up, ACTIVATION)
-        if HAS_RESIDUAL:
-            y += tl.load(residual_ptr + elements, mask=inside_out, other=0.0).to(tl.float32)
-        tl.store(out_ptr + elements, y.to(out_ptr.dtype.element_ty), mask=inside_out)
+    store_product(
+        y, up, bias_ptr, residual_ptr, out_ptr, rows, inside_n, elements, inside_out, m * n, SPLITS, HAS_RESIDUAL,
+        GATED, ACTIVATION,
+    )  # fmt: skip
 
 
 def byte_gemm(

@@ -200,9 +200,8 @@ def _nibble_gemm_kernel(
             if LONE:
                 x = shared_operands(token[i], TOKEN_LAYOUT, TILE_LAYOUT, BLOCKS)
             else:
-                tokens = (8 * j + eight)[:, None, None]
-                inside = (tokens < m) & (blocks_left > i * BLOCKS)
-                x = loaded_operands(x_ptr + tokens * (K // 2) + pairs + i * (64 * BLOCKS), inside)
+                token_ptr = x_ptr + gl.minimum(8 * j + eight, m - 1)[:, None, None] * (K // 2) + pairs
+                x = loaded_operands(token_ptr + i * (64 * BLOCKS), blocks_left > i * BLOCKS, EVEN)
             xs = xs + (x,)  # type: ignore[assignment]
         sums = _multiply_tile(loaded[i], xs, sums, WIDEN, SUM, OF_SUM, MULTIPLY, OF_PRODUCT, SUMS)
     _end(

@@ -176,11 +176,11 @@ def _operand(pairs, FRAGMENT: gl.constexpr, BLOCKS: gl.constexpr):
 
 
 @gluon.jit
-def loaded_operands(pairs_ptr, inside):
+def loaded_operands(pairs_ptr, inside, EVEN: gl.constexpr):
     """Load a tile of 8 tokens as operands: four groups of `[8, chunks, 4]` pairs, 16 pairs apart."""
-    return (
-        gl.load(pairs_ptr, mask=inside, other=0),
-        gl.load(pairs_ptr + 16, mask=inside, other=0),
-        gl.load(pairs_ptr + 32, mask=inside, other=0),
-        gl.load(pairs_ptr + 48, mask=inside, other=0),
-    )
+    x = ()
+    for group in gl.static_range(4):
+        ptr = pairs_ptr + 16 * group
+        some = gl.load(ptr) if EVEN else gl.load(ptr, mask=inside, other=0)
+        x = x + (some,)  # type: ignore[assignment]
+    return x
