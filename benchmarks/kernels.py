@@ -23,14 +23,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchmarks.attention_cases import attention_cases
-from benchmarks.decode_cases import decode_cases
-from benchmarks.delta_cases import delta_cases
-from benchmarks.expert_cases import expert_cases
-from benchmarks.kernel_cases import Case, kernel_cases
-from benchmarks.latent_cases import latent_cases
+from benchmarks.cases.attention import attention_cases
+from benchmarks.cases.decode import decode_cases
+from benchmarks.cases.delta import delta_cases
+from benchmarks.cases.expert import expert_cases
+from benchmarks.cases.kernel import Case, kernel_cases
+from benchmarks.cases.latent import latent_cases
+from benchmarks.cases.prompt import prompt_cases
 from benchmarks.own_memory import require_gpu
-from benchmarks.prompt_cases import prompt_cases
 from deploy.bench.origin import hardware
 from deploy.bench.results import append_rows, row_of
 from deploy.bench.stats import Figure

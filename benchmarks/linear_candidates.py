@@ -78,7 +78,7 @@ def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
     """Yield plans for `tokens` times a product, cuBLAS or another library first."""
     yield Plan(Kind.CUBLAS)
     if shape.scheme in WEIGHT_ONLY:
-        yield from _packed_candidates(shape, tokens)
+        yield from (_nibble_candidates if shape.scheme is Scheme.INT4 else _byte_candidates)(shape, tokens)
         return
     if tokens == 1:
         yield from _gemv_candidates(shape) if shape.scheme is Scheme.PLAIN else _coded_gemv_candidates(shape)
@@ -139,13 +139,26 @@ def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     yield from dict.fromkeys(plans)
 
 
-def _packed_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
-    """Yield plans for codes within the registers of a thread, which hold loads ahead, sums, and sums of a group."""
+def _nibble_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    """Yield plans for codes of 4 bits within the registers of a thread: loads ahead, tokens, and sums.
+
+    Programs of a lone token begin with all of their loads, or half of them.
+    """
+    eights, splits = -(-tokens // 8), (1, 2, 4) if shape.fusion is Fusion.ADD and tokens > 1 else (1,)
+    for rows, warps, split in product((16, 32) if tokens == 1 else (16, 32, 64), (4, 8), splits):
+        tiles, programs = -(-shape.k // (BLOCK * warps * split)), -(-shape.rows // rows) * split
+        for stages in dict.fromkeys(min(each, 10) for each in ((tiles, -(-tiles // 2)) if tokens == 1 else (2, 4))):
+            registers = rows // 16 * (8 * stages + 4 * eights) + 20 * eights
+            if stages <= tiles and registers <= 130 and programs * warps >= 264 and (split == 1 or programs <= 700):
+                yield Plan(Kind.PACKED, rows=rows, warps=warps, stages=stages, splits=split)
+
+
+def _byte_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    """Yield plans for codes of 8 bits within a thread's registers: loads ahead, sums, and sums of a group."""
     sides, token_tiles = 2 if shape.fusion is Fusion.GATE else 1, max(1, tokens // 8)
     splits = (1, 2, 4) if shape.fusion is Fusion.ADD else (1,)
-    block = 128 if shape.scheme is Scheme.INT4 else 64
-    for rows, warps, stages, split in product((16, 32, 64), (1, 2, 4, 8), (2, 3, 4, 5, 8), splits):
-        tiles = -(-shape.k // (block * warps * split))
+    for rows, warps, stages, split in product((16, 32, 64), (4, 8), (2, 3, 5), splits):
+        tiles = -(-shape.k // (64 * warps * split))
         registers = rows // 16 * sides * (8 * stages + 8 * token_tiles)
         programs = -(-shape.n // rows) * split
         if stages <= tiles and registers <= 170 and programs * warps >= 264 and (split == 1 or programs <= 700):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.loads import PRESETS
 from benchmarks.tables.cells import (
     FOUR_GPUS,
     MODEL,
@@ -19,16 +20,7 @@ from deploy.bench.results import Row
 
 VLLM = "vllm"
 
-LOADS = {
-    "one stream, 128/256": "concurrency 1, 128/256,",
-    "one stream, 1024/128": "concurrency 1, 1024/128,",
-    "one stream, 8192/32": "concurrency 1, 8192/32,",
-    "one stream, 16000/32": "concurrency 1, 16000/32,",
-    "8 streams, 1024/128": "concurrency 8, 1024/128,",
-    "16 requests/s, 1024/128": "16 req/s, 1024/128,",
-    "32 requests/s, 1024/128": "32 req/s, 1024/128,",
-    "512 at once, 1024/128": "at once, 1024/128,",
-}
+LOADS = {preset.label: preset.prefix for preset in PRESETS.values()}
 """Label of a load (input/output tokens), and the prefix of its workloads."""
 
 REUSE = {

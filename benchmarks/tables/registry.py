@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from benchmarks import simulated
+from benchmarks.loads import FIRST_PAGE, PRESETS
 from benchmarks.tables.cells import H100, ONE_GPU, TWO_GPUS, TableData
 from benchmarks.tables.families import families_beside_vllm, family_steps
 from benchmarks.tables.loads import (
@@ -25,17 +26,12 @@ from benchmarks.tables.router import prompt_ids, router, router_memory
 from benchmarks.tables.steps import PROMPT, STEP, asks, beside, decode_kernels, grid, pulls, sampler
 from deploy.bench.results import Row
 
-FIRST_PAGE_LOADS = (
-    "one stream, 1024/128", "one stream, 16000/32", "8 streams, 1024/128", "32 requests/s, 1024/128",
-    "512 at once, 1024/128",
-)  # fmt: skip
-"""Loads of the README's table; among them is one for each column that vLLM wins somewhere."""
-
 
 def first_page(rows: Sequence[Row]) -> TableData:
     """Select the README's loads from the table beside vLLM, each with a link to its run."""
     data = beside_vllm(rows)
-    lines = [line for line in data.lines if line[0] in FIRST_PAGE_LOADS]
+    labels = [PRESETS[name].label for name in FIRST_PAGE]
+    lines = [line for line in data.lines if line[0] in labels]
     return replace(data, lines=lines, results="benchmarks/results.csv")
 
 

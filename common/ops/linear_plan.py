@@ -20,6 +20,7 @@ from common.ops.base.weight import WEIGHT_ONLY
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
+LONG_ROW = 3072  # columns of 4 bits, of which four warps hold all tiles on the way
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
@@ -70,7 +71,7 @@ class RingTiles(TypedDict):
 
 
 class PackedTiles(TypedDict):
-    """Arguments of `packed_gemm`."""
+    """Arguments of `nibble_gemm` and `byte_gemm`."""
 
     rows: int
     warps: int
@@ -162,7 +163,10 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if scheme in WEIGHT_ONLY:
-        return _packed_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
+        if num_tokens > MAX_PACKED_TOKENS:
+            return Plan(Kind.CUBLAS)
+        of_scheme = _nibbles_of_thumb if scheme is Scheme.INT4 else _bytes_of_thumb
+        return of_scheme(fusion, num_tokens, n, k, gpu.num_sms)
     if num_tokens == 1:
         return _gemv_of_thumb(fusion, scheme)
     if num_tokens > MAX_SKINNY_TOKENS:
@@ -182,10 +186,21 @@ def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 
 
-def _packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+def _nibbles_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """Return a plan for codes of 4 bits: for a lone token low programs that hold nearly all of their codes on the way.
+
+    For more tokens, which each program reads, programs are taller.
+    """
+    rows, warps, splits = 16 if num_tokens == 1 else 32, 4 if k <= LONG_ROW else 8, 1
+    if num_tokens == 1:
+        return Plan(Kind.PACKED, rows=rows, splits=splits, stages=5, warps=warps)
+    while fusion is Fusion.ADD and -(-n // rows) * splits < num_sms and k // splits >= 1024:
+        splits *= 2
+    return Plan(Kind.PACKED, rows=rows, splits=splits, stages=3 if num_tokens <= 16 else 2, warps=4)
+
+
+def _bytes_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
     """Return a plan with four warps along K, and taller programs for more tokens, which each program reads again."""
-    if num_tokens > MAX_PACKED_TOKENS:
-        return Plan(Kind.CUBLAS)
     rows, splits = 16 if num_tokens <= 8 or (num_tokens > 16 and fusion is Fusion.GATE) else 32, 1
     while fusion is Fusion.ADD and num_tokens > 1 and -(-n // rows) * splits < num_sms and k // splits >= 1024:
         splits *= 2

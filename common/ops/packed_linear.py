@@ -1,7 +1,8 @@
 """Products with matrices of codes on a GPU, activations as they are, fused with norm, residual and gate.
 
-A few tokens are multiplied by codes that are widened in registers. For many tokens the matrix is widened in memory, and
-multiplied as a plain matrix is. This memory is free again behind the product, so that the next one takes the same.
+A few tokens are multiplied by codes that are widened in registers, by a kernel for 4 bits and one for 8. For many
+tokens the matrix is widened in memory, and multiplied as a plain matrix is. This memory is free again behind the
+product, so that the next one takes the same.
 """
 
 from dataclasses import replace
@@ -9,10 +10,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.kernels.products.packed_gemm import packed_gemm
+from common.kernels.products.byte_gemm import byte_gemm
+from common.kernels.products.nibble_gemm import NAMES, nibble_gemm
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import Activation, Norm, Residual, Weight
+from common.ops.base import Activation, Norm, Residual, Scheme, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan, Plans
 
@@ -101,9 +103,14 @@ class PackedLinear:
         return parts
 
     def _plan(self, fusion: Fusion, n: int, x: Tensor, weight: Weight) -> Plan:
-        """Return a plan for codes; the plan of a plain matrix where that of codes is to widen them."""
+        """Return a plan for codes; the plan of a plain matrix where that of codes is to widen them.
+
+        No kernel multiplies tokens of 32 bits by codes of 4 bits.
+        """
         assert self.plans is not None, "a choice of kernels"
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
+        if weight.scheme is Scheme.INT4 and x.dtype not in NAMES:
+            plan = Plan(Kind.CUBLAS)
         if plan.kind is Kind.CUBLAS and fusion is Fusion.GATE:
             plain = self.plans.plan(fusion, x.shape[0], n, weight.num_in)
             return plain if plain.kind is Kind.GATED else plan
@@ -122,7 +129,8 @@ class PackedLinear:
     ) -> Tensor:
         """Multiply a few tokens; `out` has a plane for each of `plan.splits`, if there are several."""
         assert weight.scales is not None, "a matrix of codes"
-        return packed_gemm(
+        multiply = nibble_gemm if weight.scheme is Scheme.INT4 else byte_gemm
+        return multiply(
             x,
             weight.data,
             weight.scales,

@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 
 from deploy.bench.prefixes import Conversation, conversations
 from deploy.bench.words import Words
-from deploy.bench.workload import Lengths, Prompt, file_prompts, poisson_arrivals, random_prompts, structured
+from deploy.bench.workload import Lengths, Prompt, Sampling, arrivals_at, file_prompts, random_prompts, structured
 
 CROWD_TOKENS = 4096
 """Length of a crowding prompt at most; a model might refuse longer prompts."""
@@ -48,13 +49,14 @@ class Load:
         args, seed = self._args, self._seed(f"round {number}")
         openings = self._prompts(args.users, seed)
         later = random_prompts(args.users * (args.turns - 1), _lengths(args), self._vocabulary, f"{seed}, later turns")
-        return conversations(openings, later, args.think_s, seed)
+        return conversations(openings, self._asked(later), args.think_s, seed)
 
     def arrivals_s(self, number: int, num_prompts: int) -> list[float]:
         """Return each prompt's time, in seconds after the round's start."""
         if not self._args.rate:
             return [0.0] * num_prompts
-        return poisson_arrivals(num_prompts, self._args.rate, self._seed(f"arrivals of round {number}"))
+        seed = self._seed(f"arrivals of round {number}")
+        return arrivals_at(num_prompts, self._args.rate, seed, self._args.burstiness)
 
     def prefixes(self, number: int, num_prompts: int) -> list[int]:
         """Return the index of each prompt's prefix in a round; the load must have prefixes."""
@@ -66,18 +68,22 @@ class Load:
         stream, seed = self._args.beside, self._seed(f"beside in round {number}")
         if stream is None:
             return [], []
-        drawn_s = poisson_arrivals(int(2 * stream.rate * last_s) + 1, stream.rate, seed)
+        drawn_s = arrivals_at(int(2 * stream.rate * last_s) + 1, stream.rate, seed)
         arrivals_s = [s for s in drawn_s if s <= last_s]
-        return random_prompts(len(arrivals_s), stream.lengths, self._vocabulary, seed), arrivals_s
+        return self._asked(random_prompts(len(arrivals_s), stream.lengths, self._vocabulary, seed)), arrivals_s
 
     def _prompts(self, num_prompts: int, seed: str) -> list[Prompt]:
         args, lengths = self._args, _lengths(self._args)
         if args.prompt_file:
-            return structured(file_prompts(args.prompt_file, num_prompts, lengths, seed), args.structured)
+            return self._asked(structured(file_prompts(args.prompt_file, num_prompts, lengths, seed), args.structured))
         prompts = random_prompts(num_prompts, lengths, self._vocabulary, seed)
         if args.prefixes:
             prompts = args.prefixes.before(prompts, self._vocabulary, seed)
-        return structured(self._as_sent(prompts), args.structured)
+        return self._asked(structured(self._as_sent(prompts), args.structured))
+
+    def _asked(self, prompts: list[Prompt]) -> list[Prompt]:
+        """Return the prompts with the sampling that the flags ask for."""
+        return [replace(prompt, sampling=_sampling(self._args)) for prompt in prompts]
 
     def _as_sent(self, prompts: list[Prompt]) -> list[Prompt]:
         return self._words.written(prompts) if self._words else prompts
@@ -91,13 +97,17 @@ def _name(args: argparse.Namespace) -> str:
     """Make a workload's name from mode, lengths and number of requests."""
     name = f"{_mode(args)}, {_source(args)}/{_lengths(args).outputs}, {args.num_prompts * args.rounds} requests"
     name += f", {args.structured:.0%} held to a schema" if args.structured else ""
-    return f"{name}, beside {args.beside}" if args.beside else name
+    name += f", beside {args.beside}" if args.beside else ""
+    sampling = str(_sampling(args))
+    return f"{sampling}: {name}" if sampling else name
 
 
 def _mode(args: argparse.Namespace) -> str:
     if args.users:
         thinking = f" after {args.think_s:g} s" if args.think_s else ""
         return f"{args.users} users x {args.turns} turns{thinking}"
+    if args.rate and args.burstiness != 1:
+        return f"{args.rate:g} req/s in bursts ({args.burstiness:g})"
     return f"{args.rate:g} req/s" if args.rate else f"concurrency {args.concurrency}" if args.concurrency else "at once"
 
 
@@ -108,6 +118,10 @@ def _source(args: argparse.Namespace) -> str:
     primed = f"{'crowded out, ' if args.crowd_out else ''}primed " if args.primed else ""
     prefixes = f"{primed}{args.prefixes}+" if args.prefixes else ""
     return f"{'text of ' if args.tokenizer else ''}{prefixes}{_lengths(args).inputs}"
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    return Sampling(args.temperature, args.top_p)
 
 
 def _lengths(args: argparse.Namespace) -> Lengths:

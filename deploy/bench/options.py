@@ -60,6 +60,10 @@ def _problem(args: argparse.Namespace) -> str:
         ),
         "--structured: a share, from 0 to 1": not 0 <= args.structured <= 1,
         "--beside: only with --rate": args.beside and not args.rate,
+        "--burstiness: above 0, and only with --rate": args.burstiness <= 0 or (args.burstiness != 1 and not args.rate),
+        "--temperature: at least 0": args.temperature < 0,
+        "--top-p: above 0, up to 1, and only with --temperature": not 0 < args.top_p <= 1
+        or (args.top_p < 1 and not args.temperature),
         "--num-prompts, --rounds, --input-len, --output-len, --vocab-size and --turns: at least 1": min(counts) < 1,
         "--think-s and --zipf: at least 0": args.think_s < 0 or (args.zipf or 0) < 0,
         "--zipf and --primed: only with --prefixes": (args.zipf is not None or args.primed) and not args.prefixes,
@@ -110,6 +114,13 @@ def _add_mode_flags(parser: argparse.ArgumentParser, concurrency: int | None) ->
     parser.add_argument(
         "--think-s", type=float, default=0.0, help="mean time from a reply to its user's next turn (default: 0)"
     )
+    parser.add_argument(
+        "--burstiness",
+        type=float,
+        default=1.0,
+        metavar="B",
+        help="of --rate: below 1 for bursts (default: 1)",
+    )
     parser.add_argument("--num-prompts", type=int, default=100, help="requests a round, but for --users (default: 100)")
     parser.add_argument("--rounds", type=int, default=1, help="times each server gets its turn (default: 1)")
     parser.add_argument("--warmup", type=int, default=8, metavar="N", help="uncounted requests first (default: 8)")
@@ -154,6 +165,8 @@ def _add_prompt_flags(parser: argparse.ArgumentParser, vocab_size: int) -> None:
         metavar="SHARE",
         help="of the replies are held to a JSON schema: 0 to 1",
     )
+    parser.add_argument("--temperature", type=float, default=0.0, help="of replies (default: 0, the likeliest token)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of replies with a temperature (default: 1)")
     parser.add_argument(
         "--vocab-size", type=int, default=vocab_size, help="prompt ids are below this (default: %(default)s)"
     )

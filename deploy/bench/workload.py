@@ -104,11 +104,24 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """Choice of tokens; `str()` describes it, and is empty for the likeliest token."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+    def __str__(self) -> str:
+        top_p = f", top-p {self.top_p:g}" if self.top_p < 1 else ""
+        return f"temperature {self.temperature:g}{top_p}" if self.temperature else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A request to come. `content` is token ids, or a text."""
 
     content: list[int] | str
     max_tokens: int
+    sampling: Sampling = Sampling()
     is_structured: bool = False  # the reply is JSON by `ENDLESS`
     returns_ids: bool = False  # the reply's token ids come back
     num_text_tokens: int | None = None  # of a text; None if only the server can tell
@@ -137,11 +150,13 @@ class Prompt:
             "model": model,
             "prompt": self.content,
             "max_tokens": self.max_tokens,
-            "temperature": 0,
+            "temperature": self.sampling.temperature,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.sampling.top_p < 1:
+            request["top_p"] = self.sampling.top_p
         if self.is_structured:
             schema: JsonObject = {"name": "people", "schema": ENDLESS, "strict": True}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -185,7 +200,12 @@ def file_prompts(path: Path, num_prompts: int, lengths: Lengths, seed: str) -> l
     return prompts
 
 
-def poisson_arrivals(num_prompts: int, rate: float, seed: str) -> list[float]:
-    """Return each request's time in seconds from the start, `rate` a second on average."""
+def arrivals_at(num_prompts: int, rate: float, seed: str, burstiness: float = 1.0) -> list[float]:
+    """Return each request's time in seconds from the start, `rate` a second on average.
+
+    Times between arrivals follow a gamma distribution of shape `burstiness`; 1 is Poisson, less comes in bursts.
+    """
     rng = random.Random(seed)
-    return list(accumulate(rng.expovariate(rate) for _ in range(num_prompts)))
+    if burstiness == 1.0:
+        return list(accumulate(rng.expovariate(rate) for _ in range(num_prompts)))
+    return list(accumulate(rng.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in range(num_prompts)))

@@ -538,7 +538,7 @@ class MachineOfTier(Machine):
 
 
 for machine in (Machine, MachineOfTier, MachineOfTwo, MachineOfThree, MachineOfUnequal):
-    machine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+    machine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
 test_no_block_is_ever_two_parties = pytest.mark.medium(Machine.TestCase)
 test_no_block_is_two_parties_on_its_way_to_and_from_host_memory = pytest.mark.slow(MachineOfTier.TestCase)
 test_no_block_of_two_groups_is_ever_two_parties = pytest.mark.slow(MachineOfTwo.TestCase)

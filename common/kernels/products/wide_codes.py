@@ -1,7 +1,7 @@
 """Codes of matrices whose activations are not quantized, in registers, as numbers of the activations' type.
 
-The law of the order of packed codes is `common.ops.base.packing`. The lowest bits of 128 in bfloat16, or of 1,024
-in fp16, are a code that is added to the power of two. One instruction sets them for two codes, another subtracts.
+The lowest bits of 128 in bfloat16, or of 1,024 in fp16, are a code that is added to the power of two. One instruction
+sets them for two codes, another subtracts.
 """
 
 from typing import NamedTuple
@@ -10,30 +10,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-MIDDLE = tl.constexpr(8.0)  # subtracted from packed codes without offsets
-EXCESS = {torch.bfloat16: 128.0, torch.float16: 1024.0, torch.float32: 0.0}
-"""What packed codes without a center are too large by."""
-
-
-def _nibbles(dtype: str, power: int, less: int) -> str:
-    """Return instructions that turn two numbers of four codes into four pairs of codes, added to `power`.
-
-    `less` is -8 minus `power`, or 0 for codes as they are; both are given twice in 32 bits.
-    """
-    one = 0x3F803F80 if dtype == "bf16x2" else 0x3C003C00
-    lines = [".reg .b32 part, one, less;", f"mov.b32 one, {one:#x};", f"mov.b32 less, {less:#x};"]
-    for place in range(4):
-        target = "part" if less else f"${place}"
-        lines += [f"shr.u32 part, $4, {4 * place};", f"lop3.b32 {target}, part, 0x000F000F, {power:#x}, 0xEA;"]
-        lines += [f"fma.rn.{dtype} ${place}, part, one, less;"] if less else []
-    return "\n".join(("{", *lines, "}"))
-
-
-_BF16 = tl.constexpr(_nibbles("bf16x2", 0x43004300, 0))
-_BF16_CENTERED = tl.constexpr(_nibbles("bf16x2", 0x43004300, 0xC308C308))
-_FP16 = tl.constexpr(_nibbles("f16x2", 0x64006400, 0))
-_FP16_CENTERED = tl.constexpr(_nibbles("f16x2", 0x64006400, 0xE408E408))
 
 # Two numbers of two signed codes become two pairs. In bfloat16 7 bits are added to 128, and the sign to 128 as 128; the
 # difference is the code. In fp16 the code plus 128 is added to 1,024, and 1,152 subtracted.
@@ -63,37 +39,6 @@ _FP16_BYTES = tl.constexpr(
     fma.rn.f16x2 $1, part, one, less;
     }"""
 )
-
-
-@triton.jit
-def nibbles_of_numbers(numbers, dtype: tl.constexpr, CENTERED: tl.constexpr):
-    """Return the first to fourth codes of a tile of numbers of 16 bits, exactly in `dtype`.
-
-    They are less by 8 if CENTERED, else too large by EXCESS.
-    """
-    if dtype == tl.float32:
-        less: tl.constexpr = MIDDLE if CENTERED else 0.0
-        a, b = (numbers & 15).to(tl.float32) - less, ((numbers >> 4) & 15).to(tl.float32) - less
-        c, d = ((numbers >> 8) & 15).to(tl.float32) - less, (numbers >> 12).to(tl.float32) - less
-    elif dtype == tl.bfloat16:
-        a, b, c, d = tl.inline_asm_elementwise(
-            _BF16_CENTERED if CENTERED else _BF16,
-            "=r,=r,=r,=r,r",
-            [numbers],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        a, b, c, d = tl.inline_asm_elementwise(
-            _FP16_CENTERED if CENTERED else _FP16,
-            "=r,=r,=r,=r,r",
-            [numbers],
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
-            is_pure=True,
-            pack=2,
-        )
-    return a, b, c, d
 
 
 @triton.jit

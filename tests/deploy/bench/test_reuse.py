@@ -128,7 +128,7 @@ def test_the_hit_rate_stands_beside_that_of_a_server_that_tells_none(servers: Ru
     row = figures(results)["hit_rate"]
     assert (row.value, row.compared_with) == (50, "silent") and math.isnan(row.compared_value)
     assert row.workload == "100 req/s, primed 4x32 (Zipf 1.5)+32/2, 8 requests"
-    run(servers, alone := tmp_path / "alone.jsonl", flags, FakeServer())
+    run(servers, alone := tmp_path / "alone.csv", flags, FakeServer())
     assert "hit_rate" not in figures(alone), "nobody told one"
 
 

@@ -11,7 +11,7 @@ from itertools import product, starmap
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import EPS, MAX_STEP_TOKENS, Case, random
+from benchmarks.cases.kernel import EPS, MAX_STEP_TOKENS, Case, random
 from common.base.activation import Activation
 from common.base.routing import Route
 from common.kernels.base.gpu import gpu_of

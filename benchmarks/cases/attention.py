@@ -7,9 +7,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from benchmarks.decode_cases import decode_batch
-from benchmarks.kernel_cases import Case, attention_weights, paged_batch, random, variants_for
-from benchmarks.prompt_cases import FEW_QUERIES, TAIL, tail_of
+from benchmarks.cases.decode import decode_batch
+from benchmarks.cases.kernel import Case, attention_weights, paged_batch, random, variants_for
+from benchmarks.cases.prompt import FEW_QUERIES, TAIL, tail_of
 from common.kernels.attention.few_query_attention import few_query_attention
 from common.kernels.attention.hopper.long_attention import long_attention
 from common.kernels.attention.prefill_attention import prefill_attention

@@ -6,7 +6,7 @@ from itertools import starmap
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import BLOCK_SIZE, EPS, Case, random, variants_for
+from benchmarks.cases.kernel import BLOCK_SIZE, EPS, Case, random, variants_for
 from common.kernels.base.gpu import gpu_of
 from common.kernels.base.latent_operands import LatentWeights
 from common.ops.base import ForwardBatch, GroupCache, Ops

@@ -11,7 +11,7 @@ from itertools import product, starmap
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import (
+from benchmarks.cases.kernel import (
     BLOCK_SIZE,
     EPS,
     HEAD_DIM,

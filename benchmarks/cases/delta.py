@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.kernel_cases import Case, random, variants_for
+from benchmarks.cases.kernel import Case, random, variants_for
 from common.kernels.base.delta_operands import DeltaWeights, Sequences
 from common.kernels.base.gpu import gpu_of
 from common.kernels.delta.chunk_overlaps import CHUNK, find_overlaps

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import (
+from benchmarks.cases.kernel import (
     HEAD_DIM,
     NUM_KV,
     NUM_Q,

@@ -1,0 +1,186 @@
+"""Tiles of codes of 4 bits and of tokens, as threads hold them for products of the matrix unit, and their loads.
+
+A tile has a block of columns for each warp, and for each side of a sixteen of rows 8 rows. A quad of threads has a row
+of a block in its four chunks of 16 bytes. Tensors `[8, chunks, 4]` have a thread's four registers last.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+class Layouts(NamedTuple):
+    """Layouts of a tile in words, of a lone token beside it, and of outputs of 8 rows and 8 tokens."""
+
+    tile: gl.DistributedLinearLayout  # [8, chunks, 4]
+    token: gl.DistributedLinearLayout  # [blocks, chunk of a block, 4, two groups, two groups]
+    out: gl.DistributedLinearLayout  # [8, 8]
+
+
+@cache
+def layouts(warps: int) -> Layouts:
+    """Return layouts in which a thread of a quad has a chunk of a block, and a quad a row, and a warp a block."""
+    bits = [1 << i for i in range(warps.bit_length() - 1)]
+    eight = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    tile = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1], [0, 0, 2]],
+        lane_bases=[[0, 1, 0], [0, 2, 0], *eight],
+        warp_bases=[[0, 4 * bit, 0] for bit in bits],
+        block_bases=[],
+        shape=[8, 4 * warps, 4],
+    )
+    token = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1, 0, 0], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0]],
+        lane_bases=[[0, 1, 0, 0, 0], [0, 2, 0, 0, 0], [0] * 5, [0] * 5, [0] * 5],
+        warp_bases=[[bit, 0, 0, 0, 0] for bit in bits],
+        block_bases=[],
+        shape=[warps, 4, 4, 2, 2],
+    )
+    out = gl.DistributedLinearLayout(
+        reg_bases=[[0, 1]],
+        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[0, 0] for _ in bits],
+        block_bases=[],
+        shape=[8, 8],
+    )
+    return Layouts(tile, token, out)
+
+
+@gluon.jit
+def rows_of_sides(row, n, eight, SIXTEENS: gl.constexpr, GATED: gl.constexpr):
+    """Return the rows of each side, `[8, 1, 1]`, and whether they are inside, as tuples.
+
+    The lower side of a sixteen has the next 8 rows, or up's rows beside those of the gate.
+    """
+    sides, insides = (), ()
+    for side in gl.static_range(2 * SIXTEENS):
+        rows = row + side // 2 * (8 if GATED else 16) + eight
+        if side % 2 == 1 and not GATED:
+            rows += 8
+        insides = insides + ((rows < n)[:, None, None],)  # type: ignore[assignment]
+        if side % 2 == 1 and GATED:
+            rows += n
+        sides = sides + (rows.to(gl.int64)[:, None, None],)  # type: ignore[assignment]
+    return sides, insides
+
+
+@gluon.jit
+def starts_of(ptr, sides, within, WIDTH: gl.constexpr):
+    """Return pointers to each side's elements `within` rows of WIDTH elements, as a tuple; none without `ptr`."""
+    starts = ()
+    if ptr is not None:
+        for side in gl.static_range(len(sides)):
+            starts = starts + (ptr + sides[side] * WIDTH + within,)  # type: ignore[assignment]
+    return starts
+
+
+@gluon.jit
+def load_tile(ptrs, insides, blocks_left, INDEX: gl.constexpr, BLOCKS: gl.constexpr, EVEN: gl.constexpr):
+    """Load the tile INDEX of each side's rows, `[8, chunks, 4]` words, as a tuple; blocks outside are zeros.
+
+    They are read once, so evicted first.
+    """
+    tile = ()
+    for side in gl.static_range(len(ptrs)):
+        ptr = ptrs[side] + INDEX * (BLOCKS * 16)
+        if EVEN:
+            some = gl.load(ptr, eviction_policy="evict_first")
+        else:
+            inside = insides[side] & (blocks_left > INDEX * BLOCKS)
+            some = gl.load(ptr, mask=inside, other=0, eviction_policy="evict_first")
+        tile = tile + (some,)  # type: ignore[assignment]
+    return tile
+
+
+@gluon.jit
+def load_scales(ptrs, insides, blocks_left, blocks, words, INDEX: gl.constexpr, BLOCKS: gl.constexpr,
+                 GROUP: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
+    """Load each side's scales of the tile INDEX, as a tuple: of blocks, or of 32 columns, `[8, chunks, 1 or 4]`."""
+    if GROUP == 32:
+        group = blocks * 4 + words[None, None, :]
+    elif GROUP == 64:
+        group = blocks * 2 + (words // 2)[None, None, :]
+    elif GROUP == 128:
+        group = blocks
+    else:
+        group = (blocks + INDEX * BLOCKS) // (GROUP // 128)
+    scales = ()
+    for side in gl.static_range(len(ptrs)):
+        ptr = ptrs[side] + group
+        if GROUP <= 128:
+            ptr += INDEX * (BLOCKS * 128 // GROUP)
+        inside = insides[side] & (blocks_left > INDEX * BLOCKS)
+        some = gl.load(ptr) if EVEN else gl.load(ptr, mask=inside, other=0.0)
+        scales = scales + (some,)  # type: ignore[assignment]
+    return scales
+
+
+@gluon.jit
+def share_token(x_ptr, norms, eps, columns, TILES: gl.constexpr, COLUMNS: gl.constexpr, K: gl.constexpr,
+                 HAS_NORM: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+    """Return a lone token times the norm's weights in shared memory, tile by tile, and the norm's scale of sums.
+
+    fp16 might not hold the token before it is scaled.
+    """
+    xs, token = (), ()
+    for i in gl.static_range(TILES):
+        xs = xs + (gl.load(x_ptr + i * COLUMNS + columns, mask=columns < K - i * COLUMNS, other=0.0),)  # type: ignore[assignment]
+    NARROW: gl.constexpr = HAS_NORM and x_ptr.dtype.element_ty == gl.float16
+    scale = 1.0
+    if NARROW:
+        scale = _scale_of_norm(xs, eps, COLUMNS, K, LAYOUT)
+    for i in gl.static_range(TILES):
+        x = xs[i]  # type: ignore[var-annotated]
+        if HAS_NORM:
+            x = (x.to(gl.float32) * norms[i].to(gl.float32) * scale).to(x.dtype)
+        some = gl.allocate_shared_memory(x.dtype, [COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        some.store(x)
+        token = token + (some,)  # type: ignore[assignment]
+    scale = 1.0
+    if HAS_NORM and not NARROW:  # behind the stores, so that no thread waits twice
+        scale = _scale_of_norm(xs, eps, COLUMNS, K, LAYOUT)
+    return token, scale
+
+
+@gluon.jit
+def _scale_of_norm(xs, eps, COLUMNS: gl.constexpr, K: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the inverse root of the mean square of a token of K columns."""
+    squares = gl.zeros([COLUMNS], gl.float32, LAYOUT)
+    for i in gl.static_range(len(xs)):
+        squares += xs[i].to(gl.float32) * xs[i].to(gl.float32)
+    return gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
+
+
+@gluon.jit
+def shared_operands(token, TOKEN_LAYOUT: gl.constexpr, TILE_LAYOUT: gl.constexpr, BLOCKS: gl.constexpr):
+    """Load a tile of a lone token as operands: four groups of `[1, chunks, 4]` pairs, the same for all 8 tokens."""
+    FRAGMENT: gl.constexpr = gl.SliceLayout(0, TILE_LAYOUT)
+    pairs = token._reinterpret(gl.int32, [BLOCKS, 2, 2, 4, 4], gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0]))
+    even, odd = gl.split(pairs.permute((0, 3, 4, 1, 2)).load(TOKEN_LAYOUT))
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return (
+        _operand(first, FRAGMENT, BLOCKS),
+        _operand(second, FRAGMENT, BLOCKS),
+        _operand(third, FRAGMENT, BLOCKS),
+        _operand(fourth, FRAGMENT, BLOCKS),
+    )
+
+
+@gluon.jit
+def _operand(pairs, FRAGMENT: gl.constexpr, BLOCKS: gl.constexpr):
+    """Lay pairs `[blocks, 4, 4]` out as `[1, chunks, 4]`, beside codes."""
+    return gl.expand_dims(gl.convert_layout(gl.reshape(pairs, [BLOCKS * 4, 4]), FRAGMENT), 0)
+
+
+@gluon.jit
+def loaded_operands(pairs_ptr, inside):
+    """Load a tile of 8 tokens as operands: four groups of `[8, chunks, 4]` pairs, 16 pairs apart."""
+    return (
+        gl.load(pairs_ptr, mask=inside, other=0),
+        gl.load(pairs_ptr + 16, mask=inside, other=0),
+        gl.load(pairs_ptr + 32, mask=inside, other=0),
+        gl.load(pairs_ptr + 48, mask=inside, other=0),
+    )
