@@ -37,7 +37,7 @@ from deploy.bench.workload import numbers
 IN_FLIGHT = 2
 """As in workers: a step runs and a step is queued."""
 LOOK_S = 20e-6
-DECODE_PART, PROMPT_PART = 0.65, 0.2
+DECODE_PART, PROMPT_PART = 0.68, 0.18
 """Parts of the GPU's memory; each process has its own weights and pool."""
 
 Launch = Callable[[], Callable[[], object]]
