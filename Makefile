@@ -13,7 +13,7 @@ runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
 # Three groups of tests run side by side, these two and all others. Whole systems wait now and then, and take about as
 # long as the others. What computes never waits and ends first, so that two cores have no rest.
-computing := tests/kernels tests/ops tests/models tests/memory
+computing := tests/kernels tests/ops tests/models tests/memory tests/device tests/scheduling tests/kv
 systems := tests/e2e tests/benchmarks tests/deploy/bench
 chosen := not gpu and not gpu_types and not slow
 SHELL := bash
