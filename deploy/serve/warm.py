@@ -1,12 +1,14 @@
 """`baton warm`: compile a model's kernels before any worker starts, on a machine without a GPU, too."""
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from common.base.errors import ConfigError
 from common.settings.argument_parser import Commands
 from common.settings.config import WORKER_SECTIONS, Config
 from common.settings.options import add_flags, from_flags, to_flags
@@ -39,7 +41,17 @@ def add_warm(commands: Commands) -> None:
 
 
 def warm(args: argparse.Namespace) -> int:
-    """Compile in another process, because this one loads no torch; return its exit status."""
+    """Compile in another process, because this one loads no torch; return its exit status.
+
+    Raises ConfigError before anything is compiled, if the compiler or the directory of the file is missing.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "Triton is not installed here, and baton warm compiles with it; pip install triton in the workers' version "
+            "(constraints.txt has it), because a file of another version is refused"
+        )
+    if not os.access(args.out.absolute().parent, os.W_OK):
+        raise ConfigError(f"--out {args.out}: {args.out.absolute().parent} is no directory that can be written to")
     config = from_flags(Config, args)
     path = Path(config.model.path).expanduser()
     if not (path / "config.json").is_file():

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         config = from_flags(Config, args)
         setup_logging("warm", config.log.level, config.log.format)
         compile_ahead(config, args.capability.split(","), args.out)
-    except BatonError as error:
+    except (BatonError, OSError) as error:
         sys.stderr.write(f"baton warm: {error}\n")
         return 2
     return 0
