@@ -115,6 +115,8 @@ class DecodeRunner:
 
     def _captured_for(self, kind: StepKind) -> StepKind:
         """Return the smallest captured kind of plain steps that holds `kind`, or `kind` if none does."""
+        if kind in self.graphs:
+            return kind
         holding = (each for each in self.graphs if each == StepKind(each.num_rows) and each.num_rows >= kind.num_rows)
         return min(holding, default=kind)
 
