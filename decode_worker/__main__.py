@@ -20,6 +20,7 @@ from common.device.steps.warm_up import (
     warm_up_prompts,
 )
 from common.grammar.followers import make_followers
+from common.serving.turns.shared import decode_gate
 from common.serving.worker.start import Incarnation, make_ready, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
@@ -91,6 +92,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
         ready=ready,
         drain=incarnation.drain,
         followers=followers,
+        gate=decode_gate(engine, incarnation.memory.path),
     )
     if short_tokens:
         worker.local_prompts.add_time(short_tokens, time_prompt(prompt_runner, short_tokens))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from common.device.steps.output_ring import PendingOutput
 from common.kernels.base.sampling_operands import NO_CHOICE
+from common.serving.turns.decode_gate import DecodeGate
 from decode_worker.admission import Admission
 from decode_worker.batch.pace import Pace
 from decode_worker.batch.prefix_sharing import PrefixSharing
@@ -32,10 +33,16 @@ class DecodeStep:
 
 
 class DecodeSteps:
-    """Owner of the steps in flight."""
+    """Owner of the steps in flight.
 
-    def __init__(self, runner: DecodeRunner, admission: Admission, outputs: Outputs, snapshots: Snapshots) -> None:
-        self.snapshots = snapshots
+    Args:
+        gate: asked by the caller before each launch.
+    """
+
+    def __init__(
+        self, runner: DecodeRunner, admission: Admission, outputs: Outputs, snapshots: Snapshots, gate: DecodeGate
+    ) -> None:
+        self.snapshots, self.gate = snapshots, gate
         self.runner, self.batch, self.trace = runner, runner.batch, runner.trace
         self.admission, self.scheduler, self.outputs = admission, admission.scheduler, outputs
         self.grammars, self.masks, self.load = outputs.grammars, outputs.masks, outputs.link.load
@@ -73,6 +80,7 @@ class DecodeSteps:
             self.snapshots.take(rows.sequences)
             pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs, spared_bytes=spared_bytes)
             self.pace.launched(pending.num_run)
+            self.gate.launched(self.pace.step_s(pending.num_run))
             guided = [sequence for sequence in rows.sequences if sequence.grammar is not None]
             unsure = [sequence for sequence in guided if not sequence.has_mask]
             self.in_flight.append(DecodeStep(pending, self.scheduler.launched(), guided, unsure, launched_s))

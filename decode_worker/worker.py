@@ -25,6 +25,7 @@ from common.device.steps.prompt_runner import PromptRunner
 from common.grammar.followers import Followers
 from common.grammar.sequence_grammars import SequenceGrammars
 from common.serving.prompts.requests import fail_request
+from common.serving.turns.decode_gate import DecodeGate
 from common.serving.worker.drain import Drain
 from common.serving.worker.idling import Idling
 from common.serving.worker.peer_servers import PeerServers
@@ -73,6 +74,7 @@ class DecodeWorker:
         ready: WorkerReady,
         drain: Drain,
         followers: Followers[DecodeSequence],
+        gate: DecodeGate | None = None,
     ) -> None:
         self.engine = engine = runners.decode.engine
         self.runner, self.trace, self.hub, self.drain = runners.decode, runners.decode.trace, hub, drain
@@ -101,7 +103,7 @@ class DecodeWorker:
         self.grammars, self.masks = SequenceGrammars(followers), MaskMemory(self.runner.batch.grammars)
         self.inbox = Inbox(self.link, hub, self.cancellation, self.grammars, drain, snapshots)
         self.outputs = Outputs(self.link, self.cancellation, sealing, self.grammars, self.masks)
-        self.steps = DecodeSteps(self.runner, self.admission, self.outputs, snapshots)
+        self.steps = DecodeSteps(self.runner, self.admission, self.outputs, snapshots, gate or DecodeGate())
         for source in (self.link.spoke.socket, hub.socket, engine.shared):
             self.poller.register(source, zmq.POLLIN)
         self.idling = Idling(self.poller, on_gpu=engine.device.type == "cuda")
@@ -139,7 +141,10 @@ class DecodeWorker:
         while self.admission.make_room():
             self.steps.enter(self.admission.fill_rows())
         self.admission.make_blocks()
-        self.steps.launch()
+        if self.steps.gate.is_closed():
+            self.steps.pace.held_up()
+        else:
+            self.steps.launch()
         if running is not None:
             self._serve_until(running)
             self.steps.collect()
@@ -161,6 +166,7 @@ class DecodeWorker:
         load.short_prompt_s = local.short_s
         if not load.num_running:
             load.last_step_s = time.monotonic()
+            self.steps.gate.rest()
 
     def report_fault_to_peers(self, problem: str) -> None:
         """Report a device fault to the owners of other pools mapped here."""
@@ -211,6 +217,8 @@ class DecodeWorker:
         """Sleep until a message comes, or a copy or chunk may be over; return at once if a step is due."""
         if self.steps.in_flight or self.steps.is_due():
             self.idling.worked()
+            if not self.steps.in_flight and self.steps.gate.is_closed():
+                time.sleep(LOOK_INTERVAL_S)
             return
         is_copying = self.pulls.transfers.under_way or self.sources.proofs
         if is_copying or self.scheduler.active or len(self.local_prompts):

@@ -14,6 +14,7 @@ from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.step_trace import make_trace
 from common.device.steps.warm_up import compile_prompt_kernels, unpack_kernels, warm_up_prompts
 from common.grammar.followers import make_followers
+from common.serving.turns.shared import prompt_plans
 from common.serving.worker.start import Incarnation, make_ready, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
@@ -57,7 +58,10 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     )
     followers = make_followers(Path(config.model.path), engine.vocab_size)
     followers.begin()
-    return PrefillWorker(config, engine, runner=runner, ready=ready, drain=incarnation.drain, followers=followers)
+    plans = prompt_plans(config.slo, engine, incarnation.memory.path, incarnation.epoch)
+    return PrefillWorker(
+        config, engine, runner=runner, ready=ready, drain=incarnation.drain, followers=followers, plans=plans
+    )
 
 
 def _compile(file: str, engine: Engine) -> None:

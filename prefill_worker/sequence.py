@@ -1,5 +1,6 @@
 """State of a prompt in the prefill worker."""
 
+import time
 from dataclasses import dataclass
 
 from common.serving.prompts.sequence import PromptSequence
@@ -18,4 +19,5 @@ class PrefillSequence(PromptSequence):
     def of(cls, request: PrefillRequest) -> "PrefillSequence":
         """Make the sequence of a request that has just arrived."""
         holder = (request.holder_worker_id, request.holder_epoch) if request.holder_worker_id else None
-        return cls(request, unpack_array(request.token_ids), holder=holder)
+        arrived_s = time.monotonic() - request.waited_ms / 1e3
+        return cls(request, unpack_array(request.token_ids), arrived_s=arrived_s, holder=holder)

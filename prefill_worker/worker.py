@@ -29,6 +29,7 @@ from common.serving.prompts.order import PromptOrder
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.scheduler import PromptScheduler
 from common.serving.prompts.steps import PromptSteps
+from common.serving.turns.prompt_turns import StepPlans
 from common.serving.worker.drain import Drain
 from common.serving.worker.idling import Idling
 from common.serving.worker.peer_servers import PeerServers, export_of
@@ -83,6 +84,7 @@ class PrefillWorker:
         ready: WorkerReady,
         drain: Drain,
         followers: Followers[PrefillSequence],
+        plans: StepPlans | None = None,
     ) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         worker = ready.worker_id, ready.epoch
@@ -96,7 +98,7 @@ class PrefillWorker:
         self.prefixes = PromptPrefixes(engine.shared.leases, report_cached, config.kv)
         order = prompt_order(config.prefill, batching=config.worker.batching)
         self.scheduler = PromptScheduler(order, engine.allocator, engine.max_len, self.prefixes)
-        self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT)
+        self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT, plans)
         self.level = stock(engine.pool.layout, engine.allocator.shape.shares, config.prefill.max_batch_tokens)
         self.poller = zmq.Poller()
         self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)

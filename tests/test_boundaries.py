@@ -54,7 +54,7 @@ PARTS_BELOW = {
     "memory": {"wire"},
     "kv": {"wire", "kernels", "memory"},
     "device": {"wire", "kernels", "ops", "models", "kv", "memory"},
-    "serving": {"wire", "checkpoint", "grammar", "device", "memory", "kv"},
+    "serving": {"wire", "checkpoint", "models", "grammar", "device", "memory", "kv"},
 }
 GROUND = {"base", "settings"}
 MAX_FILES = 16

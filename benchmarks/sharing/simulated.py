@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.simulated import RATES, load_of
-from common.serving.turns.law import Targets
+from common.settings.slo_section import SloSection
 from deploy.planning.simulation.layout import parse_layout
 from deploy.planning.simulation.simulator import simulate
 from deploy.planning.step_times.costs import Costs
@@ -33,7 +33,7 @@ LOADS = {
 SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
 
 
-def table(costs: Costs, all_targets: Sequence[Targets | None]) -> Table:
+def table(costs: Costs, all_targets: Sequence[SloSection | None]) -> Table:
     """Make a row for each load and each pair of targets; None is without turns."""
     layout = parse_layout("1P1D", 1)
     shown = Table("load", "pauses, ms", *(f"{name}, ms" for name in SHOWN), "output tokens/s")
@@ -64,7 +64,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
-    all_targets = [None, *(Targets(itl_ms, args.ttft_ms) for itl_ms in args.itl_ms)]
+    all_targets = [None, *(SloSection(itl_ms, args.ttft_ms) for itl_ms in args.itl_ms)]
     Console(width=140).print(table(Costs(read_rates(args.rates)), all_targets))
     return 0
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.models.layers.tasks import Task as Task
-from common.models.sizes.attention import Heads
+from common.models.sizes.attention import Heads, PairProducts
 from common.models.sizes.latent import Latent
 from common.models.sizes.rope import Rope
 from common.models.sizes.stacks import Stacks
@@ -48,6 +48,16 @@ class ModelConfig(Protocol):
 
     def step_bytes(self, num_tokens: int, element_bytes: int) -> int:
         """Return the bytes of matrices read by a decode step, on average, with plain elements of `element_bytes`."""
+        ...
+
+    @property
+    def token_weights(self) -> int:
+        """Return the elements of matrices of layers that a token is multiplied by."""
+        ...
+
+    @property
+    def pair_products(self) -> PairProducts:
+        """Return the products of attention in a prompt."""
         ...
 
     @property

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from common.base.errors import ConfigError
 from common.models.quantization.rules import Quantization
-from common.models.sizes.attention import Attention, Heads
+from common.models.sizes.attention import Attention, Heads, PairProducts
 from common.models.sizes.codes import Codes
 from common.models.sizes.delta_rule import DeltaRule
 from common.models.sizes.experts import Experts
@@ -95,6 +95,16 @@ class DecoderConfig:
     def token_weights(self) -> int:
         """Return the elements of matrices of layers that a token is multiplied by."""
         return sum(layer.token_weights(self.hidden_size) for layer in self.layers)
+
+    @property
+    def pair_products(self) -> PairProducts:
+        pairs, window = {True: 0, False: 0}, 0
+        for mixer in (layer.mixer for layer in self.layers):
+            if not isinstance(mixer, DeltaRule):
+                size = mixer.window if isinstance(mixer, Attention) else 0
+                pairs[size > 0] += mixer.pair_products
+                window = max(window, size)
+        return PairProducts(pairs[False], pairs[True], window)
 
     def step_weights(self, num_tokens: int) -> int:
         """Return the elements of matrices read by a decode step of `num_tokens` sequences, on average.

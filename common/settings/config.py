@@ -13,6 +13,7 @@ from common.settings.limits import DAY_S, MAX_STEP_TOKENS, MIN_STEP_TOKENS, SOCK
 from common.settings.memory_sections import KVSection, MemorySection
 from common.settings.observation_sections import LogSection, TraceSection
 from common.settings.options import option
+from common.settings.slo_section import SloSection
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS = ("auto", "packed", "plain", "fp8", "int8", "int4")
@@ -325,12 +326,13 @@ class Config:
     prefill: PrefillSection = field(default_factory=PrefillSection)
     decode: DecodeSection = field(default_factory=DecodeSection)
     kv: KVSection = field(default_factory=KVSection)
+    slo: SloSection = field(default_factory=SloSection)
     kernels: KernelsSection = field(default_factory=KernelsSection)
     log: LogSection = field(default_factory=LogSection)
     trace: TraceSection = field(default_factory=TraceSection)
 
 
 ROUTER_SECTIONS = ("model", "net", "router", "log")
-WORKER_SECTIONS = ("model", "net", "worker", "prefill", "decode", "kv", "kernels", "log", "trace")
+WORKER_SECTIONS = ("model", "net", "worker", "prefill", "decode", "kv", "slo", "kernels", "log", "trace")
 """Sections of both roles, because each leaves room for the other's steps on a shared GPU."""
 MEMORY_SECTIONS = ("memory", "net", "log")

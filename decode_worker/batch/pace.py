@@ -15,6 +15,9 @@ MEMORY = 8
 LAUNCHES = 64
 """Launches remembered, each with its time from due, or host free, to done."""
 
+GROWTH = 1.005
+"""Factor by which the shortest known time grows with each step, because contexts grow."""
+
 NUM_LATE = 1
 """Remembered launches allowed to be late, because a rare delay costs only a gap."""
 
@@ -31,6 +34,7 @@ class Pace:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._durations_s: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MEMORY))
+        self._alone_s: dict[int, float] = {}  # shortest time of a step of each size, of late
         self._delays_s: deque[float] = deque(maxlen=LAUNCHES)
         self._margin_s = FIRST_MARGIN_S  # launch so long before the expected end
         self._asked_s: float | None = None  # first `should_wait` since the last launch
@@ -50,8 +54,10 @@ class Pace:
 
     def ended(self) -> None:
         """Record the end of the oldest step in flight; the next step began at that moment."""
-        now_s = self._clock()
-        self._durations_s[self._sizes.popleft()].append(now_s - self._begin_s)
+        now_s, size = self._clock(), self._sizes.popleft()
+        took_s = now_s - self._begin_s
+        self._durations_s[size].append(took_s)
+        self._alone_s[size] = min(took_s, self._alone_s.get(size, took_s) * GROWTH)
         self._begin_s = now_s
 
     def should_wait(self) -> bool:
@@ -66,6 +72,14 @@ class Pace:
             self._asked_s = now_s
         self._due_s = self._begin_s + min(known_s) - self._margin_s
         return now_s < self._due_s
+
+    def held_up(self) -> None:
+        """Record that the next launch waits for something else, so its delay teaches nothing."""
+        self._asked_s = None
+
+    def step_s(self, size: int) -> float:
+        """Return the time of a step of `size` rows while nothing else runs on the device; 0 if unknown."""
+        return self._alone_s.get(size, 0.0)
 
     def _learn(self, delay_s: float) -> None:
         """Record a launch's time, and update the margin."""

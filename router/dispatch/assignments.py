@@ -10,6 +10,7 @@ from itertools import groupby
 from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import Abort, Message, PrefillRequest
 from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests
+from common.wire.values.fields import MAX_INT32
 from common.wire.values.packing import pack_ids
 from router.dispatch.completion.state import Completion
 from router.placement.capacity import has_gpu_alone, layouts
@@ -70,7 +71,7 @@ class Assignments:
         self._pool.ledger.assign(route, attempt.sent_tokens, is_trial=completion.failures.is_suspect)
         attempt.predictions = self._predict(route, completion.texts, completion.num_tokens)
         whole_gpu = has_gpu_alone(self._pool, route) or is_backlog
-        request = prefill_request(completion, route, whole_gpu)
+        request = prefill_request(completion, route, now_s, whole_gpu=whole_gpu)
         if completion.may_be_handed_over:
             self._send(route.decode.id, decode_request(request))
         self._send(route.prefill.id, request)
@@ -157,7 +158,7 @@ class Assignments:
         return predictions
 
 
-def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> PrefillRequest:
+def prefill_request(completion: Completion, route: Route, now_s: float, *, whole_gpu: bool) -> PrefillRequest:
     """Make the message for the prefill worker.
 
     Outputs so far become part of the prompt. Log-probabilities already known are not asked for again.
@@ -182,6 +183,7 @@ def prefill_request(completion: Completion, route: Route, whole_gpu: bool) -> Pr
         holder_worker_id=route.holder.id if route.holder else "",
         holder_epoch=route.holder.epoch if route.holder else 0,
         most_tokens=route.most_tokens,
+        waited_ms=min(MAX_INT32, int((now_s - completion.times.submitted_s) * 1e3)),
     )
 
 

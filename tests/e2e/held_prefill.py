@@ -26,9 +26,9 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
 def hold_steps(worker: PrefillWorker, holds: Holds) -> None:
     schedule, num_steps = worker.scheduler.schedule, 0
 
-    def schedule_if_allowed(num_launched: int = 0) -> list[Chunk[PrefillSequence]]:
+    def schedule_if_allowed(num_launched: int = 0, most: int = 0) -> list[Chunk[PrefillSequence]]:
         nonlocal num_steps
-        chunks = schedule(num_launched) if holds.prompt_steps.allows(num_steps) else []
+        chunks = schedule(num_launched, most) if holds.prompt_steps.allows(num_steps) else []
         num_steps += bool(chunks)
         return chunks
 

@@ -16,6 +16,17 @@ class Heads(NamedTuple):
     head_dim: int
 
 
+class PairProducts(NamedTuple):
+    """Half the products of a pair of tokens in attention.
+
+    everywhere: in layers that see all tokens. in_window: in layers that see `window` tokens.
+    """
+
+    everywhere: int
+    in_window: int
+    window: int
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention over the whole context or the last tokens, behind a norm."""

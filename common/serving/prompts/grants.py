@@ -150,11 +150,12 @@ class PromptGrants(Generic[AnyPrompt]):
         if beginning.grant is not None:
             self.leases.free(beginning.granted)
             beginning.grant = None
-            beginning.num_sealed = beginning.num_marked = beginning.num_alike = prompt.num_scheduled_tokens = 0
+            beginning.num_sealed = beginning.num_marked = beginning.num_alike = 0
+            prompt.num_scheduled_tokens = prompt.num_found = 0
 
     def _begin_behind_found(self, prompt: AnyPrompt) -> None:
         """Set a prompt to be computed from behind its found blocks."""
         assert prompt.beginning.grant is not None, "its blocks are granted"
         prompt.beginning.num_sealed = prompt.beginning.num_marked = prompt.beginning.grant.num_places
-        prompt.num_scheduled_tokens = prompt.beginning.num_sealed * self.layout.block_size
+        prompt.num_scheduled_tokens = prompt.num_found = prompt.beginning.num_sealed * self.layout.block_size
         self.on_found(prompt)

@@ -99,16 +99,27 @@ class PromptScheduler(Generic[AnyPrompt]):
         self.prompts[prompt.key] = prompt
         self._attempts.setdefault(prompt.request.request_id, []).append(prompt.request.attempt)
 
-    def schedule(self, num_launched: int = 0) -> list[Chunk[AnyPrompt]]:
-        """Return the next step's chunks; empty when no prompt can run. A prompt without its mask does not start.
+    @property
+    def ready(self) -> list[AnyPrompt]:
+        """Prompts with tokens to launch; a prompt without its mask does not start."""
+        return [prompt for prompt in self.prompts.values() if prompt.num_left and not prompt.awaits_mask]
+
+    def schedule(self, num_launched: int = 0, most: int = 0) -> list[Chunk[AnyPrompt]]:
+        """Return the next step's chunks; empty when no prompt can run.
 
         Args:
             num_launched: tokens of the steps in flight.
+            most: limit of the step beyond the usual; 0: no more.
         """
-        ready = [prompt for prompt in self.prompts.values() if prompt.num_left and not prompt.awaits_mask]
         checkpoints, is_held_up = self.prefixes.checkpoints, self.prefixes.is_held_up
         pieces = self.order.next_step(
-            ready, self._admit, is_held_up, checkpoints.num_next, checkpoints.cut, num_launched=num_launched
+            self.ready,
+            self._admit,
+            is_held_up,
+            checkpoints.num_next,
+            checkpoints.cut,
+            num_launched=num_launched,
+            most=most,
         )
         return [self._chunk(prompt, num_tokens) for prompt, num_tokens in pieces]
 

@@ -63,6 +63,8 @@ class PromptSequence:
     grammar: GrammarState | None = None
     beginning: Beginning = field(default_factory=Beginning)
     tables: Tables = ()
+    arrived_s: float = 0.0  # at the router, by the monotonic clock
+    num_found: int = 0  # tokens found in the pool
     num_scheduled_tokens: int = 0  # computed by launched steps, or found
     num_in_flight: int = 0  # unfinished launched steps, which write the blocks
     ended: bool = False  # failed or aborted: tokens of steps in flight are dropped
@@ -100,6 +102,10 @@ class PromptSequence:
     def num_slots(self) -> int:
         """Tokens with a place in blocks: the prompt, and the first output if others may follow."""
         return len(self.token_ids) + self.may_go_on
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def num_left(self) -> int:

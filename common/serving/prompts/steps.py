@@ -13,8 +13,11 @@ from typing import Generic
 from common.device.steps.loop_trace import WAIT
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PendingPrompts, PromptRunner
+from common.serving.prompts.order import turn_of
 from common.serving.prompts.scheduler import Chunk, PromptScheduler
 from common.serving.prompts.sequence import AnyPrompt
+from common.serving.turns.law import SIDE_BY_SIDE
+from common.serving.turns.prompt_turns import Launched, StepPlans
 from common.wire.messages.worker import Message
 from common.wire.values.output_token import OutputToken
 
@@ -28,6 +31,7 @@ class PromptStep(Generic[AnyPrompt]):
     ends: list[int]  # tokens of each prompt computed after the step
     num_tokens: int  # computed by the step
     launched_s: float
+    launched: Launched  # its plan, and what it had of the GPU
 
     def reached(self) -> list[tuple[AnyPrompt, int]]:
         """Return live prompts, each with the number of computed tokens."""
@@ -46,6 +50,7 @@ class PromptSteps(Generic[AnyPrompt]):
         send: sends log-probabilities of prompts to the router.
         worker: id and epoch of this worker.
         max_in_flight: steps launched ahead of the device.
+        plans: decides about turns, and about the whole GPU.
     """
 
     def __init__(
@@ -55,25 +60,35 @@ class PromptSteps(Generic[AnyPrompt]):
         send: Callable[[Message], None],
         worker: tuple[str, int],
         max_in_flight: int,
+        plans: StepPlans | None = None,
     ) -> None:
         self.runner, self.scheduler, self.send, self.worker = runner, scheduler, send, worker
         self.prefixes, self.trace, self.max_in_flight = scheduler.prefixes, runner.trace, max_in_flight
         self.in_flight: deque[PromptStep[AnyPrompt]] = deque()  # oldest first
+        self.plans, self._plan = plans or StepPlans(), SIDE_BY_SIDE
 
     def schedule(self) -> list[Chunk[AnyPrompt]]:
         """Return the next step's chunks, to be launched at once; none while enough steps are in flight."""
         if len(self.in_flight) >= self.max_in_flight:
             return []
-        return self.scheduler.schedule(sum(step.num_tokens for step in self.in_flight))
+        prompts = sorted(self.scheduler.ready, key=turn_of)
+        self._plan = self.plans.plan(prompts, [step.launched for step in self.in_flight])
+        return self.scheduler.schedule(sum(step.num_tokens for step in self.in_flight), self._plan.num_tokens)
 
     def launch(self, chunks: list[Chunk[AnyPrompt]]) -> None:
-        """Launch a step over the chunks; the step may use the whole GPU if every prompt may."""
+        """Launch a step over the chunks that were just scheduled."""
         prompts, num_tokens = [chunk.sequence for chunk in chunks], sum(chunk.num_tokens for chunk in chunks)
         launched_s, inputs = time.monotonic(), [_prompt_chunk(chunk) for chunk in chunks]
         self.trace.join(prompt.key for prompt in prompts)
         self.prefixes.rate.launched(num_tokens)
-        pending = self.runner.launch(inputs, whole_gpu=all(prompt.request.whole_gpu for prompt in prompts))
-        self.in_flight.append(PromptStep(pending, prompts, [chunk.end for chunk in inputs], num_tokens, launched_s))
+        is_alone = all(prompt.request.whole_gpu for prompt in prompts)
+        has_whole = self.plans.has_whole(self._plan, num_tokens, is_alone=is_alone)
+        launched = Launched(self._plan, [(chunk.end - chunk.start, chunk.start) for chunk in inputs], has_whole)
+        pending = self.runner.launch(inputs, whole_gpu=has_whole)
+        if not self.in_flight:
+            self.plans.begin(launched)
+        ends = [chunk.end for chunk in inputs]
+        self.in_flight.append(PromptStep(pending, prompts, ends, num_tokens, launched_s, launched))
         self.scheduler.launched(chunks)
 
     def collect(self) -> tuple[PromptStep[AnyPrompt], list[tuple[AnyPrompt, OutputToken]]] | None:
@@ -87,6 +102,7 @@ class PromptSteps(Generic[AnyPrompt]):
         with self.trace.phase(WAIT):  # a moment, because the step is over
             tokens = step.pending.tokens()
         self.prefixes.rate.ended()
+        self.plans.end(step.launched, self.in_flight[0].launched if self.in_flight else None)
         self.scheduler.collected(step.prompts)
         for prompt, scores in zip(step.prompts, step.pending.scores(), strict=True):
             for message in () if scores is None or prompt.ended else scores.messages(*self.worker, *prompt.key):

@@ -2,8 +2,8 @@
 
 Side by side, prompts and decode steps together get at most a tenth more out of a GPU than one after the other. So the
 decision is who waits. While all prompts are in time, both run side by side, and streams have short gaps. When a prompt
-would be late, the two take **turns**: a prompt step alone on the whole GPU, then one decode step. The prompt step is as
-long as the target of pauses allows.
+would be late, the two take **turns**: beside each prompt step, which has the whole GPU, runs a single decode step. The
+prompt step is as long as the target of pauses allows.
 
 Forecasts decide, not violations. Measured pauses correct the forecasts. Decisions change only between prompt steps,
 with hysteresis.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from common.base.percentiles import percentile
+from common.settings.slo_section import SloSection
 
 TURN_TOKENS = (8192, 6144, 4096, 3072, 2048, 1536, 1024)
 """Sizes of prompt steps in turns; the last is taken even if too long, because smaller ones waste a prompt's speed."""
@@ -24,22 +25,11 @@ PATIENCE = 2.0
 CALM = 0.5
 """Part of the target below which prompts are in time again."""
 MARGIN_MS = 0.5
-"""Time of a pause beside its two steps: of handing the GPU over and back."""
+"""Time of a pause beside its two steps: from the end of a prompt step until the next decode step is launched."""
 NUM_PAUSES, MOST_SLOWNESS = 64, 2.0
 """Pauses of a correction, and the most that forecasts are stretched."""
 OVERTIME = 1.2
 """Multiple of a forecast after which a claim of the GPU ends by itself."""
-
-
-class Targets(NamedTuple):
-    """Targets in milliseconds.
-
-    itl_ms: longest usual pause of a stream (99th percentile); 0: streams are never stopped.
-    ttft_ms: wait for a first token beyond twice the prompt's own time; 0: always in turns.
-    """
-
-    itl_ms: float = 100.0
-    ttft_ms: float = 100.0
 
 
 class Forecast(Protocol):
@@ -61,22 +51,15 @@ class Waiting(NamedTuple):
     num_tokens: int  # of the prompt
 
 
-class Decoding(NamedTuple):
-    """Decode steps on the GPU."""
-
-    num_rows: int  # 0: none
-    step_ms: float  # of a step alone
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next prompt step. In a turn it runs alone, with at most `num_tokens`; otherwise beside decode steps."""
+    """The next prompt step. In a turn it has at most `num_tokens` and the whole GPU, beside a single decode step."""
 
     is_turn: bool
     num_tokens: int = 0  # 0: as many as usual
     pause_ms: float = 0.0  # forecast of the streams' pause
 
-    def claim_ms(self, targets: Targets) -> float:
+    def claim_ms(self, targets: SloSection) -> float:
         """Return how long the turn's claim of the GPU lasts at most."""
         return min(OVERTIME * self.pause_ms, max(2 * targets.itl_ms, self.pause_ms))
 
@@ -91,25 +74,26 @@ class TurnLaw:
     shared_speed: speed of prompts side by side with decode steps, relative to alone.
     """
 
-    targets: Targets
+    targets: SloSection
     forecast: Forecast
-    shared_speed: float = 0.71
+    shared_speed: float = 0.6
     is_pressed: bool = field(init=False, default=False)  # some prompt would be late side by side
     num_changes: int = field(init=False, default=0)  # of `is_pressed`
     slowness: float = field(init=False, default=1.0)  # of measured pauses, relative to forecasts; at least 1
     _ratios: list[float] = field(init=False, default_factory=list)
 
-    def plan(self, prompts: Sequence[Waiting], decoding: Decoding, running_ms: float = 0.0) -> Plan:
+    def plan(self, prompts: Sequence[Waiting], decode_ms: float, running_ms: float = 0.0) -> Plan:
         """Return the next step of prompts in the order in which they are computed.
 
         Args:
+            decode_ms: time of a decode step alone; 0 if nothing is decoded.
             running_ms: what is left of launched prompt steps, alone on the whole GPU.
         """
         self._press(self._would_be_late(prompts, running_ms))
-        if not self.is_pressed or not decoding.num_rows or _num_left(prompts) < LEAST_TOKENS:
+        if not self.is_pressed or not decode_ms or _num_left(prompts) < LEAST_TOKENS:
             return SIDE_BY_SIDE
         for num_tokens in TURN_TOKENS:
-            pause_ms = self.forecast.step_ms(_chunks(prompts, num_tokens)) + decoding.step_ms + MARGIN_MS
+            pause_ms = self.forecast.step_ms(_chunks(prompts, num_tokens)) + decode_ms + MARGIN_MS
             if self.slowness * pause_ms <= self.targets.itl_ms:
                 break
         return Plan(True, num_tokens, pause_ms)

@@ -42,6 +42,7 @@ class DecodeWorker:
         # The leap: time of the running step, growth of each following step, and number of steps.
         self._step_ms = self._left_ms = self._slope_ms = self._since_ms = self._boundary_ms = 0.0
         self._length, self._version, self._speed = 0, 0, 1.0
+        self._served = 0  # turn of the last begun step; 0: none
         gpu.decode = self
 
     def offer(self, request: Request, source: Gpu) -> None:
@@ -85,26 +86,31 @@ class DecodeWorker:
         """See `Decoding`."""
         return self._step_ms
 
+    @property
+    def _turn(self) -> int:
+        return self.gpu.page.turn(int(self.events.now_ms * 1e3))
+
     def end_leap(self) -> None:
         """See `Decoding`."""
         self.settle()
         self.hasten()
 
     def go_on(self) -> None:
-        """See `Decoding`; a claim that is not released ends at its time."""
-        now_ms = self.events.now_ms
-        if until_us := self.gpu.page.claimed_until_us(int(now_ms * 1e3)):
-            self.events.at(until_us / 1e3, self.go_on)
-        elif not self._length and self.num_rows:
+        """See `Decoding`; the prefill worker calls at the end of a turn."""
+        if self._length or not self.num_rows:
+            return
+        if self._turn and self._turn == self._served:
+            self.gpu.set_step(0, 0.0)
+        else:
             self._begin()
 
     def hasten(self) -> None:
-        """See `Running`; a joining request, or a wanted turn, ends the leap with the running step."""
+        """See `Running`; a joining request, or a turn, ends the leap with the running step."""
         if not self._length:
             return
         self._speed = self.gpu.step_speed
         self._version += 1
-        if self._joining or self.gpu.wants_turn:
+        if self._joining or self._turn:
             self._length = 1
         version, length = self._version, self._length
         end_ms = self.events.now_ms + self._time_of(length) / self._speed
@@ -149,6 +155,7 @@ class DecodeWorker:
             if request.prefix is not None:
                 self._prefixes[request.prefix] += 1
         num_rows, self._since_ms = len(self._rows), self.events.now_ms
+        self._served = self._turn
         if not num_rows:
             self._length = 0
             self.gpu.set_step(0, 0.0)
@@ -176,18 +183,14 @@ class DecodeWorker:
             if request.prefix is not None:
                 self._prefixes -= Counter([request.prefix])
         self._num_taken -= len(over)
-        gives_turn, self.gpu.wants_turn = self.gpu.wants_turn, False
-        if gives_turn:
-            self.gpu.set_step(0, 0.0)
+        if self.num_rows:
+            self.go_on()
         else:
-            self._begin()
+            self.gpu.set_step(0, 0.0)
         for request in over:
             self.gpu.give_back(request, self._taken(request))
             self._on_end(request)
         self.resume()
-        if gives_turn and self.gpu.prefill is not None:
-            self.gpu.prefill.resume()  # takes the turn, if it still wants one
-            self.go_on()
 
     def _taken(self, request: Request) -> int:
         """Return the tokens taken by all of a request, without the prefix."""

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.serving.turns.law import Targets, TurnLaw
+from common.serving.turns.law import TurnLaw
 from common.serving.turns.page import PAGE_BYTES, TurnPage
+from common.settings.slo_section import SloSection
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
-
-HAND_OVER_MS = 0.25
-"""Time to hand the GPU from one worker to the other; assumed until `benchmarks.sharing` has measured a turn's cost."""
 
 
 class WholeGpu:
@@ -55,7 +53,7 @@ class Decoding(Running, Protocol):
         """End the leap with the running step."""
 
     def go_on(self) -> None:
-        """Begin to decode, unless decoding, or while the page has a claim."""
+        """Begin to decode, unless decoding, or if the present turn has had its step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,10 +71,9 @@ class Gpu:
     step_ms: float = 0.0  # time of the running decode step alone
     prefill: Running | None = None
     decode: "Decoding | None" = None
-    targets: Targets | None = None  # of turns; None: the router's word decides about the whole GPU
+    targets: SloSection | None = None  # of turns; None: the router's word decides about the whole GPU
     law: TurnLaw | None = field(init=False, default=None)
     page: TurnPage = field(init=False, default_factory=lambda: TurnPage(bytearray(PAGE_BYTES)))
-    wants_turn: bool = False  # the prefill worker waits for the end of the running decode step
 
     def __post_init__(self) -> None:
         if self.targets is not None:

@@ -5,19 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.serving.prompts.order import PromptOrder, turn_of
-from common.serving.turns.law import SIDE_BY_SIDE, Decoding, Plan, Waiting
+from common.serving.turns.law import SIDE_BY_SIDE, Plan, Waiting
 from common.settings.config import PrefillSection
 from common.settings.memory_sections import MemorySection
 from deploy.planning.simulation.events import Events
-from deploy.planning.simulation.gpu import HAND_OVER_MS, Gpu
+from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.loads import Prefix
 from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
 
 LIMITS = PrefillSection()
 """Limits of a step."""
-WRITER = 1
-"""Epoch of a prefill worker on the page of its GPU."""
 DECODE_RESERVE = MemorySection().decode_reserve
 """Share of a pool left by prompts to decode workers."""
 MAX_LAUNCHED = 2
@@ -60,6 +58,7 @@ class PrefillWorker:
         self._waiting: list[Request] = []  # prompts with tokens left to launch
         self._launched: deque[_Step] = deque()
         self._since_ms, self._speed, self._version = 0.0, 1.0, 0
+        self._begun_ms, self._turn = 0.0, 0  # of the running step
         gpu.prefill = self
 
     def take(self, request: Request) -> None:
@@ -71,8 +70,7 @@ class PrefillWorker:
     def resume(self) -> None:
         """Launch steps while there are prompts, room and free places in the pipeline."""
         while self._waiting and len(self._launched) < MAX_LAUNCHED:
-            if (plan := self._plan()).is_turn and not self._takes_turn():
-                return
+            plan = self._plan()
             num_launched = sum(step.num_tokens for step in self._launched)
             pieces = self._order.next_step(
                 self._waiting, self._admit, self._is_held_up, num_launched=num_launched, most=plan.num_tokens
@@ -140,13 +138,13 @@ class PrefillWorker:
         return [request for request in waiting if self._finds(request)]
 
     def _end_turn(self, step: _Step) -> None:
-        """Let a decode step follow, and tell the law how long streams have paused."""
-        self.gpu.page.release(WRITER)
-        self.gpu.set_prompt(0.0, has_whole=False)
-        if self.gpu.decode is not None and self.gpu.law is not None:
-            self.gpu.decode.go_on()
-            pause_ms = step.alone_ms + self.gpu.decode.step_ms + HAND_OVER_MS
-            self.gpu.law.paused(step.plan, pause_ms)
+        """End the claim, unless another turn follows, and tell the law how long streams have paused."""
+        if self.gpu.law is not None:
+            self.gpu.law.paused(step.plan, self.events.now_ms - self._begun_ms)
+        if not (self._launched and self._launched[0].plan.is_turn):
+            self.gpu.page.release(self._turn)
+            if self.gpu.decode is not None:
+                self.gpu.decode.go_on()
 
     def _plan(self) -> Plan:
         """Return the plan of the next step; turns are taken only on a shared GPU with targets."""
@@ -158,17 +156,7 @@ class PrefillWorker:
                    for each in sorted(self._waiting, key=turn_of)]  # fmt: skip
         self.settle()
         running_ms = sum(step.left_ms for step in self._launched)
-        return law.plan(prompts, Decoding(decode.num_rows, decode.step_ms), running_ms)
-
-    def _takes_turn(self) -> bool:
-        """Tell whether a turn may begin: no step runs. Otherwise the running decode step becomes the last before it."""
-        if self._launched:
-            return False
-        if self.gpu.num_rows and self.gpu.decode is not None:
-            self.gpu.wants_turn = True
-            self.gpu.decode.end_leap()
-            return False
-        return True
+        return law.plan(prompts, decode.step_ms if decode.num_rows else 0.0, running_ms)
 
     def _has_whole(self, pieces: list[tuple[Request, int]], plan: Plan) -> bool:
         if not self.gpu.is_shared or plan.is_turn:
@@ -183,18 +171,22 @@ class PrefillWorker:
         alone_ms = costs.ms((count, request.num_done) for request, count in pieces)
         for request, count in pieces:
             request.num_done += count
-        alone_ms += HAND_OVER_MS if plan.is_turn else 0.0
         num_tokens = sum(count for _, count in pieces)
         return _Step([(request, request.num_done) for request, _ in pieces], num_tokens, alone_ms, has_whole, plan)
 
     def _begin(self) -> None:
-        self._since_ms = self.events.now_ms
-        step = self._launched[0]
-        if step.plan.is_turn and self.gpu.targets is not None:
+        self._since_ms = self._begun_ms = self.events.now_ms
+        step, decode = self._launched[0], self.gpu.decode
+        is_turn = step.plan.is_turn and self.gpu.targets is not None and decode is not None
+        if is_turn and decode is not None and self.gpu.targets is not None:
+            self._turn += 1
             until_ms = self.events.now_ms + step.plan.claim_ms(self.gpu.targets)
-            self.gpu.page.claim(WRITER, int(until_ms * 1e3))
+            self.gpu.page.claim(self._turn, int(until_ms * 1e3))
+            decode.end_leap()
         self.gpu.set_prompt(step.alone_ms, has_whole=step.has_whole)
         self.hasten()
+        if is_turn and decode is not None:
+            decode.go_on()
 
     def _end(self, version: int) -> None:
         if version != self._version:

@@ -18,7 +18,7 @@ Equal loads give equal figures.
 from collections import Counter
 
 from common.base.errors import BatonError, ConfigError
-from common.serving.turns.law import Targets
+from common.settings.slo_section import SloSection
 from common.wire.messages.worker import Role
 from deploy.planning.simulation.decode import DecodeWorker
 from deploy.planning.simulation.events import Events
@@ -46,7 +46,7 @@ class Simulation:
     """
 
     def __init__(
-        self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: Targets | None = None
+        self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection | None = None
     ) -> None:
         self._costs, self._load, self._events = costs, load, Events()
         self._request_ms = (costs.rates.shared if layout.is_shared else costs.rates.apart).request_ms
@@ -144,7 +144,7 @@ class Simulation:
 
 
 def simulate(
-    layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: Targets | None = None
+    layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection | None = None
 ) -> Outcome:
     """Return the outcome of a load on a system; raises Stuck if the system stops, ConfigError without room."""
     return Simulation(layout, costs, load, kv_tokens=kv_tokens, targets=targets).run()

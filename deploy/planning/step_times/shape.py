@@ -7,8 +7,6 @@ from common.base.errors import ConfigError, ModelError
 from common.models.config import DecoderConfig, cached_dtype
 from common.models.held import sized_model
 from common.models.reading import AS_STORED, KEEP
-from common.models.sizes.attention import Attention
-from common.models.sizes.delta_rule import DeltaRule
 
 DTYPE = "bfloat16"
 BYTES = 2
@@ -77,11 +75,8 @@ def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED
 
 def shape_of(config: DecoderConfig, kv_dtype: str = "auto") -> ModelShape:
     """Return the shape of a model with `kv.dtype`; raises ConfigError where its cache cannot be in it."""
-    mixers = [layer.mixer for layer in config.layers if not isinstance(layer.mixer, DeltaRule)]
     groups = config.cache_groups(1, cached_dtype(kv_dtype, DTYPE, has_latents=bool(config.latents)))
-    pairs = {True: 0, False: 0}  # by whether a layer has a window
-    for mixer in mixers:
-        pairs[isinstance(mixer, Attention) and mixer.window > 0] += mixer.pair_products
+    pairs = config.pair_products
     any_step, matrix_bytes = config.step_weights(0), config.activation_bytes(0, 0)
     experts = config.num_weights - any_step
     return ModelShape(
@@ -90,14 +85,14 @@ def shape_of(config: DecoderConfig, kv_dtype: str = "auto") -> ModelShape:
         step_bytes=config.step_bytes(0, BYTES),
         weight_bytes=config.weight_bytes(BYTES),
         kv_bytes=sum(group.token_bytes for group in groups if group.grows and not group.window),
-        pair_products=pairs[False],
+        pair_products=pairs.everywhere,
         token_bytes=config.activation_bytes(1, 0) - matrix_bytes,
         logit_bytes=config.activation_bytes(0, 1) - matrix_bytes,
         expert_bytes=config.step_bytes(ALL_EXPERTS, BYTES) - config.step_bytes(0, BYTES),
         expert_share=(config.step_weights(1) - any_step) / experts if experts else 0.0,
         window=max(group.window for group in groups),
         window_bytes=sum(group.token_bytes for group in groups if group.window),
-        window_pairs=pairs[True],
+        window_pairs=pairs.in_window,
         state_bytes=sum(group.block_bytes for group in groups if not group.grows),
         matrix_bytes=matrix_bytes,
     )
