@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.context_mix import ContextMix, parse_mix, uniform
 from benchmarks.kernels import read_ceiling
 from benchmarks.model_flags import add_quantization, served_as
-from benchmarks.own_memory import kv_section, own_memory, require_gpu, separate, take_all
+from benchmarks.own_memory import own_memory, require_gpu, separate, take_all
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import limited_stream
 from common.device.steps.output_ring import PendingOutput
@@ -41,7 +41,7 @@ from common.settings.config import (
     ModelSection,
     WorkerSection,
 )
-from common.settings.memory_sections import KV_DTYPES
+from common.settings.memory_sections import KV_DTYPES, KVSection
 from common.wire.values.kv_layout import Counts, KVGroup
 from common.wire.values.sampling_params import SamplingParams
 from decode_worker.batch.batch import DecodeBatch
@@ -90,18 +90,16 @@ class StepBench:
     """A decode worker's engine filled with made-up sequences; `args` as by `add_engine_flags`.
 
     Args:
-        memory_fraction: as `kv.memory_fraction`; None is the default of workers.
+        pool_bytes: as `kv.pool_bytes`; 0 is what workers have room for.
     """
 
-    def __init__(
-        self, args: argparse.Namespace, memory: MemoryClient, device: str, memory_fraction: float | None = None
-    ) -> None:
+    def __init__(self, args: argparse.Namespace, memory: MemoryClient, device: str, pool_bytes: int = 0) -> None:
         self.max_rows = max(args.batches)
         config = Config(
             model=ModelSection(path=args.model_dir, quantization=args.quantization, head=args.head),
             worker=WorkerSection(device=device),
             decode=DecodeSection(max_num_seqs=self.max_rows),
-            kv=kv_section(memory_fraction, dtype=args.kv_dtype),
+            kv=KVSection(dtype=args.kv_dtype, pool_bytes=pool_bytes),
             kernels=KernelsSection(pdl=not args.no_pdl, linear="torch" if args.cublas else "triton"),
         )
         self.engine: Engine = build_engine(config, memory, step_tokens=2048, logit_rows=self.max_rows)

@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.shared_pool import SharedPool
 from common.memory.client.starter import Starter
 from common.settings.config import Config, NetSection
-from common.settings.memory_sections import KVSection, MemorySection
+from common.settings.memory_sections import MemorySection
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape
 
@@ -48,12 +47,6 @@ def own_memory(device: str) -> Iterator[MemoryClient]:
             if starter.process is not None:
                 starter.process.terminate()
                 starter.process.wait(END_S)
-
-
-def kv_section(memory_fraction: float | None, *, dtype: str = "auto") -> KVSection:
-    """Return options of a pool; None leaves the part of the memory to the default."""
-    section = KVSection(dtype=dtype)
-    return section if memory_fraction is None else replace(section, memory_fraction=memory_fraction)
 
 
 def take_all(shared: SharedPool) -> None:

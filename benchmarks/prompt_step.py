@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.model_flags import add_quantization, served_as
-from benchmarks.own_memory import kv_section, own_memory, require_gpu, separate, usual
+from benchmarks.own_memory import own_memory, require_gpu, separate, usual
 from common.device.engine.engine import Engine, build_engine
 from common.device.engine.gpu_share import make_share
 from common.device.steps.prompt_buffers import PromptChunk
@@ -31,6 +31,7 @@ from common.device.steps.warm_up import warm_up_prompts
 from common.memory.client.client import MemoryClient
 from common.models.reading import AS_STORED, KEEP
 from common.settings.config import Config, ModelSection, PrefillSection, WorkerSection
+from common.settings.memory_sections import KVSection
 from common.wire.values.sampling_params import SamplingParams
 from deploy.bench.origin import hardware
 from deploy.bench.results import Row, append_rows, row_of
@@ -63,7 +64,7 @@ class Together(NamedTuple):
 class PromptBench:
     """A prefill worker's engine, and a runner for each share of the GPU; a step has at most `num_seqs` prompts.
 
-    `memory_fraction` is as `kv.memory_fraction`; None is the default of workers.
+    `pool_bytes` is as `kv.pool_bytes`; 0 is what workers have room for.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class PromptBench:
         num_seqs: int = NUM_SEQS,
         quantization: str = AS_STORED,
         head: str = KEEP,
-        memory_fraction: float | None = None,
+        pool_bytes: int = 0,
     ) -> None:
         config = Config(
             model=ModelSection(path=model_dir, quantization=quantization, head=head),
             worker=WorkerSection(device=device),
             prefill=PrefillSection(max_batch_tokens=chunk_tokens),
-            kv=kv_section(memory_fraction),
+            kv=KVSection(pool_bytes=pool_bytes),
         )
         self.chunk_tokens, self.num_seqs = chunk_tokens, num_seqs
         self.engine: Engine = build_engine(config, memory, step_tokens=chunk_tokens, logit_rows=num_seqs)

@@ -42,11 +42,11 @@ class Begin:
 
     def __init__(self, args: argparse.Namespace, environs: Mapping[str, Mapping[str, str]], page: Path) -> None:
         self._environs, self._page = environs, page
-        counts = {"decode": args.rows, "prompt": args.tokens}
+        rows, tokens = (",".join(map(str, counts)) for counts in (args.rows, args.tokens))
         self._commands = {
-            name: [sys.executable, "-m", "benchmarks.sharing.side", name, args.model_dir, args.device,
-                   ",".join(map(str, values)), str(page)]
-            for name, values in counts.items()
+            name: [sys.executable, "-m", "benchmarks.sharing.side", name, args.model_dir, args.device, rows, tokens,
+                   str(args.context), str(page)]
+            for name in ("decode", "prompt")
         }  # fmt: skip
 
     def __call__(self) -> Pair:

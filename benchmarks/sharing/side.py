@@ -1,9 +1,9 @@
 """A process of `benchmarks.sharing`: decode steps, or prompt steps, told by lines of JSON on stdin.
 
-    python -m benchmarks.sharing.side decode|prompt MODEL_DIR DEVICE COUNTS PAGE
+    python -m benchmarks.sharing.side decode|prompt MODEL_DIR DEVICE ROWS TOKENS CONTEXT PAGE
 
-Takes the counts of all cells to come, and a file of a byte for turns. For each line with a cell the
-process prepares and answers `ready`. For the next line, with the window on the monotonic clock, it runs steps and
+The arguments tell of all cells to come. PAGE is a file of a byte for turns. For each line with a cell the process
+prepares and answers `ready`. For the next line, with the window on the monotonic clock, it runs steps and
 answers their milliseconds. An error is the last answer. Engine, batch, graphs and shares are the workers' own.
 """
 
@@ -17,15 +17,19 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 from benchmarks.decode_step import MORE_TOKENS, StepBench
 from benchmarks.own_memory import own_memory
 from benchmarks.prompt_step import PromptBench, Together
 from benchmarks.sharing.grid import Cell, Kind
+from benchmarks.sharing.pools import Pools, pools, prompts_of
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.row_state import HEADS
@@ -37,12 +41,22 @@ from deploy.bench.workload import numbers
 IN_FLIGHT = 2
 """As in workers: a step runs and a step is queued."""
 LOOK_S = 20e-6
-DECODE_PART, PROMPT_PART = 0.68, 0.18
-"""Parts of the GPU's memory; each process has its own weights and pool."""
 
 Launch = Callable[[], Callable[[], object]]
 """Launches a step; the returned function waits for its end."""
 Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All cells to come, by what they have."""
+
+    rows: list[int]
+    tokens: list[int]
+    context: int
+
+    def pools(self, model_dir: str, device: str) -> Pools:
+        return pools(model_dir, torch.device(device), self.rows, self.tokens, self.context)
 
 
 class Page:
@@ -107,12 +121,12 @@ class DecodeSide(Side):
 
     turn = 1
 
-    def __init__(self, model_dir: str, device: str, counts: list[int], memory: MemoryClient) -> None:
+    def __init__(self, model_dir: str, device: str, asked: Asked, memory: MemoryClient) -> None:
         args = argparse.Namespace(
-            model_dir=model_dir, batches=counts, quantization=AS_STORED, head=KEEP, kv_dtype="auto", no_pdl=False,
+            model_dir=model_dir, batches=asked.rows, quantization=AS_STORED, head=KEEP, kv_dtype="auto", no_pdl=False,
             cublas=False,
         )  # fmt: skip
-        self.bench = StepBench(args, memory, device, DECODE_PART)
+        self.bench = StepBench(args, memory, device, asked.pools(model_dir, device).decode)
         state = self.bench.batch.state
         self._heads = state.words[: len(HEADS) * state.column_words]  # what steps advance
         self._num_filled, self._filled, self._numbers = 0, self._heads, count(1)
@@ -135,8 +149,10 @@ class PromptSide(Side):
 
     turn = 0
 
-    def __init__(self, model_dir: str, device: str, counts: list[int], memory: MemoryClient) -> None:
-        self.bench = PromptBench(model_dir, max(counts), memory, device, memory_fraction=PROMPT_PART)
+    def __init__(self, model_dir: str, device: str, asked: Asked, memory: MemoryClient) -> None:
+        num_tokens, pool_bytes = max(asked.tokens), asked.pools(model_dir, device).prompt
+        num_prompts = prompts_of(num_tokens, asked.context).number
+        self.bench = PromptBench(model_dir, num_tokens, memory, device, num_prompts, pool_bytes=pool_bytes)
         self._runners: dict[int, PromptRunner] = {}
         self._numbers = count()
 
@@ -165,7 +181,7 @@ class PromptSide(Side):
         return runner.launch(chunks, whole_gpu=not cell.num_left or is_switch).tokens
 
 
-SIDES: dict[str, Callable[[str, str, list[int], MemoryClient], Side]] = {"decode": DecodeSide, "prompt": PromptSide}
+SIDES: dict[str, Callable[[str, str, Asked, MemoryClient], Side]] = {"decode": DecodeSide, "prompt": PromptSide}
 
 
 def serve(side: Side, page: Page, asked: TextIO, answers: TextIO) -> None:
@@ -200,11 +216,12 @@ def answers_only() -> Iterator[TextIO]:
         yield answers
 
 
-def main(role: str, model_dir: str, device: str, counts: str, page: str) -> int:
+def main(role: str, model_dir: str, device: str, rows: str, tokens: str, context: str, page: str) -> int:
     with answers_only() as answers:
         try:
             with own_memory(device) as memory:
-                serve(SIDES[role](model_dir, device, numbers(counts), memory), Page(Path(page)), sys.stdin, answers)
+                asked = Asked(numbers(rows), numbers(tokens), int(context))
+                serve(SIDES[role](model_dir, device, asked, memory), Page(Path(page)), sys.stdin, answers)
         except Exception as error:
             print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
             raise

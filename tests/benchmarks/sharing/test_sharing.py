@@ -16,7 +16,7 @@ from benchmarks.own_memory import own_memory
 from benchmarks.sharing import pair
 from benchmarks.sharing.grid import Cell, Kind, Times, figures, grid, rows_of
 from benchmarks.sharing.pair import Bench, Pair
-from benchmarks.sharing.side import SIDES, DecodeSide, Page, all_the_time, in_turns, serve
+from benchmarks.sharing.side import SIDES, Asked, DecodeSide, Page, all_the_time, in_turns, serve
 from tests.support.guided import DEMO_MODEL
 
 FAKE_SIDE = """
@@ -146,7 +146,7 @@ def test_sides_run_one_after_the_other_in_turns(tmp_path: Path) -> None:
 @pytest.mark.medium
 def test_rows_return_to_their_contexts_before_they_outgrow_their_blocks() -> None:
     with own_memory("cpu") as memory:
-        side = DecodeSide(str(DEMO_MODEL), "cpu", [2], memory)
+        side = DecodeSide(str(DEMO_MODEL), "cpu", Asked([2], [32], 16), memory)
         launch, state = side.prepare(Cell(2, 0, context=16)), side.bench.batch.state
         assert launch is not None
         first, lengths = state.seq_lens[0].item(), list[float]()
@@ -166,7 +166,8 @@ def test_a_side_runs_the_steps_of_its_worker(name: str, tmp_path: Path) -> None:
     too_long = {**cells[0], "rows": 3, "tokens": 1 << 20, "context": 1 << 20}
     asked = io.StringIO("\n".join(json.dumps(each) for each in (cells[0], window, cells[2], window, too_long)))
     with own_memory("cpu") as memory:
-        serve(SIDES[name](str(DEMO_MODEL), "cpu", [2, 64], memory), Page(page), asked, answers)
+        asked_for = Asked([2], [32, 64], 16)
+        serve(SIDES[name](str(DEMO_MODEL), "cpu", asked_for, memory), Page(page), asked, answers)
     ready, beside, times, again, more, unfit = map(json.loads, answers.getvalue().splitlines())
     assert ready == beside == again == {"ready": True} and unfit == {"ready": False}
     assert all(ms > 0 for ms in (*times["ms"], *more["ms"]))
