@@ -163,7 +163,7 @@ class DecodeWorker:
         load.spared_bytes, load.pulls = self.runner.spared_bytes, self.pulls.transfers.meter
         load.num_pulled_blocks, load.num_found_blocks = prefixes.num_pulled, prefixes.num_found
         load.prompt_block_us = local.prefixes.rate.block_us(local.prefixes.block_size)
-        load.short_prompt_s = local.short_s
+        load.short_prompt_s, load.num_turns = local.short_s, self.steps.gate.num_turns
         if not load.num_running:
             load.last_step_s = time.monotonic()
             self.steps.gate.rest()

@@ -148,6 +148,7 @@ class PrefillWorker:
         load.prompt_block_us = self.prefixes.rate.block_us(self.prefixes.block_size)
         load.taking_us = int(self.retrievals.worth.taking_us)
         load.num_pulled_blocks, load.pulls = self.retrievals.num_pulled, self.retrievals.meter
+        load.num_turns, load.in_turns = self.steps.plans.num_turns, self.steps.plans.is_pressed
         if not load.num_running:
             load.last_step_s = time.monotonic()
 
@@ -179,7 +180,7 @@ class PrefillWorker:
             chunks = self.steps.schedule()
         if chunks:
             self.link.load.num_running = max(self.link.load.num_running, len(chunks))  # launching may take long
-            with self.trace.phase("launch"):
+            with self.trace.phase("launch in turn" if self.steps.plan.is_turn else "launch"):
                 self.steps.launch(chunks)
 
     def _collect(self) -> bool:

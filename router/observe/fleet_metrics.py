@@ -48,6 +48,7 @@ BEAT_GAUGES: dict[str, tuple[str, OfBeat]] = {
     "paused": ("of those, paused: other sequences have their rows", lambda beat: beat.num_paused),
     "waiting": ("requests waiting in the worker", lambda beat: beat.num_waiting),
     "handoffs": ("KV handoffs under way", lambda beat: beat.num_handoffs),
+    "in_turns": ("whether streams wait for its prompts, which would be late", lambda beat: beat.in_turns),
     "step_age_seconds": ("since its last step ended; 0 while idle", lambda beat: beat.last_step_age_s),
 }
 BEAT_COUNTERS: dict[str, tuple[str, OfBeat]] = {
@@ -58,6 +59,7 @@ BEAT_COUNTERS: dict[str, tuple[str, OfBeat]] = {
     "pull_seconds": ("that those took, one after the other", lambda beat: beat.pulls.total_us / 1e6),
     "pulled_blocks": ("KV blocks pulled from other pools", lambda beat: beat.num_pulled_blocks),
     "found_blocks": ("the same, not pulled as they were there", lambda beat: beat.num_found_blocks),
+    "turns": ("prompt steps for which streams waited, and decode steps beside those", lambda beat: beat.num_turns),
     "spared_bytes": ("KV that decode steps did not read, as sequences share it", lambda beat: beat.spared_bytes),
 }  # fmt: skip
 MEMORY_GAUGES: dict[str, tuple[str, OfMemory]] = {

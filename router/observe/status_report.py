@@ -124,6 +124,7 @@ class StatusReporter:
             "step_ms": None if pace.step_ms is None else round(pace.step_ms, 2),
             "tokens_per_s": round(pace.written_per_s if ready.role is Role.DECODE else pace.computed_per_s, 1),
             "busy": round(pace.busy, 3),
+            "in_turns": beat is not None and beat.in_turns,
         }
 
 

@@ -20,6 +20,8 @@ from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.prompt_scores import PromptScores
 from common.grammar.followers import make_followers
 from common.kernels.base.sampling_operands import NO_CHOICE
+from common.serving.turns.decode_gate import TurnGate
+from common.serving.turns.page import PAGE_BYTES, TurnPage
 from common.serving.worker.drain import Drain
 from common.settings.config import Config, DecodeSection, NetSection
 from common.settings.memory_sections import KVSection
@@ -280,6 +282,26 @@ def test_tokens_go_out_before_a_chunk_of_a_local_prompt_and_while_it_is_computed
     assert parts == [(0, False), (16, False), (32, True)]
     rig.chunks[-1].over = True
     rig.turn_until(lambda: rig.sent("long")[:2] == [FIRST, NEXT])
+
+
+def test_streams_get_one_token_in_each_turn_of_prompts_and_all_of_theirs_in_the_end(rig: Rig) -> None:
+    begin(rig, "stream")
+    now_s, page = 100.0, TurnPage(bytearray(PAGE_BYTES))
+    rig.worker.steps.gate = TurnGate(page, clock=lambda: now_s)
+    for turn in (1, 2):
+        page.claim(turn, int((now_s + 1.0) * 1e6))
+        num_steps = len(rig.steps)
+        for _ in range(5):
+            rig.turn()
+        assert len(rig.steps) == num_steps + 1
+    rig.ask("prompt", 10)
+    assert len(rig.chunks) == 2, "prompts and messages do not wait"
+    assert page.step_us(int(now_s * 1e6)) > 0, "the prefill worker sees that something is decoded"
+    now_s += 2.0  # the claim's writer died
+    num_sent = len(rig.sent("stream"))
+    rig.turn_until(lambda: len(rig.sent("stream")) > num_sent + 5)
+    rig.worker.report_load()
+    assert rig.worker.link._heartbeat().num_turns == 2
 
 
 def test_the_router_learns_how_many_sequences_are_paused(rig: Rig) -> None:

@@ -17,9 +17,14 @@ from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.prompt_scores import PromptScores
 from common.grammar.followers import make_followers
 from common.kernels.base.sampling_operands import NO_CHOICE
+from common.serving.turns.forecast import LearnedForecast, Work
+from common.serving.turns.law import TurnLaw
+from common.serving.turns.page import PAGE_BYTES, TurnPage
+from common.serving.turns.prompt_turns import PromptTurns
 from common.serving.worker.drain import Drain
 from common.settings.config import Config, NetSection, PrefillSection
 from common.settings.memory_sections import KVSection
+from common.settings.slo_section import SloSection
 from common.wire.messages.handoff import KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages.memory import KVDeclined, KVOffer, KVReceived
 from common.wire.messages.worker import (
@@ -136,12 +141,19 @@ class Rig:
         self.router.send(connection_of("p", 1), message)
 
     def ask(
-        self, name: str, num_tokens: int, *, whole_gpu: bool = False, num_prompt_logprobs: int = 0, **sampling: Any
+        self,
+        name: str,
+        num_tokens: int,
+        *,
+        whole_gpu: bool = False,
+        num_prompt_logprobs: int = 0,
+        waited_ms: int = 0,
+        **sampling: Any,
     ) -> None:
         """Send a prompt; returns when it has arrived."""
         num_known = len(self.worker.scheduler.prompts)
         how = SamplingParams(**sampling)
-        fields = {"whole_gpu": whole_gpu, "num_prompt_logprobs": num_prompt_logprobs}
+        fields = {"whole_gpu": whole_gpu, "num_prompt_logprobs": num_prompt_logprobs, "waited_ms": waited_ms}
         self.tell(prefill_request(name, range(num_tokens), sampling=how, turn=num_known, **fields))
 
         def arrived() -> bool:
@@ -309,6 +321,42 @@ def test_a_step_gets_the_whole_gpu_only_if_each_of_its_prompts_was_alone(rig: Ri
         rig.steps[number].over = True
     assert rig.launched() == [[64], [6, 58], [12, 52], [18]]
     assert [step.whole_gpu for step in rig.steps] == [True, False, False, True]
+
+
+def test_a_late_prompt_gets_the_whole_gpu_in_turns_and_the_router_hears_of_them() -> None:
+    rig = Rig(num_blocks=128, max_batch_tokens=64)
+    page, forecast = TurnPage(bytearray(PAGE_BYTES)), LearnedForecast(Work(0.0))
+    forecast.learn([(8192, 0)], 819.2)
+    law = TurnLaw(SloSection(ttft_ms=50.0), forecast)
+    rig.worker.steps.plans = PromptTurns(law, forecast, page, writer=3)
+
+    def now_us() -> int:
+        return int(time.monotonic() * 1e6)
+
+    def beat() -> tuple[int, bool]:
+        rig.worker.report_load()
+        told = rig.worker.link._heartbeat()
+        return told.num_turns, told.in_turns
+
+    page.decode(5_000, now_us() + 5_000_000)
+    rig.ask("in time", 60)
+    rig.turn()
+    assert ([step.whole_gpu for step in rig.steps], page.turn(now_us()), beat()) == ([False], 0, (0, False))
+    rig.steps[0].over = True
+    rig.turn_until(lambda: rig.with_tokens() == ["in time"])
+    for name in "abcdefghij":
+        rig.ask(name, 60, waited_ms=100)
+    rig.turn()
+    assert rig.steps[1].whole_gpu and page.turn(now_us()) > 0 and beat() == (1, True)
+
+    def are_over() -> bool:
+        for step in rig.steps:
+            step.over = True
+        return len(rig.with_tokens()) == 11
+
+    rig.turn_until(are_over)
+    assert beat()[1] is False and page.turn(now_us()) == 0, "streams go on"
+    rig.close()
 
 
 def test_a_prompt_overtaken_between_its_pieces_is_announced_and_handed_off_as_ever(rig: Rig) -> None:

@@ -33,7 +33,8 @@ def heartbeat(worker_id: str, epoch: int = 1, **fields: Any) -> Heartbeat:
     ordinary: dict[str, Any] = {
         "num_waiting": 0, "num_running": 0, "num_paused": 0, "num_free_blocks": (0,), "num_handoffs": 0,
         "last_step_age_s": 0.0, "num_dropped_frames": 0, "num_pulled_blocks": 0, "num_found_blocks": 0,
-        "spared_bytes": 0, "steps": StepMeter().counts(), "pulls": PullMeter().counts(), "prompt_block_us": 0,
+        "spared_bytes": 0, "num_turns": 0, "in_turns": False, "steps": StepMeter().counts(),
+        "pulls": PullMeter().counts(), "prompt_block_us": 0,
         "taking_us": 0, "short_prompt_us": 0,
     }  # fmt: skip
     return Heartbeat(worker_id=worker_id, epoch=epoch, **ordinary | fields)

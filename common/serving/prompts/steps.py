@@ -65,15 +65,15 @@ class PromptSteps(Generic[AnyPrompt]):
         self.runner, self.scheduler, self.send, self.worker = runner, scheduler, send, worker
         self.prefixes, self.trace, self.max_in_flight = scheduler.prefixes, runner.trace, max_in_flight
         self.in_flight: deque[PromptStep[AnyPrompt]] = deque()  # oldest first
-        self.plans, self._plan = plans or StepPlans(), SIDE_BY_SIDE
+        self.plans, self.plan = plans or StepPlans(), SIDE_BY_SIDE
 
     def schedule(self) -> list[Chunk[AnyPrompt]]:
         """Return the next step's chunks, to be launched at once; none while enough steps are in flight."""
         if len(self.in_flight) >= self.max_in_flight:
             return []
         prompts = sorted(self.scheduler.ready, key=turn_of)
-        self._plan = self.plans.plan(prompts, [step.launched for step in self.in_flight])
-        return self.scheduler.schedule(sum(step.num_tokens for step in self.in_flight), self._plan.num_tokens)
+        self.plan = self.plans.plan(prompts, [step.launched for step in self.in_flight])
+        return self.scheduler.schedule(sum(step.num_tokens for step in self.in_flight), self.plan.num_tokens)
 
     def launch(self, chunks: list[Chunk[AnyPrompt]]) -> None:
         """Launch a step over the chunks that were just scheduled."""
@@ -82,8 +82,8 @@ class PromptSteps(Generic[AnyPrompt]):
         self.trace.join(prompt.key for prompt in prompts)
         self.prefixes.rate.launched(num_tokens)
         is_alone = all(prompt.request.whole_gpu for prompt in prompts)
-        has_whole = self.plans.has_whole(self._plan, num_tokens, is_alone=is_alone)
-        launched = Launched(self._plan, [(chunk.end - chunk.start, chunk.start) for chunk in inputs], has_whole)
+        has_whole = self.plans.has_whole(self.plan, num_tokens, is_alone=is_alone)
+        launched = Launched(self.plan, [(chunk.end - chunk.start, chunk.start) for chunk in inputs], has_whole)
         pending = self.runner.launch(inputs, whole_gpu=has_whole)
         if not self.in_flight:
             self.plans.begin(launched)

@@ -12,6 +12,9 @@ FRESH_S = 1.0
 class DecodeGate:
     """A gate that is never closed; for a worker that shares its GPU with no prefill worker."""
 
+    num_turns: int = 0
+    """Launched steps beside prompt steps for which streams wait."""
+
     def is_closed(self) -> bool:
         """Tell whether the present turn has had its step."""
         return False
@@ -38,6 +41,7 @@ class TurnGate(DecodeGate):
     def launched(self, step_s: float) -> None:
         now_s = self._clock()
         self._served = self._page.turn(int(now_s * 1e6))
+        self.num_turns += self._served != 0
         self._page.decode(max(1, int(step_s * 1e6)), int((now_s + FRESH_S) * 1e6))
         self._is_resting = False
 

@@ -100,6 +100,8 @@ class Heartbeat(FromWorker, tag=2):
     num_pulled_blocks: Total  # from other pools since the start: decode: of prompts, prefill: of replies
     num_found_blocks: Total  # decode: offered blocks found in the own pool, not pulled
     spared_bytes: Total  # decode: KV not read by steps since the start, because rows share prefixes
+    num_turns: Total  # prefill: steps for which streams waited; decode: steps launched beside those
+    in_turns: bool  # prefill: streams wait for prompts at present
     steps: StepCounts
     pulls: PullCounts
     prompt_block_us: Count  # estimate: computing a block of a prompt, in microseconds

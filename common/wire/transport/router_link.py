@@ -55,6 +55,8 @@ class Load:
     num_pulled_blocks: int = 0
     num_found_blocks: int = 0
     spared_bytes: int = 0
+    num_turns: int = 0
+    in_turns: bool = False
     steps: StepMeter = field(default_factory=StepMeter)
     pulls: PullMeter = field(default_factory=PullMeter)
     prompt_block_us: int = 0
@@ -200,6 +202,8 @@ class RouterLink:
             num_pulled_blocks=load.num_pulled_blocks,
             num_found_blocks=load.num_found_blocks,
             spared_bytes=load.spared_bytes,
+            num_turns=load.num_turns,
+            in_turns=load.in_turns,
             steps=load.steps.counts(),
             pulls=load.pulls.counts(),
             prompt_block_us=load.prompt_block_us,

@@ -125,7 +125,8 @@ function loadWords(worker, isDecode) {
 function stepWords(worker, here, isDecode) {
   if (worker.step_age_s > SILENT_S && here) return `no step for ${duration(worker.step_age_s)}`;
   if (worker.step_ms === null) return "idle";
-  return `${milliseconds(worker.step_ms)} a step · ${short(worker.tokens_per_s)} ${isDecode ? "" : "prompt "}tokens a second · busy ${percent(worker.busy)}`;
+  const turns = worker.in_turns ? "in turns: streams wait for prompts · " : "";
+  return `${turns}${milliseconds(worker.step_ms)} a step · ${short(worker.tokens_per_s)} ${isDecode ? "" : "prompt "}tokens a second · busy ${percent(worker.busy)}`;
 }
 
 function showPaths(report) {

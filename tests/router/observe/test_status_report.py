@@ -57,6 +57,9 @@ def test_a_report_has_every_worker_on_its_device_and_how_its_steps_were() -> Non
     assert (told["role"], told["state"], told["decoding"]) == ("decode", "serving", 0)
     assert (told["step_ms"], told["tokens_per_s"], told["busy"]) == (15.0, 0.0, 1.5 / PERIOD_S)
     assert device["workers"][1]["step_ms"] is None
+    bench.pool.beat(heartbeat("p0", in_turns=True), bench.now_s)
+    (device,) = status.report(bench.now_s)["devices"]
+    assert [each["in_turns"] for each in device["workers"]] == [False, True, False]
 
 
 def test_all_numbers_of_a_report_are_of_one_moment_and_add_up() -> None:
