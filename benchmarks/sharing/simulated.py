@@ -2,9 +2,8 @@
 
     python -m benchmarks.sharing.simulated [--itl-ms 25,50,100,250] [--ttft-ms 100]
 
-Prints a row without turns for each load, because workers take none. Prompts keep to their share there, or have the
-whole GPU in a backlog. The others are by `common/serving/turns/law.py`. Rates are those of the planner. The time of a
-handover is assumed (`HAND_OVER_MS` of `deploy/planning/simulation/gpu.py`), and forecasts are never wrong.
+Prints a row without turns for each load: prompts keep to their share there, or have the whole GPU in a backlog. The
+others are by `common/serving/turns/law.py`. Rates are those of the planner, and forecasts are never wrong.
 """
 
 import argparse
