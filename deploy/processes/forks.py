@@ -16,6 +16,7 @@ from deploy.processes.placement import Placement
 
 WORKER_MODULES = ("common.serving.worker.start", "prefill_worker.worker", "decode_worker.worker")
 GPU_MODULES = ("common.device.steps.kernel_code", "cuda.bindings.runtime")
+"""Imported first, because `kernel_code` reads files while other modules are imported."""
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 IMPORT_DEADLINE_S = 60.0
 """Seconds for the first answer; imports may take 20 s with a cold page cache."""
@@ -28,7 +29,7 @@ KILL_DEADLINE_S = 5.0
 
 def modules_of(placements: Sequence[Placement]) -> tuple[str, ...]:
     """Return the modules imported by the workers of these placements."""
-    return (*WORKER_MODULES, *(GPU_MODULES if any(each.gpu is not None for each in placements) else ()))
+    return (*(GPU_MODULES if any(each.gpu is not None for each in placements) else ()), *WORKER_MODULES)
 
 
 def adopt_orphans() -> None:

@@ -111,6 +111,12 @@ async def test_a_fork_server_for_which_there_is_no_room_comes_back_when_there_is
         assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0
 
 
+async def test_cycles_are_collected_in_workers_and_not_while_modules_are_imported(stage: Stage) -> None:
+    async with fork_server(stage, "import gc; assert not gc.isenabled()") as server:
+        child = await forked(server, stage, "import gc; assert gc.isenabled() and gc.get_freeze_count() > 1000")
+        assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0, stage.log.getvalue()
+
+
 @pytest.mark.medium
 async def test_what_cannot_be_imported_is_shown_and_workers_start_without(stage: Stage) -> None:
     supervisor = stage.supervisor("decode-0", worker_modules=(stage.module("import nothing_of_that_name"),))
