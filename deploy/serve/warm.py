@@ -12,7 +12,7 @@ from common.base.errors import ConfigError
 from common.settings.argument_parser import Commands
 from common.settings.config import WORKER_SECTIONS, Config
 from common.settings.options import add_flags, from_flags, to_flags
-from deploy.processes.child import child_environment
+from deploy.processes.exec_child import child_environment
 from deploy.serve.model_source import find_model
 
 DESCRIPTION = """\
