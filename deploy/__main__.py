@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 
+from deploy.processes.early import begin_early
+
 INTERRUPTED = 130
 """Exit status of a program ended by Ctrl-C in a shell."""
 
@@ -12,13 +14,14 @@ def main() -> None:
     """Import the command, which takes a second, and run the command."""
     signal.signal(signal.SIGINT, _end)
     open_streams()
+    early = begin_early(sys.argv[1:], os.environ)
     try:
         from deploy.cli import main as run
     except (ImportError, MemoryError, OSError, RuntimeError) as error:
         os.write(sys.stderr.fileno(), f"baton: cannot start: {type(error).__name__}: {error}\n".encode())
         sys.exit(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    run(early)
 
 
 def open_streams() -> None:

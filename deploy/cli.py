@@ -24,6 +24,7 @@ from deploy.operate.draining import USUAL_PORT, Wish, drain, drain_all, router_o
 from deploy.operate.fleet_table import fleet_table
 from deploy.operate.healthcheck import NOT_OURS, OTHERS_ANSWER, SERVING, fetch, wait_until_ready
 from deploy.planning.flags import add_plan, plan
+from deploy.processes.early import Early
 from deploy.processes.machine import shortage
 from deploy.serve.command import serve, with_model, with_port
 from deploy.serve.fleet_options import add_fleet, fleet_of
@@ -36,14 +37,14 @@ INTERRUPTED, UNREAD = 130, 141
 ALL_SECTIONS = tuple(dict.fromkeys(ROUTER_SECTIONS + WORKER_SECTIONS + MEMORY_SECTIONS))
 
 
-def main() -> None:
-    """Run a command and exit.
+def main(early: Early | None = None) -> None:
+    """Run a command and exit; `early` is a fork server begun for `baton serve`, which ends with this process.
 
     Exit status: 0 after a clean drain, 1 after a failure, 2 for a wrong setting. An early Ctrl-C gives 130, a lost
     reader of the output 141.
     """
     try:
-        status = _run()
+        status = _run(early)
     except ConfigError as error:
         status = _complain(str(error), 2)
     except KeyboardInterrupt:
@@ -62,8 +63,9 @@ def main() -> None:
     sys.exit(status)
 
 
-def _run() -> int:
+def _run(early: Early | None) -> int:
     args = build_parser().parse_args()
+    args.early = early
     status = COMMANDS[args.command](args)
     sys.stdout.flush()
     return status
@@ -227,7 +229,7 @@ def _serve(args: argparse.Namespace) -> int:
     fleet = replace(fleet, autoscale=autoscale_of(args, fleet.num_prefill, fleet.num_decode))
     config = with_port(with_model(config, config.model.path))
     start.ended("model")
-    return asyncio.run(serve(config, fleet, start))
+    return asyncio.run(serve(config, fleet, start, args.early))
 
 
 def _demo(args: argparse.Namespace) -> int:

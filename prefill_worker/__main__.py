@@ -46,7 +46,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
         warm_up_prompts(runner)
         incarnation.start.ended("first steps")
         if config.worker.cuda_graphs and engine.graph_safe and config.kernels.prefill_attention == "triton":
-            runner.capture()
+            runner.capture_first()
             incarnation.start.ended("graphs")
     process = Process("prefill", incarnation.worker_id, incarnation.epoch)
     runner.trace = make_trace(config.trace, process, engine.device)

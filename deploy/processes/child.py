@@ -5,17 +5,15 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from io import FileIO
-from pathlib import Path
 from typing import Protocol
 
 from deploy.processes.console import Console
-from deploy.processes.launch_plan import SOURCE_ROOT, ProcessSpec
+from deploy.processes.exec_child import child_environment, launcher
+from deploy.processes.launch_plan import ProcessSpec
 
-EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 MAX_LINE_BYTES = 1 << 20
 LAST_DEADLINE_S = 1.0
 BURY_INTERVAL_S = 0.01
@@ -65,13 +63,11 @@ class Child:
         cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, stdin: int = subprocess.DEVNULL
     ) -> "Child":
         """Start a process; `stdin` is a descriptor and stays the caller's."""
-        launcher = [sys.executable, "-I", "-S", str(EXEC_CHILD), str(os.getpid())]
         output, from_output = make_pipe()  # asyncio's own pipe would wait for all writers to end
         with from_output:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *launcher,
-                    *spec.argv,
+                    *launcher(spec.argv),
                     stdin=stdin,
                     stdout=from_output,
                     stderr=subprocess.STDOUT,
@@ -140,22 +136,6 @@ def make_pipe() -> tuple[FileIO, FileIO]:
     """Return the read end and the write end of a pipe."""
     read, write = os.pipe()
     return FileIO(read, "rb"), FileIO(write, "wb")
-
-
-def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the supervisor's environment with source path, GPU numbers as in nvidia-smi, and threads that sleep.
-
-    Waiting torch threads on a CPU would spin. A step then takes about ten times as long beside other programs, such as
-    the router. Spinning threads keep the awaited threads off the cores.
-    """
-    paths = [str(SOURCE_ROOT), environ.get("PYTHONPATH", "")]
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        **environ,
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def describe_exit(code: int) -> str:

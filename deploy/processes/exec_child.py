@@ -1,4 +1,4 @@
-"""Become another program, killed by the kernel when the supervisor dies; run as a script by path.
+"""Start of a child, which becomes another program and is killed by the kernel when the supervisor dies.
 
     python exec_child.py SUPERVISOR_PID PROGRAM ARG...
 
@@ -10,14 +10,37 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 
 PR_SET_PDEATHSIG = 1
+SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def main() -> None:
     supervisor_pid, program = int(sys.argv[1]), sys.argv[2:]
     die_with(supervisor_pid)
     os.execv(program[0], program)
+
+
+def launcher(argv: Sequence[str]) -> list[str]:
+    """Return the command line of a child of this process that becomes `argv`."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *argv]
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the supervisor's environment with source path, GPU numbers as in nvidia-smi, and threads that sleep.
+
+    Waiting torch threads on a CPU would spin. A step then takes about ten times as long beside other programs, such as
+    the router. Spinning threads keep the awaited threads off the cores.
+    """
+    paths = [SOURCE_ROOT, environ.get("PYTHONPATH", "")]
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def die_with(supervisor_pid: int) -> None:

@@ -19,6 +19,7 @@ import runpy
 import shlex
 import socket
 import sys
+import time
 from pathlib import Path
 
 from deploy.processes.exec_child import die_with
@@ -26,6 +27,7 @@ from deploy.processes.launch_plan import ProcessSpec
 
 INPUT, OUTPUT, ERRORS = 0, 1, 2
 MAX_REQUEST_BYTES = 16
+THREAD_END_S = 0.1
 
 
 def order(spec: ProcessSpec) -> bytes:
@@ -36,11 +38,13 @@ def order(spec: ProcessSpec) -> bytes:
 def main() -> None:
     parent = os.getppid()
     name_process("fork-server")
+    gc.disable()  # imports leave nothing to collect, and looks for cycles take a sixth of their time
     for name in (*sys.argv[1:], "setproctitle"):  # missing modules fail here, not in a worker
         importlib.import_module(name)
     if traces := traces_of_imports():
         sys.exit(f"imports left {', '.join(traces)}: no worker can be forked")
     gc.freeze()
+    gc.enable()
     if serve(socket.socket(fileno=INPUT)):
         await_order(parent)
 
@@ -52,7 +56,10 @@ def name_process(name: str) -> None:
 
 def traces_of_imports() -> list[str]:
     """Return remains of imports that a forked process would lack (threads) or share with others."""
-    threads, files = os.listdir("/proc/self/task"), Path("/proc/self/fd")
+    end_s = time.monotonic() + THREAD_END_S
+    while len(threads := os.listdir("/proc/self/task")) > 1 and time.monotonic() < end_s:
+        time.sleep(0.001)  # a thread that was joined may take a moment to end
+    files = Path("/proc/self/fd")
     found = [] if len(threads) == 1 else [f"{len(threads)} threads"]
     for file in os.listdir(files):
         with contextlib.suppress(FileNotFoundError):  # descriptor of the listing itself

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from deploy.processes.child import Backoff, Child, describe_exit, make_pipe
 from deploy.processes.console import Console
+from deploy.processes.early import FORK_SERVER, NO_THREADS, Early, modules_for
 from deploy.processes.fork_server import order
 from deploy.processes.launch_plan import Kind, ProcessSpec
 from deploy.processes.placement import Placement
 
-WORKER_MODULES = ("common.serving.worker.start", "prefill_worker.worker", "decode_worker.worker")
-GPU_MODULES = ("common.device.steps.kernel_code", "cuda.bindings.runtime")
 PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
 IMPORT_DEADLINE_S = 60.0
 """Seconds for the first answer; imports may take 20 s with a cold page cache."""
@@ -28,7 +27,7 @@ KILL_DEADLINE_S = 5.0
 
 def modules_of(placements: Sequence[Placement]) -> tuple[str, ...]:
     """Return the modules imported by the workers of these placements."""
-    return (*WORKER_MODULES, *(GPU_MODULES if any(each.gpu is not None for each in placements) else ()))
+    return modules_for(has_gpu=any(each.gpu is not None for each in placements))
 
 
 def adopt_orphans() -> None:
@@ -43,11 +42,15 @@ class ForkServer:
 
     Args:
         modules: modules to import; empty for no fork server.
+        early: a fork server begun already, which is taken if it imports these modules, and otherwise ended.
     """
 
-    def __init__(self, modules: tuple[str, ...], environ: Mapping[str, str], console: Console) -> None:
-        self._spec = ProcessSpec("fork-server", "deploy.processes.fork_server", modules, Kind.WORKER)
-        self._environ = {**environ, "OPENBLAS_NUM_THREADS": "1"}  # threads would not be forked
+    def __init__(
+        self, modules: tuple[str, ...], environ: Mapping[str, str], console: Console, early: Early | None = None
+    ) -> None:
+        self._spec = ProcessSpec("fork-server", FORK_SERVER, modules, Kind.WORKER)
+        self._environ = {**environ, **NO_THREADS}
+        self._early = early
         self._console = console
         self._child: Child | None = None
         self._control: socket.socket | None = None
@@ -58,10 +61,16 @@ class ForkServer:
 
     async def begin(self) -> None:
         """Start the fork server, unless it is started; `fork` waits for the imports."""
-        if not self._spec.flags or self._keeper is not None:
+        if self._keeper is not None:
+            return
+        early, self._early = self._early, None
+        if early is not None and early.modules != self._spec.flags:
+            early.end()
+            early = None
+        if not self._spec.flags:
             return
         try:
-            child = await self._start()
+            child = await self._start() if early is None else self._taken(early)
         except OSError as error:
             self._console.say(f"no fork server: {error}; workers import for themselves", "W")
         else:
@@ -111,6 +120,14 @@ class ForkServer:
             raise
         control.setblocking(False)
         self._control, self._deadline_s = control, IMPORT_DEADLINE_S
+        return self._child
+
+    def _taken(self, early: Early) -> Child:
+        """Become the owner of a fork server that was begun early; raises OSError."""
+        adopt_orphans()
+        self._child = Child(self._spec, Adopted(early.pid), early.output, self._console)
+        early.control.setblocking(False)
+        self._control, self._deadline_s = early.control, IMPORT_DEADLINE_S
         return self._child
 
     async def _hang_up(self) -> None:
@@ -167,7 +184,7 @@ class ForkServer:
 
 
 class Adopted:
-    """A child forked by another process, with the interface needed by `Child`."""
+    """A child that asyncio has not started, with the interface needed by `Child`."""
 
     def __init__(self, pid: int) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises ChildProcessError if not adopted

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.wire.messages.worker import Role
-from deploy.processes.child import child_environment
 from deploy.processes.console import Console
+from deploy.processes.exec_child import child_environment
 from deploy.processes.placement import Placement
 
 CONTROL = "nvidia-cuda-mps-control"

@@ -19,6 +19,7 @@ from deploy.autoscale.proposal import Machine
 from deploy.autoscale.router_line import RouterLine
 from deploy.operate.health import Health, local_url
 from deploy.processes.console import Console, background_writer
+from deploy.processes.early import Early
 from deploy.processes.forks import ForkServer, modules_of
 from deploy.processes.keeper import Deadlines
 from deploy.processes.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
@@ -69,8 +70,10 @@ def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Plac
 
 
 @contextlib.asynccontextmanager
-async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncIterator[tuple[Supervisor, Mps]]:
-    """Provide a supervisor, with nothing started yet, and the state of MPS."""
+async def prepared(
+    config: Config, fleet: Fleet, console: Console, early: Early | None = None
+) -> AsyncIterator[tuple[Supervisor, Mps]]:
+    """Provide a supervisor, with nothing started yet, and the state of MPS; `early` is a fork server begun already."""
     placements = place(config, fleet, os.environ)
     possible = in_either_role(placements) if fleet.autoscale else placements
     modules = modules_of(placements) if fleet.fork_server else ()
@@ -79,7 +82,7 @@ async def prepared(config: Config, fleet: Fleet, console: Console) -> AsyncItera
         require_address_space(model_bytes + config.kv.cpu_pool_bytes)
         plan = plan_workers(config, placements, runtime_dir, num_cores(), model_bytes, possible)
         async with (
-            forking(ForkServer(modules, os.environ, console)) as fork_server,  # imports while MPS starts
+            forking(ForkServer(modules, os.environ, console, early)) as fork_server,  # imports while MPS starts
             open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps,
         ):
             supervisor = Supervisor(
@@ -145,12 +148,16 @@ def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
     return replace(spec, flags=flags, env=env)
 
 
-async def serve(config: Config, fleet: Fleet, start: StartLog) -> int:
-    """Run until stopped; return the exit code. All output goes to stderr and never blocks."""
+async def serve(config: Config, fleet: Fleet, start: StartLog, early: Early | None = None) -> int:
+    """Run until stopped; return the exit code. All output goes to stderr and never blocks.
+
+    Args:
+        early: a fork server begun already.
+    """
     form = config.log.format
     with background_writer(sys.stderr.fileno(), form) as log:
         console = Console(log, log if sys.stderr.isatty() else None, form)
-        async with prepared(config, fleet, console) as (supervisor, mps):
+        async with prepared(config, fleet, console, early) as (supervisor, mps):
             start.ended("plan and MPS")
             return await supervisor.run(lambda health: _announce(config, health, mps, console, start))
 

@@ -12,15 +12,17 @@ from common.base.errors import ConfigError
 from common.settings.argument_parser import Commands
 from common.settings.config import WORKER_SECTIONS, Config
 from common.settings.options import add_flags, from_flags, to_flags
-from deploy.processes.child import child_environment
+from deploy.processes.exec_child import child_environment
 from deploy.serve.model_source import find_model
 
 DESCRIPTION = """\
 Compile what workers warm up with for this model, for each known card of the given compute capabilities, and write all
-kernels into one file. Workers with --kernels-compiled FILE find them there and compile nothing. A file made from other
-sources, by another Triton, or for another capability is refused with a warning that names the difference, and kernels
-are compiled as without it. Give the options of the workers, because other sizes need other kernels. Takes one or two
-minutes of two cores for a card and needs no GPU; of the model, config.json is enough where weights are plain."""
+kernels into one file, with the modules in C that launch them, for which a C compiler and Python's headers must be here.
+Workers with --kernels-compiled FILE find them there and compile nothing. A file made from other sources, by another
+Triton, or for another capability is refused with a warning that names the difference, and kernels are compiled as
+without it; modules for another Python or C library are built anew. Give the options of the workers, because other sizes
+need other kernels. Takes one or two minutes of two cores for a card and needs no GPU; of the model, config.json is
+enough where weights are plain."""
 
 
 def add_warm(commands: Commands) -> None:

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from deploy.processes.early import WORKER_MODULES
 from deploy.processes.fork_server import MAX_REQUEST_BYTES, order
-from deploy.processes.forks import WORKER_MODULES, adopt_orphans
+from deploy.processes.forks import adopt_orphans
 from deploy.processes.launch_plan import Kind, ProcessSpec
 
 MODULES = (*WORKER_MODULES, "router.api.app", "uvloop", "common.memory.server.server")

@@ -96,6 +96,9 @@ class Rig:
         self.router = Hub(self.context, NetSection(), free_endpoint())
         self.decode = Hub(self.context, NetSection(), free_endpoint())
         self.steps: list[Step] = []
+        self.runner = SimpleNamespace(
+            launch=self._launch, trace=Trace(), missing=list[int](), capture_ahead=self._capture
+        )
         self.said: list[Message] = []
         self.announced: list[tuple[str, list[int]]] = []  # request, complete blocks
         self.allocator = allocator_of(num_blocks, 16)
@@ -116,7 +119,7 @@ class Rig:
                 kv=KVSection(prefix_cache=False),
             ),
             cast(Engine, engine),
-            runner=cast(PromptRunner, SimpleNamespace(launch=self._launch, trace=Trace())),
+            runner=cast(PromptRunner, self.runner),
             ready=worker_ready("p", Role.PREFILL, num_blocks=(num_blocks,), max_model_len=512, max_batch_tokens=64),
             drain=Drain(1.0),
             followers=make_followers(DEMO_MODEL, VOCAB),
@@ -124,6 +127,10 @@ class Rig:
         self.turn_until(lambda: any(isinstance(message, WorkerReady) for message in self.said))
         self.tell(DecodePeer("d", 1, self.decode.endpoint))
         self.turn_until(lambda: self.worker.targets.proven("d", 1) is not None)
+
+    def _capture(self) -> None:
+        assert not self.worker.steps.in_flight and not self.worker.scheduler.prompts, "a prompt waits for a capture"
+        self.runner.missing.pop()
 
     def close(self) -> None:
         self.worker.close()
@@ -593,3 +600,40 @@ def test_an_attempt_that_comes_twice_is_served_once_and_a_strange_token_is_given
     assert (failed.request_id, failed.code) == ("strange", ErrorCode.INTERNAL)
     assert f"token {VOCAB} is not among the {VOCAB}" in failed.message
     rig.allocator.check([])
+
+
+def test_an_idle_worker_captures_missing_graphs_until_a_prompt_comes(rig: Rig) -> None:
+    missing = rig.runner.missing
+    missing.extend(range(5))
+    rig.worker.idling.await_message(0)  # the first look is not in vain, if anything came since
+    until(lambda: not rig.worker.idling.await_message(0))
+
+    def wait() -> int:
+        rig.worker._await_work()
+        return len(missing)
+
+    assert [wait(), wait()] == [4, 3], "one at a time, and none between others"
+    rig.tell(prefill_request("a", range(10)))
+    until(lambda: bool(rig.worker.poller.poll(0)))
+    assert [wait(), wait()] == [3, 3], "a message is read before the next capture"
+    rig.turn()
+    assert rig.launched() == [[10]]
+    wait()
+    rig.steps[0].over = True
+    wait()
+    rig.turn_until_over("a")
+    assert len(missing) == 3
+    rig.turn_until(lambda: not rig.worker.poller.poll(0))
+    until(lambda: not rig.worker.idling.await_message(0))
+    assert [wait(), wait(), wait(), wait()] == [2, 1, 0, 0]
+
+
+def test_no_graph_is_captured_while_a_prompt_waits_for_blocks(rig: Rig) -> None:
+    held = rig.allocator.allocate(rig.allocator.capacity)
+    rig.runner.missing.append(1)
+    rig.ask("a", 30)
+    rig.turn()
+    assert held and not rig.steps
+    for _ in range(3):
+        rig.worker._await_work()
+    assert rig.runner.missing == [1]

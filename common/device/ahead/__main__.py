@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from triton import knobs
@@ -13,6 +14,7 @@ from common.base.errors import BatonError, ConfigError
 from common.base.log import setup_logging
 from common.device.ahead.absent_engine import GPU, absent_engine
 from common.device.ahead.absent_gpu import META, AbsentDriver, Card, cards_of, compile_instead_of_launching, pretend
+from common.device.ahead.extensions import asked_for, build_extensions
 from common.device.engine.pool_budget import sized
 from common.device.engine.step_rules import batch_buckets
 from common.device.steps.kernel_file import conditions, counted, write_kernels
@@ -51,7 +53,8 @@ def compile_ahead(config: Config, capabilities: list[str], out: Path) -> None:
     Changes torch and Triton in this process for good. Raises ConfigError for an unknown capability.
     """
     cards = [card for each in capabilities for card in known(each)]
-    compile_instead_of_launching()
+    kernels: list[Any] = []
+    compile_instead_of_launching(kernels.append)
     targets = {name: AbsentDriver(known(name)[0].gpu).get_current_target() for name in capabilities}
     with TemporaryDirectory(prefix="baton-warm-") as directory, torch.inference_mode():
         knobs.cache.dir, knobs.compilation.store_binary_only = directory, True
@@ -63,8 +66,21 @@ def compile_ahead(config: Config, capabilities: list[str], out: Path) -> None:
             logger.info(
                 "%s: %d kernels compiled in %.0f s", card.gpu.name, len(found.compiled), time.monotonic() - begin_s
             )
-        kernels = write_kernels(out, Path(directory), conditions(targets))
-    logger.info("%d kernels, %.1f MB, in %s", len(kernels), out.stat().st_size / 1e6, out)
+        build_launchers(kernels)
+        written = write_kernels(out, Path(directory), conditions(targets))
+    told = "%d kernels and %d extensions in C to launch them, %.1f MB, in %s"
+    logger.info(told, len(written.kernels), len(written.extensions), out.stat().st_size / 1e6, out)
+
+
+def build_launchers(kernels: list[Any]) -> None:
+    """Build what loads and launches `kernels`; without a C compiler warn, and leave that to workers."""
+    begin_s, extensions = time.monotonic(), asked_for(kernels)
+    try:
+        build_extensions(extensions)
+    except ConfigError as error:
+        logger.warning("workers build %d extensions in C themselves, because here %s", len(extensions), error)
+    else:
+        logger.info("%d extensions in C built in %.0f s", len(extensions), time.monotonic() - begin_s)
 
 
 def known(capability: str) -> list[Card]:

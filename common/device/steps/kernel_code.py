@@ -1,15 +1,23 @@
-"""Preparation for loading kernels, done on import: half a second, so a fork server imports it for all workers."""
+"""Preparation for loading kernels, done on import: half a second, so a fork server imports it for all workers.
+
+Import it before others, because a thread reads Triton's files meanwhile.
+"""
 
 import sys
 from collections.abc import Iterator
 
 from triton.runtime.jit import JITCallable
 
-import common.kernels.sampling.adjust_logits
-import common.kernels.sampling.logprobs
-import common.kernels.sampling.sampling
-import common.ops.cuda_ops  # noqa: F401 - all four are imported for their kernels
-from common.device.steps.triton_hash import keep_triton_key
+from common.device.steps.jit_source import quick_blocks
+from common.device.steps.triton_hash import begin_triton_key
+
+_keep_triton_key = begin_triton_key()  # in a thread, because a first start reads hundreds of megabytes
+
+with quick_blocks():
+    import common.kernels.sampling.adjust_logits
+    import common.kernels.sampling.logprobs
+    import common.kernels.sampling.sampling
+    import common.ops.cuda_ops  # noqa: F401 - all four are imported for their kernels
 
 
 def functions() -> Iterator[JITCallable]:
@@ -33,6 +41,6 @@ def hash_helpers_first(function: JITCallable) -> None:
         _ = function.cache_key
 
 
-keep_triton_key()  # before threads ask for the hash, which each would compute
+_keep_triton_key()  # before threads ask for the hash, which each would compute
 for _function in functions():
     hash_helpers_first(_function)

@@ -1,16 +1,21 @@
 """A file of kernels compiled ahead, for workers to find where Triton looks for compiled kernels.
 
 Triton names a kernel by a hash of its source, its arguments' kinds and constants, the GPU's capability, and the
-compiler. So a kernel of a file is used only where the worker would compile the same.
+compiler. So a kernel of a file is used only where the worker would compile the same. Beside kernels are extension
+modules in C, by which Triton loads and launches kernels; Triton names them by a hash of their source. They are used
+only by the Python and the platform that they were built for; elsewhere Triton builds others.
 
-A file is a line of text, the SHA-256 of the rest, a header in JSON behind its length, and all kernels. The header has
-the conditions, and each kernel's key, name, and bytes of metadata and of binary.
+A file is a line of text, the SHA-256 of the rest, a header in JSON behind its length, all kernels and all extensions.
+The header has the conditions, and each kernel's key, name, and bytes of metadata and of binary. For extensions the
+header has their own conditions, and each one's key, name and bytes.
 """
 
 import hashlib
 import json
 import os
+import platform
 import re
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,17 +27,17 @@ from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
-from triton.runtime import cache
+from triton.runtime import build, cache
 
 from common.base.errors import ConfigError
 from common.kernels.base import gpu
 
-MAGIC = b"baton kernels 1\n"
+MAGIC = b"baton kernels 2\n"
 GROUP = "__grp__"
 """Triton's prefix of the file that lists a kernel's files."""
 DIGEST_BYTES, LENGTH_BYTES = hashlib.sha256().digest_size, 8
 MAX_BYTES = 4 << 30
-KEY, NAME = re.compile(r"[A-Z2-7]{52}"), re.compile(r"\w{1,150}")
+KEY, NAME, MODULE = re.compile(r"[A-Z2-7]{52}"), re.compile(r"\w{1,150}"), re.compile(r"\w[\w.-]{1,150}\.so")
 
 
 class Kernel(NamedTuple):
@@ -42,6 +47,23 @@ class Kernel(NamedTuple):
     name: str
     metadata: bytes
     binary: bytes
+
+
+class Extension(NamedTuple):
+    """A built extension module: Triton's key, its file's name, and the file."""
+
+    key: str
+    name: str
+    content: bytes
+
+
+class Contents(NamedTuple):
+    """A file's kernels and extensions, and what must be the same where each is used."""
+
+    conditions: dict[str, Any]
+    kernels: list[Kernel]
+    platform: dict[str, str]
+    extensions: list[Extension]
 
 
 def conditions(targets: Mapping[str, GPUTarget]) -> dict[str, Any]:
@@ -55,26 +77,40 @@ def conditions(targets: Mapping[str, GPUTarget]) -> dict[str, Any]:
     }
 
 
-def write_kernels(path: Path, directory: Path, wanted: Mapping[str, Any]) -> list[Kernel]:
-    """Write all kernels in a directory of Triton's into a file, under `wanted` conditions; return the kernels."""
-    kernels = sorted(_compiled(directory))
+def platform_here() -> dict[str, str]:
+    """Return what an extension module must be built for to be loaded by this process, by name."""
+    return {
+        "Python": str(sysconfig.get_config_var("EXT_SUFFIX")),
+        "platform": build.platform_key(),
+        "C library": " ".join(platform.libc_ver()),
+    }
+
+
+def write_kernels(path: Path, directory: Path, wanted: Mapping[str, Any]) -> Contents:
+    """Write all kernels and extensions in a directory of Triton's into a file, under `wanted` conditions.
+
+    Returns what was written.
+    """
+    found = Contents(dict(wanted), sorted(_compiled(directory)), platform_here(), sorted(_extensions(directory)))
     header = {
         "conditions": wanted,
-        "kernels": [[each.key, each.name, len(each.metadata), len(each.binary)] for each in kernels],
+        "kernels": [[each.key, each.name, len(each.metadata), len(each.binary)] for each in found.kernels],
+        "platform": found.platform,
+        "extensions": [[each.key, each.name, len(each.content)] for each in found.extensions],
     }
     text = json.dumps(header).encode()
-    rest = b"".join(
-        [len(text).to_bytes(LENGTH_BYTES), text, *(piece for each in kernels for piece in (each.metadata, each.binary))]
-    )
+    pieces = [piece for each in found.kernels for piece in (each.metadata, each.binary)]
+    pieces += [each.content for each in found.extensions]
+    rest = b"".join([len(text).to_bytes(LENGTH_BYTES), text, *pieces])
     with tempfile.NamedTemporaryFile(dir=path.absolute().parent, delete=False) as file:
         file.write(MAGIC + hashlib.sha256(rest).digest() + rest)
         os.fchmod(file.fileno(), 0o644)
     os.replace(file.name, path)
-    return kernels
+    return found
 
 
-def read_kernels(path: Path) -> tuple[dict[str, Any], list[Kernel]]:
-    """Return conditions and kernels of a file; raises ConfigError for a file that is missing, cut or changed."""
+def read_kernels(path: Path) -> Contents:
+    """Return the contents of a file; raises ConfigError for a file that is missing, cut or changed."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)
@@ -87,33 +123,54 @@ def read_kernels(path: Path) -> tuple[dict[str, Any], list[Kernel]]:
     if hashlib.sha256(rest).digest() != content[len(MAGIC) : begin]:
         raise ConfigError(f"{path} is cut or was changed: its bytes have another sum")
     end = LENGTH_BYTES + int.from_bytes(rest[:LENGTH_BYTES])
-    header, kernels = json.loads(bytes(rest[LENGTH_BYTES:end])), []
+    header, kernels, extensions = json.loads(bytes(rest[LENGTH_BYTES:end])), list[Kernel](), list[Extension]()
     for key, name, num_metadata, num_binary in header["kernels"]:
         middle, last = end + num_metadata, end + num_metadata + num_binary
         if not KEY.fullmatch(key) or not NAME.fullmatch(name):
             raise ConfigError(f"{path} has a kernel of the name {key}/{name}")
         kernels.append(Kernel(key, name, bytes(rest[end:middle]), bytes(rest[middle:last])))
         end = last
-    return header["conditions"], kernels
+    for key, name, num_bytes in header["extensions"]:
+        if not KEY.fullmatch(key) or not MODULE.fullmatch(name):
+            raise ConfigError(f"{path} has an extension of the name {key}/{name}")
+        extensions.append(Extension(key, name, bytes(rest[end : end + num_bytes])))
+        end += num_bytes
+    return Contents(header["conditions"], kernels, header["platform"], extensions)
 
 
-def unpack(path: Path, target: GPUTarget) -> int:
-    """Put all kernels of a file where Triton finds them, and return their number.
+class Unpacked(NamedTuple):
+    """Numbers of what is where Triton finds it, and why extensions are not, or ""."""
 
-    Kernels already there stay. Raises ConfigError for a broken file. So does a file made under other conditions than
+    num_kernels: int
+    num_extensions: int
+    refused: str
+
+
+def unpack(path: Path, target: GPUTarget) -> Unpacked:
+    """Put all kernels of a file where Triton finds them, and the extensions, if built for this Python and platform.
+
+    What is there already stays. Raises ConfigError for a broken file. So does a file made under other conditions than
     those of this process on a GPU of `target`; the error names each difference.
     """
-    made, kernels = read_kernels(path)
+    found = read_kernels(path)
     capability = f"{target.arch // 10}.{target.arch % 10}"
-    if different := _differences(made, conditions({capability: target})):
+    if different := _differences(found.conditions, conditions({capability: target})):
         raise ConfigError(f"{path} was made for {'; '.join(different)}")
+    others = [
+        f"{name} {found.platform.get(name)} (here {value})"
+        for name, value in platform_here().items()
+        if found.platform.get(name) != value
+    ]
+    extensions = [] if others else found.extensions
     directory = Path(knobs.cache.dir)
     try:
-        for kernel in kernels:
+        for kernel in found.kernels:
             _put(directory / kernel.key, kernel)
+        for extension in extensions:
+            _put_file(directory / extension.key / extension.name, extension.content)
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}") from None
-    return len(kernels)
+    return Unpacked(len(found.kernels), len(extensions), "; ".join(others))
 
 
 def _differences(made: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -141,18 +198,31 @@ def _compiled(directory: Path) -> Iterator[Kernel]:
         yield Kernel(group.parent.name, name, metadata, binary)
 
 
+def _extensions(directory: Path) -> Iterator[Extension]:
+    """Yield all built extension modules in a directory of Triton's."""
+    for path in directory.glob("*/*.so"):
+        yield Extension(path.parent.name, path.name, path.read_bytes())
+
+
 def _put(place: Path, kernel: Kernel) -> None:
-    """Write a kernel's files, each at once, and last the list of them, by which Triton finds the kernel."""
+    """Write a kernel's files, and last the list of them, by which Triton finds the kernel."""
     group = place / f"{GROUP}{kernel.name}.json"
     if group.exists():
         return
-    place.mkdir(parents=True, exist_ok=True)
     metadata, binary = place / f"{kernel.name}.json", place / f"{kernel.name}.cubin"
     listed = json.dumps({"child_paths": {path.name: str(path) for path in (metadata, binary)}}).encode()
     for path, content in ((metadata, kernel.metadata), (binary, kernel.binary), (group, listed)):
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        beside.write_bytes(content)
-        os.replace(beside, path)
+        _put_file(path, content, replace=True)
+
+
+def _put_file(path: Path, content: bytes, *, replace: bool = False) -> None:
+    """Write a file at once, so that no process reads a part of it; a file that is there stays unless told."""
+    if path.exists() and not replace:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_bytes(content)
+    os.replace(beside, path)
 
 
 def _source_hash() -> str:

@@ -4,13 +4,16 @@ The runner is in `common` because a decode worker computes prompts itself when t
 two thousand tokens, depending on the host, launching kernels takes longer than running them. Such steps replay a graph
 captured for the next larger bucket of tokens and sequences. Graphs are confined to the GPU share like steps. A lone
 prompt may use the whole GPU, so lone prompts have their own graphs.
+
+A capture takes about 0.1 s. So a worker registers with the graphs of some sizes, and captures the others while idle.
 """
 
 import logging
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +35,10 @@ logger = logging.getLogger(__name__)
 TOKEN_BUCKETS = (*SHORT_STEPS, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
                  1152, 1280, 1408, 1536, 1792, 2048)  # fmt: skip
 MAX_GRAPH_SEQS = 8
+FIRST_TOKENS = (256, 512, 1024)
+"""Tokens of the graphs captured before a worker registers, beside the largest, whose memory the others share."""
+FEW_TOKENS, MOST_PADDED_TOKENS = 256, 1024
+"""Tokens of a graph that any smaller step may replay, and of one that a step of half the tokens may replay."""
 
 
 class Bucket(NamedTuple):
@@ -89,6 +96,8 @@ class PromptRunner:
         self.all_counted = torch.full((max_seqs,), -1, dtype=torch.int32, device=device)
         self.landing = Landing(max_seqs, engine.device)
         self.graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.missing: list[Bucket] = []  # graphs still to be captured
+        self._missed = Counter[Bucket]()  # steps that had no graph of their own
         self.share = share or GpuShare()  # must outlive the graphs captured in the share
         self.trace = Trace()
 
@@ -133,12 +142,33 @@ class PromptRunner:
             return pending.tokens()
 
     def capture(self, num_tokens: int = TOKEN_BUCKETS[-1]) -> None:
-        """Capture a graph for every bucket up to `num_tokens`, largest first, because all graphs share memory."""
-        begin_s, memory = time.monotonic(), None
-        for bucket in self._wanted_buckets(num_tokens):
-            self.graphs[bucket] = self._captured(bucket, memory)
-            memory = memory or self.graphs[bucket][0].pool()
-        logger.info("%d prompt graphs ready in %.1f s", len(self.graphs), time.monotonic() - begin_s)
+        """Capture a graph for every bucket up to `num_tokens`."""
+        self._capture(self._wanted_buckets(num_tokens))
+
+    def capture_first(self) -> None:
+        """Capture the graphs that a worker registers with, and leave the others to `capture_ahead`."""
+        wanted = self._wanted_buckets()
+        first = [bucket for bucket in wanted if bucket.num_tokens in (*FIRST_TOKENS, wanted[0].num_tokens)]
+        self.missing = [bucket for bucket in wanted if bucket not in first]
+        self._capture(first)
+
+    def capture_ahead(self) -> None:
+        """Capture a missing graph, if any is left, first what most steps wanted; call while no step is in flight."""
+        if not self.missing:
+            return
+        bucket = max(self.missing, key=lambda bucket: (self._missed[bucket], bucket))
+        self.graphs[bucket] = self._captured(bucket)
+        self.missing.remove(bucket)
+        if not self.missing:
+            logger.info("all %d prompt graphs are ready", len(self.graphs))
+
+    def _capture(self, buckets: Sequence[Bucket]) -> None:
+        """Capture graphs, largest first, because all graphs share the memory of the first."""
+        begin_s = time.monotonic()
+        for bucket in buckets:
+            self.graphs[bucket] = self._captured(bucket)
+        later = f", {len(self.missing)} to be captured while idle" if self.missing else ""
+        logger.info("%d prompt graphs ready in %.1f s%s", len(self.graphs), time.monotonic() - begin_s, later)
 
     def _copy(self, copies: Iterable[tuple[int, int]]) -> None:
         """Copy blocks of the pool, in the order of launches."""
@@ -160,13 +190,22 @@ class PromptRunner:
         return [Bucket(size, *kind) for size in sizes for kind in sorted(kinds)]
 
     def _bucket(self, num_tokens: int, num_seqs: int, num_keys: int, *, whole_gpu: bool) -> Bucket | None:
-        """Return the smallest captured bucket for the step, if any."""
-        fitting = (
+        """Return the smallest bucket for the step, if any.
+
+        While its graph is missing, return another that is captured and not much larger. None where there is none,
+        because kernels launched one by one are faster than much padding.
+        """
+        fitting = [
             bucket
-            for bucket in self.graphs
+            for bucket in (*self.graphs, *self.missing)
             if bucket.whole_gpu == whole_gpu and bucket.holds(num_tokens, num_seqs, num_keys)
-        )
-        return min(fitting, default=None)
+        ]
+        best = min(fitting, default=None)
+        if best is None or best in self.graphs:
+            return best
+        self._missed[best] += 1
+        most = max(FEW_TOKENS, min(MOST_PADDED_TOKENS, 2 * num_tokens))
+        return min((bucket for bucket in fitting if bucket in self.graphs and bucket.num_tokens <= most), default=None)
 
     def _step(
         self,
@@ -196,9 +235,9 @@ class PromptRunner:
         scorer.score(x)
         return model.logits(x.of(batch.last_tokens), ops)
 
-    def _captured(self, bucket: Bucket, memory: Any) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture a graph over padding; a replay reads the buffers."""
-        num_tokens, num_seqs, whole_gpu = bucket
+    def _captured(self, bucket: Bucket) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Capture a graph over padding, in the memory of the first graph; a replay reads the buffers."""
+        (num_tokens, num_seqs, whole_gpu), first = bucket, next(iter(self.graphs.values()), None)
         with torch.inference_mode(), self.share.stream(whole=whole_gpu):
             self.buffers.fill([], num_tokens, num_seqs)
             batch = self.buffers.forward_batch(
@@ -211,6 +250,8 @@ class PromptRunner:
             self._step(batch)
             torch.cuda.synchronize(self.engine.device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=memory, stream=None if whole_gpu else self.share.limited):
+            with torch.cuda.graph(
+                graph, pool=first and first[0].pool(), stream=None if whole_gpu else self.share.limited
+            ):
                 sampled, _ = self._step(batch)
         return graph, sampled

@@ -4,7 +4,10 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import triton
@@ -17,19 +20,31 @@ FILE = "baton-triton-key.json"
 """Name in the directory of compiled kernels."""
 
 
-def keep_triton_key() -> str:
-    """Return Triton's hash of itself, and have Triton use it without reading its own files again.
+def begin_triton_key() -> Callable[[], str]:
+    """Begin to find Triton's hash of itself; the returned function waits for it, and returns it.
 
-    The hash is read from disk, or computed and written there. A file that cannot be read or written costs time only.
+    From then on Triton uses it without reading its own files again. The hash is read from disk, or computed by a thread
+    and written there. A file that cannot be read or written costs time only.
     """
     files, kept = _files(Path(triton.__file__).parent), Path(knobs.cache.dir) / FILE
     key = _read(kept, files)
-    if key is None:
-        key = cache.triton_key()
+    if key is not None:
+        return partial(_use, key)
+    thread = ThreadPoolExecutor(1)
+    computing = thread.submit(cache.triton_key)
+
+    def keep() -> str:
+        key = computing.result()
+        thread.shutdown()
         _write(kept, {"files": files, "key": key})
-    known = key
-    cache.triton_key = lambda: known
-    return known
+        return _use(key)
+
+    return keep
+
+
+def _use(key: str) -> str:
+    cache.triton_key = lambda: key
+    return key
 
 
 def _files(package: Path) -> list[list[object]]:

@@ -168,11 +168,14 @@ def unpack_kernels(path: str, device: torch.device) -> bool:
 
     begin_s, (major, minor) = time.monotonic(), gpu_of(device).capability
     try:
-        num_kernels = unpack(Path(path), GPUTarget("cuda", 10 * major + minor, WARP_SIZE))
+        unpacked = unpack(Path(path), GPUTarget("cuda", 10 * major + minor, WARP_SIZE))
     except ConfigError as error:
         logger.warning("kernels are compiled here, because %s", error)
         return False
-    logger.info("%d kernels of %s unpacked in %.2f s", num_kernels, path, time.monotonic() - begin_s)
+    if unpacked.refused:
+        logger.warning("extensions in C are built here, because %s has those for %s", path, unpacked.refused)
+    counts, took_s = (unpacked.num_kernels, unpacked.num_extensions), time.monotonic() - begin_s
+    logger.info("%d kernels and %d extensions in C of %s unpacked in %.2f s", *counts, path, took_s)
     return True
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.processes.child import Backoff, Child, child_environment, describe_exit
+from deploy.processes.child import Backoff, Child, describe_exit
 from deploy.processes.console import Console
+from deploy.processes.exec_child import child_environment
 from deploy.processes.launch_plan import SOURCE_ROOT, Kind, ProcessSpec
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.processes import forks
+from deploy.processes import early, forks
 from deploy.processes.child import Child
 from deploy.processes.console import Console
-from deploy.processes.forks import GPU_MODULES, WORKER_MODULES, ForkServer
+from deploy.processes.early import GPU_MODULES, WORKER_MODULES
+from deploy.processes.forks import ForkServer
 from deploy.processes.launch_plan import Kind, ProcessSpec
 from tests.support.stand_ins import DEADLINE_S, Stage, eventually, is_alive, no_more_files, running
 
@@ -109,6 +110,66 @@ async def test_a_fork_server_for_which_there_is_no_room_comes_back_when_there_is
         await eventually(lambda: len(stage.fork_servers() - {first}) == 1)
         child = await forked(server, stage, "")
         assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0
+
+
+async def test_cycles_are_collected_in_workers_and_not_while_modules_are_imported(stage: Stage) -> None:
+    async with fork_server(stage, "import gc; assert not gc.isenabled()") as server:
+        child = await forked(server, stage, "import gc; assert gc.isenabled() and gc.get_freeze_count() > 1000")
+        assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0, stage.log.getvalue()
+
+
+async def test_a_fork_server_that_was_begun_early_is_taken_and_watched_like_any_other(stage: Stage) -> None:
+    modules = (stage.module("print('imported')"),)
+    with open(os.devnull) as inherited:
+        os.set_inheritable(inherited.fileno(), True)
+        begun = early.begin(modules, stage.environ)
+    assert begun is not None
+    server = ForkServer(modules, stage.environ, Console(stage.log, None), begun)
+    await server.begin()
+    child = await forked(server, stage, "import os; print(os.getppid())")
+    assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0
+    assert stage.fork_servers() == {begun.pid} and os.getsid(begun.pid) == begun.pid
+    assert stage.log.getvalue().split() == ["imported", str(os.getpid())], "one has imported, and its output is shown"
+    os.kill(begun.pid, signal.SIGKILL)
+    await eventually(lambda: len(stage.fork_servers() - {begun.pid}) == 1)
+    await server.end()
+    assert not stage.fork_servers()
+
+
+@pytest.mark.parametrize("wanted", [("json",), ()])
+async def test_a_fork_server_of_other_modules_than_wanted_is_ended(wanted: tuple[str, ...], stage: Stage) -> None:
+    begun = early.begin((stage.module(),), stage.environ)
+    assert begun is not None and is_alive(begun.pid)
+    server = ForkServer(wanted, stage.environ, Console(stage.log, None), begun)
+    await server.begin()
+    assert not is_alive(begun.pid) and begun.control.fileno() == -1
+    child = await server.fork(ProcessSpec("decode-0", "json.tool", ("--help",), Kind.WORKER))
+    assert (child is None) == (not wanted)
+    if child is not None:
+        assert await asyncio.wait_for(child.ended(), DEADLINE_S) == 0
+    await server.end()
+    assert stage.log.getvalue().startswith("usage:" if wanted else "")
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_only_a_command_that_serves_begins_a_fork_server_early_and_with_what_workers_import(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(early, "begin", lambda modules, environ: asked.append(modules))
+    monkeypatch.setattr(early, "GPU_FILE", "/dev/null" if has_gpu else "/dev/no_such_file")
+    for words in (
+        [],
+        ["demo"],
+        ["workers"],
+        ["plan", "serve"],
+        ["serve", "--help"],
+        ["serve", "x", "--fork-server=off"],
+    ):
+        early.begin_early(words, {})
+    assert asked == []
+    early.begin_early(["serve", "x", "--port", "0"], {})
+    assert asked == [(*(GPU_MODULES if has_gpu else ()), *WORKER_MODULES)]
 
 
 @pytest.mark.medium

@@ -58,7 +58,7 @@ def _full_pipe() -> tuple[int, int]:
 async def test_output_that_nobody_reads_stops_neither_restarts_nor_signals() -> None:
     with ReservedPort() as port:
         url, (read, write) = f"http://127.0.0.1:{port.number}", _full_pipe()
-        command = [sys.executable, "-m", "deploy.cli", "serve", "deploy/demo_model", "--device", "cpu",
+        command = [sys.executable, "-m", "deploy", "serve", "deploy/demo_model", "--device", "cpu",
                    "--kv-transport", "none", "--port", str(port.number)]  # fmt: skip
         with subprocess.Popen(command, cwd=SOURCE_ROOT, stdout=write, stderr=write) as serve:
             os.close(write)

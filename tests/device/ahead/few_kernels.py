@@ -1,23 +1,30 @@
 """Compiles a few kernels ahead, or finds them: `python -m tests.device.ahead.few_kernels write|find FILE CAPABILITY`.
 
 Each is a process of its own, because Triton and torch are changed for good in it. `find FILE CARD` unpacks the file as
-a worker on that card would, runs the same kernels, and prints a JSON line: warnings, and the names of
-kernels found and compiled.
+a worker on that card would, runs the same kernels, and loads what would launch them. It prints a JSON line: warnings,
+the names of kernels found and compiled, and the names of extensions in C that were built.
 """
 
+import ctypes
 import json
 import logging
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"  # before triton is imported
 
 import torch
+from triton import knobs
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import build
+from triton.runtime._async_compile import FutureKernel
 
 from common.device.ahead import __main__ as ahead
 from common.device.ahead.absent_gpu import META, cards_of, compile_instead_of_launching, pretend
+from common.device.ahead.extensions import LIBRARY, make_library
 from common.device.steps.kernel_file import counted
 from common.device.steps.warm_up import run_all, unpack_kernels
 from common.kernels.elementwise.embedding import embedding
@@ -36,7 +43,8 @@ def few_tasks(config: Config) -> list[Task]:
 def find(path: Path, capability: str, tasks: Any, config: Config) -> None:
     card = cards_of(capability)[0]
     pretend(card)
-    compile_instead_of_launching()
+    kernels: list[Any] = []
+    compile_instead_of_launching(kernels.append)
     warned: list[str] = []
     note = logging.Handler(logging.WARNING)
     note.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
@@ -44,7 +52,30 @@ def find(path: Path, capability: str, tasks: Any, config: Config) -> None:
     assert unpack_kernels(str(path), META) == (not warned)
     with counted() as found, torch.inference_mode():
         run_all(tasks(config))
-    print(json.dumps([warned, sorted(found.on_disk), sorted(found.compiled)]))
+    built = built_to_launch(kernels)
+    print(json.dumps([warned, sorted(found.on_disk), sorted(found.compiled), built]))
+
+
+def built_to_launch(kernels: list[Any]) -> list[str]:
+    """Load Triton's own driver and a launcher for each kernel; return the names of the extensions built for that."""
+    built, really_build = list[str](), build._build
+
+    def noted(name: str, *args: Any) -> str:
+        built.append(name)
+        return str(really_build(name, *args))
+
+    with TemporaryDirectory() as place:
+        make_library(Path(place))
+        build._build = noted
+        ctypes.CDLL(str(Path(place) / LIBRARY))  # extensions look for a library of this name among those loaded
+        knobs.nvidia.libcuda_path = place
+        utils = nvidia.CudaUtils()
+        nvidia.triton.runtime.driver.active.utils = utils
+        for kernel in kernels:
+            whole = kernel.result() if isinstance(kernel, FutureKernel) else kernel
+            assert callable(nvidia.CudaLauncher(whole.src, whole.metadata).launch)
+    assert type(utils.load_binary).__name__ == "builtin_function_or_method", "compiled code"
+    return sorted(built)
 
 
 def main(what: str, path: Path, capability: str, model: str) -> None:

@@ -1,5 +1,6 @@
 """Kernels compiled without a GPU are those that a worker looks for, and a file of others costs a start nothing."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,10 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from common.base.errors import ConfigError
-from common.device.steps.kernel_file import MAGIC, _differences, conditions, read_kernels
+from common.device.steps.kernel_file import (
+    DIGEST_BYTES,
+    MAGIC,
+    _differences,
+    conditions,
+    platform_here,
+    read_kernels,
+    unpack,
+)
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ["_embedding_kernel", "_update_rows_kernel"]
@@ -45,18 +55,48 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_a_process_with_the_file_compiles_nothing_and_one_without_it_the_same(kernels: Path, tmp_path: Path) -> None:
-    assert found(kernels, "9.0", tmp_path / "with") == [[], KERNELS, []]
-    [warning], on_disk, compiled = found(tmp_path / "missing", "9.0", tmp_path / "without")
+    assert found(kernels, "9.0", tmp_path / "with") == [[], KERNELS, [], []]
+    [warning], on_disk, compiled, built = found(tmp_path / "missing", "9.0", tmp_path / "without")
     assert (on_disk, compiled) == ([], KERNELS)
-    assert warning == f"{REFUSED}{tmp_path / 'missing'}: No such file or directory"
+    assert "cuda_utils" in built and warning == f"{REFUSED}{tmp_path / 'missing'}: No such file or directory"
     keys = {name: {path.name for path in (tmp_path / name).glob("?" * 52)} for name in ("with", "without")}
-    assert keys["with"] == keys["without"] == {kernel.key for kernel in read_kernels(kernels)[1]}
+    contents = read_kernels(kernels)
+    assert len(contents.extensions) == len(built)
+    in_file = {kernel.key for kernel in contents.kernels} | {extension.key for extension in contents.extensions}
+    assert keys["with"] == keys["without"] == in_file
+
+
+@pytest.mark.parametrize("name", platform_here())
+def test_extensions_of_another_python_are_refused_by_name(
+    kernels: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are the same for each Python, and code for a processor is never loaded where it may not belong."""
+    monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "cache"))
+    whole, path, here = read_kernels(kernels), tmp_path / "kernels", platform_here()[name]
+    rest, value = kernels.read_bytes()[len(MAGIC) + DIGEST_BYTES :], "x" * len(here)
+    rest = rest.replace(json.dumps(here).encode(), json.dumps(value).encode())
+    path.write_bytes(MAGIC + hashlib.sha256(rest).digest() + rest)
+    unpacked = unpack(path, GPUTarget("cuda", 90, 32))
+    assert unpacked == (len(whole.kernels), 0, f"{name} {value} (here {here})")
+    found = {each.parent.name for each in (tmp_path / "cache").glob("*/*.*")}
+    assert found == {kernel.key for kernel in whole.kernels} and not list((tmp_path / "cache").rglob("*.so"))
+    assert unpack(kernels, GPUTarget("cuda", 90, 32)) == (len(whole.kernels), len(whole.extensions), "")
+    [extension] = [each for each in whole.extensions if each.name.startswith("cuda_utils")]
+    assert (tmp_path / "cache" / extension.key / extension.name).read_bytes() == extension.content
+
+
+def test_without_a_c_compiler_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
+    path, bin_dir = tmp_path / "kernels", tmp_path / "bin"
+    bin_dir.mkdir()
+    ran("write", path, "9.0", cache=tmp_path / "cache", PATH=str(bin_dir), CC="")
+    contents = read_kernels(path)
+    assert sorted(each.name for each in contents.kernels) == KERNELS and contents.extensions == []
 
 
 def test_another_capability_or_environment_is_named_and_compiled(kernels: Path, tmp_path: Path) -> None:
     said = found(kernels, "8.9", tmp_path / "8.9")
-    assert said == [[f"{REFUSED}{kernels} was made for capability 9.0 (here 8.9)"], [], KERNELS]
-    [warning], on_disk, compiled = found(kernels, "9.0", tmp_path / "other", DISABLE_PTXAS_OPT="1")
+    assert said[:3] == [[f"{REFUSED}{kernels} was made for capability 9.0 (here 8.9)"], [], KERNELS]
+    [warning], on_disk, compiled, _ = found(kernels, "9.0", tmp_path / "other", DISABLE_PTXAS_OPT="1")
     assert "compiler's environment" in warning and "(here " in warning
     assert (on_disk, compiled) == ([], KERNELS)
 
@@ -70,7 +110,7 @@ def test_a_file_that_is_cut_changed_or_another_is_refused(kernels: Path, tmp_pat
         path.write_bytes(wrong)
         with pytest.raises(ConfigError, match=r"is no file of kernels|is cut or was changed"):
             read_kernels(path)
-    assert found(tmp_path / "5", "9.0", tmp_path / "cache")[1:] == [[], KERNELS]
+    assert found(tmp_path / "5", "9.0", tmp_path / "cache")[1:3] == [[], KERNELS]
 
 
 def test_each_difference_of_conditions_is_named() -> None:
@@ -97,6 +137,6 @@ def test_all_kernels_of_a_worker_are_in_its_file(tmp_path: Path) -> None:
     shutil.copy(ROOT / "benchmarks" / "published" / "qwen3-4b.json", model / "config.json")
     path = tmp_path / "kernels"
     ran("write", path, "9.0", model, cache=tmp_path / "first")
-    warnings, on_disk, compiled = found(path, "9.0", tmp_path / "second", str(model))
-    assert (warnings, compiled) == ([], [])
+    warnings, on_disk, compiled, built = found(path, "9.0", tmp_path / "second", str(model))
+    assert (warnings, compiled, built) == ([], [], [])
     assert len(on_disk) > 80

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from common.device.steps.jit_source import block
 from common.device.steps.launchers import OneOfEach
 
 ROOT = Path(__file__).parents[3]
@@ -36,6 +37,49 @@ def test_hashes_do_not_depend_on_what_was_hashed_before() -> None:
     functions = json.loads(said.stdout or said.stderr)
     assert len(functions) > 100
     assert [name for name, first, second in functions if first != second] == []
+
+
+SOURCES = """
+import inspect, json
+from common.device.steps.jit_source import block
+blocks = []
+def compared(lines, read=inspect.getblock):
+    blocks.append([lines[0], block(lines), read(lines)])
+    return blocks[-1][2]
+inspect.getblock = compared
+import common.device.steps.kernel_code
+print(json.dumps(blocks))
+"""
+
+
+@pytest.mark.medium
+def test_functions_that_are_found_by_indentation_are_those_that_tokens_give() -> None:
+    quick = "from common.device.steps import jit_source; jit_source.quick_blocks = __import__('contextlib').nullcontext"
+    environ = os.environ | {"TRITON_INTERPRET": "0"}
+    said = subprocess.run(
+        [sys.executable, "-c", f"{quick}\n{SOURCES}"], cwd=ROOT, env=environ, capture_output=True, timeout=120
+    )
+    blocks = json.loads(said.stdout or said.stderr)
+    sure = [(found, expected) for _, found, expected in blocks if found]
+    assert len(sure) > 300 and len(sure) > 0.9 * len(blocks), "most are found"
+    assert [found for found, expected in sure if found != expected] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("def f(x):\n    return x\n\n\nY = 1\n", 2),
+        ("@jit\ndef f(x,\n      y):  # fmt: skip\n    return x\n    # why\n# of g\ndef g(): ...\n", 5),
+        ("@jit(\n    a=1\n)\ndef f(\n    x: T = g(1),\n) -> T:\n    return x\n", 7),
+        ('def f(x):\n    """One\ntwo\n    """\n    return x\n', 0),
+        ("f = lambda x: (\n    x\n)\n", 0),
+        ("    def inner(x):\n        return x\n", 0),
+        ("def f(x): return x\nY = 1\n", 0),
+    ],
+)
+def test_where_the_end_of_a_function_is_not_sure_tokens_are_read(text: str, lines: int) -> None:
+    given = text.splitlines(keepends=True)
+    assert block(given) == given[:lines]
 
 
 class Slow(ThreadPoolExecutor):

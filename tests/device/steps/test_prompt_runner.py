@@ -14,7 +14,7 @@ from common.device.engine.engine import Engine
 from common.device.engine.gpu_share import GpuShare, make_share
 from common.device.steps import prompt_scores
 from common.device.steps.prompt_buffers import PromptChunk
-from common.device.steps.prompt_runner import Bucket, PendingPrompts, PromptRunner
+from common.device.steps.prompt_runner import TOKEN_BUCKETS, Bucket, PendingPrompts, PromptRunner
 from common.settings.config import Config, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from common.wire.messages.frames import decode, encode
@@ -168,6 +168,70 @@ def test_lone_prompts_have_graphs_of_the_whole_gpu(
     buckets = PromptRunner(engine, 96, max_seqs, FakeShare() if has_share else GpuShare())._wanted_buckets()
     assert set(buckets) == {Bucket(num_tokens, *kind) for num_tokens in (16, 32, 64, 96) for kind in kinds}
     assert [bucket.num_tokens for bucket in buckets] == sorted((bucket.num_tokens for bucket in buckets), reverse=True)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """Buckets in the order of their captures, which give a graph that does nothing."""
+    buckets: list[Bucket] = []
+
+    def note(runner: PromptRunner, bucket: Bucket) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        buckets.append(bucket)
+        return cast(torch.cuda.CUDAGraph, FakeGraph()), torch.zeros(8, dtype=torch.int32)
+
+    monkeypatch.setattr(PromptRunner, "_captured", note)
+    return buckets
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("num_seqs", [1, 8])
+def test_until_all_graphs_are_there_steps_replay_one_that_is_not_much_larger(
+    num_seqs: int, engine: Engine, captured: list[Bucket]
+) -> None:
+    runner = PromptRunner(engine, 2048, 8)
+    runner.capture_first()
+    assert captured == [Bucket(size, seqs, True) for size in (2048, 1024, 512, 256) for seqs in (1, 8)]
+    sizes = range(num_seqs, 2049)
+
+    def replayed(num_tokens: int) -> int | None:
+        bucket = runner._bucket(num_tokens, num_seqs, num_tokens, whole_gpu=True)
+        assert bucket is None or (bucket in captured and bucket.num_seqs == num_seqs)
+        return bucket and bucket.num_tokens
+
+    first = {size: replayed(size) for size in sizes}
+    assert all(first[size] == 256 for size in sizes if size <= 256)
+    assert all(first[size] == (512 if size <= 512 else 1024) for size in sizes if 256 < size <= 1024)
+    assert all(first[size] is None for size in sizes if 1024 < size <= 1792), "padding takes longer than launching"
+    assert all(first[size] == 2048 for size in sizes if size > 1792)
+    while runner.missing:
+        runner.capture_ahead()
+    assert sorted(captured) == sorted(runner._wanted_buckets()) == sorted(runner.graphs)
+    runner.capture_ahead()
+    assert len(captured) == len(runner.graphs), "none is captured twice"
+    assert {size: replayed(size) for size in sizes} == {
+        size: next(tokens for tokens in sorted(TOKEN_BUCKETS) if tokens >= size) for size in sizes
+    }
+
+
+@pytest.mark.medium
+def test_what_most_steps_lacked_is_captured_first_and_then_the_largest(engine: Engine, captured: list[Bucket]) -> None:
+    runner = PromptRunner(engine, 2048, 8)
+    runner.capture_first()
+    captured.clear()
+    for num_tokens, num_seqs in ((300, 1), (40, 8), (300, 1), (512, 1), (1500, 8), (1500, 8), (1500, 8)):
+        runner._bucket(num_tokens, num_seqs, num_tokens, whole_gpu=True)
+    for _ in range(5):
+        runner.capture_ahead()
+    assert [bucket[:2] for bucket in captured] == [(1536, 8), (320, 1), (64, 8), (1792, 8), (1792, 1)]
+
+
+@pytest.mark.medium
+def test_a_step_of_many_keys_replays_no_graph_that_is_much_larger(engine: Engine, captured: list[Bucket]) -> None:
+    runner = PromptRunner(engine, 2048, 8)
+    runner.capture_first()
+    steps = (500, 900), (520, 900), (520, 1025), (520, 2000)
+    found = [runner._bucket(num_tokens, 1, num_keys, whole_gpu=True) for num_tokens, num_keys in steps]
+    assert [bucket and bucket.num_tokens for bucket in found] == [512, 1024, None, 2048]
 
 
 @pytest.mark.medium

@@ -30,7 +30,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]
 
     def keep() -> int:
         monkeypatch.setattr(cache, "triton_key", compute)
-        key = triton_hash.keep_triton_key()
+        key = triton_hash.begin_triton_key()()
         assert cache.triton_key() == key, "Triton uses what was kept"
         return int(key.rpartition("-")[2])
 
