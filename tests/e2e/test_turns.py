@@ -14,7 +14,7 @@ from tests.e2e.system import System
 pytestmark = pytest.mark.medium
 
 Checkpoint = Callable[[str], tuple[Path, Any]]
-NUM_OUT, LONG_OUT = 40, 200
+NUM_OUT, LONG_OUT = 20, 300
 
 
 class TurningSystem(System):
@@ -33,18 +33,18 @@ class TurningSystem(System):
 async def test_texts_in_turns_and_beside_a_prefill_worker_that_hangs_in_its_turn(checkpoint: Checkpoint) -> None:
     directory, model = checkpoint("qwen3-tied")
     reference = Reference(directory, model)
-    asked, longs = prompts(3, 5, 30, seed=71), prompts(5, 280, 310, seed=72)
+    asked, longs = prompts(3, 5, 30, seed=71), prompts(12, 280, 310, seed=72)
     streams, late = [Completion() for _ in asked], [Completion() for _ in longs]
-    with TurningSystem(directory, "--net-worker-timeout-s", "60").start() as system:
+    with TurningSystem(directory, "--net-worker-timeout-s", "60", "--net-heartbeat-s", "0.02").start() as system:
         first = asyncio.create_task(complete_all(system.url, asked, streams, max_tokens=LONG_OUT, ignore_eos=True))
         await asyncio.to_thread(system.until, lambda: all(stream.num_tokens > 3 for stream in streams))
         others = asyncio.create_task(complete_all(system.url, longs, late, max_tokens=NUM_OUT, ignore_eos=True))
         await asyncio.to_thread(
             system.until, lambda: system.num_turns("prefill-0") > 1 and system.num_turns("decode-0") > 1
         )
-        system.kill("prefill-0", signal.SIGSTOP)
+        system.processes["prefill-0"].send_signal(signal.SIGSTOP)
         await first  # no later than their claim, though nobody takes the hanging worker for dead
-        system.kill("prefill-0", signal.SIGCONT)
+        system.processes["prefill-0"].send_signal(signal.SIGCONT)
         await others
     assert [stream.text for stream in streams] == [reference.text(each, LONG_OUT, ignore_eos=True) for each in asked]
     assert [stream.text for stream in late] == [reference.text(each, NUM_OUT, ignore_eos=True) for each in longs]

@@ -24,7 +24,7 @@ PATIENCE = 2.0
 """Multiple of its own time by which a prompt may be later than the target, so that long ones are not always late."""
 CALM = 0.5
 """Part of the target below which prompts are in time again."""
-MARGIN_MS = 0.5
+MARGIN_MS = 2.0
 """Time of a pause beside its two steps: from the end of a prompt step until the next decode step is launched."""
 NUM_PAUSES, MOST_SLOWNESS = 64, 2.0
 """Pauses of a correction, and the most that forecasts are stretched."""
