@@ -2,8 +2,8 @@
 
     python -m benchmarks.sharing.simulated [--itl-ms 25,50,100,250] [--ttft-ms 100]
 
-Prints a row without turns for each load: prompts keep to their share there, or have the whole GPU in a backlog. The
-others are by `common/serving/turns/law.py`. Rates are those of the planner, and forecasts are never wrong.
+Prints a row without turns for each load: prompts keep to their share there. The others are by
+`common/serving/turns/law.py`. Rates are those of the planner, and forecasts are never wrong.
 """
 
 import argparse
@@ -32,8 +32,8 @@ LOADS = {
 SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
 
 
-def table(costs: Costs, all_targets: Sequence[SloSection | None]) -> Table:
-    """Make a row for each load and each pair of targets; None is without turns."""
+def table(costs: Costs, all_targets: Sequence[SloSection]) -> Table:
+    """Make a row for each load and each pair of targets."""
     layout = parse_layout("1P1D", 1)
     shown = Table("load", "pauses, ms", *(f"{name}, ms" for name in SHOWN), "output tokens/s")
     for name, flags in LOADS.items():
@@ -42,7 +42,7 @@ def table(costs: Costs, all_targets: Sequence[SloSection | None]) -> Table:
             outcome = simulate(layout, costs, load, targets=targets)
             figures = (f"{outcome.figure(figure):,.1f}" for figure in SHOWN)
             shown.add_row(
-                name, f"{targets.itl_ms:g}" if targets else "no turns", *figures, f"{outcome.tokens_per_s:,.0f}"
+                name, f"{targets.itl_ms:g}" if targets.itl_ms else "no turns", *figures, f"{outcome.tokens_per_s:,.0f}"
             )
     return shown
 
@@ -63,7 +63,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
-    all_targets = [None, *(SloSection(itl_ms, args.ttft_ms) for itl_ms in args.itl_ms)]
+    all_targets = [SloSection(itl_ms=0.0), *(SloSection(itl_ms, args.ttft_ms) for itl_ms in args.itl_ms)]
     Console(width=140).print(table(Costs(read_rates(args.rates)), all_targets))
     return 0
 

@@ -115,12 +115,6 @@ class RouterSection:
         2048, "completions in flight or queued; above it clients get 429 with Retry-After", within=(1, 1_000_000)
     )
     max_queued_tokens: int = option(16_777_216, "prompt tokens queued before 429", within=(1024, MAX_QUEUED_TOKENS))
-    backlog_tokens: int = option(
-        32_768,
-        "prompt tokens that wait, here or at workers, for each GPU that computes prompts, from which those sent take "
-        "the whole GPU, not prefill.sm_share: throughput before latency",
-        within=(0, MAX_QUEUED_TOKENS),
-    )
     request_timeout_s: float = option(600.0, "a completion not finished after this long fails", within=(1.0, 7 * DAY_S))
     worker_wait_s: float = option(60.0, "without a worker pair requests wait this long, then 503", within=(0.0, DAY_S))
     max_attempts: int = option(

@@ -13,7 +13,7 @@ from common.wire.values.block_key import STRETCH_BLOCKS, TextDigests
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.packing import pack_ids
 from router.dispatch.completion.state import Completion
-from router.placement.capacity import has_gpu_alone, layouts
+from router.placement.capacity import layouts
 from router.placement.prefix_map import Prediction
 from router.placement.route import Route
 from router.placement.text_keys import TextKeys
@@ -57,11 +57,8 @@ class Assignments:
     def _digests_of(self, text: TextKeys) -> TextDigests:
         return self._digests.setdefault(text.block_size, TextDigests(text.block_size))
 
-    def send(self, completion: Completion, route: Route, now_s: float, *, is_backlog: bool) -> None:
-        """Send the prompt to the workers of `route`.
-
-        With a backlog the prompt may take the whole GPU, although other sequences decode there.
-        """
+    def send(self, completion: Completion, route: Route, now_s: float) -> None:
+        """Send the prompt to the workers of `route`."""
         attempt = completion.attempt
         attempt.route, completion.avoided = route, None
         attempt.transport = self._pool.paths.transport(route.prefill, route.decode)
@@ -70,8 +67,7 @@ class Assignments:
         attempt.is_unproven = True
         self._pool.ledger.assign(route, attempt.sent_tokens, is_trial=completion.failures.is_suspect)
         attempt.predictions = self._predict(route, completion.texts, completion.num_tokens)
-        whole_gpu = has_gpu_alone(self._pool, route) or is_backlog
-        request = prefill_request(completion, route, now_s, whole_gpu=whole_gpu)
+        request = prefill_request(completion, route, now_s)
         if completion.may_be_handed_over:
             self._send(route.decode.id, decode_request(request))
         self._send(route.prefill.id, request)
@@ -158,7 +154,7 @@ class Assignments:
         return predictions
 
 
-def prefill_request(completion: Completion, route: Route, now_s: float, *, whole_gpu: bool) -> PrefillRequest:
+def prefill_request(completion: Completion, route: Route, now_s: float) -> PrefillRequest:
     """Make the message for the prefill worker.
 
     Outputs so far become part of the prompt. Log-probabilities already known are not asked for again.
@@ -173,7 +169,6 @@ def prefill_request(completion: Completion, route: Route, now_s: float, *, whole
         sampling=spec.sampling,
         decode_worker_id=route.decode.id,
         decode_epoch=route.decode.epoch,
-        whole_gpu=whole_gpu,
         priority=spec.priority,
         turn=completion.turn,
         client=client_id(spec.client),

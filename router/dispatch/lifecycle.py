@@ -15,7 +15,6 @@ from router.dispatch.completion.summary import log_end
 from router.dispatch.metrics import Metrics
 from router.dispatch.retry_policy import repeated_failure
 from router.dispatch.waiting_queue import WaitingQueue
-from router.placement.capacity import PromptLoad
 from router.placement.member import Member
 from router.placement.route import Route
 
@@ -42,17 +41,13 @@ class Lifecycle:
             self.active[completion.spec.request_id] = completion
             self.queue.add(completion)
 
-    def start(self, completion: Completion, route: Route, load: PromptLoad) -> None:
-        """Send a completion to the workers of a route.
-
-        Args:
-            load: prompts at the workers, a part of the backlog.
-        """
+    def start(self, completion: Completion, route: Route) -> None:
+        """Send a completion to the workers of a route."""
         self.queue.take(completion)
         self.metrics.expected_tokens.inc(route.cost.num_expected)
         completion.move_to(State.PREFILLING)
-        is_backlog, now_s = self.queue.is_backlog(load), self.clock()
-        self.assignments.send(completion, route, now_s, is_backlog=is_backlog)
+        now_s = self.clock()
+        self.assignments.send(completion, route, now_s)
         self.metrics.enter(completion, Phase.PREFILL, now_s)
 
     def current(self, request_id: str, attempt: int, worker: Member) -> Completion | None:

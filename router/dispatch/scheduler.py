@@ -10,7 +10,6 @@ from itertools import islice
 
 from router.dispatch.completion.state import Completion
 from router.dispatch.waiting_queue import AnyWaiting, WaitingQueue
-from router.placement.capacity import PromptLoad, prompt_load
 from router.placement.choice import awaits_trial, choose, may_overtake
 from router.placement.route import LEAST, Demand, Route
 from router.placement.worker_pool import WorkerPool
@@ -28,8 +27,8 @@ MAX_AT_ONCE = 32
 
 Defer = Callable[[Callable[[], None]], object]
 """Schedules a call after all other tasks had a turn."""
-Start = Callable[[Completion, Route, PromptLoad], None]
-"""Sends a queued completion to the workers of a route, given the prompts that workers have."""
+Start = Callable[[Completion, Route], None]
+"""Sends a queued completion to the workers of a route."""
 
 
 class Scheduler:
@@ -51,7 +50,7 @@ class Scheduler:
         self._is_scheduled = False
         num_left = MAX_AT_ONCE
         for completion, route in islice(starts(self._queue, self._pool), MAX_AT_ONCE):
-            self._start(completion, route, prompt_load(self._pool))
+            self._start(completion, route)
             num_left -= 1
         if num_left == 0:
             self.schedule()

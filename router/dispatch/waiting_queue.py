@@ -15,7 +15,6 @@ from typing import Generic, Protocol, TypeVar
 
 from common.base.errors import RequestError
 from common.settings.config import RouterSection
-from router.placement.capacity import PromptLoad
 from router.placement.route import Demand
 
 RETRY_AFTER_S = 1
@@ -112,10 +111,6 @@ class WaitingQueue(Generic[AnyWaiting]):
         """Return the `num` shortest completions of the lowest priority number."""
         shortest = [completion for _, completion in self._by_length[:num]]
         return [completion for completion in shortest if completion.spec.priority == shortest[0].spec.priority]
-
-    def is_backlog(self, load: PromptLoad) -> bool:
-        """Tell whether the prompts per GPU, queued or at workers, are so many that they should go before streams."""
-        return self.num_tokens + load.num_tokens >= self._limits.backlog_tokens * load.num_gpus
 
     def take(self, completion: AnyWaiting) -> None:
         """Remove a completion bound for a worker, and advance the time of turns."""

@@ -1,12 +1,10 @@
 """Facts about all workers together: who takes work, how long a sequence may be, where cached prefixes can differ."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from common.wire.messages.worker import Role
 from common.wire.values.kv_layout import KVLayout
 from router.placement.member import NO_TRANSPORT, Member
-from router.placement.route import Route
 
 
 def takers(workers: Iterable[Member], role: Role) -> list[Member]:
@@ -33,27 +31,6 @@ def max_model_len(workers: Iterable[Member], limit: int) -> int:
     """
     decodes = [worker.ready for worker in workers if worker.ready.role is Role.DECODE]
     return min(limit, max((ready.max_model_len for ready in decodes if not ready.standby), default=limit))
-
-
-class PromptLoad(NamedTuple):
-    """GPUs, or CPUs, that compute prompts, and prompt tokens sent there and not computed yet."""
-
-    num_gpus: int
-    num_tokens: int
-
-
-def prompt_load(workers: Iterable[Member]) -> PromptLoad:
-    """Return the load of the workers that take prompts: decode workers only without a prefill worker."""
-    workers = list(workers)
-    computing = takers(workers, Role.PREFILL) or takers(workers, Role.DECODE)
-    num_tokens = sum(worker.work.outstanding_tokens for worker in computing)
-    return PromptLoad(len({worker.gpu for worker in computing}), num_tokens)
-
-
-def has_gpu_alone(workers: Iterable[Member], route: Route) -> bool:
-    """Tell whether the prompt's GPU decodes no sequence but the route's own."""
-    decodes = [worker for worker in workers if worker.ready.role is Role.DECODE and worker.gpu == route.prefill.gpu]
-    return sum(worker.work.num_assigned for worker in decodes) == (route.decode in decodes)
 
 
 def has_choice(workers: Iterable[Member]) -> bool:

@@ -152,7 +152,6 @@ class Rig:
         name: str,
         num_tokens: int,
         *,
-        whole_gpu: bool = False,
         num_prompt_logprobs: int = 0,
         waited_ms: int = 0,
         **sampling: Any,
@@ -160,7 +159,7 @@ class Rig:
         """Send a prompt; returns when it has arrived."""
         num_known = len(self.worker.scheduler.prompts)
         how = SamplingParams(**sampling)
-        fields = {"whole_gpu": whole_gpu, "num_prompt_logprobs": num_prompt_logprobs, "waited_ms": waited_ms}
+        fields = {"num_prompt_logprobs": num_prompt_logprobs, "waited_ms": waited_ms}
         self.tell(prefill_request(name, range(num_tokens), sampling=how, turn=num_known, **fields))
 
         def arrived() -> bool:
@@ -317,17 +316,6 @@ def test_an_announced_prompt_that_its_first_token_ends_is_called_off(rig: Rig) -
     rig.turn_until(lambda: len(rig.announced) == 2)
     assert [(name, len(ids)) for name, ids in rig.announced] == [("a", 4), ("a", 0)]
     assert not rig.handed_off
-
-
-def test_a_step_gets_the_whole_gpu_only_if_each_of_its_prompts_was_alone(rig: Rig) -> None:
-    rig.ask("alone", 70, whole_gpu=True)
-    rig.ask("second", 70)
-    rig.ask("alone again", 70, whole_gpu=True)
-    for number in range(4):
-        rig.turn()
-        rig.steps[number].over = True
-    assert rig.launched() == [[64], [6, 58], [12, 52], [18]]
-    assert [step.whole_gpu for step in rig.steps] == [True, False, False, True]
 
 
 def test_a_late_prompt_gets_the_whole_gpu_in_turns_and_the_router_hears_of_them() -> None:

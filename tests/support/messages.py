@@ -51,7 +51,7 @@ def prefill_request(request_id: str, token_ids: Iterable[int], **fields: Any) ->
     """A prompt for decode worker `d`."""
     ordinary: dict[str, Any] = {
         "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "decode_worker_id": "d", "decode_epoch": 1,
-        "whole_gpu": False, "priority": 0, "turn": 0, "client": 0, "num_prompt_logprobs": 0, "first_scored": 0,
+        "priority": 0, "turn": 0, "client": 0, "num_prompt_logprobs": 0, "first_scored": 0,
         "salt": b"", "holder_worker_id": "", "holder_epoch": 0, "most_tokens": 0, "waited_ms": 0,
     }  # fmt: skip
     return PrefillRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)

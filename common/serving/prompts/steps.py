@@ -81,10 +81,9 @@ class PromptSteps(Generic[AnyPrompt]):
         launched_s, inputs = time.monotonic(), [_prompt_chunk(chunk) for chunk in chunks]
         self.trace.join(prompt.key for prompt in prompts)
         self.prefixes.rate.launched(num_tokens)
-        is_alone = all(prompt.request.whole_gpu for prompt in prompts)
-        has_whole = self.plans.has_whole(self.plan, num_tokens, is_alone=is_alone)
-        launched = Launched(self.plan, [(chunk.end - chunk.start, chunk.start) for chunk in inputs], has_whole)
-        pending = self.runner.launch(inputs, whole_gpu=has_whole)
+        done = [(chunk.end - chunk.start, chunk.start) for chunk in inputs]
+        launched = Launched(self.plan, done, self.plans.has_whole(self.plan, done))
+        pending = self.runner.launch(inputs, whole_gpu=launched.has_whole)
         if not self.in_flight:
             self.plans.begin(launched)
         ends = [chunk.end for chunk in inputs]

@@ -44,7 +44,7 @@ class Launched:
 
 
 class StepPlans:
-    """Plans without turns: a step has the whole GPU if the router has said so of all its prompts."""
+    """Plans without turns, for workers without a page: steps keep to their share of the GPU, if there is a share."""
 
     num_turns = 0
 
@@ -62,9 +62,9 @@ class StepPlans:
         """
         return SIDE_BY_SIDE
 
-    def has_whole(self, plan: Plan, num_tokens: int, *, is_alone: bool) -> bool:
-        """Tell whether a step has the whole GPU; `is_alone` is what the router has said of its prompts."""
-        return is_alone
+    def has_whole(self, plan: Plan, chunks: Chunks) -> bool:
+        """Tell whether a step has the whole GPU."""
+        return False
 
     def begin(self, step: Launched) -> None:
         """Record that a step begins on the device."""
@@ -112,9 +112,14 @@ class PromptTurns(StepPlans):
             running_ms = max(0.0, running_ms - (now_s - self._begun_s) * 1e3)
         return self.law.plan(waiting, self._decode_ms(), running_ms)
 
-    def has_whole(self, plan: Plan, num_tokens: int, *, is_alone: bool) -> bool:
-        """Tell whether a step has the whole GPU: in a turn, alone, and a long step while nothing is decoded."""
-        return plan.is_turn or is_alone or (num_tokens >= LEAST_TOKENS and not self._decode_ms())
+    def has_whole(self, plan: Plan, chunks: Chunks) -> bool:
+        """Tell whether a step has the whole GPU: in a turn, and while nothing is decoded.
+
+        A short step of several prompts keeps to the share, because only there it replays a graph.
+        """
+        if plan.is_turn or self._decode_ms():
+            return plan.is_turn
+        return len(chunks) == 1 or sum(count for count, _ in chunks) >= LEAST_TOKENS
 
     def begin(self, step: Launched) -> None:
         self._begun_s = self._clock()

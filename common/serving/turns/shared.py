@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 def prompt_plans(slo: SloSection, engine: Engine, memory_socket: Path, writer: int) -> StepPlans:
-    """Return the plans of a prefill worker: with turns on a GPU, unless streams never wait."""
-    page = _page(engine, memory_socket) if slo.itl_ms else None
+    """Return the plans of a prefill worker: with turns on a GPU."""
+    page = _page(engine, memory_socket)
     if page is None:
         return StepPlans()
     forecast = LearnedForecast(Work.of(engine.model.config))

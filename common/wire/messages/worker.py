@@ -284,7 +284,6 @@ class PrefillRequest(OfAttempt, tag=25):
     sampling: SamplingParams
     decode_worker_id: WorkerId
     decode_epoch: Epoch
-    whole_gpu: bool  # may use the whole GPU, at the expense of decode steps there
     priority: Priority  # lower is earlier, before `turn`
     turn: Turn  # order inside a priority, lower is earlier; see `waiting_queue`
     client: ClientId  # for a fair share of decode rows; 0: anonymous clients

@@ -65,19 +65,18 @@ class Gpu:
 
     costs: Costs
     pool: Pool
+    targets: SloSection
     prompt_ms: float = 0.0  # time of the running prompt step alone; 0: none
     has_whole: bool = False  # the prompt step has all multiprocessors
     num_rows: int = 0  # of the running decode step; 0: none
     step_ms: float = 0.0  # time of the running decode step alone
     prefill: Running | None = None
     decode: "Decoding | None" = None
-    targets: SloSection | None = None  # of turns; None: the router's word decides about the whole GPU
-    law: TurnLaw | None = field(init=False, default=None)
+    law: TurnLaw = field(init=False)
     page: TurnPage = field(init=False, default_factory=lambda: TurnPage(bytearray(PAGE_BYTES)))
 
     def __post_init__(self) -> None:
-        if self.targets is not None:
-            self.law = TurnLaw(self.targets, WholeGpu(self.costs))
+        self.law = TurnLaw(self.targets, WholeGpu(self.costs))
 
     @property
     def is_shared(self) -> bool:

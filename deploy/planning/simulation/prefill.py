@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.serving.prompts.order import PromptOrder, turn_of
-from common.serving.turns.law import SIDE_BY_SIDE, Plan, Waiting
+from common.serving.turns.law import LEAST_TOKENS, SIDE_BY_SIDE, Plan, Waiting
 from common.settings.config import PrefillSection
 from common.settings.memory_sections import MemorySection
 from deploy.planning.simulation.events import Events
@@ -139,7 +139,7 @@ class PrefillWorker:
 
     def _end_turn(self, step: _Step) -> None:
         """End the claim, unless another turn follows, and tell the law how long streams have paused."""
-        if self.gpu.law is not None:
+        if self.gpu.decode is not None:
             self.gpu.law.paused(step.plan, self.events.now_ms - self._begun_ms)
         if not (self._launched and self._launched[0].plan.is_turn):
             self.gpu.page.release(self._turn)
@@ -147,9 +147,9 @@ class PrefillWorker:
                 self.gpu.decode.go_on()
 
     def _plan(self) -> Plan:
-        """Return the plan of the next step; turns are taken only on a shared GPU with targets."""
+        """Return the plan of the next step; turns are taken only on a shared GPU."""
         law, decode = self.gpu.law, self.gpu.decode
-        if law is None or decode is None:
+        if decode is None:
             return SIDE_BY_SIDE
         now_ms = self.events.now_ms
         prompts = [Waiting(now_ms - each.arrived_ms, each.num_found, each.num_done, each.num_tokens)
@@ -159,11 +159,9 @@ class PrefillWorker:
         return law.plan(prompts, decode.step_ms if decode.num_rows else 0.0, running_ms)
 
     def _has_whole(self, pieces: list[tuple[Request, int]], plan: Plan) -> bool:
-        if not self.gpu.is_shared or plan.is_turn:
-            return True
-        if self.gpu.law is not None and self.gpu.decode is not None:
-            return not self.gpu.decode.num_rows
-        return all(request.whole_gpu for request, _ in pieces)
+        if self.gpu.decode is None or not self.gpu.decode.num_rows:
+            return len(pieces) == 1 or sum(count for _, count in pieces) >= LEAST_TOKENS
+        return plan.is_turn
 
     def _step(self, pieces: list[tuple[Request, int]], plan: Plan) -> _Step:
         has_whole = self._has_whole(pieces, plan)
@@ -177,15 +175,14 @@ class PrefillWorker:
     def _begin(self) -> None:
         self._since_ms = self._begun_ms = self.events.now_ms
         step, decode = self._launched[0], self.gpu.decode
-        is_turn = step.plan.is_turn and self.gpu.targets is not None and decode is not None
-        if is_turn and decode is not None and self.gpu.targets is not None:
+        if step.plan.is_turn and decode is not None:
             self._turn += 1
             until_ms = self.events.now_ms + step.plan.claim_ms(self.gpu.targets)
             self.gpu.page.claim(self._turn, int(until_ms * 1e3))
             decode.end_leap()
         self.gpu.set_prompt(step.alone_ms, has_whole=step.has_whole)
         self.hasten()
-        if is_turn and decode is not None:
+        if step.plan.is_turn and decode is not None:
             decode.go_on()
 
     def _end(self, version: int) -> None:

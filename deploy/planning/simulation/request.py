@@ -35,7 +35,6 @@ class Request:
     num_sent: int = 0  # of the prompt, to be computed in the router's view
     is_started: bool = False  # has KV blocks for the whole prompt
     has_blocks: bool = False  # never before the start
-    whole_gpu: bool = False  # the prompt may use the whole GPU
     first_ms: float = -1.0
     second_ms: float = -1.0
     ended_ms: float = -1.0

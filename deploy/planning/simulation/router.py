@@ -17,7 +17,7 @@ from deploy.planning.simulation.request import Request
 from deploy.planning.step_times.costs import Costs
 from router.dispatch.scheduler import starts
 from router.dispatch.waiting_queue import WaitingQueue
-from router.placement.capacity import has_choice, has_gpu_alone, prompt_load
+from router.placement.capacity import has_choice
 from router.placement.prefix_map import PoolContents
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
@@ -61,12 +61,10 @@ class Router:
         for request, route in starts(self._queue, self._pool):
             self._queue.take(request)
             request.route, request.num_sent = route, request.num_tokens
-            is_backlog = self._queue.is_backlog(prompt_load(self._pool))
             self._pool.ledger.assign(route, request.num_sent)
             for pool in {worker.pool for worker in route.workers}:
                 for text in request.texts:
                     self._pool.prefixes.contents(pool).apply(BlockEvent.SEALED, text.keys)
-            request.whole_gpu = is_backlog or has_gpu_alone(self._pool, route)
             yield request
 
     def lighten(self, request: Request) -> None:

@@ -37,16 +37,20 @@ class Stuck(BatonError):
     """Prompts fill two pools and wait for each other's blocks."""
 
 
+USUAL = SloSection()
+"""Targets of workers without other settings."""
+
+
 class Simulation:
     """A system under a load.
 
     Args:
         kv_tokens: size of a GPU's pool; 0: all available memory.
-        targets: of turns on shared GPUs; None: none are taken.
+        targets: of shared GPUs.
     """
 
     def __init__(
-        self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection | None = None
+        self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection = USUAL
     ) -> None:
         self._costs, self._load, self._events = costs, load, Events()
         self._request_ms = (costs.rates.shared if layout.is_shared else costs.rates.apart).request_ms
@@ -143,8 +147,6 @@ class Simulation:
         self._pump()
 
 
-def simulate(
-    layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection | None = None
-) -> Outcome:
+def simulate(layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection = USUAL) -> Outcome:
     """Return the outcome of a load on a system; raises Stuck if the system stops, ConfigError without room."""
     return Simulation(layout, costs, load, kv_tokens=kv_tokens, targets=targets).run()

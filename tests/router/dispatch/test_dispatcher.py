@@ -77,73 +77,16 @@ def test_a_decode_worker_is_told_when_the_first_token_ends_a_text() -> None:
     bench.assert_idle()
 
 
-def test_a_request_whole_gpu_while_nothing_else_is_being_served() -> None:
-    bench = Bench(num_prefill=2, num_decode=2)
-    first = bench.submit(max_tokens=1)
-    bench.submit(max_tokens=1)
-    assert [request.whole_gpu for _, request in bench.requests()] == [True, False]
-    bench.dispatcher.abort(first)
-    third = bench.submit(max_tokens=1)
-    for completion in list(bench.dispatcher.lifecycle.active.values()):
-        bench.token(bench.route(completion).prefill, completion, 0, 1, LENGTH)
-    assert third.state is State.FINISHED
-    bench.submit()
-    assert [request.whole_gpu for _, request in bench.requests()] == [True, False, False, True]
-
-
-def test_each_gpu_is_whole_for_prompts_while_nothing_is_decoded_on_it() -> None:
-    bench = Bench(num_prefill=0, num_decode=0, backlog_tokens=500)
-    p0, d0, p1, d1 = (
-        bench.join(name, role, device=f"cuda:{index} NVIDIA H200 GPU-{gpu}")
-        for name, role, index, gpu in (
-            ("p0", Role.PREFILL, 0, "a"), ("d0", Role.DECODE, 1, "a"),
-            ("p1", Role.PREFILL, 0, "b"), ("d1", Role.DECODE, 0, "c"),
-        )
-    )  # fmt: skip
-    completions = [bench.submit(num_prompt_tokens=200) for _ in range(2)]
-    assert {(bench.route(c).prefill, bench.route(c).decode) for c in completions} == {(p0, d0), (p1, d1)}
-    assert [request.whole_gpu for _, request in bench.requests()] == [True, True], "each is alone on its GPU"
-    completions += [bench.submit(num_prompt_tokens=200) for _ in range(4)]
-    bench.sent.clear()
-    d0.draining = True
-    for prefill in (p0, p1):
-        bench.token(
-            prefill, next(c for c in completions if c.attempt.route and c.attempt.route.prefill is prefill), 0, 1
-        )
-    assert [(to, request.whole_gpu) for to, request in bench.requests()] == [("p0", False), ("p1", True)], (
-        "800 tokens wait for two GPUs, 200 of them at p1: no backlog; d0 still decodes beside p0, nobody beside p1"
-    )
-
-
-def test_prompts_get_the_whole_gpu_while_many_tokens_are_queued() -> None:
-    bench = Bench(backlog_tokens=400)
-    completions = [bench.submit(num_prompt_tokens=200) for _ in range(5)]  # one fills the window of a prefill worker
-    for completion in completions:
-        bench.token(bench.prefills[0], completion, 0, 1)
-    left_queued = [800, 600, 400, 200, 0]
-    whole = [request.whole_gpu for _, request in bench.requests()]
-    assert whole[1:] == [tokens >= 400 for tokens in left_queued][1:]
-
-
-def test_prompts_at_workers_count_as_much_as_those_in_the_queue() -> None:
-    bench = Bench(backlog_tokens=300)
-    completions = [bench.submit(num_prompt_tokens=100) for _ in range(5)]  # two fill the window of a prefill worker
-    for completion in completions[:3]:
-        bench.token(bench.prefills[0], completion, 0, 1)
-    whole = [request.whole_gpu for _, request in bench.requests()]
-    assert whole[1:] == [tokens >= 300 for tokens in (0 + 100, 200 + 100, 100 + 100, 0 + 100)]
-
-
-def test_what_is_queued_or_replayed_counts_only_while_it_is_at_workers() -> None:
+def test_a_worker_learns_how_long_a_request_has_waited() -> None:
     bench = Bench(num_prefill=0)
     bench.decodes[0].draining = True
-    for _ in range(2):
-        bench.submit(num_prompt_tokens=200)
+    bench.submit(num_prompt_tokens=200)
+    bench.now_s += 1.5
     bench.decodes[0].draining = False
-    bench.join("p0", Role.PREFILL)  # its window takes the first, the other one waits
-    assert [request.whole_gpu for _, request in bench.requests()] == [True]
+    bench.join("p0", Role.PREFILL)
+    bench.now_s += 0.5
     bench.lose(bench.pool.get("p0", 1) or pytest.fail("gone"))
-    assert [(to, request.whole_gpu) for to, request in bench.requests()][1:] == [("d0", True), ("d0", False)]
+    assert [(to, request.waited_ms) for to, request in bench.requests()] == [("p0", 1500), ("d0", 2000)]
 
 
 def test_a_short_prompt_overtakes_what_waits_for_a_window_and_says_whose_turn_it_is() -> None:

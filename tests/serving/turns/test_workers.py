@@ -41,7 +41,8 @@ class Gpu:
     def launched(self, num_tokens: int = 2048) -> Launched:
         """A step for a prompt that arrived a second ago."""
         plan = self.turns.plan([Prompt(self.now_s - 1.0, num_tokens)], [])
-        return Launched(plan, [(num_tokens, 0)], self.turns.has_whole(plan, num_tokens, is_alone=False))
+        chunks = [(num_tokens, 0)]
+        return Launched(plan, chunks, self.turns.has_whole(plan, chunks))
 
 
 def pressed() -> Gpu:
@@ -111,8 +112,11 @@ def test_without_decode_steps_long_steps_have_the_whole_gpu_and_take_no_turns() 
     gpu.gate.rest()
     idle = gpu.launched()
     assert (idle.plan.is_turn, idle.has_whole) == (False, True)
-    assert not gpu.launched(100).has_whole, "a short step replays the graph of the share"
-    assert gpu.turns.has_whole(idle.plan, 100, is_alone=True), "the router knows that no stream is near"
+    assert gpu.launched(100).has_whole
+    short, long = [(50, 0), (50, 0)], [(500, 0), (50, 0)]
+    assert [gpu.turns.has_whole(idle.plan, chunks) for chunks in (short, long)] == [False, True], "graphs of the share"
+    gpu.gate.launched(DECODE_S)
+    assert not gpu.turns.has_whole(idle.plan, long)
 
 
 def test_a_decode_worker_that_dies_is_forgotten() -> None:

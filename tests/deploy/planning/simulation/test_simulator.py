@@ -16,7 +16,7 @@ from deploy.planning.simulation.outcome import Objectives, Outcome
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import PrefillWorker
 from deploy.planning.simulation.request import Request
-from deploy.planning.simulation.simulator import Stuck, simulate
+from deploy.planning.simulation.simulator import USUAL, Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import Where
 from router.placement.prefix_map import PoolContents
@@ -111,7 +111,7 @@ def test_a_prefix_that_a_decode_worker_has_is_not_moved_there_again() -> None:
 
 def test_a_prefix_that_goes_before_its_prompt_is_admitted_is_computed() -> None:
     (one,) = Prefixes(1, 1800).all
-    gpu = Gpu(Costs(made_rates()), Pool(20_000, PoolContents(("gpu0", 1), 1000)))
+    gpu = Gpu(Costs(made_rates()), Pool(20_000, PoolContents(("gpu0", 1), 1000)), USUAL)
     worker = PrefillWorker(gpu, gpu.costs, Events(), print, print)
     large, request = Request(0.0, 19_000, 1), Request(0.0, 2000, 1, prefix=one)
     gpu.pool.keep(one)
