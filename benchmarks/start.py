@@ -5,7 +5,8 @@
 Options behind `--` are those of `baton serve`. A cold start has an empty directory for compiled kernels, so all are
 compiled; a cached start finds those of an uncounted start before. Kinds take turns, and figures are medians. A part of
 a process lasts from the end of the part before. `begins` is the time of the process's fork, after the command. CPU
-seconds are those of all processes until the end, without those of a daemon of MPS.
+seconds of a process are those until it was ready. Those of the start, `start_cpu`, are of all processes until the end,
+without a daemon of MPS. The fork server and processes for grammars are in them alone.
 """
 
 import argparse
@@ -48,7 +49,7 @@ class Start:
     ready_s: float
     first_token_s: float
     cpu_s: float
-    parts: dict[str, list[tuple[str, float]]]  # by process, each beginning with `begins`
+    parts: dict[str, list[tuple[str, float]]]  # by process, each beginning with `begins`, and with `CPU` at the end
 
 
 def start_once(model: str, flags: Sequence[str], kernels: Path, deadline_s: float) -> Start:
@@ -94,7 +95,8 @@ def _told(line: str, begin_s: float) -> tuple[str, list[tuple[str, float]]] | No
         if isinstance(said, dict) and "start" in said:
             start = said["start"]
             begins = ("begins", max(0.0, start["began_s"] - begin_s))
-            return said["process"], [begins, *((part, seconds) for part, seconds in start["parts"])]
+            parts = [(part, seconds) for part, seconds in start["parts"]]
+            return said["process"], [begins, *parts, ("CPU", start["cpu_s"])]
     return None
 
 

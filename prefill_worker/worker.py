@@ -47,7 +47,9 @@ from prefill_worker.sequence import PrefillSequence
 from prefill_worker.targets import Targets
 
 IDLE_POLL_MS = 100
-"""Longest sleep without a message; after one, graphs that are missing are captured until the next message."""
+"""Longest sleep without a message."""
+QUIET_MS = 5
+"""Time without prompts and messages before a missing graph is captured."""
 AT_HAND_SHARE = 16
 """Divisor of the pool's blocks; the quotient bounds the blocks leased in advance."""
 MAX_IN_FLIGHT = 2
@@ -172,11 +174,11 @@ class PrefillWorker:
                 time.sleep(LOOK_INTERVAL_S)
         elif self.grammars.followers.num_pending or self.engine.shared.is_sending or self.retrievals.is_busy:
             time.sleep(LOOK_INTERVAL_S)
-        else:  # waiting prompts need blocks, which come by message
-            is_spare = bool(self.runner.missing) and not self.scheduler.prompts
-            longest_ms = 0 if is_spare and self.idling.num_vain else IDLE_POLL_MS
-            if not self.idling.await_message(longest_ms) and is_spare:
+        elif self.runner.missing and not self.scheduler.prompts:
+            if not self.poller.poll(QUIET_MS):
                 self.runner.capture_ahead()
+        else:  # waiting prompts need blocks, which come by message
+            self.idling.await_message(IDLE_POLL_MS)
 
     def _launch(self) -> None:
         """Launch the next step, if any prompt is ready."""

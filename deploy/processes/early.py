@@ -14,7 +14,12 @@ from io import FileIO
 
 from deploy.processes.exec_child import child_environment, launcher
 
-WORKER_MODULES = ("common.serving.worker.start", "prefill_worker.worker", "decode_worker.worker")
+WORKER_MODULES = (
+    "common.device.engine.lean_torch",
+    "common.serving.worker.start",
+    "prefill_worker.worker",
+    "decode_worker.worker",
+)
 GPU_MODULES = ("common.device.steps.kernel_code", "cuda.bindings.runtime")
 """Imported first, because `kernel_code` reads files while other modules are imported."""
 FORK_SERVER = "deploy.processes.fork_server"

@@ -17,7 +17,7 @@ from deploy.processes.forks import ForkServer
 from deploy.processes.keeper import Deadlines, Keeper, Lifetime
 from deploy.processes.launch_plan import ProcessSpec
 
-POLL_INTERVAL_S = 0.2
+POLL_INTERVAL_S = 0.05
 
 
 class Supervisor:

@@ -19,7 +19,10 @@ def test_a_start_is_kept_with_the_parts_of_every_process(tmp_path: Path) -> None
     assert 0 < values["ready"] < values["first_token"]
     assert values["start_cpu"] > 0
     for process in ("baton", "router", "memory", "prefill-0", "decode-0"):
+        cpu_s = values[f"start_{process}_CPU"]
+        assert 0 < cpu_s < values["start_cpu"]
         parts = [value for name, value in values.items() if name.startswith(f"start_{process}_")]
+        parts.remove(cpu_s)
         assert 0 < sum(parts) <= values["ready"] + 0.1, f"{process}: {parts}"
 
 

@@ -14,10 +14,11 @@ from common.device.steps.triton_hash import begin_triton_key
 _keep_triton_key = begin_triton_key()  # in a thread, because a first start reads hundreds of megabytes
 
 with quick_blocks():
+    import common.device.engine.lean_torch
     import common.kernels.sampling.adjust_logits
     import common.kernels.sampling.logprobs
     import common.kernels.sampling.sampling
-    import common.ops.cuda_ops  # noqa: F401 - all four are imported for their kernels
+    import common.ops.cuda_ops  # noqa: F401 - these four are imported for their kernels
 
 
 def functions() -> Iterator[JITCallable]:

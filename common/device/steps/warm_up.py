@@ -182,13 +182,14 @@ def unpack_kernels(path: str, device: torch.device) -> bool:
 def warm_up_prompts(runner: PromptRunner) -> None:
     """Run the longest prompt and a batch of two, with every sampling filter, so cuBLAS and memory are ready too.
 
-    cuBLAS workspaces and cached memory belong to a stream, so the prompts run on each stream of steps.
+    cuBLAS workspaces and cached memory belong to a stream, so the longest prompt runs on each stream of steps. The
+    kernels of the batch are the same on both.
     """
     engine = runner.engine
     longest = min(runner.buffers.max_tokens, engine.max_len)
     for whole_gpu in (True,) if runner.share.limited is None else (True, False):
         _run_prompts(runner, [longest], whole_gpu)
-        if longest >= 4 and runner.buffers.max_seqs > 1:
+        if whole_gpu and longest >= 4 and runner.buffers.max_seqs > 1:
             _run_prompts(runner, [longest // 2, longest // 2 - 1], whole_gpu)
 
 

@@ -86,6 +86,7 @@ def test_the_parts_of_a_start_fill_the_time_since_the_process_was_forked() -> No
     assert before_s - tick_s <= start["began_s"] <= after_s
     assert [part for part, _ in start["parts"]] == ["imports", "sleep"]
     assert start["parts"][1][1] >= 0.3
+    assert 0.0 < start["cpu_s"] <= start["parts"][0][1] + 0.3, "a sleep takes none"
     assert start["began_s"] + sum(seconds for _, seconds in start["parts"]) <= after_s + tick_s
     assert line["process"] == "prefill-0" and "imports 0." in line["message"]
 

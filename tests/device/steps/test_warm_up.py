@@ -12,6 +12,7 @@ import torch
 from benchmarks.presets import settings as preset_settings
 from common.device.engine.engine import Engine
 from common.device.engine.step_rules import batch_buckets
+from common.device.steps import warm_up
 from common.device.steps.prompt_buffers import ALIGNMENT, PromptBuffers, PromptChunk
 from common.device.steps.prompt_runner import PromptRunner
 from common.device.steps.warm_up import (
@@ -58,6 +59,26 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.mark.parametrize("has_share", [False, True])
+@pytest.mark.parametrize(
+    ("max_seqs", "max_len", "batch"), [(8, 500, [32, 31]), (8, 9, [4, 3]), (1, 500, None), (8, 3, None)]
+)
+def test_the_longest_prompt_runs_on_each_stream_and_a_batch_on_one(
+    max_seqs: int, max_len: int, batch: list[int] | None, has_share: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[list[int], bool]] = []
+    monkeypatch.setattr(warm_up, "_run_prompts", lambda runner, lengths, whole_gpu: ran.append((lengths, whole_gpu)))
+    runner = SimpleNamespace(
+        engine=SimpleNamespace(max_len=max_len),
+        buffers=SimpleNamespace(max_tokens=64, max_seqs=max_seqs),
+        share=SimpleNamespace(limited=object() if has_share else None),
+    )
+    warm_up_prompts(cast(PromptRunner, runner))
+    lone = [min(64, max_len)]
+    expected = [(lone, True), *([(batch, True)] if batch else []), *([(lone, False)] if has_share else [])]
+    assert ran == expected
 
 
 def engine_of(real_shapes: Path, compile_kernels: Callable[[Engine], None], stack: ExitStack) -> Engine:
