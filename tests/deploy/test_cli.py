@@ -25,7 +25,7 @@ def test_serve_takes_short_flags_and_every_option() -> None:
     assert config.trace.dir == "t"
     assert (config.worker.device, config.kv.block_size, config.log.level) == ("cpu", 32, "DEBUG")
     assert (args.prefill, args.decode) == (2, 1)
-    assert (args.mps, args.mps_prefill_percent) == ("auto", 95)
+    assert (args.mps, args.mps_prefill_percent) == ("auto", 80)
 
 
 def test_a_wrong_setting_exits_with_2_and_names_it(

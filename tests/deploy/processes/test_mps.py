@@ -138,8 +138,8 @@ async def test_a_private_daemon_lives_as_long_as_the_context(fake: FakeMps) -> N
         assert set(prefill) == set(decode) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
         assert all(Path(directory).stat().st_mode & 0o777 == 0o700 for directory in decode.values())
         assert decode.items() <= fake.daemon_environ().items()
-        assert opened.flags == {"prefill-0": ("--prefill-sm-share", "95")}
-        assert opened.text == "MPS, prompts capped at 95 % of the SMs while others are served"
+        assert opened.flags == {"prefill-0": ("--prefill-sm-share", "80")}
+        assert opened.text == "MPS, prompts capped at 80 % of the SMs while others are served"
         assert fake.daemon_runs()
     assert not fake.daemon_runs()
     assert (fake.directory / "commands").read_text().split() == ["get_default_active_thread_percentage", "quit"]
@@ -224,7 +224,7 @@ async def test_a_control_program_that_hangs_holds_nobody_up(fake: FakeMps) -> No
 async def test_a_daemon_that_the_user_names_is_used_and_left_alone(fake: FakeMps, tmp_path: Path) -> None:
     async with fake.open(CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)) as opened:
         assert opened.environs == {"prefill-0": {}, "decode-0": {}}
-        assert opened.flags == {"prefill-0": ("--prefill-sm-share", "95")}
+        assert opened.flags == {"prefill-0": ("--prefill-sm-share", "80")}
         assert opened.text.startswith("MPS")
     assert not fake.was_started
     assert not (fake.directory / "commands").exists()
@@ -325,7 +325,7 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
         same_for_all = opened.environs["decode-0"]
         assert environs == {"router": {}, "memory-0": same_for_all, **opened.environs}
         shares = {spec.name: sm_share(spec) for spec in supervisor._specs}
-        assert shares == {"router": 100, "memory-0": 100, "prefill-0": 95, "decode-0": 100}
+        assert shares == {"router": 100, "memory-0": 100, "prefill-0": 80, "decode-0": 100}
     config = replace(config, prefill=PrefillSection(sm_share=60))
     async with prepared(config, Fleet(1, 1, "", 10.0), Console(fake.log, None)) as (supervisor, _):
         assert sm_share(supervisor._specs[2]) == 60, "what the user set wins"
