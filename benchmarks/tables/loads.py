@@ -6,6 +6,7 @@ from dataclasses import replace
 from benchmarks.loads import PRESETS
 from benchmarks.tables.cells import (
     FOUR_GPUS,
+    H100,
     MODEL,
     ONE_GPU,
     SMALL_GPU,
@@ -224,3 +225,26 @@ def sharing(rows: Sequence[Row]) -> TableData:
         for name, system in systems.items()
     )
     return TableData("one H200, a worker of each kind, 1024/128 tokens", "share of prompts", list(columns), lines)
+
+
+def turns(rows: Sequence[Row]) -> TableData:
+    """Make a table of loads on a GPU for both roles, with turns and without, by the share for prompts."""
+    columns = {"TTFT p50, ms": "ttft_p50", "TTFT p99, ms": "ttft_p99", "TPOT p50, ms": "tpot_p50",
+               "ITL p99, ms": "itl_p99", "tokens/s": "output_throughput"}  # fmt: skip
+    systems = {
+        ("H200", ONE_GPU): ("share 95, no turns", "share 95, turns"),
+        ("H100", H100): ("share 80, no turns", "share 80, turns", "share 85, turns", "share 95, turns",
+                         "share 80, turns for 50 ms"),
+    }  # fmt: skip
+    loads = ("concurrency 64, 1024/128", "8 req/s, 4096/256", "concurrency 4, 30000/128", "32 req/s, 1024/128",
+             "concurrency 256, 128/512", "concurrency 8, 1024/128", "at once, 1024/128, 512")  # fmt: skip
+    lines = present(
+        (
+            f"{gpu}, {load}: {name}",
+            [newest(rows, hardware, f"baton, {name}", load, figure) for figure in columns.values()],
+        )
+        for (gpu, hardware), names in systems.items()
+        for load in loads
+        for name in names
+    )
+    return TableData("a worker of each kind on a GPU; prompts of token ids", "load", list(columns), lines)

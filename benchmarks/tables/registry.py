@@ -20,10 +20,11 @@ from benchmarks.tables.loads import (
     reuse,
     serving,
     sharing,
+    turns,
     workers,
 )  # fmt: skip
 from benchmarks.tables.router import prompt_ids, router, router_memory
-from benchmarks.tables.steps import PROMPT, STEP, asks, beside, decode_kernels, grid, pulls, sampler
+from benchmarks.tables.steps import PROMPT, STEP, asks, beside, both_roles, decode_kernels, grid, pulls, sampler
 from deploy.bench.results import Row
 
 
@@ -53,6 +54,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], TableData]] = {
     "by-turns": by_turns,
     "workers": workers,
     "sharing": sharing,
+    "both-roles": both_roles,
+    "turns": turns,
     "decode-step": partial(grid, STEP, "step", "ms a step; one H200, no server", "sequences", "{:,} tokens", "{}"),
     "mixes": partial(beside, "as many keys evenly", "contexts"),
     "shared-prefixes": partial(beside, "read for each row", "contexts"),

@@ -14,6 +14,7 @@ KERNEL = re.compile(r"kernel decode ((.+) \(.+\)), ([\d.]+) MB")
 ALONE = "decode step alone, "
 ASKS = re.compile(r"decode step alone, (?P<batch>\d+) sequences at 1024 tokens(?:, (?P<what>\w+))?")
 SAMPLER = re.compile(r"kernel sample (?P<what>.+) (?P<batch>\d+), [\d.]+ MB")
+SIDES = re.compile(r"sharing, (\d+) rows of 1024 (beside prompt steps of (\d+) tokens, (.+)|alone)")
 PULL = re.compile(r"handoff of (\d+) tokens \((.+) MB\), (cuda:0 to cuda:[01])")
 
 
@@ -102,3 +103,31 @@ def pulls(rows: Sequence[Row]) -> TableData:
     ]
     titles = [f"{place}: {figure}" for place in places for figure in figures]
     return TableData("H200s, KV of Qwen3-4B's shapes", "prompt", titles, lines)
+
+
+def both_roles(rows: Sequence[Row]) -> TableData:
+    """Make a table of decode steps beside prompt steps, by what prompts leave of the GPU."""
+    columns = [
+        "decode step, ms",
+        "alone, ms",
+        "prompt step, ms",
+        "whole GPU alone, ms",
+        "of the time one after the other, %",
+    ]
+    found: dict[tuple[int, int, str], dict[str, Row]] = {}
+    for row in rows:
+        match = SIDES.fullmatch(row.workload)
+        if match and match[3] and row.hardware == ONE_GPU and row.figure in ("decode_step_p50", "prompt_step_p50"):
+            found.setdefault((int(match[1]), int(match[3]), match[4]), {})[row.figure] = row
+    whole = {
+        int(row.workload.split(" ")[4]): row
+        for row in rows
+        if row.workload.endswith("tokens alone, whole GPU") and row.figure == "prompt_step_p50"
+    }
+    lines: list[Line] = []
+    for (num_rows, num_tokens, left), told in sorted(found.items(), key=lambda each: (each[0][0], each[0][1])):
+        step, prompt, alone = told["decode_step_p50"], told["prompt_step_p50"], whole[num_tokens]
+        speeds = alone.value / prompt.value + step.compared_value / step.value
+        cells: list[Cell | None] = [own(step), other(step), own(prompt), own(alone), Cell(prompt, 100.0 / speeds)]
+        lines.append((f"{num_rows} rows beside {num_tokens:,} tokens, {left}", cells))
+    return TableData("one H200, two processes, contexts of 1,024", "steps", columns, lines)
