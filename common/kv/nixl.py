@@ -64,7 +64,7 @@ class NixlPeerPool:
         assert self._target in (None, target), "the target is registered once"
         if self._opening is None:
             self._target = target
-            self._opening = threading.Thread(target=self._open, args=(target,), name="nixl", daemon=True)
+            self._opening = threading.Thread(target=self._open, args=(target,), name="nixl")
             self._opening.start()
         sizes = [group.block_bytes for group in self.shape.layout.groups]
         num_bytes = sum(size * len(ids) for size, (ids, _) in zip(sizes, groups, strict=True))
@@ -87,7 +87,7 @@ class NixlPeerPool:
         self.problem = self.problem or f"pool of worker {self.worker_id}: closed"
         if not self._is_closing:
             self._is_closing = True
-            threading.Thread(target=self._end, name="nixl end", daemon=True).start()
+            threading.Thread(target=self._end, name="nixl end").start()
 
     def _open(self, target: KVPool) -> None:
         try:

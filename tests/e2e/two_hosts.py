@@ -15,7 +15,7 @@ BACK_MEMORY = "memory-back"
 
 
 class TwoHosts(System):
-    """Programs on the hosts that their names say. Both have the machine's boot id, so NIXL is chosen by an option."""
+    """Programs on the hosts that their names say. No option chooses NIXL: the hosts differ."""
 
     def __init__(self, hosts: Hosts, model: Path, *flags: str, silence_s: float) -> None:
         super().__init__(model, *flags, silence_s=silence_s, router_flags=["--router-host", "0.0.0.0"])
@@ -38,10 +38,10 @@ class TwoHosts(System):
 
     def start_worker(self, name: str, *flags: str, module: str = "") -> None:
         endpoint = ["--net-handoff-endpoint", "auto"] if name.startswith("decode") else []
-        super().start_worker(name, *endpoint, "--kv-transport", "nixl", *flags, module=module)
+        super().start_worker(name, *endpoint, *flags, module=module)
 
     def _spawn(self, name: str, module: str, *flags: str) -> None:
         host = BACK if name.startswith("decode") or name == BACK_MEMORY else FRONT
-        self.launch = partial(executed, around=self.hosts.command(host, []))
+        self.launch = partial(executed, around=self.hosts.apart(host, []))
         silence = ["--net-worker-timeout-s", str(self.silence_s)]
         super()._spawn(name, module, *flags, "--net-advertise", self.hosts.addresses[host], *silence)

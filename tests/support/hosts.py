@@ -2,13 +2,16 @@
 
 import os
 import subprocess
+import tempfile
+import uuid
 from collections.abc import Sequence
-from typing import Self
+from typing import IO, Self
 
 import pytest
 
 from tests.support.nixl import has_nixl
 
+PRIVATE = f"/tmp/baton-{os.getuid()}"
 NET = "10.91.7"
 """Of all hosts; the tests' own process is host 254."""
 
@@ -37,6 +40,7 @@ class Hosts:
     def __init__(self, *names: str) -> None:
         self._id = os.getpid() % 100_000
         self.bridge = f"bb{self._id}"
+        self._boot_ids: dict[str, IO[str]] = {}
         self.addresses = {name: f"{NET}.{number}" for number, name in enumerate(names, 1)}
 
     def __enter__(self) -> Self:
@@ -64,6 +68,13 @@ class Hosts:
     def command(self, name: str, command: Sequence[str]) -> list[str]:
         """Return a command that runs on a host, in the process that is started."""
         return ["ip", "netns", "exec", self._space(name), *command]
+
+    def apart(self, name: str, command: Sequence[str]) -> list[str]:
+        """Return the same with a boot id and a /tmp/baton-UID of the host's own, as on another machine."""
+        kernel = "/proc/sys/kernel/random/boot_id"
+        mounts = f'mount --bind "$0" {kernel} && mkdir -p -m 700 {PRIVATE} && mount -t tmpfs -o mode=700 own {PRIVATE}'
+        boot_id = self._boot_ids[name] = self._boot_ids.get(name) or _boot_id()
+        return self.command(name, ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', boot_id.name, *command])
 
     def slow(self, name: str, mbit_per_s: int) -> None:
         """Limit what a host sends."""
@@ -97,6 +108,14 @@ class Hosts:
 
     def _outside(self, name: str) -> str:
         return f"v{self._id}{name}"
+
+
+def _boot_id() -> IO[str]:
+    """Make a file with a boot id."""
+    file = tempfile.NamedTemporaryFile("w", prefix="boot-id-")  # noqa: SIM115 - it lives as long as the hosts
+    file.write(f"{uuid.uuid4()}\n")
+    file.flush()
+    return file
 
 
 def _run(*command: str) -> str:

@@ -8,10 +8,15 @@ import pytest
 import zmq
 
 from common.memory.client.gate_connection import Gate as Place
-from common.memory.client.peer_pool_client import PeerPoolClient
+from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
+from common.memory.client.shared_pool import SharedPool
 from common.memory.gates.gate import Gate
+from common.memory.server.report import usage
 from common.settings.config import NetSection
+from common.wire.messages.memory import KVOffer
+from tests.memory.parties import leases_of
 from tests.memory.server.test_server import Backed
+from tests.support.layouts import take
 from tests.support.messages import LAYOUT
 from tests.support.nixl import has_nixl
 
@@ -26,7 +31,8 @@ class Visits:
     def __init__(self, backed: Backed, directory: Path, net: NetSection) -> None:
         self.backed, self.net = backed, net
         self.home = backed.connect("prefill-0")
-        self.pool_id = self.home.claim_pool(LAYOUT, (9,)).pool_id
+        claim = self.home.claim_pool(LAYOUT, (9,))
+        self.pool, self.pool_id = SharedPool(self.home, claim, clock=lambda: 0.0), claim.pool_id
         self.gate = Gate(backed.path, f"ipc://{directory}/gate", net)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.clients: list[PeerPoolClient] = []
@@ -49,6 +55,34 @@ class Visits:
         client = self.visit()
         self.until(lambda: client.claim is not None)
         return client
+
+    def offered(self, client: PeerPoolClient, name: str) -> KVOffer:
+        """Return an offer of three blocks, made at home and arrived at a visitor."""
+
+        def has() -> bool:
+            self.pool.update((3,), (0,))
+            self.pool.receive()
+            return self.pool.leases.fetch((3,))
+
+        self.until(has)
+        target = "d", self.clients.index(client)
+        assert self.pool.offer(target, (name, 0), 7, take(self.pool.leases, 3))
+        offers: list[PeerMessage] = []
+
+        def arrived() -> bool:
+            self.pool.receive()
+            offers.extend(client.receive())
+            return bool(offers)
+
+        self.until(arrived)
+        [offer] = offers
+        assert isinstance(offer, KVOffer)
+        return offer
+
+    def num_kept(self) -> int:
+        """Blocks that are neither free nor leased at home."""
+        num_blocks, num_free, *_ = usage(self.backed.server.pools)
+        return num_blocks - num_free - len(leases_of(self.pool.leases))
 
     def num_peers(self) -> int:
         return sum(client.is_peer for client in self.backed.server.clients.values())
@@ -96,6 +130,25 @@ def test_a_visit_ends_with_a_farewell_with_silence_and_with_its_lender(visits: V
     visits.until(lambda: bool(mute.problem))
     assert "not a word for" in mute.problem
     visits.until(lambda: not visits.num_peers())
+
+
+def test_offered_blocks_are_a_visitors_until_it_frees_them_or_its_visit_ends(visits: Visits) -> None:
+    client = visits.open()
+    first = visits.offered(client, "first")
+    client.accept(first)
+    visits.until(lambda: visits.num_kept() == 3)
+    client.free(first)
+    visits.until(lambda: not visits.num_kept())
+    second = visits.offered(client, "second")
+    visits.offered(client, "third")
+    client.accept(second)
+    visits.until(lambda: usage(visits.backed.server.pools)[2] == 3)  # offered: the third
+    assert visits.num_kept() == 6
+    [visit] = visits.gate.visits.values()
+    assert visit.lending is not None
+    visit.lending.process.kill()
+    visits.until(lambda: not visits.num_kept())
+    assert client.problem
 
 
 def test_a_worker_of_a_former_gate_learns_at_once_that_its_visit_is_unknown(visits: Visits) -> None:
