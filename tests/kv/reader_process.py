@@ -3,9 +3,11 @@
 `reader_process.py EXPORT_HEX SECRET_FILE TIMEOUT_S NUM_BLOCKS` proves the path, prints GB/s, and obeys, each with a
 line: `pull N` (begin to pull blocks 1 to N), `end` (wait for the end; after a failure all targets are filled with a
 canary), `late` (bytes that arrived since then), `equal SEED N` (whether the blocks pulled last are those of
-`fill SEED`), `prove` (again).
+`fill SEED`), `prove` (again), `many COUNT SEED` (that many pulls of a few random blocks of `fill SEED` into random
+blocks; after each, whether all targets are right and no other block has changed).
 """
 
+import random
 import select
 import sys
 import time
@@ -84,6 +86,23 @@ class Reader:
     def equal(self, words: list[str]) -> str:
         ids = slice(1, int(words[1]) + 1)
         return str(torch.equal(self.pool.blocks[0][ids], random_bytes(int(words[0]), self.num_blocks)[ids]))
+
+    def many(self, words: list[str]) -> str:
+        count, seed = map(int, words)
+        rng, blocks = random.Random(seed), self.pool.blocks[0]
+        theirs = random_bytes(seed, self.num_blocks)
+        expected = torch.full_like(blocks, CANARY)
+        blocks.fill_(CANARY)
+        for _ in range(count):
+            sources, targets = (rng.sample(range(1, self.num_blocks), 8) for _ in range(2))
+            assert self.server is not None and self.server.pool is not None
+            pull = self.server.pool.pull(sources, self.pool, targets)
+            while not pull.done():
+                self.turn()
+            expected[targets] = theirs[sources]
+            if not torch.equal(blocks, expected):
+                return f"wrong after {sources} into {targets}"
+        return "right"
 
     def turn(self) -> None:
         time.sleep(LOOK_S)

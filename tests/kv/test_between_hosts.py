@@ -1,6 +1,7 @@
 """Pulls from another host that dies, stops or vanishes meanwhile: all bytes or an error, and no byte afterwards."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ TIMEOUT_S = 0.5
 LATE_S = 1.5
 """In which late bytes would arrive."""
 WAIT_S = 60.0
+NUM_ROUNDS, NUM_SMALL = 16, 500
 
 
 class Process:
@@ -200,6 +202,33 @@ def test_a_reader_that_dies_amid_a_pull_leaves_no_claim_and_no_lender(lenders: L
     assert path.endswith("nixl tcp"), path
     another.tell(f"pull {NUM_PULLED}")
     assert (another.tell("end"), another.tell(f"equal 1 {NUM_PULLED}")) == ("done", "True")
+
+
+@pytest.mark.slow
+def test_whatever_happens_when_pulls_are_whole_or_void(lenders: Lenders) -> None:
+    rng = random.Random(1)
+    reader, _ = lenders.reader()
+    faults = [name for name in FAULTS if name != "host dies"]
+    num_failed = 0
+    for _ in range(NUM_ROUNDS):
+        fault, count = rng.choice([*faults, ""]), rng.randint(300, NUM_PULLED)
+        lenders.hosts.slow("a", 200)
+        reader.tell(f"pull {count}")
+        time.sleep(rng.uniform(0.0, 0.4))
+        if fault:
+            FAULTS[fault](lenders)
+        outcome = reader.tell("end")
+        RECOVERIES.get(fault, signalled(signal.SIGCONT))(lenders)
+        lenders.hosts.free("a")
+        if outcome == "done":
+            assert reader.tell(f"equal 1 {count}") == "True"
+        else:
+            num_failed += 1
+            time.sleep(0.5)
+            assert reader.tell("late") == "0"
+        until(lambda: not reader.tell("prove").startswith("failed"))
+    assert 0 < num_failed < NUM_ROUNDS
+    assert reader.tell(f"many {NUM_SMALL} 1") == "right"
 
 
 def test_lost_packets_cost_time_only(lenders: Lenders) -> None:
