@@ -39,10 +39,14 @@ END_DEADLINE_S = 10.0
 
 
 @contextmanager
-def exporter(device: str, num_blocks: int, layout: KVLayout) -> Iterator[KVPoolExport]:
-    """Start a process with a filled pool and yield the pool's export; raises TransferFailed after a timeout."""
+def exporter(device: str, num_blocks: int, layout: KVLayout, *flags: str) -> Iterator[KVPoolExport]:
+    """Start a process with a filled pool and yield the pool's export; raises TransferFailed after a timeout.
+
+    Args:
+        flags: further arguments of `handoff_exporter`.
+    """
     wanted = encode(PoolWanted(layout, (num_blocks,)))
-    command = [sys.executable, "-m", "benchmarks.handoff_exporter", device, wanted.hex()]
+    command = [sys.executable, "-m", "benchmarks.handoff_exporter", device, wanted.hex(), *flags]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:

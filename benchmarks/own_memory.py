@@ -33,11 +33,11 @@ def require_gpu(device: str = "cuda") -> None:
 
 
 @contextmanager
-def own_memory(device: str) -> Iterator[MemoryClient]:
+def own_memory(device: str, net: NetSection | None = None) -> Iterator[MemoryClient]:
     """Start a memory server for `device` (as in `worker.device`) and yield a client; both end with the context."""
     with tempfile.TemporaryDirectory(prefix="baton-") as directory:
         path = Path(directory) / "memory.sock"
-        net = NetSection(router_endpoint=f"ipc://{directory}/router")  # without a router
+        net = replace(net or NetSection(), router_endpoint=f"ipc://{directory}/router")  # without a router
         starter = Starter(path, Config(net=net, memory=MemorySection(linger_s=LINGER_S)), str(resolve_device(device)))
         client = MemoryClient(path, "alone", 1, is_decoding=True, summon=starter)
         try:

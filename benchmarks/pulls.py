@@ -14,8 +14,9 @@ from benchmarks.handoff_exporter import BLOCKS_AT_ONCE, words_of
 from common.base.errors import TransferFailed
 from common.base.percentiles import percentile
 from common.kv.pool import KVPool
-from common.kv.transport import PeerPool, Pull, check_compatible, make_transport
+from common.kv.transport import NIXL, PeerPool, Pull, check_compatible, make_transport
 from common.memory.client.client import PoolClaim
+from common.memory.client.gate_connection import Gate
 from common.memory.client.peer_pool_client import PeerPoolClient
 from common.wire.messages.handoff import KVPoolExport
 from deploy.bench.stats import Figure
@@ -52,16 +53,20 @@ class Timing:
 
 
 class HandoffBench:
-    """A pool here and a peer's pool, with pulls between random blocks."""
+    """A pool here and a peer's pool, with pulls between random blocks.
 
-    def __init__(self, export: KVPoolExport, device: torch.device) -> None:
-        layout, transport = export.layout, make_transport("auto", device)
+    Args:
+        gate: visits the pool as from another host.
+    """
+
+    def __init__(self, export: KVPoolExport, device: torch.device, gate: Gate | None = None) -> None:
+        layout, transport = export.layout, make_transport(NIXL if gate else "auto", device)
         self.device = device
-        self.client = PeerPoolClient(Path(export.memory_socket), ("target", 1), export.pool_id, layout)
+        self.client = PeerPoolClient(gate or Path(export.memory_socket), ("target", 1), export.pool_id, layout)
         claim = answered(self.client)
         self.pool = KVPool(claim.shape, torch.empty(claim.num_bytes, dtype=torch.uint8, device=device))
         [self.group], [self.blocks] = layout.groups, self.pool.blocks
-        check_compatible(export, self.pool, transport.name)
+        check_compatible(export, self.pool, export.transport)
         self.peer: PeerPool = transport.open_peer(claim, export.worker_id, device)
         self.num_covers = 1
         self._generator = torch.Generator().manual_seed(0)

@@ -24,8 +24,8 @@ from common.serving.turns.shared import decode_gate
 from common.serving.worker.start import Incarnation, make_ready, worker_main
 from common.settings.config import WORKER_SECTIONS, Config
 from common.wire.messages.worker import Role
-from common.wire.transport.endpoints import resolved
-from common.wire.transport.sockets import Hub
+from common.wire.transport.endpoints import told
+from common.wire.transport.sockets import Hub, handoff_endpoint
 from decode_worker.batch.batch import DecodeBatch
 from decode_worker.batch.runner import DecodeRunner
 from decode_worker.worker import DecodeWorker, Runners
@@ -44,7 +44,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     section = config.decode
     max_rows = section.max_num_seqs if config.worker.batching else 1
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    hub = Hub(context, config.net, resolved(config.net.handoff_endpoint, f"handoff-{incarnation.epoch:x}"))
+    hub = Hub(context, config.net, handoff_endpoint(config.net, f"handoff-{incarnation.epoch:x}"))
     short_tokens = min(section.short_prompt_tokens, section.local_chunk_tokens)
     has_prompts = config.kv.transport == "none" or short_tokens > 0  # otherwise only in emergencies
 
@@ -80,7 +80,7 @@ def build(config: Config, incarnation: Incarnation) -> DecodeWorker:
     ready = replace(
         make_ready(config, engine, incarnation, Role.DECODE),
         max_num_seqs=max_rows,
-        handoff_endpoint=hub.endpoint,
+        handoff_endpoint=told(hub.endpoint, config.net.advertise),
         short_prompt_tokens=short_tokens,
     )
     followers = make_followers(Path(config.model.path), engine.vocab_size)

@@ -55,6 +55,7 @@ class CudaPeerPool:
             return CudaPull(begin, _recorded(self.stream), (pinned, uploaded))
 
     def close(self) -> None:
+        """Wait for pulls under way, and unmap."""
         self.stream.synchronize()
         runtime.cudaIpcCloseMemHandle(self.address)
 

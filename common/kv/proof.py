@@ -1,7 +1,7 @@
 """Proof that blocks travel between two workers: a known block is pulled and compared."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import chain
 
 from common.base.errors import TransferFailed
@@ -23,11 +23,15 @@ _AT_MOST = 16
 _REPEATS = 3
 
 
-def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator) -> Proof:
+Linger = Callable[[Pull, list[int]], None]
+"""Takes a pull that may still write, with its target blocks, which the receiver frees when the pull is over."""
+
+
+def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator, linger: Linger) -> Proof:
     """Pull and compare the proof block of each group, then time a larger pull.
 
     Raises TransferFailed if bytes differ or are late, or no block is free to pull into. Borrowed blocks are given back,
-    also when the generator is closed.
+    also when the generator is closed; blocks of a late pull are given to `linger`.
     """
     theirs, shape = peer.shape, ours.shape
     measured = _measured(ours, theirs, allocator)
@@ -35,9 +39,11 @@ def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator)
     one_each = (max(1, count) for count in map(min, measured, allocator.num_free))
     targets = allocator.allocate(tuple(one_each))
     durations_s = []
+    pull: Pull | None = None
     try:
         firsts = [ids[0] for ids in targets]
-        yield from _arrival(peer.pull(theirs.proof_ids, ours, firsts))
+        pull = peer.pull(theirs.proof_ids, ours, firsts)
+        yield from _arrival(pull)
         for proof_id, first in zip(theirs.proof_ids, firsts, strict=True):
             yield from _comparison(ours.read_block(first), pool_id, proof_id)
         target_ids = list(chain.from_iterable(targets))
@@ -48,8 +54,20 @@ def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator)
             yield from _arrival(pull)
             durations_s.append(pull.duration_s())
     finally:
-        allocator.free(chain.from_iterable(targets))
+        block_ids = list(chain.from_iterable(targets))
+        if pull is None or is_over(pull):
+            allocator.free(block_ids)
+        else:
+            linger(pull, block_ids)
     return sum(shape.place(block_id).num_bytes for block_id in target_ids) / min(durations_s) / 1e9
+
+
+def is_over(pull: Pull) -> bool:
+    """Tell whether a pull writes no more, whether or not all bytes have arrived."""
+    try:
+        return pull.done()
+    except TransferFailed:
+        return True
 
 
 def _measured(ours: KVPool, theirs: PoolShape, allocator: Allocator) -> Counts:

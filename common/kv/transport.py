@@ -1,7 +1,7 @@
 """Transport of KV blocks from a prefill worker's pool to a decode worker's: interface and choice.
 
-The decode worker pulls. A transport is a file with `open_peer`, and a line in `TRANSPORTS`; it maps memory of another
-memory server. Requests send only block ids.
+The decode worker pulls. A transport is a file with `open_peer`, and a line in `TRANSPORTS`; it reads memory of another
+memory server. Requests send only block ids. `nixl` reads memory of other hosts, the others memory of their own host.
 """
 
 import importlib
@@ -22,7 +22,10 @@ class Pull(Protocol):
     """A copy of blocks under way."""
 
     def done(self) -> bool:
-        """Tell whether every byte has arrived; raises TransferFailed if bytes are missing and none will come."""
+        """Tell whether every byte has arrived; raises TransferFailed if bytes are missing and none will come.
+
+        Until then target blocks belong to the pull, because bytes may still arrive.
+        """
         ...
 
     def duration_s(self) -> float:
@@ -31,7 +34,7 @@ class Pull(Protocol):
 
 
 class PeerPool(Protocol):
-    """A peer's pool, mapped into this process."""
+    """A peer's pool, readable from this process."""
 
     shape: PoolShape
 
@@ -43,7 +46,7 @@ class PeerPool(Protocol):
         ...
 
     def close(self) -> None:
-        """Unmap; no pull may be under way."""
+        """Let go of the pool. Pulls under way go on to say when they are over."""
         ...
 
 
@@ -68,7 +71,9 @@ class _Choice:
 TRANSPORTS = {
     "cuda_ipc": _Choice("common.kv.cuda_ipc", "cuda"),
     "shm": _Choice("common.kv.shm", "cpu"),
+    "nixl": _Choice("common.kv.nixl", "cpu"),
 }
+NIXL = "nixl"
 
 
 def make_transport(name: str, device: torch.device) -> Transport:

@@ -14,6 +14,7 @@ from common.memory.devices.backing import Backing
 from common.memory.devices.cuda_backing import CudaBacking
 from common.memory.devices.host_backing import HostBacking
 from common.memory.server.announcer import Announcer
+from common.memory.server.gate_process import GateProcess
 from common.memory.server.listener import SocketInUse
 from common.memory.server.server import MemoryServer, Watchdog
 from common.settings import options
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with closing(Announcer(config.net, ready)) as announcer:
             server = MemoryServer(path, backing, announcer, config.memory)
             start.ended("device and socket")
+            server.use_gate(GateProcess(config, path))
             start.report(logger)
             _serve(server)
     except SocketInUse as error:

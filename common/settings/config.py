@@ -25,6 +25,7 @@ ORIGINS = (
     "origins such as https://example.org, separated by commas without spaces, at most 100, or *",
 )
 ENDPOINT = (r"auto|(ipc|tcp)://[!-~]{1,180}", "auto, ipc://PATH or tcp://HOST:PORT")
+HOST = (r"[!-.0-~]{0,180}", "a host name or an address")
 DEVICE = (r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N")
 MAX_TOKENS = 1 << 24
 """Tokens of a sequence; longer than any model's context."""
@@ -86,6 +87,16 @@ class NetSection:
         "where a decode worker binds for prefill workers: like router_endpoint, in tcp://HOST:* for a free port",
         form=ENDPOINT,
     )
+    advertise: str = option(
+        "", "name or address by which other hosts reach this one; with it, endpoints that are auto are in TCP, on free "
+        "ports, and workers of other hosts may read KV blocks here",
+        form=HOST,
+    )  # fmt: skip
+    ucx_transports: str = option(
+        "auto", "what carries KV blocks between hosts, as in UCX_TLS and alike on all hosts: auto is rc where there "
+        "are RDMA devices, else tcp",
+        form=(r"[a-z0-9_,]{1,100}", "auto, or names such as tcp or rc, separated by commas"),
+    )  # fmt: skip
     secret_file: str = option("", "file with a secret that all processes share, and nobody else; for tcp://")
     heartbeat_s: float = option(0.5, "seconds between signs of life", within=(0.01, 60.0))
     worker_timeout_s: float = option(3.0, "a peer silent for this long is taken for dead", within=(0.02, 3600.0))

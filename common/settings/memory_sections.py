@@ -21,6 +21,11 @@ class MemorySection:
         form=SOCKET,
     )
     device: str = option("cpu", "whose memory it owns", form=(r"cpu|cuda:\d{1,3}", "cpu or cuda:N"))
+    gate_endpoint: str = option(
+        "auto", "where workers of other hosts reach it, tcp://HOST:PORT; auto is a free port if net.advertise is set, "
+        "and nowhere otherwise",
+        form=(r"auto|tcp://[!-~]{1,180}", "auto or tcp://HOST:PORT"),
+    )  # fmt: skip
     linger_s: float = option(
         0.0, "without a worker for so long it ends; 0: never, but one that a worker started: 60", within=(0.0, DAY_S)
     )
@@ -78,6 +83,12 @@ class KVSection:
     )
     transport: str = option(
         "auto",
-        "auto is cuda_ipc on a GPU, shm on a CPU; none hands nothing off",
-        choices=("auto", "cuda_ipc", "shm", "none"),
+        "auto is cuda_ipc on a GPU, shm on a CPU, and nixl between hosts; nixl is nixl within a host, too; none hands "
+        "nothing off",
+        choices=("auto", "cuda_ipc", "shm", "nixl", "none"),
     )
+    min_gb_per_s: float = option(
+        0.05, "a path between hosts that moves fewer GB/s is refused, so that prompts are computed where they are "
+        "decoded; not below the network's rate divided by 8",
+        within=(0.0, 1000.0),
+    )  # fmt: skip

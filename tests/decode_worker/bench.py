@@ -94,6 +94,7 @@ class FakePeer:
         self.said: list[tuple[str, str]] = []  # what, of which request
         self.is_closed = False
         self._descriptor = os.eventfd(0)  # at which nothing ever arrives
+        self.connection = SimpleNamespace(pollable=self)
 
     def fileno(self) -> int:
         return self._descriptor
@@ -168,7 +169,7 @@ class Rig:
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
-        self.sources = Sources(engine, PeerServers(engine, ("d", 1), poller), hub, self.reports.append)
+        self.sources = Sources(engine, PeerServers(engine, ("d", 1), poller, Config()), hub, self.reports.append)
         self.announced = Announced(engine.shared)
         self.pulls = Pulls(
             engine,

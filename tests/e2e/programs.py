@@ -40,10 +40,10 @@ Launch = Callable[[str, Sequence[str], BinaryIO], Program]
 """Starts a module with flags and a file for its output."""
 
 
-def executed(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
-    """`python -m MODULE`."""
+def executed(module: str, flags: Sequence[str], output: BinaryIO, *, around: Sequence[str] = ()) -> Program:
+    """`python -m MODULE`, run by the command `around`, if any."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", module, *flags]
+    command = [*around, sys.executable, "-m", module, *flags]
     return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environment)
 
 

@@ -18,7 +18,7 @@ from common.memory.client.mapping import Mapping
 from common.memory.devices.host_backing import HostMemory
 from common.wire.values.kv_layout import Counts, KVLayout
 from common.wire.values.pool_shape import PoolShape
-from tests.support.allocator import BlockAllocator, disjoint_ids
+from tests.support.allocator import BlockAllocator, disjoint_ids, no_linger
 from tests.support.layouts import full, latent, state, window
 from tests.support.messages import pool_export
 
@@ -121,7 +121,7 @@ def test_the_path_of_every_group_is_proven(pools: Pools) -> None:
 
 def is_proven(pools: Pools, allocator: BlockAllocator) -> bool:
     try:
-        for _ in prove_path(pools.peer, POOL_ID, pools.ours, allocator):
+        for _ in prove_path(pools.peer, POOL_ID, pools.ours, allocator, no_linger):
             pass
     except TransferFailed as error:
         assert "other bytes" in str(error)

@@ -17,14 +17,15 @@ from common.base.errors import ConfigError, LayoutMismatch, TransferFailed
 from common.kv import proof as proof_module
 from common.kv.pool import KVPool
 from common.kv.proof import prove_path
-from common.kv.transport import TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
-from common.memory.client.client import PoolClaim
+from common.kv.transport import NIXL, TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
+from common.memory.client.client import LentClaim, PoolClaim
 from common.memory.client.peer_pool_client import PeerPoolClient
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
-from tests.support.allocator import BlockAllocator
+from tests.support.allocator import BlockAllocator, no_linger
 from tests.support.messages import pool_export
+from tests.support.nixl import gate_flags, gate_of, has_nixl
 
 ROOT = Path(__file__).parents[2]
 NUM_BLOCKS = 40
@@ -32,21 +33,26 @@ SHAPE = PoolShape(LAYOUT, (NUM_BLOCKS,))
 
 
 class Peer:
-    """A memory server, and a prefill worker that writes into its pool."""
+    """A memory server, and a prefill worker that writes into its pool.
 
-    def __init__(self, device: str) -> None:
+    is_distant: visited through the server's gate, as from another host.
+    """
+
+    def __init__(self, device: str, *, is_distant: bool) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="baton-")
         self.socket = Path(self.directory.name) / "memory.sock"
-        net = ("--net-router-endpoint", f"ipc://{self.directory.name}/router")
+        flags = gate_flags(Path(self.directory.name)) if is_distant else []
+        net = ("--net-router-endpoint", f"ipc://{self.directory.name}/router", *flags)
         self.server = self._started("common.memory", "--memory-device", device, "--memory-socket", self.socket, *net)
         self.writer = self._started("tests.kv.peer_process", self.socket, device, NUM_BLOCKS)
         assert self.writer.stdout is not None
         self.pool_id = int(self.writer.stdout.readline())
+        self.place = gate_of(self.socket, Path(self.directory.name)) if is_distant else self.socket
         self.clients: list[PeerPoolClient] = []
 
     def visit(self) -> PoolClaim:
         """As another decode worker."""
-        self.clients.append(PeerPoolClient(self.socket, ("d", len(self.clients)), self.pool_id, LAYOUT))
+        self.clients.append(PeerPoolClient(self.place, ("d", len(self.clients)), self.pool_id, LAYOUT))
         return answered(self.clients[-1])
 
     def fill(self, seed: int) -> None:
@@ -79,11 +85,12 @@ def devices(transport: str) -> list[tuple[str, str]]:
     return [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")]
 
 
+NEEDS_NIXL = pytest.mark.skipif(not has_nixl(), reason="nixl is not installed")
 CASES = [
     pytest.param(
         (transport, ours, theirs),
         id=f"{transport}-{theirs}-to-{ours}",
-        marks=[pytest.mark.gpu] if ours != "cpu" else [],
+        marks=[pytest.mark.gpu] if ours != "cpu" else [NEEDS_NIXL] if transport == NIXL else [],
     )
     for transport in TRANSPORTS
     for ours, theirs in devices(transport)
@@ -124,7 +131,7 @@ def peer(case: Case) -> Iterator[Peer]:
 
 
 def lives(case: Case) -> Iterator[Peer]:
-    peer = Peer(case[2])
+    peer = Peer(case[2], is_distant=case[0] == NIXL)
     yield peer
     peer.close()
 
@@ -155,7 +162,7 @@ def wait(pull: Pull) -> None:
 
 def proven(meeting: Meeting, opened: PeerPool, pool_id: int, allocator: BlockAllocator) -> float:
     """GB/s, once the proof is over."""
-    proof = prove_path(opened, pool_id, meeting.pool, allocator)
+    proof = prove_path(opened, pool_id, meeting.pool, allocator, no_linger)
     while True:
         try:
             next(proof)
@@ -221,6 +228,10 @@ def test_blocks_survive_the_death_of_their_owner_until_we_let_go(last_meeting: M
     opened = meeting.open()
     pull = opened.pull([7, 8], meeting.pool, [1, 2])
     meeting.peer.kill()
+    if meeting.transport == NIXL:  # the claims may have ended before the pull
+        with pytest.raises(TransferFailed, match="pool of worker p"):
+            wait(pull)
+        return
     wait(pull)
     wait(opened.pull([9], meeting.pool, [3]))
     assert torch.equal(meeting.pool.blocks[0][1:4].cpu(), random_bytes(9, NUM_BLOCKS)[7:10])
@@ -229,6 +240,11 @@ def test_blocks_survive_the_death_of_their_owner_until_we_let_go(last_meeting: M
 
 def test_a_handle_that_is_none_is_refused(meeting: Meeting) -> None:
     claim = meeting.peer.visit()
+    if isinstance(claim, LentClaim):
+        opened = meeting.open(dataclasses.replace(claim, metadata=b"../../etc/passwd"))
+        with pytest.raises(TransferFailed, match="worker p"):
+            wait(opened.pull([1], meeting.pool, [1]))
+        return
     for handle in (b"", b"../../etc/passwd", b"x" * 63):
         with pytest.raises(TransferFailed, match="worker p"):
             meeting.open(dataclasses.replace(claim, handle=handle, descriptor=None))

@@ -123,7 +123,9 @@ class Worker:
         answer, *others = server.pools.want(user, shape.layout, shape.num_blocks, shape.floor)
         server.answer(others)
         assert isinstance(answer.message, PoolRegion)
-        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=self._arrived)
+        client = SimpleNamespace(
+            connection=SimpleNamespace(send=self.said.append, ask_s=1.0, max_unanswered=10), receive=self._arrived
+        )
         claim = PoolClaim(b"", None, 0, answer.message.pool_id, server.shape)
         self.shared = SharedPool(cast(MemoryClient, client), claim, clock=lambda: server.now_s)
 

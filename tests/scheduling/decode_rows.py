@@ -71,7 +71,9 @@ class RowsSimulation:
 
     def __init__(self, num_rows: int, num_blocks: int) -> None:
         self.now_s, self.said = 0.0, deque[Any]()
-        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=lambda *_: [])
+        client = SimpleNamespace(
+            connection=SimpleNamespace(send=self.said.append, ask_s=1.0, max_unanswered=10), receive=lambda *_: []
+        )
         pool = pool_of(num_blocks + NUM_BROUGHT + 1, BLOCK_SIZE)
         self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, pool), clock=lambda: self.now_s)
         ids = range(1, num_blocks + 1)

@@ -8,6 +8,7 @@ import numpy as np
 
 from common.base.errors import KVError, OutOfBlocks
 from common.kv.blocks import Allocator
+from common.kv.transport import Pull
 from common.memory.client.lease_cache import LeaseCache
 from common.wire.values.kv_layout import Counts
 from common.wire.values.pool_shape import PoolShape, are_enough, shown
@@ -118,3 +119,8 @@ def blocks_read(leases: LeaseCache) -> list[int]:
     counts = leases.references._counts
     ids: list[int] = np.repeat(np.arange(len(counts)), counts).tolist()
     return ids
+
+
+def no_linger(pull: Pull, block_ids: list[int]) -> None:
+    """Fail, because no pull of a test's proof is late."""
+    raise AssertionError(f"a late pull into blocks {block_ids}")

@@ -16,7 +16,7 @@ class LonePool:
     """Stands in for `SharedPool`; a test puts what it is told into `arriving`."""
 
     pool_id, num_done, problem, is_sending, is_behind, is_tainted = 7, 0, "", False, False, False
-    client = SimpleNamespace(path=Path("/nowhere/memory.sock"))
+    client = SimpleNamespace(path=Path("/nowhere/memory.sock"), gate="")
 
     def __init__(self, allocator: BlockAllocator) -> None:
         self.leases = allocator

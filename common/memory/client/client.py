@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from common.base.errors import ConfigError, MemoryLost
 from common.memory.client.connection import Arrived, Connection
@@ -65,6 +65,33 @@ class PoolClaim(Claim):
     shape: PoolShape
 
 
+class Witness(Protocol):
+    """A connection on which claims live, asked whether they stood."""
+
+    def ask(self) -> int:
+        """Ask the memory server; return the number of the question."""
+        ...
+
+    def has_answered(self, question: int) -> bool:
+        """Tell whether the server has answered, so that claims stood when the question was asked."""
+        ...
+
+    def lose(self, problem: str) -> None:
+        """Give the connection up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LentClaim(PoolClaim):
+    """A pool on another host, lent by an agent of NIXL."""
+
+    metadata: bytes  # of the agent
+    address: int  # of the pool's memory, in the agent's process
+    num_lent_bytes: int  # of that memory
+    ucx_transports: str
+    witness: Witness
+
+
 class MemoryClient:
     """A worker's connection to its memory server; claims end with the connection.
 
@@ -93,7 +120,7 @@ class MemoryClient:
         except BaseException:
             self.close()
             raise
-        self.server_id, self.server_epoch = welcome.server_id, welcome.epoch
+        self.server_id, self.server_epoch, self.gate = welcome.server_id, welcome.epoch, welcome.gate
 
     def claim_weights(self, fingerprint: str, layout: str, num_bytes: int) -> WeightsClaim:
         """Claim a region for weights; raises ConfigError if there is no room."""

@@ -13,6 +13,8 @@ from common.memory.base.channel import Channel, Gone, peer_of
 from common.wire.messages.memory import MemoryHello, MemoryMessage, MemoryRefused, MemoryVisit
 from common.wire.messages.worker import Message
 
+ASK_S = 1.0
+MAX_UNANSWERED = 10
 Arrived = tuple[Message, int | None]
 """A message and its descriptor."""
 
@@ -20,12 +22,16 @@ Arrived = tuple[Message, int | None]
 class Connection:
     """A connection with a greeting; claims end with it. Several threads may send.
 
+    `ask_s` is the time between two questions about the server's life, `max_unanswered` their number before a loss.
+
     Raises OSError if no server listens.
 
     Args:
         greeting: names this worker; sent first.
         descriptor: sent with the greeting; stays the caller's.
     """
+
+    ask_s, max_unanswered = ASK_S, MAX_UNANSWERED
 
     def __init__(self, path: Path, greeting: MemoryHello | MemoryVisit, descriptor: int | None = None) -> None:
         self.path = path
@@ -64,6 +70,15 @@ class Connection:
     def is_sending(self) -> bool:
         """Tell whether messages are unsent."""
         return bool(self.channel.unsent)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        return self.channel.num_unsent_bytes
+
+    @property
+    def pollable(self) -> "Connection":
+        """Readable when a message has come."""
+        return self
 
     @property
     def has_ended(self) -> bool:

@@ -1,27 +1,55 @@
 """Link of a worker to a memory server, which never raises: a loss sets `problem`, and later messages are dropped."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from common.base.errors import MemoryLost
 from common.memory.base.channel import MAX_UNSENT_BYTES
-from common.memory.client.connection import Connection
+from common.memory.client.connection import Arrived
 from common.wire.messages.memory import MemoryKnock, MemoryMessage
 
-ASK_S = 1.0
-"""Time between two questions; questions also tell the server of a live worker."""
-MAX_UNANSWERED = 10
 MANY_UNSENT_BYTES = MAX_UNSENT_BYTES // 16
 """Bound for new work; launched steps add far less than the rest up to the channel's limit."""
 
 
+class Linked(Protocol):
+    """A connection to a memory server: `Connection` within a host, or a visit to another."""
+
+    @property
+    def ask_s(self) -> float: ...
+
+    @property
+    def max_unanswered(self) -> int: ...
+
+    @property
+    def is_sending(self) -> bool: ...
+
+    @property
+    def num_unsent_bytes(self) -> int: ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    @property
+    def pollable(self) -> Any: ...
+
+    def send(self, message: MemoryMessage) -> None: ...
+
+    def receive(self) -> Iterator[Arrived]: ...
+
+    def problem(self, what: str) -> str: ...
+
+    def close(self) -> None: ...
+
+
 class ServerLink:
-    """A worker's link to a memory server; never waits.
+    """A worker's link to a memory server; never waits. Questions also tell the server of a live worker.
 
     `problem` is the reason of a loss, or "".
     """
 
-    def __init__(self, connection: Connection, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connection: Linked, clock: Callable[[], float] = time.monotonic) -> None:
         self.connection, self.problem, self._clock = connection, "", clock
         self._is_told = False
         self._received_s = self._asked_s = clock()
@@ -38,11 +66,11 @@ class ServerLink:
 
     def keep_alive(self) -> None:
         """Ask whether the server is alive, when due; a long silence is a loss."""
-        if self._clock() - self._asked_s > ASK_S:
+        if self._clock() - self._asked_s > self.connection.ask_s:
             self._asked_s = self._clock()
             self._num_unanswered += 1
             self.send(MemoryKnock())
-        if self._num_unanswered > MAX_UNANSWERED:
+        if self._num_unanswered > self.connection.max_unanswered:
             silent_s = self._clock() - self._received_s
             self.lose(self.connection.problem(f"not a word for {silent_s:.0f} s"))
 
@@ -67,7 +95,4 @@ class ServerLink:
     @property
     def is_behind(self) -> bool:
         """Tell whether too much is unsent to begin more work, because the server has not read for a while."""
-        return self.connection.channel.num_unsent_bytes > MANY_UNSENT_BYTES and not self.problem
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
+        return self.connection.num_unsent_bytes > MANY_UNSENT_BYTES and not self.problem

@@ -5,7 +5,7 @@
     PromptBlocks:  blocks found by `look_up` are read during the pull, until `free`.
 
 A pull counts only if the connection stands at its end. The end of the connection voids claims, so the blocks may have
-been leased again.
+been leased again. Within a host an end is seen at once; of another host an answer to a later question is proof.
 """
 
 import os
@@ -14,15 +14,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.base.errors import ConfigError, MemoryLost
-from common.memory.client.client import PoolClaim
+from common.memory.base.nixl_agent import ucx_transports
+from common.memory.client.client import LentClaim, PoolClaim
 from common.memory.client.connection import Connection
+from common.memory.client.gate_connection import Gate
 from common.memory.client.link import ServerLink
+from common.wire.messages.gates import PoolLent
 from common.wire.messages.memory import (
     BlocksFreed,
     KVAccepted,
     KVDeclined,
     KVOffer,
     KVReceived,
+    MemoryKnock,
+    MemoryMessage,
     MemoryTainted,
     MemoryVisit,
     PoolRegion,
@@ -45,13 +50,14 @@ class PeerPoolClient(ServerLink):
     server listens.
 
     Args:
+        place: socket of the server, or its gate if the server is on another host.
         worker: id and epoch of this worker.
         pool_id, layout: pool to read.
     """
 
     def __init__(
         self,
-        path: Path,
+        place: Path | Gate,
         worker: tuple[str, int],
         pool_id: int,
         layout: KVLayout,
@@ -60,10 +66,14 @@ class PeerPoolClient(ServerLink):
     ) -> None:
         self.pool_id, self.layout = pool_id, layout
         self.claim: PoolClaim | None = None
+        self._lent: PoolLent | None = None
+        self._lent_region: PoolRegion | None = None
+        self._num_asked = self._num_answered = 0  # questions, which are answered in order
+        self._place, visit = place, MemoryVisit(*worker, pool_id)
         try:
-            super().__init__(Connection(path, MemoryVisit(*worker, pool_id)), clock)
+            super().__init__(Connection(place, visit) if isinstance(place, Path) else place.dial(visit), clock)
         except OSError as error:
-            raise MemoryLost(f"memory server {path}: {error.strerror}") from None
+            raise MemoryLost(f"memory server {place}: {error.strerror}") from None
         self._received: list[PeerMessage] = []
 
     def receive(self) -> list[PeerMessage]:
@@ -88,6 +98,20 @@ class PeerPoolClient(ServerLink):
                 self.lose(self.connection.problem("it closed the connection"))
         except (MemoryLost, ConfigError) as lost:
             self.lose(str(lost))
+
+    def send(self, *messages: MemoryMessage) -> None:
+        self._num_asked += sum(isinstance(message, MemoryKnock) for message in messages)
+        super().send(*messages)
+
+    def ask(self) -> int:
+        """See `Witness`."""
+        self.send(MemoryKnock())
+        return self._num_asked
+
+    def has_answered(self, question: int) -> bool:
+        """See `Witness`."""
+        self.poll()
+        return self._num_answered >= question and not self.problem
 
     def receive_offer(self, offer: KVOffer) -> None:
         """Take over the request of an offer; the blocks stay the server's."""
@@ -127,11 +151,19 @@ class PeerPoolClient(ServerLink):
         match message:
             case KVOffer() | PromptBlocks():
                 self._received.append(message)
+            case MemoryKnock():
+                self._num_answered += 1
+            case PoolLent():
+                self._lent = message
+                self._claim_lent()
+            case PoolRegion() if isinstance(self._place, Gate):
+                self._lent_region = message
+                self._claim_lent()
             case PoolRegion() if self.claim is None:
                 self.claim = self._claimed(message, descriptor)
             case MemoryTainted():
                 self.lose(self.connection.problem(message.problem))
-            case _:  # a welcome, or an answer to a knock
+            case _:  # a welcome
                 pass
 
     def _claimed(self, region: PoolRegion, descriptor: int | None) -> PoolClaim | None:
@@ -144,3 +176,15 @@ class PeerPoolClient(ServerLink):
             return None
         shape = PoolShape(self.layout, region.num_blocks, region.floor)
         return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
+
+    def _claim_lent(self) -> None:
+        """Set the claim once both its halves have come, in either order."""
+        lent, region = self._lent, self._lent_region
+        if lent is None or region is None or self.claim is not None or not isinstance(self._place, Gate):
+            return
+        if (claim := self._claimed(region, None)) is not None:
+            transports = ucx_transports(self._place.net.ucx_transports)
+            self.claim = LentClaim(
+                b"", None, claim.num_bytes, claim.pool_id, claim.shape,
+                lent.metadata, lent.address, lent.num_bytes, transports, self,
+            )  # fmt: skip

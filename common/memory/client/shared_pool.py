@@ -9,8 +9,9 @@ import numpy as np
 
 from common.base.errors import MemoryLost
 from common.memory.client.client import MemoryClient, PoolClaim
+from common.memory.client.connection import ASK_S
 from common.memory.client.lease_cache import LeaseCache
-from common.memory.client.link import ASK_S, ServerLink
+from common.memory.client.link import ServerLink
 from common.wire.messages.memory import (
     BlocksLeased,
     KVAccepted,
@@ -162,6 +163,9 @@ class SharedPool(ServerLink):
         """Send answers to offers, and then messages."""
         answers, self._answers = self._answers, {}
         super().send(*answers.values(), *messages)
+
+    def fileno(self) -> int:
+        return self.client.connection.fileno()
 
     def lose(self, problem: str) -> None:
         """Treat the server as lost: no more blocks come."""

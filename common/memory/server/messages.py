@@ -45,6 +45,7 @@ class Messages:
     def __init__(
         self, server: MemoryReady, clients: Mapping[int, Client], allocations: Allocations, processes: Processes
     ) -> None:
+        self.gate = ""  # endpoint for workers of other hosts
         self.server, self.clients, self.allocations, self.processes = server, clients, allocations, processes
         self.regions, self.pools = allocations.regions, allocations.pools
         self._handlers: dict[type[Message], Handler] = {
@@ -82,7 +83,7 @@ class Messages:
         if client.worker or any(other.worker == worker for other in self.clients.values()):
             raise ProtocolError(f"{worker[0]}.{worker[1]:x} is connected already")
         client.worker, client.is_decoding = worker, isinstance(hello, MemoryHello) and hello.is_decoding
-        client.channel.send(MemoryWelcome(self.server.server_id, self.server.epoch))
+        client.channel.send(MemoryWelcome(self.server.server_id, self.server.epoch, self.gate))
         return ()
 
     def _greet_peer(self, client: Client, visit: MemoryVisit) -> Iterable[Answer]:

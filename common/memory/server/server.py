@@ -19,6 +19,7 @@ from common.memory.host_tier.tier import make_tier
 from common.memory.server.allocations import Allocations
 from common.memory.server.announcer import Announcer
 from common.memory.server.connections import Client, Connections
+from common.memory.server.gate_process import GateProcess
 from common.memory.server.listener import Listener
 from common.memory.server.messages import Messages
 from common.memory.server.pools import Pools
@@ -88,6 +89,7 @@ class MemoryServer:
         self.ended: dict[int, Client] = {}  # gone clients with quarantined blocks
         self.messages = Messages(announcer.ready, self.clients, self.allocations, self.processes)
         self.is_stopped = False
+        self._gate: GateProcess | None = None
         announcer.log_of = partial(log_of, self.pools)
         announcer.announce()
 
@@ -101,6 +103,10 @@ class MemoryServer:
     def stop(self) -> None:
         self.is_stopped = True
 
+    def use_gate(self, gate: GateProcess) -> None:
+        """Name a gate to workers from now on, and keep the gate alive."""
+        self._gate, self.messages.gate = gate, gate.endpoint
+
     def turn(self, wait_s: float) -> None:
         """Handle events within `wait_s`, and due work."""
         for client in self.connections.wait(wait_s):
@@ -111,6 +117,8 @@ class MemoryServer:
 
     def close(self) -> None:
         """Close all connections and memory; mappings of clients stay valid."""
+        if self._gate is not None:
+            self._gate.close()
         self.connections.close()
         self.processes.close()
         self.pools.close()
@@ -133,6 +141,8 @@ class MemoryServer:
     def _update(self) -> None:
         """Do due work: grants, restores, silent clients, ended processes; stop after `linger_s` without a worker."""
         now_s = time.monotonic()
+        if self._gate is not None:
+            self._gate.update()
         self.connections.send(self.pools.update())
         for client in list(self.clients.values()):
             self._guard(client, self._update_client)

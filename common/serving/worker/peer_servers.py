@@ -1,7 +1,7 @@
 """Memory servers of other pools: a connection and a mapping for each pool.
 
 A connection lasts while a worker of the pool is known or a block of the pool is in use here. So offered blocks outlive
-the worker that offered them.
+the worker that offered them. Pools of another host are read by NIXL, others by the transport of this worker's device.
 """
 
 import logging
@@ -13,17 +13,23 @@ from pathlib import Path
 
 import zmq
 
-from common.base.errors import KVError, MemoryLost, TransferFailed
+from common.base.errors import ConfigError, KVError, MemoryLost, TransferFailed
 from common.device.engine.engine import Engine, describe_device
-from common.kv.proof import prove_path
-from common.kv.transport import PeerPool, check_compatible
+from common.kv.proof import is_over, prove_path
+from common.kv.transport import NIXL, PeerPool, Pull, check_compatible, make_transport
+from common.memory.base.host import host_id
+from common.memory.base.nixl_agent import ucx_transports
+from common.memory.client.gate_connection import Gate
 from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
+from common.settings.config import Config
 from common.wire.messages.handoff import KVPoolExport
 
 logger = logging.getLogger(__name__)
 
 GREETING_S = 2.0
 """Longest wait for a server's reply with the pool's place; normally a moment."""
+GATE_GREETING_S = 20.0
+"""The same through a gate, which starts a process for each visit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +38,7 @@ class PeerServer:
 
     peer: PeerPoolClient
     pool: PeerPool | None = None  # None until mapped
+    transport: str = ""  # and what carries it
     num_workers: int = 0  # workers of the pool, known or being proven
 
     @property
@@ -51,6 +58,8 @@ def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
         pool_id=engine.shared.pool_id,
         memory_socket=str(engine.shared.client.path.absolute()),
         layout=engine.pool.layout,
+        host=host_id(),
+        gate=engine.shared.client.gate,
     )
 
 
@@ -62,8 +71,10 @@ class PeerServers:
         poller: wakes the loop on an offer.
     """
 
-    def __init__(self, engine: Engine, worker: tuple[str, int], poller: zmq.Poller) -> None:
-        self.engine, self.worker, self.poller = engine, worker, poller
+    def __init__(self, engine: Engine, worker: tuple[str, int], poller: zmq.Poller, config: Config) -> None:
+        self.engine, self.worker, self.poller, self.config = engine, worker, poller, config
+        self._host = host_id()
+        self._lingering: list[tuple[Pull, list[int]]] = []  # late pulls of proofs, and their target blocks
         self.by_pool: dict[int, PeerServer] = {}
 
     def prove(self, export: KVPoolExport) -> Generator[None, None, tuple[PeerServer, float]]:
@@ -74,7 +85,13 @@ class PeerServers:
         check_compatible(export, self.engine.pool, self.engine.transport.name)
         server = yield from self.open(export)
         try:
-            return server, (yield from self._proven(server))
+            gb_per_s = yield from self._proven(server)
+            if self._is_distant(export) and gb_per_s < self.config.kv.min_gb_per_s:
+                raise TransferFailed(
+                    f"{gb_per_s:.3f} GB/s by {server.transport}, less than kv.min_gb_per_s = "
+                    f"{self.config.kv.min_gb_per_s:g}; use a faster network, or lower the option"
+                )
+            return server, gb_per_s
         except BaseException as error:
             self.leave(server)
             if isinstance(error, KVError):
@@ -86,10 +103,13 @@ class PeerServers:
         server = self.by_pool.get(export.pool_id) or self._begun(export)
         server.num_workers += 1
         try:
-            end_s = time.monotonic() + GREETING_S
+            place, wait_s = f"memory server {export.memory_socket}", GREETING_S
+            if self._is_distant(export):
+                place, wait_s = f"gate {export.gate}", GATE_GREETING_S
+            end_s = time.monotonic() + wait_s
             while not self._is_mapped(server, export):
                 if time.monotonic() > end_s:
-                    raise TransferFailed(f"memory server {export.memory_socket}: not a word for {GREETING_S:.0f} s")
+                    raise TransferFailed(f"{place}: not a word for {wait_s:.0f} s")
                 yield
         except BaseException:
             self.leave(server)
@@ -106,6 +126,9 @@ class PeerServers:
 
     def check(self, is_used: Callable[[PeerServer], bool]) -> list[PeerServer]:
         """Close connections without use; return lost servers, whose claims are void."""
+        for pull, block_ids in [each for each in self._lingering if is_over(each[0])]:
+            self._lingering.remove((pull, block_ids))
+            self.engine.allocator.free(block_ids)
         for server in self.by_pool.values():
             server.peer.keep_alive()
         over = [v for v in self.by_pool.values() if v.problem or not (v.num_workers or is_used(v))]
@@ -126,7 +149,8 @@ class PeerServers:
     def _proven(self, server: PeerServer) -> Generator[None, None, float]:
         """Prove the path; return GB/s."""
         assert server.pool is not None, "what is open is mapped"
-        proof = prove_path(server.pool, server.peer.pool_id, self.engine.pool, self.engine.allocator)
+        ours, allocator = self.engine.pool, self.engine.allocator
+        proof = prove_path(server.pool, server.peer.pool_id, ours, allocator, self._linger)
         with closing(proof):
             while True:
                 try:
@@ -138,13 +162,21 @@ class PeerServers:
                 yield
 
     def _begun(self, export: KVPoolExport) -> PeerServer:
+        place: Path | Gate = Path(export.memory_socket)
+        if self._is_distant(export):
+            if not export.gate:
+                raise TransferFailed(
+                    f"worker {export.worker_id} is on another host, and its memory server has no gate: set "
+                    "net.advertise there, and install nixl on both hosts"
+                )
+            place = Gate(export.gate, self.config.net)
         try:
-            peer = PeerPoolClient(Path(export.memory_socket), self.worker, export.pool_id, export.layout)
+            peer = PeerPoolClient(place, self.worker, export.pool_id, export.layout)
         except MemoryLost as lost:
             raise TransferFailed(
-                f"{lost}: there is the pool of worker {export.worker_id}; both workers need to reach it at that path"
+                f"{lost}: there is the pool of worker {export.worker_id}; both workers need to reach it at that place"
             ) from None
-        self.poller.register(peer, zmq.POLLIN)
+        self.poller.register(peer.connection.pollable, zmq.POLLIN)
         server = self.by_pool[export.pool_id] = PeerServer(peer)
         return server
 
@@ -154,15 +186,29 @@ class PeerServers:
         if server.problem:
             raise TransferFailed(server.problem)
         if server.pool is None and server.peer.claim is not None:
-            server.pool = self.engine.transport.open_peer(server.peer.claim, export.worker_id, self.engine.device)
+            transport, server.transport = self.engine.transport, self.engine.transport.name
+            if self._is_distant(export):
+                try:
+                    transport = make_transport(NIXL, self.engine.device)
+                except ConfigError as error:
+                    raise TransferFailed(str(error)) from None
+                server.transport = f"{NIXL} {ucx_transports(self.config.net.ucx_transports)}"
+            server.pool = transport.open_peer(server.peer.claim, export.worker_id, self.engine.device)
         return server.pool is not None
+
+    def _is_distant(self, export: KVPoolExport) -> bool:
+        """Tell whether a pool is read by NIXL: if its host is another, or if the transport was chosen so."""
+        return export.transport == NIXL or export.host not in ("", self._host)
+
+    def _linger(self, pull: Pull, block_ids: list[int]) -> None:
+        self._lingering.append((pull, block_ids))
 
     def _end(self, server: PeerServer) -> None:
         """Close the connection, after copies under way."""
         if server.problem:
             logger.warning("what was offered there is lost: %s", server.problem)
         del self.by_pool[server.peer.pool_id]
-        self.poller.unregister(server.peer)
+        self.poller.unregister(server.peer.connection.pollable)
         if server.pool is not None:
             server.pool.close()
         server.peer.close()

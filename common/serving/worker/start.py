@@ -31,7 +31,7 @@ from common.wire.messages.worker import Role, WorkerReady
 from common.wire.messages.worker_id import make_epoch, make_worker_id
 from common.wire.transport.endpoints import AUTO, ROUTER_SOCKET, memory_socket, resolved
 from common.wire.transport.router_link import RouterLink
-from common.wire.transport.sockets import check
+from common.wire.transport.sockets import check, handoff_endpoint
 from common.wire.values.fields import MAX_INT32
 from common.wire.values.fingerprint import files_described, tokenizer_fingerprint
 
@@ -111,8 +111,8 @@ def worker_main(role: Role, sections: Sequence[str], description: str, build: Bu
 def _check_net(net: NetSection) -> None:
     """Check endpoints early, before waiting for a memory server or loading weights."""
     check(net, resolved(net.router_endpoint, ROUTER_SOCKET))
-    if net.handoff_endpoint != AUTO:
-        check(net, net.handoff_endpoint)
+    if net.handoff_endpoint != AUTO or net.advertise:
+        check(net, handoff_endpoint(net, "handoff"))
 
 
 def _built(build: Build, config: Config, incarnation: Incarnation) -> WorkerLoop:

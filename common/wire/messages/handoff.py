@@ -48,6 +48,8 @@ class KVPoolExport(FromWorker, tag=40):
     pool_id: Epoch  # workers of equal pools pull nothing
     memory_socket: Label  # path of the pool's memory server
     layout: KVLayout
+    host: OptionalLabel = ""  # workers of equal hosts reach each other's memory servers by path
+    gate: OptionalLabel = ""  # endpoint of the memory server for other hosts; "" if there is none
 
     def contradiction(self) -> str:
         return self.layout.problem(self.layout.nothing)

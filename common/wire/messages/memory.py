@@ -16,6 +16,7 @@ from common.wire.values.fields import (
     Handle,
     Label,
     OptionalDigest,
+    OptionalLabel,
     Priority,
     RequestId,
     Text,
@@ -64,6 +65,8 @@ class MemoryVisit(FromWorker, tag=68):
 
 class MemoryWelcome(FromMemoryServer, tag=66):
     """memory server -> worker, first: the memory server's identity, for the worker to name to the router."""
+
+    gate: OptionalLabel = ""  # endpoint for workers of other hosts; "" if there is none
 
 
 class WeightsWanted(WireStruct, tag=61):

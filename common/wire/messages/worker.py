@@ -14,6 +14,7 @@ or about a superseded attempt.
 """
 
 from common.base.errors import ErrorCode
+from common.wire.messages.gates import GateMessage
 from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages.memory import MemoryMessage
 from common.wire.messages.memory_reports import MemoryReport
@@ -321,4 +322,4 @@ WorkerMessage = (
 )  # fmt: skip
 """Messages of workers, except messages with a memory server."""
 
-Message = WorkerMessage | MemoryMessage | MemoryReport | OperatorMessage
+Message = WorkerMessage | MemoryMessage | MemoryReport | OperatorMessage | GateMessage

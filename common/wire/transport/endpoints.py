@@ -23,6 +23,19 @@ def resolved(endpoint: str, name: str) -> str:
     return f"ipc://{private_directory() / name}.sock" if endpoint == AUTO else endpoint
 
 
+def unbound(advertise: str) -> str:
+    """Return an endpoint to bind on all addresses of this host, at a free port."""
+    return "tcp://[::]:*" if ":" in advertise else "tcp://0.0.0.0:*"
+
+
+def told(endpoint: str, advertise: str) -> str:
+    """Return a bound endpoint for other hosts: `advertise` stands for all addresses of this host."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not advertise or host not in ("*", "0.0.0.0", "[::]"):
+        return endpoint
+    return f"tcp://[{advertise}]:{port}" if ":" in advertise else f"tcp://{advertise}:{port}"
+
+
 def memory_socket(choice: str, device_uuid: str, router_endpoint: str) -> Path:
     """Return the socket path of a device's memory server; raises ConfigError.
 

@@ -18,7 +18,15 @@ from common.base.errors import ConfigError, WireError
 from common.settings.config import NetSection
 from common.wire.messages.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.messages.worker import Message
-from common.wire.transport.endpoints import claim, release, require_protected, restrict
+from common.wire.transport.endpoints import (
+    AUTO,
+    claim,
+    release,
+    require_protected,
+    resolved,
+    restrict,
+    unbound,
+)
 from common.wire.transport.secret import read_secret
 
 logger = logging.getLogger(__name__)
@@ -47,7 +55,7 @@ class Hub:
         secret = read_secret(net.secret_file)
         require_protected(endpoint, has_secret=secret is not None)
         claim(endpoint)
-        self.socket = _socket(context, zmq.ROUTER, net)
+        self.socket = _socket(context, zmq.ROUTER, net, endpoint)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else messages to an absent spoke are dropped silently
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting spoke need not wait
@@ -113,7 +121,7 @@ class Spoke:
     ) -> None:
         secret = read_secret(net.secret_file)
         require_protected(endpoint, has_secret=secret is not None)
-        self.socket = _socket(context, zmq.DEALER, net)
+        self.socket = _socket(context, zmq.DEALER, net, endpoint)
         self.socket.setsockopt(zmq.CONFLATE, int(keep_last))
         self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -154,6 +162,13 @@ class Spoke:
         self.socket.close(linger=linger_ms)
 
 
+def handoff_endpoint(net: NetSection, name: str) -> str:
+    """Return where a decode worker binds for prefill workers; raises ConfigError."""
+    if net.handoff_endpoint == AUTO and net.advertise:
+        return unbound(net.advertise)
+    return resolved(net.handoff_endpoint, name)
+
+
 def check(net: NetSection, endpoint: str) -> None:
     """Raise ConfigError for an unprotected endpoint or an unusable secret."""
     require_protected(endpoint, has_secret=read_secret(net.secret_file) is not None)
@@ -185,8 +200,11 @@ class DropCounter:
             logger.warning("%s: dropped a message (%d so far): %s", self.where, self.dropped, reason)
 
 
-def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, net: NetSection) -> "zmq.Socket[bytes]":
+def _socket(
+    context: "zmq.Context[zmq.Socket[bytes]]", kind: int, net: NetSection, endpoint: str
+) -> "zmq.Socket[bytes]":
     socket = context.socket(kind)
+    socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, net.max_queued_messages)

@@ -125,7 +125,7 @@ def test_flags_reproduce_a_config() -> None:
         ({"router": {"port": "x"}}, r"router\.port = 'x': wants int, got str"),
         ({"router": {"port": True}}, r"router\.port = True: wants int, got bool"),
         ({"router": {"port": 70000}}, r"router\.port = 70000: 0 to 65535"),
-        ({"kv": {"transport": "pigeon"}}, r"kv\.transport = 'pigeon': one of auto, cuda_ipc, shm, none"),
+        ({"kv": {"transport": "pigeon"}}, r"kv\.transport = 'pigeon': one of auto, cuda_ipc, shm, nixl, none"),
         ({"kv": {"memory_fraction": 2}}, r"kv\.memory_fraction = 2\.0: 0\.01 to 0\.98; .* leave it out for 0\.85"),
         ({"net": {"worker_timeout_s": 0.1}}, r"net\.worker_timeout_s = 0\.1: at least two heartbeats"),
         ({"router": {"max_bodies_bytes": 4096}}, r"router\.max_bodies_bytes = 4096: at least router\.max_body_bytes"),

@@ -39,7 +39,9 @@ class Rig:
     def __init__(self, num_at_hand: int = 4, max_num_seqs: int = 8) -> None:
         self.said: list[MemoryMessage] = []
         self.arriving: list[Message] = []
-        client = SimpleNamespace(connection=SimpleNamespace(send=self.said.append), receive=self._arrived)
+        client = SimpleNamespace(
+            connection=SimpleNamespace(send=self.said.append, ask_s=1.0, max_unanswered=10), receive=self._arrived
+        )
         self.shared = SharedPool(cast(MemoryClient, client), PoolClaim(b"", None, 0, 7, pool_of(40, BLOCK_SIZE)))
         ids = range(1, num_at_hand + 1)
         self.shared.leases.receive(BlocksLeased(pack_ids(ids), pack_ids([1] * num_at_hand)))

@@ -7,14 +7,18 @@ from typing import Any, cast
 import pytest
 import torch
 import zmq
+from msgspec import structs
 
 from common.base.errors import MemoryLost
 from common.device.engine.engine import Engine
 from common.kv import proof
+from common.memory.base.host import host_id
 from common.memory.base.pattern import pattern
 from common.memory.client.client import PoolClaim
 from common.serving.worker import peer_servers as peer_servers
 from common.serving.worker.peer_servers import PeerServers
+from common.settings.config import Config
+from common.settings.memory_sections import KVSection
 from common.wire.messages.handoff import KVPathResult
 from common.wire.messages.worker import KVPathReport, Message
 from common.wire.transport.sockets import Hub
@@ -24,7 +28,7 @@ from tests.decode_worker.bench import FakePeer, FakePool
 from tests.support.layouts import allocator_of
 from tests.support.messages import LAYOUT, pool_export
 
-OURS = pool_export("d", pool_id=77, memory_socket="/nowhere/ours.sock")
+OURS = pool_export("d", pool_id=77, memory_socket="/nowhere/ours.sock", host=host_id())
 
 
 class Pool(dict[int, Any]):
@@ -46,13 +50,13 @@ class Rig:
         self.clients: list[FakePeer] = []
         monkeypatch.setattr(peer_servers, "PeerPoolClient", self._visit)
         transport = SimpleNamespace(name="shm", open_peer=self._open)
-        shared = SimpleNamespace(pool_id=77, client=SimpleNamespace(path=Path("/nowhere/ours.sock")))
+        shared = SimpleNamespace(pool_id=77, client=SimpleNamespace(path=Path("/nowhere/ours.sock"), gate=""))
         engine = SimpleNamespace(
             pool=Pool(), allocator=self.allocator, transport=transport, device=torch.device("cpu"), shared=shared
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))
-        self.peers = PeerServers(cast(Engine, engine), ("d", 1), poller)
+        self.peers = PeerServers(cast(Engine, engine), ("d", 1), poller, Config())
         self.sources = Sources(
             cast(Engine, engine), self.peers, hub, lambda report: self.reports.append(cast(KVPathReport, report))
         )
@@ -183,6 +187,40 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
     monkeypatch.setattr(peer_servers, "PeerPoolClient", nobody)
     rig.meet("p")
     assert ["both workers need to reach it" in report.error for report in rig.tend()] == [True]
+
+
+def test_a_pool_on_another_host_is_read_through_its_gate_by_nixl_or_not_at_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = pool_export("p", 1, pool_id=5, host="another")
+    rig.sources.add(b"p", there)
+    assert ["its memory server has no gate" in report.error for report in rig.tend()] == [True]
+    made = SimpleNamespace(name="nixl", open_peer=rig._open)
+    monkeypatch.setattr(peer_servers, "make_transport", lambda name, device: made)
+    there = structs.replace(there, gate="tcp://there:1")
+    rig.peers.config = Config(kv=KVSection(min_gb_per_s=999.0))
+    rig.sources.add(b"p", there)
+    [report] = rig.end_copies()
+    assert "GB/s by nixl tcp, less than kv.min_gb_per_s = 999" in report.error and rig.is_idle()
+    rig.peers.config = Config(kv=KVSection(min_gb_per_s=0.0))
+    rig.tend(1)
+    rig.sources.add(b"p", there)
+    [report] = rig.end_copies()
+    assert (report.error, report.transport) == ("", "nixl tcp")
+
+
+def test_a_late_pull_of_a_proof_keeps_its_blocks_until_it_is_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.meet("p")
+    rig.tend(1)
+    [copy] = rig.pools["p"].copies
+    monkeypatch.setattr(rig.pools["p"], "close", lambda: None)
+    monkeypatch.setattr(proof, "PROOF_TIMEOUT_S", -1.0)
+    rig.sources.forget("p", 1)
+    rig.tend(3)
+    assert not rig.is_idle(), "it may still write"
+    copy.end()
+    rig.tend(1)
+    assert rig.is_idle()
 
 
 def test_a_server_that_is_lost_amid_a_proof_or_after_it_is_no_path_any_more(rig: Rig) -> None:

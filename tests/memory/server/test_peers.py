@@ -11,7 +11,7 @@ import pytest
 from common.base.errors import MemoryLost
 from common.memory.base import channel as channel_module
 from common.memory.base.channel import Channel
-from common.memory.client.link import ASK_S, MAX_UNANSWERED
+from common.memory.client.connection import ASK_S, MAX_UNANSWERED
 from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.memory.client.shared_pool import PromptMessage, SharedPool
 from common.memory.server import server as server_module

@@ -32,7 +32,7 @@ from common.memory.client import client as client_module
 from common.memory.client import connection as connection_module
 from common.memory.client import link as link_module
 from common.memory.client.client import MemoryClient, WeightsClaim
-from common.memory.client.link import ASK_S, MAX_UNANSWERED
+from common.memory.client.connection import ASK_S, MAX_UNANSWERED
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import PromptMessage, SharedPool
 from common.memory.devices.backing import Memory

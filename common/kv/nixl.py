@@ -1,0 +1,196 @@
+"""Pools in host memory of another host, read by NIXL: an agent for each visit, a few reads for each pull.
+
+A read cannot be recalled, and its bytes arrive even after its handle is released or its peer removed. Only the end of
+the agent ends the read. So the first error or missed deadline ends the agent, on a thread. Until then no pull under way
+is over, so target blocks stay their owner's.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from common.base.errors import TransferFailed
+from common.kv.blocks import check_sources
+from common.kv.pool import KVPool
+from common.kv.transport import check_size, pairs_by_group
+from common.memory.base.nixl_agent import Agent, AgentError, bindings
+from common.memory.client.client import LentClaim, PoolClaim
+from common.wire.messages.worker_id import make_epoch
+
+MAX_READ_BLOCKS = 256
+"""Blocks of a read. Progress inside a read is invisible, so a long pull is divided."""
+MAX_READS = 2
+"""Reads under way of a pull: the next begins before the first has ended."""
+GRACE_S, SLOWNESS = 2.0, 8
+"""A pull may last `GRACE_S`, and `SLOWNESS` times as long as at the measured rate."""
+FIRST_BYTES_PER_S = 12.5e6
+"""Assumed rate before the first measurement: 100 Mbit/s."""
+MEASURED_BYTES = 1 << 20
+"""Shorter pulls tell latency rather than the rate."""
+
+
+class _Piece(NamedTuple):
+    """Blocks of a read, numbered within their group."""
+
+    group: int
+    source_ids: Sequence[int]
+    target_ids: Sequence[int]
+
+
+class NixlPeerPool:
+    """A pool lent by another host. Opened by the first pull, because an agent takes half a second."""
+
+    def __init__(self, claim: LentClaim, worker_id: str) -> None:
+        self.claim, self.shape, self.worker_id = claim, claim.shape, worker_id
+        self.problem = ""
+        self.bytes_per_s, self.num_pending_bytes = 0.0, 0  # of pulls under way
+        self.agent: Agent | None = None  # set once open
+        self.lists: list[tuple[int, int]] = []  # prepared blocks of each group: ours, theirs
+        self.is_open, self.is_over = threading.Event(), threading.Event()
+        self._target: KVPool | None = None
+        self._opening: threading.Thread | None = None
+        self._is_closing = False
+
+    def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "NixlPull":
+        """Begin to read; all pulls have the same target."""
+        check_sources(source_ids, self.shape.num_ids)
+        groups = pairs_by_group(self.shape, source_ids, target.shape, target_ids)
+        if self.problem:
+            raise TransferFailed(self.problem)
+        assert self._target in (None, target), "the target is registered once"
+        if self._opening is None:
+            self._target = target
+            self._opening = threading.Thread(target=self._open, args=(target,), name="nixl")
+            self._opening.start()
+        sizes = [group.block_bytes for group in self.shape.layout.groups]
+        num_bytes = sum(size * len(ids) for size, (ids, _) in zip(sizes, groups, strict=True))
+        return NixlPull(self, deque(_pieces(groups)), num_bytes)
+
+    def measured(self, num_bytes: int, seconds: float) -> None:
+        """Take the rate of a finished pull, unless the pull was short."""
+        if num_bytes >= MEASURED_BYTES:
+            rate = num_bytes / max(seconds, 1e-6)
+            self.bytes_per_s = (self.bytes_per_s + rate) / 2 if self.bytes_per_s else rate
+
+    def fail(self, problem: str) -> None:
+        """Give the visit up, and end the agent."""
+        self.problem = self.problem or f"pool of worker {self.worker_id}: {problem}"
+        self.claim.witness.lose(self.problem)
+        self.close()
+
+    def close(self) -> None:
+        """Begin to end the agent; `is_over` is set when no byte can arrive any more."""
+        self.problem = self.problem or f"pool of worker {self.worker_id}: closed"
+        if not self._is_closing:
+            self._is_closing = True
+            threading.Thread(target=self._end, name="nixl end").start()
+
+    def _open(self, target: KVPool) -> None:
+        try:
+            agent = Agent(f"reader-{make_epoch():x}", self.claim.ucx_transports)
+            address = target.memory.data_ptr()
+            agent.register(address, target.memory.numel())
+            peer = agent.meet(self.claim.metadata)
+            for ours, theirs in zip(target.blocks, self.shape.layout.groups, strict=True):
+                count = self.shape.num_bytes // theirs.block_bytes
+                mine = agent.blocks("", address, ours.shape[1], len(ours))
+                self.lists.append((mine, agent.blocks(peer, self.claim.address, theirs.block_bytes, count)))
+            self.agent = agent
+        except AgentError as error:
+            self.problem = f"pool of worker {self.worker_id}: {error}"
+        self.is_open.set()
+
+    def _end(self) -> None:
+        if self._opening is not None:
+            self._opening.join()
+        if self.agent is not None:
+            self.agent.destroy()
+        self.is_over.set()
+
+
+class NixlPull:
+    """Reads of a pull, one after the other, and the proof that the blocks were claimed until the last one ended."""
+
+    def __init__(self, pool: NixlPeerPool, pieces: deque[_Piece], num_bytes: int) -> None:
+        self.pool, self.pieces, self.num_bytes = pool, pieces, num_bytes
+        self.reads: deque[int] = deque()
+        self.question: int | None = None  # asked after the last read
+        self.begun_s = self.seconds = 0.0
+        self._is_done = not pieces
+        pool.num_pending_bytes += num_bytes
+        allowed_s = GRACE_S + SLOWNESS * pool.num_pending_bytes / (pool.bytes_per_s or FIRST_BYTES_PER_S)
+        self.deadline_s = time.monotonic() + allowed_s
+        self.allowed_s = allowed_s
+
+    def done(self) -> bool:
+        """See `Pull`; raises TransferFailed once no byte can arrive any more."""
+        if self._is_done:
+            return True
+        pool = self.pool
+        if pool.is_over.is_set():
+            raise TransferFailed(pool.problem)
+        if pool.is_open.is_set() and pool.problem:
+            pool.fail(pool.problem)
+        if pool.problem or not self._has_arrived():
+            return False
+        self._is_done = True
+        pool.num_pending_bytes -= self.num_bytes
+        pool.measured(self.num_bytes, self.seconds)
+        return True
+
+    def duration_s(self) -> float:
+        return self.seconds
+
+    def _has_arrived(self) -> bool:
+        try:
+            if self.pool.is_open.is_set() and self._is_read() and self._was_claimed():
+                return True
+        except AgentError as error:
+            self.pool.fail(str(error))
+            return False
+        if time.monotonic() > self.deadline_s:
+            self.pool.fail(f"{self.num_bytes} bytes did not arrive within {self.allowed_s:.1f} s")
+        return False
+
+    def _is_read(self) -> bool:
+        """Begin due reads; tell whether all have ended."""
+        agent, lists = self.pool.agent, self.pool.lists
+        assert agent is not None, "it is open"
+        self.begun_s = self.begun_s or time.perf_counter()
+        while self.reads and agent.is_read(self.reads[0]):
+            self.reads.popleft()
+        while self.pieces and len(self.reads) < MAX_READS:
+            group, source_ids, target_ids = self.pieces.popleft()
+            ours, theirs = lists[group]
+            self.reads.append(agent.read(ours, target_ids, theirs, source_ids))
+        return not self.reads
+
+    def _was_claimed(self) -> bool:
+        """Tell whether the memory server has confirmed the claims after the last read."""
+        if self.question is None:
+            self.seconds = time.perf_counter() - self.begun_s
+            self.question = self.pool.claim.witness.ask()
+        return self.pool.claim.witness.has_answered(self.question)
+
+
+def open_peer(claim: PoolClaim, worker_id: str, device: torch.device) -> NixlPeerPool:
+    """Open a peer's pool (see `Transport`)."""
+    if not isinstance(claim, LentClaim):
+        raise TransferFailed(f"the pool of worker {worker_id} is not lent to other hosts")
+    check_size(claim, worker_id, claim.num_lent_bytes)
+    try:
+        bindings()
+    except AgentError as error:
+        raise TransferFailed(str(error)) from None
+    return NixlPeerPool(claim, worker_id)
+
+
+def _pieces(groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[_Piece]:
+    for number, (source_ids, target_ids) in enumerate(groups):
+        for begin in range(0, len(source_ids), MAX_READ_BLOCKS):
+            end = begin + MAX_READ_BLOCKS
+            yield _Piece(number, source_ids[begin:end], target_ids[begin:end])

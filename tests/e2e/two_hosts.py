@@ -1,0 +1,47 @@
+"""A system on two hosts: the router and prefill workers on one, decode workers on the other."""
+
+from functools import partial
+from pathlib import Path
+
+from tests.e2e.programs import executed
+from tests.e2e.system import System
+from tests.support.hosts import Hosts
+from tests.support.nixl import secret_file
+
+ROUTER_PORT = 7000
+FRONT, BACK = "a", "b"
+"""Hosts of prompts and of decoding."""
+BACK_MEMORY = "memory-back"
+
+
+class TwoHosts(System):
+    """Programs on the hosts that their names say. No option chooses NIXL: the hosts differ."""
+
+    def __init__(self, hosts: Hosts, model: Path, *flags: str, silence_s: float) -> None:
+        super().__init__(model, *flags, silence_s=silence_s, router_flags=["--router-host", "0.0.0.0"])
+        self.hosts = hosts
+
+    @property
+    def router_endpoint(self) -> list[str]:
+        secret = str(secret_file(Path(self.directory.name)))
+        endpoint = f"tcp://{self.hosts.addresses[FRONT]}:{ROUTER_PORT}"
+        return ["--net-router-endpoint", endpoint, "--net-secret-file", secret]
+
+    def start_two(self) -> "TwoHosts":
+        """Start a worker of each role, and wait until their path is proven."""
+        self.start(1, 1, homes={"decode-0": BACK_MEMORY})
+        return self
+
+    def start_router(self, port: int = 0, *flags: str) -> None:
+        super().start_router(port, *flags)
+        self.url = f"http://{self.hosts.addresses[FRONT]}:{self.url.rpartition(':')[2]}"
+
+    def start_worker(self, name: str, *flags: str, module: str = "") -> None:
+        endpoint = ["--net-handoff-endpoint", "auto"] if name.startswith("decode") else []
+        super().start_worker(name, *endpoint, *flags, module=module)
+
+    def _spawn(self, name: str, module: str, *flags: str) -> None:
+        host = BACK if name.startswith("decode") or name == BACK_MEMORY else FRONT
+        self.launch = partial(executed, around=self.hosts.apart(host, []))
+        silence = ["--net-worker-timeout-s", str(self.silence_s)]
+        super()._spawn(name, module, *flags, "--net-advertise", self.hosts.addresses[host], *silence)
