@@ -20,11 +20,13 @@ from common.ops.base.weight import WEIGHT_ONLY
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
+MAX_NIBBLE_RING_TOKENS = 128  # beyond, the matrix unit works longer than memory
 LONG_ROW = 3072  # columns of 4 bits, of which four warps hold all tiles on the way
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 CODES_RING_BYTES = 74_000  # of a ring of codes
+NIBBLE_RING_BYTES = 100_000  # of both rings of `nibble_ring`
 
 
 class Fusion(StrEnum):
@@ -78,6 +80,14 @@ class PackedTiles(TypedDict):
     stages: int
 
 
+class NibbleRingTiles(TypedDict):
+    """Arguments of `nibble_ring`."""
+
+    block_k: int
+    stages: int
+    token_stages: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A kernel and its tile sizes; sizes unused by the kind are 0."""
@@ -90,6 +100,7 @@ class Plan:
     splits: int = 0
     stages: int = 0
     warps: int = 0
+    token_stages: int = 0
 
     @property
     def gemv_tiles(self) -> GemvTiles:
@@ -106,6 +117,10 @@ class Plan:
     @property
     def ring_tiles(self) -> RingTiles:
         return {"block_k": self.block_k, "stages": self.stages}
+
+    @property
+    def nibble_ring_tiles(self) -> NibbleRingTiles:
+        return {"block_k": self.block_k, "stages": self.stages, "token_stages": self.token_stages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +178,8 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if scheme in WEIGHT_ONLY:
+        if scheme is Scheme.INT4 and gpu.is_hopper and 1 < num_tokens <= MAX_NIBBLE_RING_TOKENS:
+            return _nibble_ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
         if num_tokens > MAX_PACKED_TOKENS:
             return Plan(Kind.CUBLAS)
         of_scheme = _nibbles_of_thumb if scheme is Scheme.INT4 else _bytes_of_thumb
@@ -197,6 +214,17 @@ def _nibbles_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: 
     while fusion is Fusion.ADD and -(-n // rows) * splits < num_sms and k // splits >= 1024:
         splits *= 2
     return Plan(Kind.PACKED, rows=rows, splits=splits, stages=3 if num_tokens <= 16 else 2, warps=4)
+
+
+def _nibble_ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """Return a plan with a program for each multiprocessor, if K may be split, and rings of which it holds two."""
+    tokens, sides = min(max(8, 1 << (num_tokens - 1).bit_length()), RING_ROWS), 2 if fusion is Fusion.GATE else 1
+    programs, blocks = -(-n // RING_ROWS) * -(-num_tokens // tokens), max(k // RING_BLOCK_K, 1)
+    splits = max(1, min(num_sms // programs, blocks // 4)) if fusion is Fusion.ADD else 1
+    token_stages = 3 if tokens > 32 else 4 if tokens > 16 else 8
+    stages = (NIBBLE_RING_BYTES - token_stages * tokens * RING_BLOCK_K * 2) // (RING_ROWS * sides * RING_BLOCK_K // 2)
+    stages = max(2, min(stages, -(-blocks // splits)))
+    return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=stages, token_stages=token_stages)
 
 
 def _bytes_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
