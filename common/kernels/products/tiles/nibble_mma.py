@@ -3,7 +3,7 @@
 A thread has 16 bytes of a row: what it holds of 8 `mma`s with 16 rows, 16 columns and 8 tokens, in four words. A word
 holds four pairs of codes, 4 bits apart. A pair becomes two numbers by a shift and one more instruction. It sets the
 lowest bits of 128 in bfloat16, or of 1,024 in fp16. What is too much is subtracted from sums of groups, because it is a
-factor of the group's sum of inputs. The matrix unit finds that sum by products with ones.
+factor of the group's sum of inputs. Of several tokens, the matrix unit finds that sum by products with ones.
 """
 
 import struct
