@@ -165,7 +165,7 @@ def _nibble_ring_candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Pla
     sides, wide = 2 if shape.fusion is Fusion.GATE else 1, min(max(8, 1 << (tokens - 1).bit_length()), 64)
     programs, plans = -(-shape.n // 64) * -(-tokens // wide), []
     splits = {1, *(max(1, each * gpu.num_sms // programs) for each in (1, 2))} if shape.fusion is Fusion.ADD else {1}
-    for blocks, ring_bytes, split in product((1, 2), (72_000, 108_000, 200_000), sorted(splits)):
+    for blocks, ring_bytes, split in product((1, 2, 4), (72_000, 108_000, 200_000), sorted(splits)):
         tiles = -(-shape.k // (128 * blocks * split))
         token_stages = (
             tiles if tokens == 1 else max(2, min((8 if wide <= 16 else 4 if wide == 32 else 3) // blocks, tiles))

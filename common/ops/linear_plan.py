@@ -21,7 +21,7 @@ PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
 MAX_NIBBLE_RING_TOKENS = 128  # beyond, the matrix unit works longer than memory
-LONG_ROW = 3072  # columns of 4 bits, of which four warps hold all tiles on the way
+LONG_ROW = 5120  # columns of 4 bits, of which four warps hold all tiles on the way
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
@@ -204,13 +204,13 @@ def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
 
 
 def _nibbles_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """Return a plan for codes of 4 bits: for a lone token low programs that hold nearly all of their codes on the way.
+    """Return a plan for codes of 4 bits: for a lone token low programs that hold all of their codes on the way.
 
     For more tokens, which each program reads, programs are taller.
     """
     rows, warps, splits = 16 if num_tokens == 1 else 32, 4 if k <= LONG_ROW else 8, 1
     if num_tokens == 1:
-        return Plan(Kind.PACKED, rows=rows, splits=splits, stages=5, warps=warps)
+        return Plan(Kind.PACKED, rows=rows, splits=splits, stages=10, warps=warps)
     while fusion is Fusion.ADD and -(-n // rows) * splits < num_sms and k // splits >= 1024:
         splits *= 2
     return Plan(Kind.PACKED, rows=rows, splits=splits, stages=3 if num_tokens <= 16 else 2, warps=4)
@@ -219,12 +219,12 @@ def _nibbles_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: 
 def _nibble_ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
     """Return a plan with a program for each multiprocessor, if K may be split, and rings of which it holds two."""
     tokens, sides = min(max(8, 1 << (num_tokens - 1).bit_length()), RING_ROWS), 2 if fusion is Fusion.GATE else 1
-    programs, blocks = -(-n // RING_ROWS) * -(-num_tokens // tokens), max(k // RING_BLOCK_K, 1)
-    splits = max(1, min(num_sms // programs, blocks // 4)) if fusion is Fusion.ADD else 1
-    token_stages = 3 if tokens > 32 else 4 if tokens > 16 else 8
-    stages = (NIBBLE_RING_BYTES - token_stages * tokens * RING_BLOCK_K * 2) // (RING_ROWS * sides * RING_BLOCK_K // 2)
-    stages = max(2, min(stages, -(-blocks // splits)))
-    return Plan(Kind.RING, block_k=RING_BLOCK_K, splits=splits, stages=stages, token_stages=token_stages)
+    block_k, token_stages = (RING_BLOCK_K, 3) if tokens == RING_ROWS else (2 * RING_BLOCK_K, 2 if tokens == 32 else 4)
+    programs, tiles = -(-n // RING_ROWS) * -(-num_tokens // tokens), -(-k // block_k)
+    splits = max(1, min(num_sms // programs, tiles // 3)) if fusion is Fusion.ADD else 1
+    stages = (NIBBLE_RING_BYTES // block_k - token_stages * tokens * 2) // (RING_ROWS * sides // 2)
+    stages = max(2, min(stages, -(-tiles // splits)))
+    return Plan(Kind.RING, block_k=block_k, splits=splits, stages=stages, token_stages=token_stages)
 
 
 def _bytes_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
