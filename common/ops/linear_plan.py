@@ -21,12 +21,13 @@ PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
 MAX_NIBBLE_RING_TOKENS = 128  # beyond, the matrix unit works longer than memory
-LONG_ROW = 5120  # columns of 4 bits, of which four warps hold all tiles on the way
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 CODES_RING_BYTES = 74_000  # of a ring of codes
-NIBBLE_RING_BYTES = 100_000  # of both rings of `nibble_ring`
+NIBBLE_RING_BYTES = 110_000  # of both rings of `nibble_ring`, of which a multiprocessor holds two
+NIBBLE_PARTS_BYTES = 75_000  # where K is split over many such rings
+MIN_PART_COLUMNS = 640  # of a part of K
 
 
 class Fusion(StrEnum):
@@ -204,26 +205,31 @@ def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
 
 
 def _nibbles_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """Return a plan for codes of 4 bits: for a lone token low programs that hold all of their codes on the way.
+    """Return a plan for codes of 4 bits: for a lone token low programs, where there is no gate of four warps.
 
-    For more tokens, which each program reads, programs are taller.
+    Without a norm they hold most of their codes on the way. For more tokens, which each program reads, programs are
+    taller.
     """
-    rows, warps, splits = 16 if num_tokens == 1 else 32, 4 if k <= LONG_ROW else 8, 1
     if num_tokens == 1:
-        return Plan(Kind.PACKED, rows=rows, splits=splits, stages=10, warps=warps)
+        rows, warps = 32 if fusion in (Fusion.NORM, Fusion.LOGITS) else 16, 2 if fusion is Fusion.GATE else 4
+        return Plan(Kind.PACKED, rows=rows, splits=1, stages=10 if fusion is Fusion.ADD else 5, warps=warps)
+    rows, splits = 32, 1
     while fusion is Fusion.ADD and -(-n // rows) * splits < num_sms and k // splits >= 1024:
         splits *= 2
     return Plan(Kind.PACKED, rows=rows, splits=splits, stages=3 if num_tokens <= 16 else 2, warps=4)
 
 
 def _nibble_ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """Return a plan with a program for each multiprocessor, if K may be split, and rings of which it holds two."""
+    """Return a plan with wide slots, and two small programs for each multiprocessor if K may be split."""
     tokens, sides = min(max(8, 1 << (num_tokens - 1).bit_length()), RING_ROWS), 2 if fusion is Fusion.GATE else 1
-    block_k, token_stages = (RING_BLOCK_K, 3) if tokens == RING_ROWS else (2 * RING_BLOCK_K, 2 if tokens == 32 else 4)
-    programs, tiles = -(-n // RING_ROWS) * -(-num_tokens // tokens), -(-k // block_k)
-    splits = max(1, min(num_sms // programs, tiles // 3)) if fusion is Fusion.ADD else 1
-    stages = (NIBBLE_RING_BYTES // block_k - token_stages * tokens * 2) // (RING_ROWS * sides // 2)
-    stages = max(2, min(stages, -(-tiles // splits)))
+    programs, splits, ring_bytes = -(-n // RING_ROWS) * -(-num_tokens // tokens), 1, NIBBLE_RING_BYTES
+    block_k, token_stages = 2 * RING_BLOCK_K, 4 if tokens <= 16 else 2
+    if fusion is Fusion.ADD:
+        splits, ring_bytes = max(1, min(2 * num_sms // programs, k // MIN_PART_COLUMNS)), NIBBLE_PARTS_BYTES
+        if tokens == RING_ROWS:  # of which a wide slot would leave no room for codes
+            block_k, token_stages = RING_BLOCK_K, 3
+    stages = (ring_bytes // block_k - token_stages * tokens * 2) // (RING_ROWS * sides // 2)
+    stages = max(2, min(stages, -(-k // (block_k * splits))))
     return Plan(Kind.RING, block_k=block_k, splits=splits, stages=stages, token_stages=token_stages)
 
 

@@ -16,7 +16,7 @@ from common.kernels.products.nibble_gemm import NAMES, nibble_gemm
 from common.kernels.products.nibble_ring import nibble_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import Activation, Norm, Residual, Scheme, Weight
+from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan, Plans
 
@@ -64,7 +64,7 @@ class PackedLinear:
         out = torch.empty((x.rows.shape[0], weight.num_out), dtype=out_dtype, device=x.rows.device)
         if x.rows.shape[0] == 1:
             return self._product(plan, self._linear.whole(x), weight, out, norm=norm)
-        return self._product(plan, self._linear.normed(x, norm), weight, out)
+        return self._product(plan, self._linear.normed(x, norm, ahead=True), weight, out)
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         """Return `residual + x @ weight.T`, in the memory of `residual`; if K is split, the next norm adds up parts."""
@@ -89,7 +89,7 @@ class PackedLinear:
         out = torch.empty((num_tokens, inner), dtype=x.rows.dtype, device=x.rows.device)
         if num_tokens == 1:
             return self._product(plan, self._linear.whole(x), gate_up, out, norm=norm, activation=activation)
-        return self._product(plan, self._linear.normed(x, norm), gate_up, out, activation=activation)
+        return self._product(plan, self._linear.normed(x, norm, ahead=True), gate_up, out, activation=activation)
 
     def parts(self, x: Tensor, weight: Weight) -> Tensor:
         """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
@@ -108,12 +108,16 @@ class PackedLinear:
     def _plan(self, fusion: Fusion, n: int, x: Tensor, weight: Weight) -> Plan:
         """Return a plan for codes; the plan of a plain matrix where that of codes is to widen them.
 
-        No kernel multiplies tokens of 32 bits by codes of 4 bits.
+        Plans are made for large groups without offsets. A wide slot of others does not fit in registers. No kernel
+        multiplies tokens of 32 bits by codes of 4 bits.
         """
         assert self.plans is not None, "a choice of kernels"
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
         if weight.scheme is Scheme.INT4 and x.dtype not in NAMES:
             plan = Plan(Kind.CUBLAS)
+        if plan.kind is Kind.RING and (weight.offsets is not None or _group(weight) < BLOCK):
+            more = plan.block_k // BLOCK
+            plan = replace(plan, block_k=BLOCK, stages=plan.stages * more, token_stages=plan.token_stages * more)
         if plan.kind is Kind.CUBLAS and fusion is Fusion.GATE:
             plain = self.plans.plan(fusion, x.shape[0], n, weight.num_in)
             return plain if plain.kind is Kind.GATED else plan
@@ -146,6 +150,12 @@ class PackedLinear:
             return nibble_ring(*operands, **around, **plan.nibble_ring_tiles)
         multiply = nibble_gemm if weight.scheme is Scheme.INT4 else byte_gemm
         return multiply(*operands, **around, **plan.packed_tiles)
+
+
+def _group(weight: Weight) -> int:
+    """Return the columns that share a scale."""
+    assert weight.scales is not None, "a matrix of codes"
+    return weight.num_in // weight.scales.shape[1]
 
 
 def _widened(weight: Weight) -> Weight:

@@ -38,10 +38,20 @@ from common.kernels.products.tiles.nibble_operands import (
 from common.kernels.products.tiles.ring import ROWS, WARPS, describe, tokens_of_tile
 from common.kernels.products.wide_codes import check_codes_alone
 
-MAX_TILE_TOKENS = 64  # of a program, whose registers hold no more sums
 BLOCK = 128  # columns in 64 bytes of a row
 MIDDLE = 8  # subtracted from codes without offsets
 NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def tile_tokens(num_tokens: int, group: int, *, is_gated: bool, has_offsets: bool) -> int:
+    """Return the tokens of a program, as many as have their sums in registers.
+
+    Beside the sums of gate and of up, those of a group and of its inputs take registers, and small groups more.
+    """
+    many = 64
+    if is_gated:
+        many >>= (group < BLOCK) + has_offsets
+    return min(tokens_of_tile(num_tokens), many)
 
 
 @gluon.jit
@@ -317,7 +327,8 @@ def nibble_ring(
     assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
     check_ending(n, bias, activation)
     assert block_k % BLOCK == 0 and min(stages, token_stages) > 1, f"{block_k} columns, {stages}, {token_stages} slots"
-    block_m, tiles = min(tokens_of_tile(m), MAX_TILE_TOKENS), -(-k // (block_k * splits))
+    block_m = tile_tokens(m, group, is_gated=activation is not None, has_offsets=has_offsets)
+    tiles = -(-k // (block_k * splits))
     token_tiles, width = -(-m // block_m), min(group, BLOCK)
     _nibble_ring_kernel[(-(-n // ROWS) * token_tiles, splits)](
         x_desc=describe(x, [block_m, width]),

@@ -207,6 +207,7 @@ def test_nibbles_of_a_lone_token(
     (Few(64, 130, 1280, ring(256, 9, 3), gate=SILU), NIBBLES[0]),
     (Few(130, 70, 1280, ring(128, 3, 5), 4, True, True), NIBBLES[4]),
     (Few(17, 7, 640, ring(384, 2, 2)), NIBBLES[5]),
+    (Few(40, 70, 640, ring(128, 3, 2), gate=SILU), NIBBLES[2]),  # in tiles of 16 tokens
 )
 def test_rings_of_nibbles(
     few: Few, form: Form, hopper: torch.device, dtype: torch.dtype, assert_close: AssertClose
