@@ -11,19 +11,19 @@ extras := worker$(comma)bench$(if $(shell command -v nvidia-smi),$(comma)cuda)
 own_env := $(filter $(VENV)/bin/python,$(PY))
 runtime := $(if $(own_env),$(VENV)/.runtime)
 dev := $(if $(own_env),$(VENV)/.dev)
-# Three groups of tests run side by side, these two and all others. Whole systems wait now and then, and take about as
-# long as the others. What computes never waits and ends first, so that two cores have no rest.
-computing := tests/kernels tests/ops tests/models tests/memory tests/device tests/scheduling tests/kv
-systems := tests/e2e tests/benchmarks tests/deploy/bench
+# Three groups of tests run side by side, these two and all others, of about the same processor time. Whole systems may
+# end last, because they are several processes each: two cores have no rest.
+computing := tests/kernels tests/ops tests/models tests/memory tests/device tests/scheduling tests/kv tests/benchmarks tests/deploy/bench
+systems := tests/e2e
 chosen := not gpu and not gpu_types and not slow
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-side_by_side = $(MAKE) --no-print-directory --jobs=3 LABELLED=1
+side_by_side = $(MAKE) --no-print-directory --jobs=4 --keep-going LABELLED=1
 all_tests := test-systems test-others test-computing
 # Of runs side by side, each line says whose it is, as it comes.
 labelled = $(if $(LABELLED),2>&1 | sed -u 's/^/$@ | /')
 
-.PHONY: help setup demo check test test-all test-systems test-others test-computing test-gpu test-gpu-types lint clean
+.PHONY: help setup demo check check-all test test-all test-systems test-others test-computing test-gpu test-gpu-types lint clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -35,7 +35,10 @@ demo: $(runtime) ## serve the bundled model and stream a verse from it
 	@$(PY) -m deploy demo
 
 check: $(dev) ## lint and the fast tests: 3 minutes on two idle cores
-	@$(side_by_side) --keep-going chosen="not gpu and not gpu_types and not slow and not medium" test-others lint test-systems test-computing
+	@$(side_by_side) chosen="not gpu and not gpu_types and not slow and not medium" lint $(all_tests)
+
+check-all: $(dev) ## lint and every test that needs no GPU, side by side, as each change must pass them
+	@$(side_by_side) chosen="not gpu and not gpu_types" lint $(all_tests)
 
 test: $(dev) ## all but the slow tests and those that need a GPU
 	@$(side_by_side) $(all_tests)

@@ -30,6 +30,7 @@ from benchmarks.storm.leftovers import errors, excess, holdings
 from benchmarks.storm.requests import Answer, Case, make_cases
 from common.settings.config import NetSection
 from deploy.bench.client import open_session
+from tests.e2e.programs import forked
 from tests.e2e.slow_system import SlowSystem
 from tests.e2e.system import System
 
@@ -66,6 +67,7 @@ async def storm(args: argparse.Namespace) -> tuple[str, Verdicts]:
         device=args.device,
         silence_s=net.worker_timeout_s,
         heartbeat_s=net.heartbeat_s,
+        launch=forked,
         memory_flags=("--memory-host-tier-bytes", str(args.host_tier_mb << 20)),
     ) as system:
         try:

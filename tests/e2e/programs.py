@@ -51,6 +51,11 @@ def forked(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
     return fork_server().start(module, flags, output)
 
 
+def forked_alone(module: str, flags: Sequence[str], output: BinaryIO) -> Program:
+    """The same, with helper processes from the first need of them on."""
+    return forked("tests.e2e.at_need", [module, *flags], output)
+
+
 class Forked:
     """A child of ours that the fork server forked."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.programs import Launch, Program, executed, forked
+from tests.e2e.programs import Launch, Program, executed, forked_alone
 
 START_TIMEOUT_S = 120.0
 TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ class System:
         device: str = "cpu",
         silence_s: float = 60.0,
         heartbeat_s: float = 0.1,
-        launch: Launch = forked,
+        launch: Launch = forked_alone,
         memory_flags: Sequence[str] = (),
         router_flags: Sequence[str] = (),
     ) -> None:

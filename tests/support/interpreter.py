@@ -17,9 +17,12 @@ def hasten() -> None:
     import triton
 
     if triton.knobs.runtime.interpret:
+        from tests.support import interpreted_operands
+
         _prepare_once()
         _remember_types()
-        _check_types_once()
+        _hold_lightly()
+        interpreted_operands.install()
 
 
 def _prepare_once() -> None:
@@ -43,12 +46,18 @@ def _prepare_once() -> None:
 
 
 def _given_semantic(owner: Any, name: str, member: Callable[..., Any], builder: object, scope: Any) -> None:
-    """Make a function of the language one that is interpreted; the interpreter's own copies each call's arguments."""
+    """Make a function of the language one that is interpreted; the interpreter's own copies each call's arguments.
+
+    The function is taken out of its check that somebody gives it a semantic.
+    """
+    from triton.language import core
     from triton.runtime.interpreter import interpreter_semantic
+
+    function = getattr(member, "__wrapped__", member) if core.is_builtin(member) else member
 
     def interpreted(*args: Any, **kwargs: Any) -> Any:
         kwargs["_semantic"] = interpreter_semantic
-        return member(*args, **kwargs)
+        return function(*args, **kwargs)
 
     scope.set_attr(owner, name, interpreted)
 
@@ -90,41 +99,28 @@ def _remember_types() -> None:
     interpreter._get_np_dtype = numpy_type
 
 
-def _check_types_once() -> None:
-    """Operands of equal types, or of equal shapes, are neither compared part by part nor converted.
+def _hold_lightly() -> None:
+    """Check once, by a table, that an operation's numbers are no wider than its type."""
+    from triton.runtime import interpreter
 
-    The sums that detect overflows are left out, because the interpreter computes them and then asserts nothing: its
-    option `debug` is off.
-    """
-    from triton.language import core
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime.interpreter import interpreter_semantic
+    most = {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)} | {"int1": 1}
+    most |= {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 
-    check, make_alike, equals = (
-        TritonSemantic.binary_op_type_checking_impl,
-        TritonSemantic.broadcast_impl_value,
-        core.dtype.__eq__,
-    )
-    widened = {core.float16.name, core.bfloat16.name}  # by divisions
+    def fits(data: Any, dtype: Any) -> bool:
+        limit = most.get(dtype.name)
+        is_narrow: bool = data.itemsize <= limit if limit else validate(data, dtype)
+        return is_narrow
 
-    def checked(
-        self: Any, lhs: Any, rhs: Any, allow_lhs_ptr: bool = False, allow_rhs_ptr: bool = False,
-        arithmetic_check: bool = True, div_or_mod: bool = False,
-    ) -> Any:  # fmt: skip
-        if isinstance(lhs, core.tensor) and isinstance(rhs, core.tensor):
-            kind = lhs.dtype
-            is_equal = kind.name == rhs.dtype.name and not isinstance(kind, core.pointer_type)
-            if is_equal and not (div_or_mod and kind.name in widened):
-                return alike(self, lhs, rhs)
-        return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+    def hold(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        if not fits(data, dtype):
+            raise ValueError(f"numbers of {data.itemsize} bytes are wider than {dtype}")
 
-    def alike(self: Any, lhs: Any, rhs: Any) -> Any:
-        return (lhs, rhs) if lhs.shape is rhs.shape else make_alike(self, lhs, rhs)
+    def binary(self: Any, lhs: Any, rhs: Any, operation: Any) -> Any:
+        dtype = lhs.dtype.scalar
+        output = operation(lhs.data, rhs.data)
+        return interpreter.TensorHandle(output if fits(output, dtype) else output.astype(numpy_type(dtype)), dtype)
 
-    def is_equal(self: Any, other: Any) -> bool:
-        return self is other or equals(self, other)
-
-    TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value = checked, alike
-    core.dtype.__eq__ = is_equal
-    if not interpreter_semantic.builder.options.debug:
-        TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_: None
+    validate, numpy_type = interpreter._validate_np_data_size, interpreter._get_np_dtype
+    interpreter._validate_np_data_size, interpreter.TensorHandle.__init__ = fits, hold
+    interpreter.InterpreterBuilder.binary_op = binary

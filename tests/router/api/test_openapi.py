@@ -140,45 +140,45 @@ def tool(**fields: Any) -> dict[str, Any]:
     return {"name": "f"} | fields
 
 
+BODIES: list[tuple[str, dict[str, Any], bool]] = [
+    *(
+        (
+            "/v1/chat/completions",
+            {"tool_choice": "none", "tools": [{"type": "function", "function": function}]},
+            right,
+        )
+        for function, right in (
+            (tool(parameters=None, strict=None), True),
+            (tool(strict=True), True),
+            (tool(strict=0), False),
+            (tool(strict="true"), False),
+            (tool(parameters=[]), False),
+            ({"parameters": {}}, False),
+        )
+    ),
+    *(
+        ("/v1/responses", {"tool_choice": "none", "tools": [{"type": "function"} | function]}, right)
+        for function, right in ((tool(strict=None), True), (tool(strict=0), False), (tool(parameters=[]), False))
+    ),
+    ("/v1/completions", {"guided_json": ' {"type": "object"}'}, True),
+    ("/v1/completions", {"guided_json": "[]"}, False),
+    ("/v1/completions", {"guided_json": ""}, False),
+]
+"""Path, fields, and whether they are taken."""
+
+
 @pytest.mark.medium
-@pytest.mark.parametrize(
-    ("path", "fields", "is_taken"),
-    [
-        *(
-            (
-                "/v1/chat/completions",
-                {"tool_choice": "none", "tools": [{"type": "function", "function": function}]},
-                right,
-            )
-            for function, right in (
-                (tool(parameters=None, strict=None), True),
-                (tool(strict=True), True),
-                (tool(strict=0), False),
-                (tool(strict="true"), False),
-                (tool(parameters=[]), False),
-                ({"parameters": {}}, False),
-            )
-        ),
-        *(
-            ("/v1/responses", {"tool_choice": "none", "tools": [{"type": "function"} | function]}, right)
-            for function, right in ((tool(strict=None), True), (tool(strict=0), False), (tool(parameters=[]), False))
-        ),
-        ("/v1/completions", {"guided_json": ' {"type": "object"}'}, True),
-        ("/v1/completions", {"guided_json": "[]"}, False),
-        ("/v1/completions", {"guided_json": ""}, False),
-    ],
-)
-async def test_the_schema_and_the_server_agree(
-    cluster: Cluster, path: str, fields: dict[str, Any], is_taken: bool
-) -> None:
+async def test_the_schema_and_the_server_agree(cluster: Cluster) -> None:
     document = await described(cluster)
-    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    (required,) = schema["required"]
-    said = [{"role": "user", "content": "hi"}] if required == "messages" else "hi"
-    body = {required: said} | fields
-    assert jsonschema_rs.is_valid(schema | {"components": document["components"]}, body) is is_taken
-    async with aiohttp.ClientSession(cluster.url) as session, session.post(path, json=body) as response:
-        assert response.status == (200 if is_taken else 400), await response.text()
+    async with aiohttp.ClientSession(cluster.url) as session:
+        for path, fields, is_taken in BODIES:
+            schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            (required,) = schema["required"]
+            said = [{"role": "user", "content": "hi"}] if required == "messages" else "hi"
+            body = {required: said} | fields
+            assert jsonschema_rs.is_valid(schema | {"components": document["components"]}, body) is is_taken, body
+            async with session.post(path, json=body) as response:
+                assert response.status == (200 if is_taken else 400), (body, await response.text())
 
 
 @pytest.mark.parametrize("high", [0, 5, 9, 10, 99, 100, 319, 2047, 12_345])
