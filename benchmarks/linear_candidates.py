@@ -21,7 +21,7 @@ from common.models.sizes.parallel_experts import ParallelExperts
 from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight, pack
 from common.ops.base.weight import SCHEMES, WEIGHT_ONLY
 from common.ops.linear import FusedLinear
-from common.ops.linear_plan import Fusion, Kind, Plan, element_bytes
+from common.ops.linear_plan import MAX_PACKED_TOKENS, Fusion, Kind, Plan, element_bytes
 from common.ops.packed_linear import PackedLinear
 from common.ops.quantized_linear import QuantizedLinear
 
@@ -78,6 +78,10 @@ def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
     """Yield plans for `tokens` times a product, cuBLAS or another library first."""
     yield Plan(Kind.CUBLAS)
     if shape.scheme in WEIGHT_ONLY:
+        if shape.scheme is Scheme.INT4 and gpu.is_hopper and (tokens > 1 or shape.fusion is not Fusion.ADD):
+            yield from _nibble_ring_candidates(shape, tokens, gpu)
+        if tokens > MAX_PACKED_TOKENS:
+            return
         yield from (_nibble_candidates if shape.scheme is Scheme.INT4 else _byte_candidates)(shape, tokens)
         return
     if tokens == 1:
@@ -151,6 +155,27 @@ def _nibble_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
             registers = rows // 16 * (8 * stages + 4 * eights) + 20 * eights
             if stages <= tiles and registers <= 130 and programs * warps >= 264 and (split == 1 or programs <= 700):
                 yield Plan(Kind.PACKED, rows=rows, warps=warps, stages=stages, splits=split)
+
+
+def _nibble_ring_candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
+    """Yield rings of which a multiprocessor holds three, two or one, and splits of K that give each one program or two.
+
+    A lone token is normed in shared memory, beside the ring of codes.
+    """
+    sides, wide = 2 if shape.fusion is Fusion.GATE else 1, min(max(8, 1 << (tokens - 1).bit_length()), 64)
+    programs, plans = -(-shape.n // 64) * -(-tokens // wide), []
+    splits = {1, *(max(1, each * gpu.num_sms // programs) for each in (1, 2))} if shape.fusion is Fusion.ADD else {1}
+    for blocks, ring_bytes, split in product((1, 2, 4), (72_000, 108_000, 200_000), sorted(splits)):
+        tiles = -(-shape.k // (128 * blocks * split))
+        token_stages = (
+            tiles if tokens == 1 else max(2, min((8 if wide <= 16 else 4 if wide == 32 else 3) // blocks, tiles))
+        )
+        stages = min((ring_bytes // (128 * blocks) - token_stages * wide * 2) // (64 * sides // 2), tiles)
+        if stages >= 2:
+            plans.append(
+                Plan(Kind.RING, block_k=128 * blocks, splits=split, stages=stages, token_stages=max(token_stages, 2))
+            )
+    yield from dict.fromkeys(plans)
 
 
 def _byte_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:

@@ -90,10 +90,10 @@ class FusedLinear:
         """Return the rows, with the parts added in place."""
         return x.rows if x.parts is None else join_parts(x.parts, x.rows, pdl=self.pdl)
 
-    def normed(self, x: Residual, norm: Norm) -> Tensor:
-        """Return the normed rows, after the parts are added in place."""
+    def normed(self, x: Residual, norm: Norm, *, ahead: bool = False) -> Tensor:
+        """Return the normed rows, after the parts are added in place; `ahead` as for `rms_norm`."""
         if self.norm is None:
-            return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, pdl=self.pdl)
+            return rms_norm(x.rows, norm.weight, norm.eps, parts=x.parts, ahead=ahead, pdl=self.pdl)
         return self.norm(self.whole(x), norm.weight, norm.eps)
 
     def parts(self, plan: Plan, x: Tensor, weight: Weight) -> Tensor:

@@ -20,11 +20,14 @@ from common.ops.base.weight import WEIGHT_ONLY
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
-LONG_ROW = 3072  # columns of 4 bits, of which four warps hold all tiles on the way
+MAX_NIBBLE_RING_TOKENS = 128  # beyond, the matrix unit works longer than memory
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 CODES_RING_BYTES = 74_000  # of a ring of codes
+NIBBLE_RING_BYTES = 110_000  # of both rings of `nibble_ring`, of which a multiprocessor holds two
+NIBBLE_PARTS_BYTES = 75_000  # where K is split over many such rings
+MIN_PART_COLUMNS = 640  # of a part of K
 
 
 class Fusion(StrEnum):
@@ -78,6 +81,14 @@ class PackedTiles(TypedDict):
     stages: int
 
 
+class NibbleRingTiles(TypedDict):
+    """Arguments of `nibble_ring`."""
+
+    block_k: int
+    stages: int
+    token_stages: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A kernel and its tile sizes; sizes unused by the kind are 0."""
@@ -90,6 +101,7 @@ class Plan:
     splits: int = 0
     stages: int = 0
     warps: int = 0
+    token_stages: int = 0
 
     @property
     def gemv_tiles(self) -> GemvTiles:
@@ -106,6 +118,10 @@ class Plan:
     @property
     def ring_tiles(self) -> RingTiles:
         return {"block_k": self.block_k, "stages": self.stages}
+
+    @property
+    def nibble_ring_tiles(self) -> NibbleRingTiles:
+        return {"block_k": self.block_k, "stages": self.stages, "token_stages": self.token_stages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +179,8 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if scheme in WEIGHT_ONLY:
+        if scheme is Scheme.INT4 and gpu.is_hopper and 1 < num_tokens <= MAX_NIBBLE_RING_TOKENS:
+            return _nibble_ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
         if num_tokens > MAX_PACKED_TOKENS:
             return Plan(Kind.CUBLAS)
         of_scheme = _nibbles_of_thumb if scheme is Scheme.INT4 else _bytes_of_thumb
@@ -187,16 +205,32 @@ def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
 
 
 def _nibbles_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """Return a plan for codes of 4 bits: for a lone token low programs that hold nearly all of their codes on the way.
+    """Return a plan for codes of 4 bits: for a lone token low programs, where there is no gate of four warps.
 
-    For more tokens, which each program reads, programs are taller.
+    Without a norm they hold most of their codes on the way. For more tokens, which each program reads, programs are
+    taller.
     """
-    rows, warps, splits = 16 if num_tokens == 1 else 32, 4 if k <= LONG_ROW else 8, 1
     if num_tokens == 1:
-        return Plan(Kind.PACKED, rows=rows, splits=splits, stages=5, warps=warps)
+        rows, warps = 32 if fusion in (Fusion.NORM, Fusion.LOGITS) else 16, 2 if fusion is Fusion.GATE else 4
+        return Plan(Kind.PACKED, rows=rows, splits=1, stages=10 if fusion is Fusion.ADD else 5, warps=warps)
+    rows, splits = 32, 1
     while fusion is Fusion.ADD and -(-n // rows) * splits < num_sms and k // splits >= 1024:
         splits *= 2
     return Plan(Kind.PACKED, rows=rows, splits=splits, stages=3 if num_tokens <= 16 else 2, warps=4)
+
+
+def _nibble_ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
+    """Return a plan with wide slots, and two small programs for each multiprocessor if K may be split."""
+    tokens, sides = min(max(8, 1 << (num_tokens - 1).bit_length()), RING_ROWS), 2 if fusion is Fusion.GATE else 1
+    programs, splits, ring_bytes = -(-n // RING_ROWS) * -(-num_tokens // tokens), 1, NIBBLE_RING_BYTES
+    block_k, token_stages = 2 * RING_BLOCK_K, 4 if tokens <= 16 else 2
+    if fusion is Fusion.ADD:
+        splits, ring_bytes = max(1, min(2 * num_sms // programs, k // MIN_PART_COLUMNS)), NIBBLE_PARTS_BYTES
+        if tokens == RING_ROWS:  # of which a wide slot would leave no room for codes
+            block_k, token_stages = RING_BLOCK_K, 3
+    stages = (ring_bytes // block_k - token_stages * tokens * 2) // (RING_ROWS * sides // 2)
+    stages = max(2, min(stages, -(-k // (block_k * splits))))
+    return Plan(Kind.RING, block_k=block_k, splits=splits, stages=stages, token_stages=token_stages)
 
 
 def _bytes_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:

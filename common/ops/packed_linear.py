@@ -1,23 +1,26 @@
 """Products with matrices of codes on a GPU, activations as they are, fused with norm, residual and gate.
 
-A few tokens are multiplied by codes that are widened in registers, by a kernel for 4 bits and one for 8. For many
+A few tokens are multiplied by codes that are widened in registers, by a kernel for 8 bits and two for 4. For many
 tokens the matrix is widened in memory, and multiplied as a plain matrix is. This memory is free again behind the
 product, so that the next one takes the same.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.kernels.products.byte_gemm import byte_gemm
 from common.kernels.products.nibble_gemm import NAMES, nibble_gemm
+from common.kernels.products.nibble_ring import nibble_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import Activation, Norm, Residual, Scheme, Weight
+from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan, Plans
 
+IN_CODES = (Kind.PACKED, Kind.RING)  # kernels that take a matrix as it is
 WIDENED_ELEMENTS = 16 * 1024 * 1024
 """Of the matrix of logits, which has too many rows to be widened at once."""
 
@@ -38,7 +41,7 @@ class PackedLinear:
         if self.plans is None:
             return reference.linear(self._linear.normed(x, norm), weight)
         plan = self._plan(Fusion.NORM, weight.num_out, x.rows, weight)
-        if plan.kind is not Kind.PACKED:
+        if plan.kind not in IN_CODES:
             return self._linear.norm_linear(plan, x, norm, _widened(weight), x.rows.dtype)
         return self._normed_product(plan, x, norm, weight, x.rows.dtype)
 
@@ -47,7 +50,7 @@ class PackedLinear:
         if self.plans is None:
             return reference.linear(self._linear.normed(x, norm), weight).float()
         plan = self._plan(Fusion.LOGITS, weight.num_out, x.rows, weight)
-        if plan.kind is Kind.PACKED:
+        if plan.kind in IN_CODES:
             return self._normed_product(plan, x, norm, weight, torch.float32)
         y, each = self._linear.normed(x, norm), max(WIDENED_ELEMENTS // weight.num_in, 1)
         out = torch.empty((y.shape[0], weight.num_out), dtype=torch.float32, device=y.device)
@@ -61,7 +64,7 @@ class PackedLinear:
         out = torch.empty((x.rows.shape[0], weight.num_out), dtype=out_dtype, device=x.rows.device)
         if x.rows.shape[0] == 1:
             return self._product(plan, self._linear.whole(x), weight, out, norm=norm)
-        return self._product(plan, self._linear.normed(x, norm), weight, out)
+        return self._product(plan, self._linear.normed(x, norm, ahead=True), weight, out)
 
     def linear_add(self, x: Tensor, weight: Weight, residual: Residual) -> Residual:
         """Return `residual + x @ weight.T`, in the memory of `residual`; if K is split, the next norm adds up parts."""
@@ -69,7 +72,7 @@ class PackedLinear:
         if self.plans is None:
             return Residual(rows.add_(reference.linear(x, weight)))
         plan = self._plan(Fusion.ADD, weight.num_out, x, weight)
-        if plan.kind is not Kind.PACKED:
+        if plan.kind not in IN_CODES:
             return self._linear.linear_add(Plan(Kind.CUBLAS), x, _widened(weight), residual)
         if plan.splits == 1:
             return Residual(self._product(plan, x, weight, rows, residual=rows))
@@ -81,19 +84,19 @@ class PackedLinear:
             return self._linear.gate(reference.linear(self._linear.normed(x, norm), gate_up), activation)
         num_tokens, inner = x.rows.shape[0], gate_up.num_out // 2
         plan = self._plan(Fusion.GATE, inner, x.rows, gate_up)
-        if plan.kind is not Kind.PACKED:
+        if plan.kind not in IN_CODES:
             return self._linear.norm_gate_up(plan, x, norm, _widened(gate_up), activation)
         out = torch.empty((num_tokens, inner), dtype=x.rows.dtype, device=x.rows.device)
         if num_tokens == 1:
             return self._product(plan, self._linear.whole(x), gate_up, out, norm=norm, activation=activation)
-        return self._product(plan, self._linear.normed(x, norm), gate_up, out, activation=activation)
+        return self._product(plan, self._linear.normed(x, norm, ahead=True), gate_up, out, activation=activation)
 
     def parts(self, x: Tensor, weight: Weight) -> Tensor:
         """Return the product alone, in parts to be added up: `[splits, num_tokens, n]`."""
         if self.plans is None:
             return reference.linear(x, weight)[None]
         plan = self._plan(Fusion.ADD, weight.num_out, x, weight)
-        if plan.kind is not Kind.PACKED:
+        if plan.kind not in IN_CODES:
             return self._linear.parts(Plan(Kind.CUBLAS), x, _widened(weight))
         return self._parts(plan, x, weight)
 
@@ -105,12 +108,16 @@ class PackedLinear:
     def _plan(self, fusion: Fusion, n: int, x: Tensor, weight: Weight) -> Plan:
         """Return a plan for codes; the plan of a plain matrix where that of codes is to widen them.
 
-        No kernel multiplies tokens of 32 bits by codes of 4 bits.
+        Plans are made for large groups without offsets. A wide slot of others does not fit in registers. No kernel
+        multiplies tokens of 32 bits by codes of 4 bits.
         """
         assert self.plans is not None, "a choice of kernels"
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
         if weight.scheme is Scheme.INT4 and x.dtype not in NAMES:
             plan = Plan(Kind.CUBLAS)
+        if plan.kind is Kind.RING and (weight.offsets is not None or _group(weight) < BLOCK):
+            more = plan.block_k // BLOCK
+            plan = replace(plan, block_k=BLOCK, stages=plan.stages * more, token_stages=plan.token_stages * more)
         if plan.kind is Kind.CUBLAS and fusion is Fusion.GATE:
             plain = self.plans.plan(fusion, x.shape[0], n, weight.num_in)
             return plain if plain.kind is Kind.GATED else plan
@@ -129,22 +136,26 @@ class PackedLinear:
     ) -> Tensor:
         """Multiply a few tokens; `out` has a plane for each of `plan.splits`, if there are several."""
         assert weight.scales is not None, "a matrix of codes"
+        operands = x, weight.data, weight.scales, weight.offsets, out
+        around: Any = {
+            "norm": None if norm is None else norm.weight,
+            "eps": 0.0 if norm is None else norm.eps,
+            "splits": out.shape[0] if out.dim() == 3 else 1,
+            "residual": residual,
+            "bias": weight.bias,
+            "activation": None if activation is None else activation.value,
+            "pdl": self._linear.pdl,
+        }
+        if plan.kind is Kind.RING:
+            return nibble_ring(*operands, **around, **plan.nibble_ring_tiles)
         multiply = nibble_gemm if weight.scheme is Scheme.INT4 else byte_gemm
-        return multiply(
-            x,
-            weight.data,
-            weight.scales,
-            weight.offsets,
-            out,
-            splits=out.shape[0] if out.dim() == 3 else 1,
-            norm=None if norm is None else norm.weight,
-            eps=0.0 if norm is None else norm.eps,
-            residual=residual,
-            bias=weight.bias,
-            activation=None if activation is None else activation.value,
-            pdl=self._linear.pdl,
-            **plan.packed_tiles,
-        )
+        return multiply(*operands, **around, **plan.packed_tiles)
+
+
+def _group(weight: Weight) -> int:
+    """Return the columns that share a scale."""
+    assert weight.scales is not None, "a matrix of codes"
+    return weight.num_in // weight.scales.shape[1]
 
 
 def _widened(weight: Weight) -> Weight:

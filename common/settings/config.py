@@ -51,8 +51,8 @@ class ModelSection:
     quantization: str = option(
         "auto",
         "auto: matrices made for inputs of 8 bits, and experts of 8 bits, as the checkpoint has them, else plain; "
-        "packed: integers in groups as well, which is small and slow; plain: none in codes; fp8, int8: in 8 bits, "
-        "quantized row by row at load; int4: in 4 bits, in groups of 128, slow",
+        "packed: integers in groups as well, which is small, with slower prompts; plain: none in codes; fp8, int8: in "
+        "8 bits, quantized row by row at load; int4: in 4 bits, in groups of 128",
         choices=QUANTIZATIONS,
     )
     head: str = option(

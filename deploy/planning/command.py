@@ -21,7 +21,7 @@ from deploy.planning.step_times.shape import read_shape
 from deploy.planning.workload import MOST_REQUESTS, Replay, Span, Steady, Workload
 
 SLOW = (PACKED, "int4")
-"""Choices of integers in groups, whose kernels are far slower than reading."""
+"""Choices of integers in groups, whose kernels are slower than reading."""
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def plan(args: argparse.Namespace) -> int:
     if args.model_quantization in SLOW:
         print(
             f"\nThese decode steps are too short: {args.model_quantization} was taken to be as fast as its bytes are "
-            "read, but a step of Qwen3-4B in int4 took 2.6 times as long as in 16 bits. Plan with plain or fp8 instead."
+            "read, but on an H100 a step of Qwen3-4B in int4 took 1.8 times as long for one sequence, 1.5 times for 64."
         )
     return status
 

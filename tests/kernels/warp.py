@@ -47,6 +47,8 @@ def run(code: str, num_outputs: int, inputs: list[Tensor]) -> list[Tensor]:
         "lop3.b32": lambda a, b, c, table: _and_or(a, b, c, table),
         "add.f32": lambda a, b: a + b,
         "fma.rn.f32": lambda a, b, c: a * b + c,
+        "fma.rn.bf16x2": lambda a, b, c: _fma(torch.bfloat16, a, b, c),
+        "fma.rn.f16x2": lambda a, b, c: _fma(torch.float16, a, b, c),
     }
 
     def value(operand: str) -> Tensor:
@@ -72,6 +74,15 @@ def run(code: str, num_outputs: int, inputs: list[Tensor]) -> list[Tensor]:
 def _and_or(a: Tensor, b: Tensor, c: Tensor, table: Tensor) -> Tensor:
     assert (table == 0xEA).all(), "a table other than (a & b) | c"
     return (a & b) | c
+
+
+def _fma(dtype: torch.dtype, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Return two numbers of 16 bits in a register, of two in each operand; every one is exact."""
+    exact = _halves(a, dtype) * _halves(b, dtype) + _halves(c, dtype)
+    rounded = exact.to(dtype)
+    assert torch.equal(rounded.double(), exact), "a sum that 16 bits do not hold"
+    low, high = (rounded.view(torch.int16).long() & 0xFFFF).unbind(-1)
+    return low | high << 16
 
 
 def held(of_registers: list[list[int]], of_lanes: list[list[int]], shape: list[int]) -> Tensor:

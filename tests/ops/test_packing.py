@@ -14,11 +14,10 @@ def test_columns_lie_where_kernels_read_them() -> None:
     for row in range(2):
         for number in range(64):
             block, rest = divmod(number, 32)
-            eight, rest = divmod(rest, 8)
-            two_further, rest = divmod(rest, 4)
-            far, one_further = divmod(rest, 2)
-            column = block * 128 + far * 64 + eight * 8 + two_further * 2 + one_further
-            nibbles = [int(codes[row, column + more]) for more in (0, 4, 32, 36)]
+            pair, rest = divmod(rest, 8)
+            group, second = divmod(rest, 2)
+            column = block * 128 + group * 32 + pair * 2 + second
+            nibbles = [int(codes[row, column + more]) for more in (0, 8, 16, 24)]
             assert packed[row][number] == sum(nibble << 4 * place for place, nibble in enumerate(nibbles))
 
 

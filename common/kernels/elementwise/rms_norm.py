@@ -15,9 +15,8 @@ from common.kernels.elementwise.quantize import empty_codes, store_codes
 
 
 @triton.jit
-def _wait(PDL: tl.constexpr, QUANTIZES: tl.constexpr):
-    """Wait; a product of codes behind reads weights meanwhile, and nothing of the two kernels before it."""
-    if QUANTIZES:
+def _wait(PDL: tl.constexpr, AHEAD: tl.constexpr):
+    if AHEAD:
         wait_behind_next(PDL)
     else:
         wait_for_predecessor(PDL)
@@ -35,6 +34,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,  # power of two, at least HIDDEN
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr = False,  # the next kernel starts before this one waits
     scales_ptr=None,  # [groups, num_tokens] fp32, if the output is to be codes
     GROUP: tl.constexpr = 0,
     LARGEST: tl.constexpr = 0.0,
@@ -47,12 +47,12 @@ def _rms_norm_kernel(
     x_ptr += token * x_stride
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     if SPLITS == 0:
-        _wait(PDL, scales_ptr is not None)
+        _wait(PDL, AHEAD)
         x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     else:
         # The predecessor wrote only the parts; the kernel that wrote the rows had ended before the predecessor began.
         x = tl.load(x_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        _wait(PDL, scales_ptr is not None)
+        _wait(PDL, AHEAD)
         parts_ptr += token * HIDDEN
         for part in tl.static_range(SPLITS):
             part_ptr = parts_ptr + part * tl.num_programs(0).to(tl.int64) * HIDDEN
@@ -76,9 +76,14 @@ def rms_norm(
     eps: float,
     *,
     parts: Tensor | None = None,  # [splits, num_tokens, hidden], contiguous: first added to `x` in place
+    ahead: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """Return the rows of `x`, normed and scaled by `weight`: `[num_tokens, hidden]`, contiguous."""
+    """Return the rows of `x`, normed and scaled by `weight`: `[num_tokens, hidden]`, contiguous.
+
+    With `ahead`, the next kernel may start before the kernel before the norm has ended. It must be a product that reads
+    weights meanwhile, and nothing of these two kernels (`wait_behind_next`).
+    """
     assert x.ndim == 2 and x.stride(1) == 1, f"x {tuple(x.shape)} with strides {x.stride()}: contiguous columns needed"
     num_tokens, hidden = x.shape
     assert weight.shape == (hidden,) and weight.is_contiguous(), f"weight {tuple(weight.shape)}: ({hidden},) needed"
@@ -98,6 +103,7 @@ def rms_norm(
         BLOCK=block,
         SPLITS=0 if parts is None else parts.shape[0],
         PDL=pdl,
+        AHEAD=ahead,
         launch_pdl=pdl,
         num_warps=min(max(block // 512, 1), 16),
     )
@@ -114,7 +120,10 @@ def quantized_rms_norm(
     parts: Tensor | None = None,  # [splits, num_tokens, hidden], contiguous: first added to `x` in place
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the result of `rms_norm`, rounded to the dtype of `x`, as `quantize` does."""
+    """Return the result of `rms_norm`, rounded to the dtype of `x`, as `quantize` does.
+
+    The next kernel is a product of codes, which may start before the kernel before the norm has ended.
+    """
     assert x.ndim == 2 and x.stride(1) == 1, f"x {tuple(x.shape)} with strides {x.stride()}: contiguous columns needed"
     num_tokens, hidden = x.shape
     assert weight.shape == (hidden,) and weight.is_contiguous(), f"weight {tuple(weight.shape)}: ({hidden},) needed"
@@ -134,6 +143,7 @@ def quantized_rms_norm(
         BLOCK=block,
         SPLITS=0 if parts is None else parts.shape[0],
         PDL=pdl,
+        AHEAD=True,
         launch_pdl=pdl,
         scales_ptr=scales,
         GROUP=GROUP if is_grouped else 0,

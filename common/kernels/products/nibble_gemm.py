@@ -68,13 +68,10 @@ def _multiply(upper, lower, x, x_sums, sums, scales, MULTIPLY: gl.constexpr, OF_
 
 
 @gluon.jit
-def _multiply_tile(loaded, xs, sums, WIDEN: gl.constexpr, SUM: gl.constexpr, OF_SUM: gl.constexpr,
-                   MULTIPLY: gl.constexpr, OF_PRODUCT: gl.constexpr, SUMS: gl.constexpr):  # fmt: skip
+def _multiply_tile(loaded, xs, x_sums, sums, WIDEN: gl.constexpr, MULTIPLY: gl.constexpr, OF_PRODUCT: gl.constexpr):
     """Return sums of all sixteens of rows and eights of tokens with a tile's products, as a tuple."""
     tile, scales, offsets = loaded
-    x_sums, later = (), ()
-    for j in gl.static_range(len(xs)):
-        x_sums = x_sums + (_sums_of(xs[j], SUM, OF_SUM, SUMS),)  # type: ignore[assignment]
+    later = ()
     for h in gl.static_range(len(tile) // 2):
         upper = _widened(tile[2 * h], WIDEN)
         lower = _widened(tile[2 * h + 1], WIDEN)
@@ -169,7 +166,7 @@ def _nibble_gemm_kernel(
     ptrs = starts_of(weight_ptr, sides, within, K // 8)
     scale_ptrs = starts_of(scales_ptr, sides, 0, K // GROUP)
     offset_ptrs = starts_of(offsets_ptr, sides, 0, K // GROUP)
-    loaded, norms, token, sums = (), (), (), ()
+    loaded, norms, token, token_sums, sums = (), (), (), (), ()
     for i in gl.static_range(STAGES):
         tile = load_tile(ptrs, insides, blocks_left, i, BLOCKS, EVEN)
         scales = load_scales(scale_ptrs, insides, blocks_left, blocks, words, i, BLOCKS, GROUP, EVEN)
@@ -184,26 +181,31 @@ def _nibble_gemm_kernel(
     wait_for_predecessor(PDL)
     scale = 1.0
     if LONE:
-        token, scale = share_token(x_ptr, norms, eps, columns, TILES, COLUMNS, K, HAS_NORM, token_layout)
+        begin = first * 128 if SPLITS > 1 else 0
+        token, token_sums, scale = share_token(
+            x_ptr + begin, norms, eps, columns, K - begin, TILES, COLUMNS, HAS_NORM, SUMS, token_layout, TILE_LAYOUT
+        )
 
     for _ in gl.static_range(SIXTEENS * EIGHTS):
         sums = sums + (gl.zeros([8, 4 * BLOCKS, 4], gl.float32, TILE_LAYOUT),)  # type: ignore[assignment]
-    pairs = blocks * 64 + (chunks % 4 * 4)[None, :, None] + words[None, None, :]
+    pairs = blocks * 64 + (chunks % 4)[None, :, None] + 4 * words[None, None, :]
     for i in gl.static_range(TILES):
         if i + STAGES < TILES:
             tile = load_tile(ptrs, insides, blocks_left, i + STAGES, BLOCKS, EVEN)
             scales = load_scales(scale_ptrs, insides, blocks_left, blocks, words, i + STAGES, BLOCKS, GROUP, EVEN)
             offsets = load_scales(offset_ptrs, insides, blocks_left, blocks, words, i + STAGES, BLOCKS, GROUP, EVEN)
             loaded = loaded + ((tile, scales, offsets),)  # type: ignore[assignment]
-        xs = ()
+        xs, x_sums = (), ()
         for j in gl.static_range(EIGHTS):
             if LONE:
                 x = shared_operands(token[i], TOKEN_LAYOUT, TILE_LAYOUT, BLOCKS)
+                x_sums = x_sums + (token_sums[i],)  # type: ignore[assignment]
             else:
                 token_ptr = x_ptr + gl.minimum(8 * j + eight, m - 1)[:, None, None] * (K // 2) + pairs
                 x = loaded_operands(token_ptr + i * (64 * BLOCKS), blocks_left > i * BLOCKS, EVEN)
+                x_sums = x_sums + (_sums_of(x, SUM, OF_SUM, SUMS),)  # type: ignore[assignment]
             xs = xs + (x,)  # type: ignore[assignment]
-        sums = _multiply_tile(loaded[i], xs, sums, WIDEN, SUM, OF_SUM, MULTIPLY, OF_PRODUCT, SUMS)
+        sums = _multiply_tile(loaded[i], xs, x_sums, sums, WIDEN, MULTIPLY, OF_PRODUCT)
     _end(
         sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS, HAS_RESIDUAL, GATED, ACTIVATION, SIXTEENS,
         BLOCKS, OUT_LAYOUT,
@@ -230,7 +232,7 @@ def nibble_gemm(
 ) -> Tensor:
     """Write `norm(x) @ weight.T + bias`, then `+ residual` or `activation(gate) * up`, to `out`; return `out`.
 
-    With `splits`, of several tokens, write parts, the first with the bias. A program has `rows` rows of the matrix, in
+    With `splits`, write parts, the first with the bias. A program has `rows` rows of the matrix, in
     16s, and `warps` warps, each with a block of columns of a tile. `stages` tiles are on the way before the wait for
     the predecessor.
     """
@@ -242,8 +244,10 @@ def nibble_gemm(
     shape = (splits, m, n) if splits > 1 else (m, n)
     assert out.shape == shape and out.is_contiguous(), f"out {tuple(out.shape)}: contiguous {shape} needed"
     assert rows > 0 and rows % MATRIX_ROWS == 0, f"{rows} rows of a program: a multiple of {MATRIX_ROWS} needed"
-    assert splits == 1 or (m > 1 and residual is None and activation is None), f"{splits} splits: parts are sums alone"
-    assert norm is None or (norm.shape == (k,) and m == 1), f"{m} tokens: norms of one, [{k}]"
+    assert splits == 1 or (residual is None and activation is None), f"{splits} splits: parts are sums alone"
+    assert norm is None or (norm.shape == (k,) and m == splits == 1), (
+        f"{m} tokens, {splits} splits: norms of one, [{k}]"
+    )
     assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
     check_ending(n, bias, activation)
     name, sums, outputs = NAMES[x.dtype], 4 if group < BLOCK else 1, rows // (1 if activation is None else 2)

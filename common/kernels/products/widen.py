@@ -41,8 +41,8 @@ def _widen_kernel(
         packed = tl.load(weight_ptr + rows[:, None] * (K // 4) + numbers[None, :], mask=mask, other=0)
         low = tl.join(_nibble(packed, 0, MIDDLE), _nibble(packed, 1, MIDDLE))
         high = tl.join(_nibble(packed, 2, MIDDLE), _nibble(packed, 3, MIDDLE))
-        codes = tl.reshape(tl.join(low, high), (ROWS, COLUMNS // 128, 4, 2, 2, 2, 2, 2))
-        codes = tl.permute(codes, (0, 1, 4, 7, 2, 6, 3, 5))  # from the furthest columns to the nearest
+        codes = tl.reshape(tl.join(low, high), (ROWS, COLUMNS // 128, 4, 4, 2, 2, 2))
+        codes = tl.permute(codes, (0, 1, 3, 6, 5, 2, 4))  # from the furthest columns to the nearest
         codes = tl.reshape(codes, (ROWS, COLUMNS // 8, 8))
     else:
         codes = tl.load(weight_ptr + rows[:, None, None] * K + columns[None, :, :], mask=inside[:, :, None], other=0)

@@ -1,9 +1,9 @@
 """Codes of 4 bits, packed for products that read a matrix straight into the operands of a matrix unit.
 
-A row is packed in blocks of BLOCK columns: 4 groups of 32 columns, each 4 eights. 16 bytes hold the same eight of all
-groups, so that a thread that loads them at once has 8 adjacent columns of each group. Numbers of 16 bits hold 4 columns
-`c`, `c + 4`, `c + 32` and `c + 36`, from the lowest bits to the highest. Two adjacent numbers hold columns `c` and
-`c + 1`. The next two hold those 64 further on, and the four behind these what is 2 columns further on.
+A row is packed in blocks of BLOCK columns: 4 groups of 32 columns. Each group has 4 eights, each of 4 pairs. 16 bytes
+hold the same pair of all eights, so that a thread that loads them at once has what it multiplies of a block. A word of
+32 bits is of one group. Its numbers of 16 bits hold columns `c`, `c + 8`, `c + 16` and `c + 24`, from the lowest bits
+on. The second number of a word holds the columns behind those of the first.
 """
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from common.ops.base.weight import BLOCK
 
-PARTS = (2, 2, 4, 2, 2, 2)
-"""Columns of a block, from the highest bit of a column's number: 64, 32, the eight, 4, 2, 1."""
-PLACES = (0, 1, 4, 6, 2, 7, 3, 5)
+PARTS = (4, 2, 2, 4, 2)
+"""Columns of a block, from the highest bits of a column's number: the group, 16, 8, the pair, 1."""
+PLACES = (0, 1, 5, 2, 6, 3, 4)
 """Dimensions `[rows, blocks, *PARTS]` in the order in which nibbles lie in memory."""
 
 

@@ -39,10 +39,11 @@ def test_a_block_and_8_tokens(name: str, sums: int, has_offsets: bool, is_lone: 
     pairs = [[run(widening(name), 4, [word]) for word in side] for side in sides]
     in_order = [side[word][pair] for side in pairs for pair in range(4) for word in range(4)]
     if is_lone:  # [groups / 2, groups of two, chunk, pair], permuted as the kernel does
-        memory = _bits(x, 1, 2, 2, 4, 4).permute(0, 3, 4, 1, 2)
+        memory = _bits(x, 1, 2, 2, 4, 4).permute(0, 4, 3, 1, 2)
         tokens = _registers(memory, held(token.reg_bases, token.lane_bases, [1, 4, 4, 2, 2]))
-    else:  # [token, group, chunk, pair]
-        tokens = [each for group in _bits(x, 8, 4, 4, 4).unbind(1) for each in _registers(group, places)]
+    else:  # [token, group, pair, chunk]
+        groups = _bits(x, 8, 4, 4, 4).transpose(2, 3).unbind(1)
+        tokens = [each for group in groups for each in _registers(group, places)]
 
     def of_rows(numbers: Tensor) -> list[Tensor]:
         halves = numbers.view(2, 8, 1, sums).expand(2, 8, 4, sums).expand(2, 8, 4, 4)

@@ -3,7 +3,7 @@
 A thread has 16 bytes of a row: what it holds of 8 `mma`s with 16 rows, 16 columns and 8 tokens, in four words. A word
 holds four pairs of codes, 4 bits apart. A pair becomes two numbers by a shift and one more instruction. It sets the
 lowest bits of 128 in bfloat16, or of 1,024 in fp16. What is too much is subtracted from sums of groups, because it is a
-factor of the group's sum of inputs. The matrix unit finds that sum by products with ones.
+factor of the group's sum of inputs. Of several tokens, the matrix unit finds that sum by products with ones.
 """
 
 import struct
@@ -14,15 +14,6 @@ GROUPS = 4  # of 32 columns in a block
 ONE = {"bf16": 0x3F803F80, "f16": 0x3C003C00}  # twice
 POWER = {"bf16": 0x43004300, "f16": 0x64006400}  # twice; the lowest bit is 1
 ZEROS = "{zero, zero, zero, zero}"
-
-
-def pairs_of(group: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return what a thread multiplies for a group of 32 columns: two words, and two pairs of each in turn.
-
-    In `common.ops.base.packing`, the second word is 2 columns behind the first, and the second pair 4 behind the first.
-    """
-    first = 2 * (group % 2)
-    return (group // 2, group // 2 + 2), (first, first + 1)
 
 
 @cache
@@ -80,9 +71,8 @@ def multiplying(dtype: str, sums: int, excess: float, *, has_offsets: bool, is_l
     for group in range(GROUPS):
         part = "q" if sums == 1 and group >= 2 else "p"  # two chains are done sooner than one
         total = "{" + ", ".join(f"{part}{i}" for i in range(4)) + "}"
-        words, pairs = pairs_of(group)
-        for step, pair in enumerate(pairs):
-            a = tuple(f"${side + 4 * pair + word}" for word in words for side in (upper, lower))
+        for step in range(2):  # a group is a word, and a step of 16 columns two of its pairs
+            a = tuple(f"${side + 4 * pair + group}" for pair in (2 * step, 2 * step + 1) for side in (upper, lower))
             start = ZEROS if step == 0 and (sums > 1 or group % 2 == 0) else total
             lines.append(_mma(dtype, total, a, _tokens(x, group, step), start))
         if sums > 1 or group == GROUPS - 1:

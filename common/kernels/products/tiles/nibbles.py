@@ -118,39 +118,74 @@ def load_scales(ptrs, insides, blocks_left, blocks, words, INDEX: gl.constexpr, 
 
 
 @gluon.jit
-def share_token(x_ptr, norms, eps, columns, TILES: gl.constexpr, COLUMNS: gl.constexpr, K: gl.constexpr,
-                 HAS_NORM: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
-    """Return a lone token times the norm's weights in shared memory, tile by tile, and the norm's scale of sums.
+def share_token(x_ptr, norms, eps, columns, k, TILES: gl.constexpr, COLUMNS: gl.constexpr, HAS_NORM: gl.constexpr,
+                SUMS: gl.constexpr, LAYOUT: gl.constexpr, TILE_LAYOUT: gl.constexpr):  # fmt: skip
+    """Return a lone token times the norm's weights in shared memory, its sums, and the norm's scale of products.
 
-    fp16 might not hold the token before it is scaled.
+    Of the token, k columns are read. Token and sums are tuples, tile by tile. fp16 might not hold the token before it
+    is scaled.
     """
-    xs, token = (), ()
+    xs, token, sums = (), (), ()
     for i in gl.static_range(TILES):
-        xs = xs + (gl.load(x_ptr + i * COLUMNS + columns, mask=columns < K - i * COLUMNS, other=0.0),)  # type: ignore[assignment]
+        xs = xs + (gl.load(x_ptr + i * COLUMNS + columns, mask=columns < k - i * COLUMNS, other=0.0),)  # type: ignore[assignment]
     NARROW: gl.constexpr = HAS_NORM and x_ptr.dtype.element_ty == gl.float16
     scale = 1.0
     if NARROW:
-        scale = _scale_of_norm(xs, eps, COLUMNS, K, LAYOUT)
+        scale = _scale_of_norm(xs, eps, k, COLUMNS, LAYOUT)
     for i in gl.static_range(TILES):
         x = xs[i]  # type: ignore[var-annotated]
         if HAS_NORM:
             x = (x.to(gl.float32) * norms[i].to(gl.float32) * scale).to(x.dtype)
         some = gl.allocate_shared_memory(x.dtype, [COLUMNS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        some.store(x)
+        eights = gl.permute(gl.reshape(x, [COLUMNS // 32, 4, 4, 2]), [0, 2, 1, 3])  # a chunk's pairs side by side
+        some.store(gl.reshape(eights, [COLUMNS]))
         token = token + (some,)  # type: ignore[assignment]
+        sums = sums + (_sums_of_groups(x, SUMS, COLUMNS // 128, TILE_LAYOUT),)  # type: ignore[assignment]
     scale = 1.0
     if HAS_NORM and not NARROW:  # behind the stores, so that no thread waits twice
-        scale = _scale_of_norm(xs, eps, COLUMNS, K, LAYOUT)
-    return token, scale
+        scale = _scale_of_norm(xs, eps, k, COLUMNS, LAYOUT)
+    return token, sums, scale
 
 
 @gluon.jit
-def _scale_of_norm(xs, eps, COLUMNS: gl.constexpr, K: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return the inverse root of the mean square of a token of K columns."""
+def _sums_of_groups(x, SUMS: gl.constexpr, BLOCKS: gl.constexpr, TILE_LAYOUT: gl.constexpr):
+    """Return sums of a lone token's tile over blocks, or over each of their four groups, `[1, chunks, 1]`, as a tuple.
+
+    A warp has sums of its own block, so none passes through shared memory.
+    """
+    EACH: gl.constexpr = gl.BlockedLayout([1, 1, SUMS], [1, 32, 1], [BLOCKS, 1, 1], [2, 1, 0])  # a chunk a thread
+    CHUNKS: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, TILE_LAYOUT))
+    of_groups = gl.sum(gl.reshape(x.to(gl.float32), [BLOCKS, SUMS, 128 // SUMS]), axis=2)
+    row = gl.convert_layout(of_groups, gl.SliceLayout(1, EACH))[:, None, :]
+    each = gl.broadcast(row, gl.zeros([BLOCKS, 4, SUMS], gl.float32, EACH))[0]
+    if SUMS == 1:
+        sums = (_beside_codes(gl.reshape(each, [4 * BLOCKS]), CHUNKS),)
+    else:
+        even, odd = gl.split(gl.reshape(each, [4 * BLOCKS, 2, 2]))
+        first, third = gl.split(even)
+        second, fourth = gl.split(odd)
+        sums = (
+            _beside_codes(first, CHUNKS),
+            _beside_codes(second, CHUNKS),
+            _beside_codes(third, CHUNKS),
+            _beside_codes(fourth, CHUNKS),
+        )  # type: ignore[assignment]
+    return sums
+
+
+@gluon.jit
+def _beside_codes(numbers, LAYOUT: gl.constexpr):
+    """Lay a number of each chunk out as `[1, chunks, 1]`."""
+    return gl.expand_dims(gl.expand_dims(gl.convert_layout(numbers, LAYOUT), 0), 2)
+
+
+@gluon.jit
+def _scale_of_norm(xs, eps, k, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the inverse root of the mean square of a token of k columns."""
     squares = gl.zeros([COLUMNS], gl.float32, LAYOUT)
     for i in gl.static_range(len(xs)):
         squares += xs[i].to(gl.float32) * xs[i].to(gl.float32)
-    return gl.rsqrt(gl.sum(squares, axis=0) / K + eps)
+    return gl.rsqrt(gl.sum(squares, axis=0) / k + eps)
 
 
 @gluon.jit
@@ -177,7 +212,10 @@ def _operand(pairs, FRAGMENT: gl.constexpr, BLOCKS: gl.constexpr):
 
 @gluon.jit
 def loaded_operands(pairs_ptr, inside, EVEN: gl.constexpr):
-    """Load a tile of 8 tokens as operands: four groups of `[8, chunks, 4]` pairs, 16 pairs apart."""
+    """Load a tile of 8 tokens as operands: four groups of `[8, chunks, 4]` pairs, 16 pairs apart.
+
+    The pairs of a thread are 4 apart.
+    """
     x = ()
     for group in gl.static_range(4):
         ptr = pairs_ptr + 16 * group

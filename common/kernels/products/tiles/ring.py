@@ -19,6 +19,7 @@ DTYPES = {
     torch.bfloat16: gl.bfloat16,
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.int8: gl.int8,
+    torch.int16: gl.int16,
 }
 
 
