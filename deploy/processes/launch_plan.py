@@ -139,7 +139,7 @@ def router_net(net: NetSection, runtime_dir: Path) -> NetSection:
 
 
 def _worker_net(net: NetSection, placement: Placement, runtime_dir: Path) -> NetSection:
-    if placement.role == Role.PREFILL or net.handoff_endpoint != NetSection().handoff_endpoint:
+    if placement.role == Role.PREFILL or net.advertise or net.handoff_endpoint != NetSection().handoff_endpoint:
         return net
     return replace(net, handoff_endpoint=_ipc(runtime_dir, placement.name))
 

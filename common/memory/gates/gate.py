@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 
@@ -37,11 +37,11 @@ class Gate:
 
     def turn(self) -> None:
         """Handle messages and ends within `WAIT_MS`."""
-        self.poller.poll(WAIT_MS)
+        readable = dict(self.poller.poll(WAIT_MS)).keys()
         for identity, message in self.hub.receive():
             self._handle(identity, message)
         for visit in list(self.visits.values()):
-            self._guard(visit, partial(self._tend, visit))
+            self._guard(visit, partial(self._tend, visit, readable))
 
     def close(self) -> None:
         for visit in list(self.visits.values()):
@@ -86,14 +86,13 @@ class Gate:
         self.poller.register(visit.connection, zmq.POLLIN)
         logger.info("%s visits pool %x", visit.worker, message.pool_id)
 
-    def _tend(self, visit: Visit) -> None:
+    def _tend(self, visit: Visit, readable: Container[object]) -> None:
+        if visit.lending is not None and visit.lending.fileno() in readable:
+            visit.lend()
         had_lender = visit.lending is not None
         visit.serve()
-        if visit.lending is not None:
-            if not had_lender:
-                self.poller.register(visit.lending.fileno(), zmq.POLLIN)
-            if _is_readable(visit.lending.fileno()):
-                visit.lend()
+        if visit.lending is not None and not had_lender:
+            self.poller.register(visit.lending.fileno(), zmq.POLLIN)
         if time.monotonic() - visit.heard_s > self.lease_s:
             raise VisitOver(f"not a word for {self.lease_s:.0f} s")
 
@@ -110,9 +109,3 @@ class Gate:
             self.poller.unregister(visit.lending.fileno())
         visit.close(reason)
         logger.info("%s: the visit is over: %s", visit.worker, reason)
-
-
-def _is_readable(descriptor: int) -> bool:
-    poller = zmq.Poller()
-    poller.register(descriptor, zmq.POLLIN)
-    return bool(poller.poll(0))

@@ -76,8 +76,7 @@ class Visit:
         """End the lender, then the claims, and tell the worker."""
         if self.lending is not None:
             self.lending.close()
-        if hasattr(self, "connection"):
-            self.connection.close()
+        self.connection.close()
         self._reply(GateOver(self.number, reason))
 
     def _take(self, message: Message, descriptor: int | None) -> None:

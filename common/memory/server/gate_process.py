@@ -76,7 +76,13 @@ class GateProcess:
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "common.memory.gates", *options.to_flags(self._config, MEMORY_SECTIONS)]
-        self._process = subprocess.Popen(command, cwd=SOURCE_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            command,
+            cwd=SOURCE_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # signals to the memory server do not end it
+        )
 
     def _bound(self) -> str:
         """Return the endpoint that the gate prints; "" if there is none in time."""

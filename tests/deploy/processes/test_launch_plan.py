@@ -82,6 +82,9 @@ def test_endpoints_that_the_user_set_are_kept() -> None:
     specs = plan_processes(replace(config, net=net), place_workers(1, 1, []), Path("/tmp/baton-x"), 8, 0)
     assert [read_back(spec).net.router_endpoint for spec in specs] == ["tcp://0.0.0.0:5570"] * 4
     assert read_back(specs[3]).net.handoff_endpoint == "tcp://0.0.0.0:*"
+    net = replace(config.net, advertise="10.0.0.1", handoff_endpoint="auto")
+    specs = plan_processes(replace(config, net=net), place_workers(1, 1, []), Path("/tmp/baton-x"), 4, 0)
+    assert [read_back(spec).net.handoff_endpoint for spec in specs[1:]] == ["auto"] * 3, "in TCP, for other hosts"
 
 
 def test_a_socket_path_too_long_for_the_kernel_is_refused() -> None:
