@@ -123,7 +123,7 @@ class Sources:
         """Return what carries blocks of a proven pool; the export's own word for another."""
         source = self.find(export.worker_id, export.epoch)
         server = source.server if source is not None else None
-        return server.transport if server is not None else export.transport
+        return (server.transport if server is not None else "") or export.transport
 
     def _prove(self, identity: bytes, export: KVPoolExport) -> Generator[None, None, Source]:
         """Map a pool and prove the path.
