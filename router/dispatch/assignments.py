@@ -160,7 +160,8 @@ def prefill_request(completion: Completion, route: Route, now_s: float) -> Prefi
     Outputs so far become part of the prompt. Log-probabilities already known are not asked for again.
     """
     spec, output = completion.spec, completion.output
-    log = output.prompt_log
+    log, times = output.prompt_log, completion.times
+    since_s = times.queued_s if output.token_ids else times.submitted_s
     return PrefillRequest(
         request_id=spec.request_id,
         attempt=completion.attempt.number,
@@ -178,7 +179,7 @@ def prefill_request(completion: Completion, route: Route, now_s: float) -> Prefi
         holder_worker_id=route.holder.id if route.holder else "",
         holder_epoch=route.holder.epoch if route.holder else 0,
         most_tokens=route.most_tokens,
-        waited_ms=min(MAX_INT32, int((now_s - completion.times.submitted_s) * 1e3)),
+        waited_ms=min(MAX_INT32, int((now_s - since_s) * 1e3)),
     )
 
 

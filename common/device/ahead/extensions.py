@@ -52,7 +52,8 @@ def asked_for(kernels: Iterable[Any]) -> set[Extension]:
         asked.add(Extension(name, src))
         return Unloaded()
 
-    nvidia.compile_module_from_src, nvidia.library_dirs = note, list
+    nvidia.library_dirs = list
+    vars(nvidia)["compile_module_from_src"] = note
     active = nvidia.triton.runtime.driver.active
     active.utils = nvidia.CudaUtils()
     for kernel in kernels:

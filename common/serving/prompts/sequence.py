@@ -63,7 +63,7 @@ class PromptSequence:
     grammar: GrammarState | None = None
     beginning: Beginning = field(default_factory=Beginning)
     tables: Tables = ()
-    arrived_s: float = 0.0  # at the router, by the monotonic clock
+    arrived_s: float = 0.0  # begin of its wait (`waited_ms`), by the monotonic clock
     num_found: int = 0  # tokens found in the pool
     num_scheduled_tokens: int = 0  # computed by launched steps, or found
     num_in_flight: int = 0  # unfinished launched steps, which write the blocks

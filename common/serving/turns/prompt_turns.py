@@ -19,7 +19,7 @@ class Prompt(Protocol):
 
     @property
     def arrived_s(self) -> float:
-        """Arrival at the router, by the monotonic clock."""
+        """Begin of its wait for a first or next token, by the monotonic clock."""
 
     @property
     def num_found(self) -> int:

@@ -48,5 +48,5 @@ def _page(engine: Engine, memory_socket: Path) -> TurnPage | None:
     try:
         return open_page(memory_socket)
     except OSError as error:
-        logger.warning("prompts and streams take no turns on this GPU: no file beside %s: %s", memory_socket, error)
+        logger.warning("prompts keep to their share of this GPU: no file beside %s: %s", memory_socket, error)
         return None

@@ -294,7 +294,7 @@ class PrefillRequest(OfAttempt, tag=25):
     holder_worker_id: OptionalId  # decode worker whose pool may hold a longer prefix; "" for none
     holder_epoch: Epoch
     most_tokens: Count  # decode worker: with more tokens to compute, return the prompt; 0: no limit
-    waited_ms: Count  # since the arrival of the request
+    waited_ms: Count  # since the arrival of the request; of one with outputs, since its last attempt ended
 
     def contradiction(self) -> str:
         return self.sampling.problem(num_ids(self.token_ids), self.num_outputs)

@@ -77,7 +77,7 @@ def test_a_decode_worker_is_told_when_the_first_token_ends_a_text() -> None:
     bench.assert_idle()
 
 
-def test_a_worker_learns_how_long_a_request_has_waited() -> None:
+def test_a_worker_learns_how_long_a_request_has_waited_for_a_token() -> None:
     bench = Bench(num_prefill=0)
     bench.decodes[0].draining = True
     bench.submit(num_prompt_tokens=200)
@@ -87,6 +87,14 @@ def test_a_worker_learns_how_long_a_request_has_waited() -> None:
     bench.now_s += 0.5
     bench.lose(bench.pool.get("p0", 1) or pytest.fail("gone"))
     assert [(to, request.waited_ms) for to, request in bench.requests()] == [("p0", 1500), ("d0", 2000)]
+    [completion] = bench.dispatcher.lifecycle.active.values()
+    bench.now_s += 60.0
+    bench.token(bench.decodes[0], completion, 0, 1)
+    bench.now_s += 60.0
+    bench.join("d1", Role.DECODE)
+    bench.lose(bench.decodes[0])
+    _, again = bench.requests()[2]
+    assert (again.num_outputs, again.waited_ms) == (1, 0), "a stream has not waited all its life"
 
 
 def test_a_short_prompt_overtakes_what_waits_for_a_window_and_says_whose_turn_it_is() -> None:
