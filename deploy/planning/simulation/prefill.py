@@ -156,7 +156,12 @@ class PrefillWorker:
                    for each in sorted(self._waiting, key=turn_of)]  # fmt: skip
         self.settle()
         running_ms = sum(step.left_ms for step in self._launched)
-        return law.plan(prompts, decode.step_ms if decode.num_rows else 0.0, running_ms)
+        decode_ms, is_own = decode.step_ms if decode.num_rows else 0.0, self._clients == {decode.client}
+        return law.plan(prompts, decode_ms, running_ms, now_ms=now_ms, is_own=is_own)
+
+    @property
+    def _clients(self) -> set[str]:
+        return {request.client for request in self._waiting}
 
     def _has_whole(self, pieces: list[tuple[Request, int]], plan: Plan) -> bool:
         if self.gpu.decode is None or not self.gpu.decode.num_rows:
