@@ -61,7 +61,7 @@ class StepPlans:
         """Return the plan of the next step.
 
         Args:
-            prompts: those with tokens to launch, in the order in which they are computed.
+            prompts: those with tokens to launch and blocks, in the order in which they are computed.
             in_flight: launched steps, the running one first.
         """
         return SIDE_BY_SIDE
