@@ -7,7 +7,7 @@ read arrive in the staging here and never in the pool.
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from common.base.errors import MemoryLost, MemoryShort
 from common.kv.pool import KVPool
@@ -21,6 +21,8 @@ from common.memory.devices.backing import CopyFailed
 PAUSE_S = 200e-6
 """Between two looks of the thread, which leaves the interpreter to others meanwhile."""
 
+UNEXPECTED = "the thread of staged reads ended; see the log of this worker"
+
 
 class StagedReads:
     """Reads of a visit's pulls (see `Reads`)."""
@@ -32,13 +34,14 @@ class StagedReads:
         self._peer = agent.meet(claim.metadata)
         self._pipeline: Pipeline | None = None
         self._copies: StagedCopies | None = None
-        self._waiting: list[Job] = []
         self._has_work, self._is_ready, self._is_closing = threading.Event(), threading.Event(), False
-        self._problem = ""
+        self._problem = UNEXPECTED
         self._thread = threading.Thread(target=self._run, name="staged reads", daemon=True)
         self._thread.start()
         self._is_ready.wait()
         if self._problem:
+            self._thread.join()
+            self.free()
             raise AgentError(self._problem)
 
     def begin(self, groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Callable[[], bool]:
@@ -65,31 +68,25 @@ class StagedReads:
                 self._copies.finish()
 
     def _run(self) -> None:
+        """Work until `close`; whatever ends the thread before is a problem of all pulls."""
         try:
-            self._copies = copies_into(self._target, self._slots.num_bytes)
-            content = self._copies.staging.content
-            self._agent.register(self._copies.staging.address, content.nbytes)
-            stager = self._open_stager()
+            self._copies = copies = copies_into(self._target, self._slots.num_bytes)
+            self._agent.register(copies.staging.address, copies.staging.content.nbytes)
+            with closing(self._open_stager()) as stager:
+                self._work(_Steps(self._agent, self._peer, self._claim, stager, copies))
         except (AgentError, MemoryLost, MemoryShort, CopyFailed) as error:
             self._problem = str(error)
-            self.free()
-            self._is_ready.set()
-            return
-        steps = _Steps(self._agent, self._peer, self._claim, stager, self._copies)
-        self._pipeline = Pipeline(steps, self._slots.num_slots)
-        self._is_ready.set()
-        try:
-            self._work(self._pipeline)
-        except (AgentError, MemoryLost, CopyFailed) as error:
-            self._problem = str(error)
         finally:
-            stager.close()
+            self._problem = self._problem or UNEXPECTED
+            self._is_ready.set()
 
-    def _work(self, pipeline: Pipeline) -> None:
+    def _work(self, steps: "_Steps") -> None:
+        self._pipeline, self._problem = Pipeline(steps, self._slots.num_slots), ""
+        self._is_ready.set()
         while not self._is_closing:
             self._has_work.wait()
             self._has_work.clear()
-            while pipeline.turn() and not self._is_closing:
+            while self._pipeline.turn() and not self._is_closing:
                 time.sleep(PAUSE_S)
 
 

@@ -1,8 +1,10 @@
 """Staged reads of a visit over a fake agent in this process: its thread, its failures, and the order of its end."""
 
 import ctypes
+import dataclasses
 import mmap
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -102,11 +104,14 @@ class Visit:
         eventually(self._is_lent)
         self.agent, self.stager = FakeAgent(), FakeStager(self.stagings)
         self.pool = KVPool(shape, torch.full((shape.num_bytes,), CANARY, dtype=torch.uint8))
-        claim = LentClaim(
+        self.claim = LentClaim(
             b"", None, shape.num_bytes, 1, shape, b"lender", self.lent.ctypes.data, self.lent.nbytes, "tcp",
             cast(Witness, None), SLOTS, lambda: cast(Stager, self.stager),
         )  # fmt: skip
-        self.reads = StagedReads(cast(Agent, self.agent), claim, self.pool)
+        self.reads = self.opened(self.claim)
+
+    def opened(self, claim: LentClaim) -> StagedReads:
+        return StagedReads(cast(Agent, self.agent), claim, self.pool)
 
     def pull(self, sources: list[int], targets: list[int]) -> Callable[[], bool]:
         return self.reads.begin([(sources, targets)])
@@ -146,6 +151,20 @@ def test_pulls_arrive_and_no_other_block_is_touched(visit: Visit) -> None:
     assert visit.differing() == {0, 3, 4, 5, 6, 20, 21, 39}
     assert visit.agent.num_read == 5, "pulls do not share a slot"
     eventually(visit.pull([], []))
+
+
+def test_reads_that_cannot_begin_say_so(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+    def unreachable() -> Stager:
+        raise MemoryLost("the gate is gone")
+
+    def broken() -> Stager:
+        raise ZeroDivisionError
+
+    for open_stager, problem in ((unreachable, "the gate is gone"), (broken, "ended; see the log")):
+        with pytest.raises(AgentError, match=problem):
+            visit.opened(dataclasses.replace(visit.claim, open_stager=open_stager))
 
 
 @pytest.mark.parametrize("what", ["read", "gate"])
