@@ -11,12 +11,15 @@ import torch
 
 from benchmarks.own_memory import own_memory
 from common.base.errors import LayoutMismatch
+from common.device.ahead.absent_engine import absent_engine
 from common.device.engine.engine import Engine, build_engine
+from common.device.engine.pool_budget import sized
 from common.device.engine.served_model import served_model
 from common.kv.transport import check_compatible
 from common.memory.client.client import MemoryClient
 from common.models.decoder import Decoder
 from common.models.layers.attention import AttentionPart
+from common.ops.base import Scheme, Weight
 from common.settings.config import Config, KernelsSection, ModelSection, WorkerSection
 from common.settings.memory_sections import KVSection
 from common.wire.values.block_key import root_of
@@ -65,13 +68,18 @@ def test_what_is_held_and_not_what_was_asked_for_says_who_shares_a_pool(engines:
     assert len(set(pools.values())) == len(set(FORMS.values()))
 
 
+def qkv_of(model: Decoder) -> Weight:
+    """A matrix of the first layer."""
+    mixer, _ = model.layers[0]
+    assert isinstance(mixer, AttentionPart)
+    return mixer.qkv
+
+
 def test_weights_in_two_forms_are_two_regions(engines: dict[str, Engine]) -> None:
     found = {}
     for choice, engine in engines.items():
         assert isinstance(engine.model, Decoder)
-        mixer, _ = engine.model.layers[0]
-        assert isinstance(mixer, AttentionPart)
-        found[choice] = mixer.qkv.data.dtype
+        found[choice] = qkv_of(engine.model).data.dtype
     assert found == {"auto": torch.float32, "plain": torch.float32, "packed": torch.uint8, "fp8": torch.float8_e4m3fn}
 
 
@@ -115,3 +123,14 @@ def test_a_worker_on_a_gpu_has_packed_matrices_and_one_on_a_cpu_plain_ones(
     without = replace(config, kernels=KernelsSection(linear="torch"))
     in_fp32 = replace(config, model=replace(config.model, dtype="float32"))
     assert served_model(without, gpu).codes == served_model(in_fp32, gpu).codes == plain.codes
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_kernels_are_compiled_ahead_for_what_a_worker_holds_there(
+    capability: tuple[int, int], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, gpu = config_of(directory, "auto"), on_gpu(monkeypatch, capability)
+    engine = absent_engine(sized(config, gpu), step_tokens=64, logit_rows=4)
+    assert isinstance(engine.model, Decoder)
+    assert engine.model.config.codes == served_model(config, gpu).codes
+    assert qkv_of(engine.model).scheme is Scheme.INT4
