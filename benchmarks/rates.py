@@ -43,6 +43,7 @@ from deploy.planning.step_times.shape import shape_of
 
 H200_BYTES = 143_771 << 20
 """Memory of an H200, as nvidia-smi has it."""
+H200_CAPABILITY = (9, 0)
 SHARE = 80
 """Percent of a GPU for prompts beside streams in the rows of `one_long`."""
 STREAMS, STREAM_TOKENS, LONG_TOKENS = (8, 32, 64), 1000, 32_000
@@ -96,6 +97,7 @@ def h200_qwen3_4b(rows: Sequence[Row]) -> Rates:
     nothing = Where(0.0, 0.0)
     rates = Rates(
         gpu="NVIDIA H200",
+        capability=H200_CAPABILITY,
         memory_bytes=H200_BYTES,
         model=MODEL,
         shape=shape_of(decoder_config(settings(MODEL))),

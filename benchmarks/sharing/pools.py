@@ -4,16 +4,14 @@ Each process has its own weights and pool. Prompt steps get what they need, and 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from benchmarks.decode_step import MORE_TOKENS
 from common.device.engine.pool_budget import pool_shape
+from common.device.engine.served_model import served_model
 from common.device.engine.step_rules import TYPICAL_TOKENS
-from common.models.held import read_model
 from common.models.loader import model_bytes, resolve_dtype, resolve_kv_dtype, resolve_max_len
-from common.models.reading import AS_STORED, KEEP
 from common.settings.config import Config, DecodeSection, ModelSection, PrefillSection
 from common.settings.memory_sections import KVSection
 from common.wire.values.kv_layout import KVLayout
@@ -76,7 +74,7 @@ def pools(model_dir: str, device: torch.device, rows: list[int], tokens: list[in
         decode=DecodeSection(max_num_seqs=max(rows)),
         kv=KVSection(memory_fraction=MEMORY_PART),
     )
-    model = read_model(Path(model_dir), AS_STORED, KEEP)
+    model = served_model(config, device)
     dtype, max_len = resolve_dtype(config.model.dtype, model, device), resolve_max_len(config.model, model)
     layout = KVLayout("", model.cache_groups(config.kv.block_size, resolve_kv_dtype("auto", model, dtype, device)))
     step_tokens = min(max_len, max(max(tokens), PrefillSection().on(device.type).max_batch_tokens))

@@ -128,5 +128,5 @@ def check_compatible(export: KVPoolExport, target: KVPool, transport: str) -> No
     if differences:
         raise LayoutMismatch(
             f"worker {export.worker_id} has another KV layout ({'; '.join(differences)}); "
-            "start both workers with the same model and [kv] section"
+            "start both workers with the same [model] and [kv] section, and on devices of one kind"
         )

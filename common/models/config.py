@@ -13,7 +13,16 @@ from common.models.sizes.experts import Experts
 from common.models.sizes.latent import Latent
 from common.models.sizes.mlp import GatedMLP
 from common.models.sizes.parallel_experts import ParallelExperts
-from common.models.sizes.quantized import HEAD, is_of_experts, kept, quantized, saved_bytes, widened_bytes, with_head
+from common.models.sizes.quantized import (
+    HEAD,
+    is_of_experts,
+    kept,
+    quantized,
+    saved_bytes,
+    widened_bytes,
+    widening_bytes,
+    with_head,
+)
 from common.models.sizes.stacks import Source, Stacks, stacked
 from common.wire.values.kv_layout import E4M3, KVGroup, scales_digest
 
@@ -79,7 +88,13 @@ class DecoderConfig:
     quantization: Quantization | None = None  # of the checkpoint; matrices are made plain at load, but for `kept`
     scheme: str = ""  # in which products are held, quantized at load; "": as the checkpoint has them, or plain
     kept: tuple[tuple[str, Codes], ...] = ()  # stacks held in the checkpoint's own codes, by name
+    held_as: str = ""  # for the log: in which codes of the checkpoint matrices stay, and why others do not
     head: str = ""  # scheme in which the matrix of logits is held, quantized at load; "": as it is
+
+    @property
+    def codes(self) -> str:
+        """Return all that determines which numbers matrices hold, beside the checkpoint; "" if nothing is quantized."""
+        return repr((self.scheme, sorted(self.kept), self.head)) if self._has_codes else ""
 
     @property
     def hidden_size(self) -> int:
@@ -131,6 +146,10 @@ class DecoderConfig:
         table = self.hidden_size * self.vocab_size if self.has_own_head else 0
         plain_bytes = (self.num_weights + table) * element_bytes
         return plain_bytes - saved_bytes(self.stacks(), element_bytes) if self._has_codes else plain_bytes
+
+    def widening_bytes(self, element_bytes: int) -> int:
+        """Return the bytes that a step of many tokens moves to make integers in groups plain: each read and written."""
+        return widening_bytes(self.stacks(), element_bytes) if self._has_codes else 0
 
     @property
     def has_own_head(self) -> bool:

@@ -91,7 +91,7 @@ def load_model(
 ) -> tuple[Model, Loading]:
     """Begin to read the weights of `config` into `memory`: the model is complete after `Loading.wait`."""
     layout = weights_layout(config.stacks(), DTYPES[dtype])
-    if config.scheme or config.kept:
+    if config.scheme or config.held_as:
         logger.info("%s", _described(config, layout, dtype))
     if config.head:
         logger.info("the matrix of logits is quantized to %s", config.head)
@@ -109,8 +109,10 @@ def load_model(
 
 def _described(config: DecoderConfig, layout: WeightsLayout, dtype: str) -> str:
     """Return a line about matrices in codes, and the bytes of all weights with them and without."""
-    forms = Counter(stack.form.label for stack in layout.stacks.values() if stack.form and is_quantized(stack))
-    held = ", ".join(f"{count} in {label}" for label, count in forms.items())
-    how = f"quantized to {config.scheme}" if config.scheme else "in the checkpoint's codes"
+    told = config.held_as
+    if config.scheme:
+        forms = Counter(stack.form.label for stack in layout.stacks.values() if stack.form and is_quantized(stack))
+        held = ", ".join(f"{count} in {label}" for label, count in forms.items())
+        told = f"products are quantized to {config.scheme}: {held}"
     plain_gb = model_bytes(replace(config, scheme="", kept=()), dtype) / 1e9
-    return f"products are {how}: {held}; {layout.num_bytes / 1e9:.2f} GB of weights, {plain_gb:.2f} in {dtype}"
+    return f"{told}; {layout.num_bytes / 1e9:.2f} GB of weights, {plain_gb:.2f} in {dtype}"

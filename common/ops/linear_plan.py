@@ -20,7 +20,7 @@ from common.ops.base.weight import WEIGHT_ONLY
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
-MAX_PACKED_RING_TOKENS = 128  # beyond, the matrix unit works longer than memory
+MAX_PACKED_RING_TOKENS = 256  # beyond, it takes less time to write the matrix in 16 bits
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
@@ -28,6 +28,7 @@ CODES_RING_BYTES = 74_000  # of a ring of codes
 PACKED_RING_BYTES = 110_000  # of both rings of `packed_ring`, of which a multiprocessor holds two
 PACKED_PARTS_BYTES = 75_000  # where K is split over many such rings
 MIN_PART_COLUMNS = 640  # of a part of K
+MIN_WIDE_PART_COLUMNS = 512  # the same of codes of 8 bits
 MAX_UNROLLED_COLUMNS = 12_288  # of a lone token and codes of 8 bits by a few warps, which have code for each tile
 
 
@@ -214,7 +215,7 @@ def _packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: i
     if num_tokens == 1:
         rows, warps = 32 if fusion in (Fusion.NORM, Fusion.LOGITS) else 16, 2 if fusion is Fusion.GATE else 4
         if bits == 8:
-            rows, warps = 16, warps if k <= MAX_UNROLLED_COLUMNS else 8
+            rows, warps = 16, 8 if k > MAX_UNROLLED_COLUMNS else 4 if fusion is Fusion.ADD else 2
         stages = 10 if fusion is Fusion.ADD or bits == 8 else 5
         return Plan(Kind.PACKED, rows=rows, splits=1, stages=stages, warps=warps)
     rows, splits = 32, 1
@@ -224,18 +225,22 @@ def _packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: i
 
 
 def _packed_ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, bits: int) -> Plan:
-    """Return a plan with wide slots, of as many bytes of codes, and two programs for each multiprocessor.
+    """Return a plan with wide slots, and two programs for each multiprocessor.
 
-    They are small if K may be split.
+    Programs are small if K may be split, and a little more and smaller with codes of 8 bits.
     """
     tokens, sides = min(max(8, 1 << (num_tokens - 1).bit_length()), RING_ROWS), 2 if fusion is Fusion.GATE else 1
-    programs, splits, ring_bytes = -(-n // RING_ROWS) * -(-num_tokens // tokens), 1, PACKED_RING_BYTES
+    programs, splits, is_wide = -(-n // RING_ROWS) * -(-num_tokens // tokens), 1, bits == 8
     block_k, token_stages = 2 * RING_BLOCK_K, 4 if tokens <= 16 else 2
+    ring_bytes = (
+        PACKED_PARTS_BYTES if fusion is Fusion.ADD or (is_wide and fusion is not Fusion.GATE) else PACKED_RING_BYTES
+    )
     if fusion is Fusion.ADD:
-        splits, ring_bytes = max(1, min(2 * num_sms // programs, k // MIN_PART_COLUMNS)), PACKED_PARTS_BYTES
-    if bits == 8:
-        block_k, token_stages = RING_BLOCK_K, 2 * token_stages
-    if (fusion is Fusion.ADD or bits == 8) and tokens == RING_ROWS:  # wide slots would leave no room for codes
+        most, columns = (5 * num_sms // 2, MIN_WIDE_PART_COLUMNS) if is_wide else (2 * num_sms, MIN_PART_COLUMNS)
+        splits = max(1, min(most // programs, k // columns))
+    if is_wide and fusion in (Fusion.ADD, Fusion.GATE):
+        block_k, token_stages = RING_BLOCK_K, 3 if tokens == RING_ROWS else 2 * token_stages
+    elif fusion is Fusion.ADD and tokens == RING_ROWS:  # wide slots would leave no room for codes
         block_k, token_stages = RING_BLOCK_K, 3
     stages = (ring_bytes // block_k - token_stages * tokens * 2) // (RING_ROWS * sides * bits // 8)
     stages = max(2, min(stages, -(-k // (block_k * splits))))

@@ -50,9 +50,10 @@ class ModelSection:
     dtype: str = option("auto", "of weights: auto is bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
     quantization: str = option(
         "auto",
-        "auto: matrices made for inputs of 8 bits, and experts of 8 bits, as the checkpoint has them, else plain; "
-        "packed: integers in groups as well, which is small, with slower prompts; plain: none in codes; fp8, int8: in "
-        "8 bits, quantized row by row at load; int4: in 4 bits, in groups of 128",
+        "auto: as the checkpoint has them where the device is as fast, else plain: matrices made for inputs of 8 bits, "
+        "experts of 8 bits, and on a GPU integers of 4 bits in groups, whose prompts are slower; packed: all integers "
+        "in groups; plain: none in codes; fp8, int8: in 8 bits, quantized row by row at load; int4: in 4 bits, in "
+        "groups of 128",
         choices=QUANTIZATIONS,
     )
     head: str = option(

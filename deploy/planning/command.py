@@ -8,7 +8,8 @@ from pathlib import Path
 
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import model_name
-from common.models.reading import AS_STORED, KEEP, PACKED
+from common.models.forms import Target
+from common.models.reading import AS_STORED, KEEP
 from common.settings.slo_section import SloSection
 from deploy.planning import report, traces
 from deploy.planning.estimate import estimate, obstacles
@@ -20,9 +21,6 @@ from deploy.planning.step_times.rates import Rates, read_rates
 from deploy.planning.step_times.scaling import scaled
 from deploy.planning.step_times.shape import read_shape
 from deploy.planning.workload import MOST_REQUESTS, Replay, Span, Steady, Workload
-
-SLOW = (PACKED, "int4")
-"""Choices of integers in groups, whose kernels are slower than reading."""
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -50,10 +48,10 @@ def plan(args: argparse.Namespace) -> int:
         chosen = search.run()
     _show_progress("")
     status = _print_result(search, chosen, args.model or "MODEL", _chosen_flags(args))
-    if args.model_quantization in SLOW:
+    if rates.shape.widening_bytes:
         print(
-            f"\nThese decode steps are too short: {args.model_quantization} was taken to be as fast as its bytes are "
-            "read, but on an H100 a step of Qwen3-4B in int4 took 1.8 times as long for one sequence, 1.5 times for 64."
+            "\nThese decode steps are too short: integers in groups were taken to be as fast as their bytes are read, "
+            "but on an H100 a step of Qwen3-4B in int4 took 1.8 times as long for one sequence, 1.5 times for 64."
         )
     return status
 
@@ -83,7 +81,8 @@ def _rates(args: argparse.Namespace) -> Rates:
     """Return the rates of the model, its quantization and its keys and values; raises ConfigError."""
     rates, path = read_rates(args.model_rates), Path(args.model or "")
     if args.model:
-        shape = read_shape(path, args.kv_dtype, args.model_quantization, args.model_head)
+        target = Target(rates.capability)
+        shape = read_shape(path, target, args.kv_dtype, args.model_quantization, args.model_head)
         return scaled(rates, shape, model_name(path))
     if chosen := _of_weights(args):
         raise ConfigError(

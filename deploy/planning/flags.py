@@ -69,7 +69,7 @@ def add_plan(commands: Commands) -> None:
     about = f"which rates: see below (default: {DEFAULT_RATES})"
     rate("--model-rates", default=DEFAULT_RATES, metavar="NAME", help=about)
     rate("--model", metavar="PATH", help="scale them to the model of this directory or GGUF file")
-    about = "with --model: its matrices in codes, as --model-quantization of router and workers (default: auto)"
+    about = "with --model: its matrices in codes, as --model-quantization of workers on that GPU (default: auto)"
     rate("--model-quantization", choices=QUANTIZATIONS, default="auto", help=about)
     about = "with --model: its matrix of logits in 8 bits, as --model-head (default: keep)"
     rate("--model-head", choices=HEADS, default="keep", help=about)

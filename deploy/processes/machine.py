@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from common.base.errors import ConfigError
@@ -27,8 +28,9 @@ def detect_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     if visible is None:
         return gpus
     listed = [part for part in visible.split(",") if part.strip() and part.strip() != "-1"]
-    sizes = {str(gpu.index): gpu.memory_bytes for gpu in gpus}
-    return [Gpu(number, sizes.get(part.strip(), 0)) for number, part in enumerate(listed)] if gpus else []
+    known, unknown = {str(gpu.index): gpu for gpu in gpus}, Gpu(0, 0)
+    found = (known.get(part.strip(), unknown) for part in listed)
+    return [replace(gpu, index=number) for number, gpu in enumerate(found)] if gpus else []
 
 
 def num_cores() -> int:
@@ -64,7 +66,7 @@ def shortage(error: Exception) -> str:
 def _gpus_of_driver() -> list[Gpu]:
     try:
         output = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", "--query-gpu=index,memory.total,compute_cap", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             check=True,
@@ -79,12 +81,15 @@ def _gpus_of_driver() -> list[Gpu]:
 
 
 def parse_nvidia_smi(output: str) -> list[Gpu]:
-    """Parse lines `index, MiB` to GPUs; a missing size counts as unknown."""
+    """Parse lines `index, MiB, X.Y` to GPUs; a missing size or capability counts as unknown."""
     gpus = []
     for line in output.splitlines():
-        index, _, size = (part.strip() for part in line.partition(","))
+        index, size, capability, *_ = (part.strip() for part in f"{line},,".split(","))
         if index.isdigit():
-            gpus.append(Gpu(int(index), int(size) * MIB if size.isdigit() else 0))
+            gpu = Gpu(int(index), int(size) * MIB if size.isdigit() else 0)
+            major, _, minor = capability.partition(".")
+            is_known = major.isdigit() and minor.isdigit()
+            gpus.append(replace(gpu, capability=(int(major), int(minor))) if is_known else gpu)
     return gpus
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from common.base.errors import ConfigError
+from common.models.forms import OLDEST, Capability
 from common.wire.messages.worker import Role
 
 SERVER_BYTES = 600 * 10**6
@@ -15,10 +16,11 @@ SERVER_BYTES = 600 * 10**6
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as numbered by CUDA here; `memory_bytes` is 0 if unknown."""
+    """A GPU as numbered by CUDA here; `memory_bytes` is 0 if unknown, `capability` then the least that is served."""
 
     index: int
     memory_bytes: int
+    capability: Capability = OLDEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from common.base.log import StartLog
+from common.models.forms import Target, forms_on
 from common.settings.config import Config
 from deploy.autoscale.autoscaler import SAMPLE_S, SAMPLES_A_WINDOW, Autoscaler, Plan
 from deploy.autoscale.judge import Judge
@@ -69,6 +70,13 @@ def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Plac
     return workers + place_standbys(workers, STANDBYS[fleet.standby])
 
 
+def held_bytes(config: Config, placements: Sequence[Placement]) -> int:
+    """Return about the size of a copy of the weights in memory, on the device of these where it is largest."""
+    capabilities = {None if each.gpu is None else each.gpu.capability for each in placements}
+    forms = {forms_on(Target.of(config, each), config.model.quantization) for each in capabilities}
+    return max(weights_bytes(Path(config.model.path), each, config.model.head) for each in forms)
+
+
 @contextlib.asynccontextmanager
 async def prepared(
     config: Config, fleet: Fleet, console: Console, early: Early | None = None
@@ -78,7 +86,7 @@ async def prepared(
     possible = in_either_role(placements) if fleet.autoscale else placements
     modules = modules_of(placements) if fleet.fork_server else ()
     with make_runtime_dir() as runtime_dir:
-        model_bytes = weights_bytes(Path(config.model.path), config.model.quantization, config.model.head)
+        model_bytes = held_bytes(config, possible)
         require_address_space(model_bytes + config.kv.cpu_pool_bytes)
         plan = plan_workers(config, placements, runtime_dir, num_cores(), model_bytes, possible)
         async with (

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from common.base.errors import ConfigError, ModelError
 from common.checkpoint.gguf.model_file import is_gguf, model_name, parts_of
+from common.models.forms import Forms
 from common.models.held import sized_model
-from common.models.reading import AS_STORED, KEEP
+from common.models.reading import KEEP
 from deploy.serve.gguf_choice import chosen, gguf_in
 
 HUB_NAME = re.compile(
@@ -136,15 +137,15 @@ def is_hub_id(name: str) -> bool:
     return hub_name(name) is not None
 
 
-def weights_bytes(path: Path, quantization: str = AS_STORED, head: str = KEEP) -> int:
-    """Return about the size of a copy of the weights in memory.
+def weights_bytes(path: Path, forms: Forms, head: str = KEEP) -> int:
+    """Return about the size of a copy of the weights in memory, on a device that holds them in these forms.
 
     Matrices of quantized checkpoints and of GGUF files count as they are held: by codes and scales, or by 2 bytes an
-    element. Weights of other checkpoints take their size on disk, unless `quantization` names a scheme.
+    element. Weights of other checkpoints take their size on disk, unless the choice of forms is a scheme.
     """
     on_disk = 0 if is_gguf(path) else sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
-        config = sized_model(path, quantization, head)
+        config = sized_model(path, forms, head)
     except ModelError:
         return on_disk  # a worker says what is wrong
     if config.quantization is None and not config.scheme and not config.head and not is_gguf(path):

@@ -21,7 +21,12 @@ from common.base.rotary import num_positions
 from common.checkpoint.files import CONFIG, TOKENIZER, ModelFiles, open_model, text_config
 from common.grammar.end_tokens import end_token_ids
 from common.settings.config import MAX_TOKENS, ModelSection
-from common.wire.values.fingerprint import files_described, model_fingerprint, tokenizer_fingerprint
+from common.wire.values.fingerprint import (
+    chosen_fingerprint,
+    files_described,
+    model_fingerprint,
+    tokenizer_fingerprint,
+)
 from router.base.json_rules import wrong
 from router.text.chat_template import ChatTemplate, load_chat_template, special_tokens_of
 from router.text.control_tokens import ControlTokens
@@ -205,7 +210,7 @@ class Tokenizer:
         self._encoder = TextEncoder(self._tokenizer, frozenset(special), text_cache_bytes)
         self.info = ModelInfo(
             name=section.served_name,
-            model_fingerprint=model_fingerprint(path, section.quantization, section.head),
+            model_fingerprint=chosen_fingerprint(model_fingerprint(path), section.quantization, section.head),
             tokenizer_fingerprint=fingerprint,
             vocab_size=_count(config, "vocab_size", where),
             max_model_len=_max_model_len(section, config, where),

@@ -19,6 +19,7 @@ from deploy.processes.launch_plan import SOURCE_ROOT
 from tests.e2e.client import Completion, Reference, complete
 from tests.e2e.programs import ROOT
 from tests.e2e.system import System
+from tests.support.forms import on_cpu
 from tests.support.gguf_files import every, tensors_of, unpacked, write_gguf
 from tests.support.ports import ReservedPort
 from tests.support.stand_ins import DEADLINE_S
@@ -105,7 +106,7 @@ async def test_baton_serve_takes_a_quantized_file_in_parts(tmp_path: Path) -> No
     """Its chat template and its tokens in a grammar are those of the file, too."""
     first = write_gguf(tmp_path / "demo-Q8_0.gguf", DEMO, every(Type.Q8_0), split_tensors=20)
     assert first.name == "demo-Q8_0-00001-of-00003.gguf"
-    assert len(read_model(first, "packed").kept) == 4 * 4 + 1, "all products and the head stay packed"
+    assert len(read_model(first, on_cpu("packed")).kept) == 4 * 4 + 1, "all products and the head stay packed"
     with served(first) as url:
         async with asyncio.timeout(DEADLINE_S):
             while not await is_ready(url):

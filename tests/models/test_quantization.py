@@ -17,7 +17,7 @@ from common.models.loader import load_model, model_bytes
 from common.models.reading import read_config
 from common.models.sizes.quantized import is_quantized
 from common.settings.config import HEADS, QUANTIZATIONS
-from common.wire.values.fingerprint import model_fingerprint
+from common.wire.values.fingerprint import chosen_fingerprint, model_fingerprint
 from tests.models.test_decoder import CPU, Backend, Cache, OwnWeights, errors, prompts, rounded_logits
 from tests.support.checkpoints import write_checkpoint
 from tests.support.gguf_files import every, write_gguf
@@ -275,7 +275,8 @@ def test_what_a_family_keeps_packed_is_not_quantized_again(checkpoint: Checkpoin
 
 def test_each_scheme_is_a_model_of_its_own(checkpoint: Checkpoint) -> None:
     directory, _ = checkpoint("qwen3-tied")
-    found = {model_fingerprint(directory, choice) for choice in QUANTIZATIONS}
-    assert len(found) == len(QUANTIZATIONS) and model_fingerprint(directory) in found
-    found |= {model_fingerprint(directory, choice, head) for choice in QUANTIZATIONS for head in HEADS}
+    model = model_fingerprint(directory)
+    found = {chosen_fingerprint(model, choice, "keep") for choice in QUANTIZATIONS}
+    assert len(found) == len(QUANTIZATIONS) and model in found
+    found |= {chosen_fingerprint(model, choice, head) for choice in QUANTIZATIONS for head in HEADS}
     assert len(found) == len(QUANTIZATIONS) * len(HEADS)

@@ -133,6 +133,11 @@ CASES: dict[str, Callable[[], Case]] = {
 """Makers of cases, because the packages that write some of them take seconds to import."""
 
 
+def awq_128() -> Case:
+    """Return the case of groups of 128 columns, as published checkpoints have them; widths must be multiples."""
+    return Case(AWQ | {"group_size": 128}, packers.awq(128))
+
+
 def kimi() -> Case:
     """INT4 of experts alone, as Kimi K2 Thinking has it."""
     case = compressed("W4A16", group_size=32)

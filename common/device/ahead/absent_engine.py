@@ -9,12 +9,12 @@ from common.base.dtypes import DTYPES
 from common.device.ahead.absent_gpu import META
 from common.device.engine.engine import Engine, check_model, launches_early, make_ops
 from common.device.engine.pool_budget import pool_shape
+from common.device.engine.served_model import served_model
 from common.kv.blocks import Allocator
 from common.kv.pool import KVPool
 from common.kv.transport import Transport
 from common.memory.client.shared_pool import SharedPool
 from common.models.decoder import Decoder
-from common.models.held import read_model
 from common.models.loader import resolve_dtype, resolve_kv_dtype, resolve_max_len, with_cache_scales
 from common.models.loading.weights import weights_layout
 from common.ops.sampler import Sampler
@@ -29,7 +29,7 @@ GPU = torch.device("cuda", 0)
 def absent_engine(config: Config, *, step_tokens: int, logit_rows: int) -> Engine:
     """Return what `build_engine` would, on the GPU of `pretend`; nothing owns blocks, and nothing can be run."""
     model_dir = Path(config.model.path)
-    model_config = read_model(model_dir, config.model.quantization, config.model.head)
+    model_config = served_model(config, GPU)
     check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, GPU)
     max_len = resolve_max_len(config.model, model_config)
@@ -37,7 +37,7 @@ def absent_engine(config: Config, *, step_tokens: int, logit_rows: int) -> Engin
     if kv_dtype == E4M3:
         model_config = with_cache_scales(model_config, model_dir)
     groups = model_config.cache_groups(config.kv.block_size, kv_dtype)
-    fingerprint = model_fingerprint(model_dir, config.model.quantization, config.model.head)
+    fingerprint = model_fingerprint(model_dir)
     shape = pool_shape(config, model_config, KVLayout(fingerprint, groups), GPU, max_len)
     layout = weights_layout(model_config.stacks(), DTYPES[dtype])
     pool = KVPool(shape, torch.empty(shape.num_bytes, dtype=torch.uint8, device=META))
@@ -47,6 +47,7 @@ def absent_engine(config: Config, *, step_tokens: int, logit_rows: int) -> Engin
     return Engine(
         device=META,
         model=Decoder(model_config, layout.tensors(weights), max_len),
+        model_fingerprint=fingerprint,
         ops=ops,
         step_ops=step_ops,
         pdl=pdl,

@@ -17,6 +17,7 @@ from common.base.errors import ConfigError, ModelError
 from common.base.log import StartLog
 from common.device.engine.mxfp4_limits import check_scales
 from common.device.engine.pool_budget import pool_shape
+from common.device.engine.served_model import served_model
 from common.device.engine.weights_memory import ServedWeights
 from common.kernels.base.attention_operands import HEAD_DIMS
 from common.kernels.base.gpu import MIN_CAPABILITY, gpu_of
@@ -30,7 +31,6 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.mapping import Mapping
 from common.memory.client.shared_pool import SharedPool
 from common.models.base import Model, ModelConfig
-from common.models.held import read_model
 from common.models.loader import (
     load_model,
     resolve_dtype,
@@ -41,7 +41,7 @@ from common.models.loader import (
 from common.ops.base import GroupCache, Ops
 from common.ops.sampler import Sampler
 from common.settings.config import Config, KernelsSection
-from common.wire.values.fingerprint import model_fingerprint
+from common.wire.values.fingerprint import chosen_fingerprint, held_fingerprint, model_fingerprint
 from common.wire.values.kv_layout import E4M3, KVLayout
 from common.wire.values.pool_shape import PoolShape, shown
 
@@ -57,6 +57,7 @@ class Engine:
 
     device: torch.device
     model: Model
+    model_fingerprint: str  # that of the router; the pool's layout has that of what is held
     ops: Ops
     step_ops: Ops  # for decode steps, captured in graphs
     pdl: bool  # kernels of a decode step start before their predecessors end
@@ -103,7 +104,7 @@ def build_engine(
     if device.type == "cpu" and config.worker.num_threads:
         torch.set_num_threads(config.worker.num_threads)
     model_dir = Path(config.model.path)
-    model_config = read_model(model_dir, config.model.quantization, config.model.head)
+    model_config = served_model(config, device)
     if device.type == "cuda":
         check_model(config.kernels, model_config)
     dtype = resolve_dtype(config.model.dtype, model_config, device)
@@ -112,8 +113,8 @@ def build_engine(
     if kv_dtype == E4M3:
         model_config = with_cache_scales(model_config, model_dir)
     groups = model_config.cache_groups(config.kv.block_size, kv_dtype)
-    fingerprint = model_fingerprint(model_dir, config.model.quantization, config.model.head)
-    layout = KVLayout(fingerprint, groups)
+    fingerprint = model_fingerprint(model_dir)
+    layout = KVLayout(held_fingerprint(fingerprint, model_config.codes), groups)
     weights = ServedWeights(memory, layout.fingerprint, device, LoadProgress())
     model, loading = load_model(model_dir, model_config, max_len=max_len, dtype=dtype, memory=weights)
     with loading:
@@ -126,6 +127,7 @@ def build_engine(
         engine = Engine(
             device=device,
             model=model,
+            model_fingerprint=chosen_fingerprint(fingerprint, config.model.quantization, config.model.head),
             ops=ops,
             step_ops=step_ops,
             pdl=pdl,

@@ -8,19 +8,18 @@ workers, and not from the maker. The pool leaves room for the steps of every wor
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from common.base.errors import ConfigError
 from common.device.engine import step_rules
+from common.device.engine.served_model import served_model
 from common.device.engine.step_rules import CHUNK_PART, CUDA_CONTEXT_BYTES, STEP_PART, StepSize, fitting_tokens
 from common.kernels.attention.query_parts import query_parts_bytes
 from common.kernels.attention.shared_parts import MAX_SHARED_DIM, most_shared_slots, shared_parts_bytes
 from common.kernels.base.gpu import Gpu, gpu_of
 from common.memory.base.host_ram import ram_bytes
 from common.models.base import ModelConfig
-from common.models.held import read_model
 from common.models.loader import model_bytes, resolve_dtype
 from common.settings.config import Config
 from common.wire.values.kv_layout import KVLayout
@@ -76,7 +75,7 @@ def sized(config: Config, device: torch.device) -> Config:
     """Return `config` with step sizes, equal for all workers of a device. Raises ModelError for a wrong model."""
     prefill, decode = config.prefill.on(device.type), config.decode.on(device.type)
     if device.type == "cuda" and not config.kv.pool_bytes:
-        model = read_model(Path(config.model.path), config.model.quantization, config.model.head)
+        model = served_model(config, device)
         room_bytes = bytes_beside_weights(config, model, device, resolve_dtype(config.model.dtype, model, device))
         if not config.prefill.max_batch_tokens:
             most = fitting_tokens(prefill.max_batch_tokens, model, room_bytes // STEP_PART)

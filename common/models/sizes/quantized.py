@@ -83,6 +83,17 @@ def widened_bytes(stacks: Stacks) -> int:
     return max((2 * math.prod(stack.elements) for stack in filter(is_quantized, narrow)), default=0)
 
 
+def widening_bytes(stacks: Stacks, element_bytes: int) -> int:
+    """Return the bytes moved to make a layer's integers in groups plain, with elements of `element_bytes`.
+
+    Codes, scales and offsets are read, and elements are written; products read these as they read plain matrices.
+    """
+    grouped = {name: each for name, each in stacks.items() if each.form and each.form.is_integers}
+    grouped = {name: each for name, each in grouped.items() if not name.startswith(HEAD)}
+    elements = sum(math.prod(stack.elements) for stack in filter(is_quantized, grouped.values()))
+    return 2 * element_bytes * elements - saved_bytes(grouped, element_bytes)
+
+
 def is_product(name: str) -> bool:
     """Tell whether a stack is a matrix that may be held in codes."""
     return name.startswith("layers.") and name.rsplit(".", 1)[1] in PRODUCTS

@@ -196,7 +196,7 @@ def make_ready(config: Config, engine: Engine, incarnation: Incarnation, role: R
         version=VERSION,
         device=" ".join(describe_device(engine.device)).strip(),
         model_name=config.model.served_name,
-        model_fingerprint=engine.pool.layout.fingerprint,
+        model_fingerprint=engine.model_fingerprint,
         tokenizer_fingerprint=tokenizer_fingerprint(Path(config.model.path)),
         kv_layout=engine.pool.layout,
         num_blocks=engine.allocator.capacity,

@@ -69,11 +69,8 @@ def files_described(path: Path) -> str:
     return f"{place[-MAX_PLACE:]}, {len(files)} files of {size_gb:.3f} GB, last changed {changed}"
 
 
-def model_fingerprint(path: Path, quantization: str = "auto", head: str = "keep") -> str:
+def model_fingerprint(path: Path) -> str:
     """Return 16 hex digits that identify a model by configuration and samples of every tensor; raises ConfigError.
-
-    A choice of `model.quantization` other than auto counts as another model, because it computes other keys and values.
-    So does one of `model.head` other than keep, because it computes other logits.
 
     Tensors are sampled because reading all of a large checkpoint takes longer than loading the checkpoint. The samples
     are a tensor's beginning, its end and two pieces between, 4 KiB each, so a change of any whole tensor shows. The
@@ -90,11 +87,34 @@ def model_fingerprint(path: Path, quantization: str = "auto", head: str = "keep"
     digest = hashlib.sha256(config)
     for each in sorted(sampled):
         digest.update(each)
-    if quantization != "auto":
-        digest.update(quantization.encode())
-    if head != "keep":
-        digest.update(f"head {head}".encode())
     return digest.hexdigest()[:16]
+
+
+def chosen_fingerprint(model: str, quantization: str, head: str) -> str:
+    """Return what the router and its workers must agree on: a model's fingerprint, and how it is to be held.
+
+    A choice of `model.quantization` other than auto, and of `model.head` other than keep, counts as another model.
+    Workers on different devices may agree and hold different numbers.
+    """
+    choices = [] if quantization == "auto" else [quantization]
+    choices += [] if head == "keep" else [f"head {head}"]
+    return _joined(model, choices)
+
+
+def held_fingerprint(model: str, codes: str) -> str:
+    """Return what weights and KV are shared by: a model's fingerprint, and the codes in which matrices are held.
+
+    The codes determine keys and values, whether a worker was asked for them or chose them for its device.
+
+    Args:
+        codes: "" if no matrix is quantized.
+    """
+    return _joined(model, [f"codes {codes}"] if codes else [])
+
+
+def _joined(fingerprint: str, more: list[str]) -> str:
+    """Return another fingerprint for each list of texts; the same for none."""
+    return hashlib.sha256("\0".join([fingerprint, *more]).encode()).hexdigest()[:16] if more else fingerprint
 
 
 def _of_directory(path: Path) -> tuple[bytes, list[tuple[Path, list[_Stored]]]]:

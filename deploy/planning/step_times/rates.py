@@ -11,6 +11,7 @@ from pathlib import Path
 from common.base.errors import ConfigError
 from common.base.json_file import JsonObject
 from common.base.plain_file import read_plain
+from common.models.forms import Capability
 from deploy.planning.step_times.shape import ModelShape
 
 SHIPPED = Path(__file__).parent / "measured"
@@ -52,6 +53,7 @@ class Rates:
     """
 
     gpu: str
+    capability: Capability  # of the GPU
     memory_bytes: int  # of a GPU
     model: str
     shape: ModelShape
@@ -90,6 +92,7 @@ def from_json(text: str, name: str) -> Rates:
     try:
         told: JsonObject = json.loads(text)
         told |= {key: tuple(map(tuple, told[key])) for key in POINTS} | {"origin": tuple(told["origin"])}
+        told |= {"capability": tuple(told["capability"])}
         told |= {"shape": ModelShape(**told["shape"])} | {key: Where(**told[key]) for key in ("shared", "apart")}
         return Rates(**told)
     except (ValueError, KeyError, TypeError, ConfigError) as error:

@@ -5,6 +5,9 @@ layers. A prompt takes no less time than reading the experts that its tokens cho
 with the bytes read, at the rate of the known model's shortest time. Weights in 8 bits are fewer bytes. The rest of a
 decode step scales with layers: launches, tails of kernels, partly filled tiles.
 
+Each step of a prompt makes integers in groups plain before it multiplies: codes are read and elements written, at the
+rate of that reading.
+
 Layers with a window read and copy the KV of a window at most. Their attention in prompts grows with tokens, so it
 counts as a product.
 
@@ -12,6 +15,7 @@ The kernel for shared prefixes scales with layers, and the work inside scales as
 the KV bytes of a prompt. Overhead of requests and handoffs stays.
 """
 
+import math
 from dataclasses import replace
 
 from deploy.planning.step_times.costs import PromptCosts
@@ -54,6 +58,9 @@ def _prompts(rates: Rates, shape: ModelShape) -> Points:
                 seen = min(tokens, shape.window)
                 window_ms = pair_ms * seen * (tokens - seen / 2) * in_window
                 points.append((tokens, percent, scaled_ms + window_ms))
+    if shape.widening_bytes:
+        per_step_ms, step_tokens = shape.widening_bytes / _bytes_per_ms(rates), rates.step_tokens
+        points = [(tokens, share, ms + math.ceil(tokens / step_tokens) * per_step_ms) for tokens, share, ms in points]
     if shape.expert_bytes:
         points = [(tokens, share, max(ms, _reading_ms(rates, shape, tokens))) for tokens, share, ms in points]
     return tuple(sorted(points))
@@ -66,9 +73,13 @@ def _pairs(pair_products: int, known: ModelShape) -> float:
 
 def _reading_ms(rates: Rates, shape: ModelShape, tokens: float) -> float:
     """Return the time of reading the weights for some tokens, as fast as the known model's decode steps read."""
+    return shape.read_bytes(tokens) / _bytes_per_ms(rates)
+
+
+def _bytes_per_ms(rates: Rates) -> float:
+    """Return the bytes that the known model's decode steps read in a millisecond, at best."""
     known = rates.shape
-    bytes_per_ms = max((known.step_bytes + rows * known.moved_bytes(held)) / ms for rows, held, _, ms in rates.steps)
-    return shape.read_bytes(tokens) / bytes_per_ms
+    return max((known.step_bytes + rows * known.moved_bytes(held)) / ms for rows, held, _, ms in rates.steps)
 
 
 def _steps(rates: Rates, shape: ModelShape) -> Points:

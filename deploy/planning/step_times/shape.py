@@ -5,6 +5,7 @@ from pathlib import Path
 
 from common.base.errors import ConfigError, ModelError
 from common.models.config import DecoderConfig, cached_dtype
+from common.models.forms import Target, forms_on
 from common.models.held import sized_model
 from common.models.reading import AS_STORED, KEEP
 
@@ -34,6 +35,7 @@ class ModelShape:
     window_pairs: int = 0  # as `pair_products`, of layers with a window
     state_bytes: int = 0  # of a sequence in all layers with states
     matrix_bytes: int = 0  # held by a step of any size, for a matrix in 8 bits made plain
+    widening_bytes: int = 0  # read and written by each prompt step to make integers in groups plain
 
     def read_bytes(self, num_tokens: float) -> float:
         """Return the weights read by a step, where tokens choose experts without preference."""
@@ -59,16 +61,19 @@ class ModelShape:
         return self.matrix_bytes + num_tokens * self.token_bytes + num_logit_rows * self.logit_bytes
 
 
-def read_shape(path: Path, kv_dtype: str = "auto", quantization: str = AS_STORED, head: str = KEEP) -> ModelShape:
+def read_shape(
+    path: Path, target: Target, kv_dtype: str = "auto", quantization: str = AS_STORED, head: str = KEEP
+) -> ModelShape:
     """Read the shape of a model's directory or GGUF file; raises ConfigError for a model that plan does not know.
 
     Args:
+        target: what the model is to be served on.
         kv_dtype: as `kv.dtype` of workers.
         quantization: as `model.quantization` of workers; a model that keeps packed weights has AS_STORED only.
         head: as `model.head` of workers.
     """
     try:
-        return shape_of(sized_model(path, quantization, head), kv_dtype)
+        return shape_of(sized_model(path, forms_on(target, quantization), head), kv_dtype)
     except ModelError as error:
         raise ConfigError(str(error)) from None
 
@@ -95,4 +100,5 @@ def shape_of(config: DecoderConfig, kv_dtype: str = "auto") -> ModelShape:
         window_pairs=pairs.in_window,
         state_bytes=sum(group.block_bytes for group in groups if not group.grows),
         matrix_bytes=matrix_bytes,
+        widening_bytes=config.widening_bytes(BYTES),
     )

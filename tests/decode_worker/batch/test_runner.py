@@ -112,6 +112,7 @@ def start(model: Decoder) -> Iterator[Start]:
         engine = Engine(
             device=DEVICE,
             model=model,
+            model_fingerprint="",
             ops=ops,
             step_ops=ops,
             pdl=pdl,

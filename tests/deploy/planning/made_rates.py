@@ -18,6 +18,7 @@ def made_rates(**changes: object) -> Rates:
     contexts = (100, 1000, 100_000)
     rates = Rates(
         gpu="a GPU",
+        capability=(9, 0),
         memory_bytes=10**12,
         model="made",
         shape=SHAPE,

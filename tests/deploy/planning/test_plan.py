@@ -1,12 +1,15 @@
 """`baton plan`: the formula, the search, and what is printed and returned."""
 
 import json
+import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from benchmarks.presets import settings
+from common.models.forms import Target
 from common.settings.slo_section import SloSection
 from deploy.cli import main
 from deploy.planning import workload
@@ -17,9 +20,12 @@ from deploy.planning.simulation.loads import Prefixes
 from deploy.planning.simulation.outcome import Objectives
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import read_rates
+from deploy.planning.step_times.scaling import scaled
+from deploy.planning.step_times.shape import read_shape
 from deploy.planning.workload import Span, Steady
 from tests.deploy.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
 from tests.support.gguf_files import write_gguf
+from tests.support.packed_checkpoints import awq_128, pack_checkpoint
 
 DEMO = Path("deploy/demo_model")
 RATES = read_rates("h200-qwen3-4b")
@@ -41,6 +47,34 @@ def searched(load: Steady, objectives: Objectives = LIMITS, most_gpus: int = 8) 
     costs = Costs(RATES)
     each = estimate(costs, load, objectives)
     return Search(costs, load, objectives, each, most_gpus)
+
+
+def test_a_plan_for_a_checkpoint_of_4_bits_is_that_of_packed_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside plain ones its decode steps are shorter, and its prompts longer: each step widens the matrices."""
+    for name in ("packed", "plain"):
+        shutil.copytree(DEMO, tmp_path / name)
+    pack_checkpoint(tmp_path / "packed", tmp_path / "plain", awq_128())
+    told = {}
+    for choice in ("auto", "packed", "plain"):
+        flags = f"--model {tmp_path / 'packed'} --model-quantization {choice}"
+        assert run(f"--rate 10 --ttft-ms 200 --workers 1P1D --gpus 1 {flags}", monkeypatch) == 0
+        asked_for = rf" \w+_FLAGS='--model-quantization {choice}'| --model-quantization {choice}"
+        told[choice] = re.sub(asked_for, "", capsys.readouterr().out)
+    assert told["auto"] == told["packed"] != told["plain"]
+    assert ["integers in groups" in each for each in told.values()] == [True, True, False]
+    shapes = [read_shape(tmp_path / "packed", Target(RATES.capability), "auto", each) for each in ("auto", "plain")]
+    packed, plain = (scaled(RATES, shape, "") for shape in shapes)
+    assert RATES.capability == (9, 0) and shapes[0].step_bytes < 0.6 * shapes[1].step_bytes
+    assert all(ours[2] < theirs[2] for ours, theirs in zip(packed.steps, plain.steps, strict=True))
+    widening_bytes = packed.shape.widening_bytes
+    assert widening_bytes == packed.shape.layer_weights * (2 + 0.5 + 8 / 128), "written, read, and scales with offsets"
+    known = RATES.shape
+    bytes_per_ms = max((known.step_bytes + rows * known.moved_bytes(held)) / ms for rows, held, _, ms in RATES.steps)
+    for (tokens, _, ours_ms), (_, _, theirs_ms) in zip(packed.prompts, plain.prompts, strict=True):
+        num_steps = math.ceil(tokens / RATES.step_tokens)
+        assert ours_ms - theirs_ms == pytest.approx(num_steps * widening_bytes / bytes_per_ms)
 
 
 def test_the_formula_by_hand() -> None:
@@ -183,7 +217,7 @@ def test_a_plan_says_formula_candidates_and_command(
         (
             "--rate 3 --model deploy/demo_model --model-quantization int4 --ttft-ms 300 --input-len 64 --output-len 8",
             0,
-            "baton serve .* --model-quantization int4(.*\n)*These decode steps are too short: int4 was taken",
+            "baton serve .* --model-quantization int4(.*\n)*These decode steps are too short: integers in groups were",
         ),
         (
             "--rate 3 --kv-dtype fp8 --slo-itl-ms 0 --slo-ttft-ms 50 --ttft-ms 300 --input-len 64 --output-len 8",

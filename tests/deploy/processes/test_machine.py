@@ -14,15 +14,16 @@ def fake_nvidia_smi(directory: Path, script: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_parse_nvidia_smi_keeps_a_gpu_of_unknown_size() -> None:
-    assert parse_nvidia_smi("0, 143771\n1, [N/A]\n\n") == [Gpu(0, 143771 * MIB), Gpu(1, 0)]
+def test_parse_nvidia_smi_keeps_a_gpu_of_unknown_size_and_capability() -> None:
+    listed = parse_nvidia_smi("0, 143771, 9.0\n1, [N/A], 12.0\n2, 10, [N/A]\n3, 10\n\n")
+    assert listed == [Gpu(0, 143771 * MIB, (9, 0)), Gpu(1, 0, (12, 0)), Gpu(2, 10 * MIB), Gpu(3, 10 * MIB)]
 
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        ({}, [Gpu(0, 10 * MIB), Gpu(1, 20 * MIB)]),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, [Gpu(0, 20 * MIB)]),
+        ({}, [Gpu(0, 10 * MIB, (8, 9)), Gpu(1, 20 * MIB, (9, 0))]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [Gpu(0, 20 * MIB, (9, 0))]),
         ({"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, [Gpu(0, 0), Gpu(1, 0)]),
         ({"CUDA_VISIBLE_DEVICES": ""}, []),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
@@ -31,7 +32,7 @@ def test_parse_nvidia_smi_keeps_a_gpu_of_unknown_size() -> None:
 def test_detect_gpus_numbers_them_as_a_child_sees_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: dict[str, str], expected: list[Gpu]
 ) -> None:
-    fake_nvidia_smi(tmp_path, "echo '0, 10'; echo '1, 20'")
+    fake_nvidia_smi(tmp_path, "echo '0, 10, 8.9'; echo '1, 20, 9.0'")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert detect_gpus(visible) == expected
 

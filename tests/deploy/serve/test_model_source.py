@@ -6,36 +6,45 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from common.base.errors import ConfigError
+from common.models.forms import Target
 from common.models.held import read_model
 from common.models.loader import model_bytes
 from common.models.reading import read_config
+from common.settings.config import Config, ModelSection
 from deploy.planning.step_times.shape import read_shape
+from deploy.processes.placement import Gpu, place_workers
+from deploy.serve.command import held_bytes as held_bytes_on
 from deploy.serve.demo import DEMO_MODEL
 from deploy.serve.model_source import find_model, is_hub_id, served_name, weights_bytes
+from tests.support.forms import on_cpu
 from tests.support.gguf_files import every, write_gguf
-from tests.support.packed_checkpoints import CASES, pack_checkpoint
+from tests.support.packed_checkpoints import CASES, awq_128, pack_checkpoint
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"12345")
     assert find_model(str(tmp_path)) == tmp_path
-    assert weights_bytes(tmp_path) == 5
+    assert weights_bytes(tmp_path, on_cpu("auto")) == 5
 
 
-@pytest.mark.parametrize("case", ["fp8-blocks", "awq", "nvfp4-modelopt"])
+@pytest.mark.parametrize("case", ["fp8-blocks", "awq-128", "nvfp4-modelopt"])
 def test_a_quantized_checkpoint_takes_the_bytes_of_what_is_held(case: str, tmp_path: Path) -> None:
     """Some matrices stay in the checkpoint's form, others are made plain."""
     for name in ("packed", "plain"):
         shutil.copytree(DEMO_MODEL, tmp_path / name)
-    pack_checkpoint(tmp_path / "packed", tmp_path / "plain", CASES[case]())
-    config, path = read_model(tmp_path / "packed", "packed"), tmp_path / "packed"
+    pack_checkpoint(tmp_path / "packed", tmp_path / "plain", CASES[case]() if case in CASES else awq_128())
+    config, path = read_model(tmp_path / "packed", on_cpu("packed")), tmp_path / "packed"
     assert bool(config.kept) == (case != "nvfp4-modelopt")
-    held_bytes = weights_bytes(path, "packed")
+    held_bytes = weights_bytes(path, on_cpu("packed"))
     assert held_bytes == pytest.approx(model_bytes(config, "bfloat16"), rel=0.01)
-    assert read_shape(path, quantization="packed").weight_bytes == held_bytes
-    plain_bytes = weights_bytes(path, "plain")
-    assert plain_bytes == pytest.approx(model_bytes(read_model(path, "plain"), "bfloat16"), rel=0.01)
+    assert read_shape(path, Target(None), quantization="packed").weight_bytes == held_bytes
+    config_of = Config(model=ModelSection(path=str(path)))
+    on_gpu, on_a_cpu = (held_bytes_on(config_of, place_workers(1, 1, gpus)) for gpus in ([Gpu(0, 0)], []))
+    assert on_gpu == held_bytes == read_shape(path, Target((9, 0))).weight_bytes
+    assert on_a_cpu == (held_bytes if case == "fp8-blocks" else weights_bytes(path, on_cpu("plain")))
+    plain_bytes = weights_bytes(path, on_cpu("plain"))
+    assert plain_bytes == pytest.approx(model_bytes(read_model(path, on_cpu("plain")), "bfloat16"), rel=0.01)
     assert held_bytes < 0.75 * plain_bytes or not config.kept
 
 
@@ -45,7 +54,9 @@ def test_a_quantized_checkpoint_without_its_files_takes_2_bytes_an_element(tmp_p
     (tmp_path / "model.safetensors").write_bytes(b"12345")
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
     norms = 2 * 256 * 9 + 2 * 64 * 8
-    assert weights_bytes(tmp_path) == pytest.approx((demo / "model.safetensors").stat().st_size - norms, rel=0.01)
+    assert weights_bytes(tmp_path, on_cpu("auto")) == pytest.approx(
+        (demo / "model.safetensors").stat().st_size - norms, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "fp8", "gguf"])
@@ -56,10 +67,10 @@ def test_matrices_in_8_bits_are_counted_by_codes_and_scales_whatever_the_files_h
         packed = {"quantization_config": {"quant_method": "fp8"}} if kind == "fp8" else {}
         (path / "config.json").write_text(json.dumps(config | packed))
         shutil.copy(DEMO_MODEL / "model.safetensors", path)
-    plain_bytes, fp8_bytes = weights_bytes(path, "plain"), weights_bytes(path, "fp8")
+    plain_bytes, fp8_bytes = weights_bytes(path, on_cpu("plain")), weights_bytes(path, on_cpu("fp8"))
     assert fp8_bytes == pytest.approx(model_bytes(read_config(path, "fp8"), "bfloat16"), rel=0.01)
     assert fp8_bytes < 0.6 * plain_bytes
-    added = weights_bytes(path, "plain", "int8") - plain_bytes
+    added = weights_bytes(path, on_cpu("plain"), "int8") - plain_bytes
     assert added == pytest.approx(2048 * (256 + 4), rel=0.2), "codes and scales beside the table"
 
 

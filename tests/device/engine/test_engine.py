@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.presets import PRESETS
 from common.base.errors import ConfigError, ModelError
-from common.device.engine import engine
+from common.device.engine import engine, served_model
 from common.device.engine.engine import build_engine, launches_early, resolve_device
 from common.kernels.base.gpu import Gpu
 from common.memory.client.client import MemoryClient
@@ -25,7 +25,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
 
     def gpu(name: str, capability: tuple[int, int]) -> torch.device:
         properties = Gpu(name, capability, num_sms=100, shared_bytes=99 << 10)
-        monkeypatch.setattr(engine, "gpu_of", lambda device: properties)
+        for module in (engine, served_model):
+            monkeypatch.setattr(module, "gpu_of", lambda device: properties)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
         return torch.device("cuda", 0)

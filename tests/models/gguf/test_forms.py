@@ -11,6 +11,7 @@ from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from torch import Tensor
 
+from common.models.forms import Target, forms_on
 from common.models.gguf import unpacking
 from common.models.gguf.forms import FORMS
 from common.models.held import read_model
@@ -25,6 +26,7 @@ from tests.models.quantization.test_integers import elements
 from tests.models.quantization.test_kept import load
 from tests.models.test_decoder import CPU, Cache, errors, prompts
 from tests.support.checkpoints import VARIANTS, write_checkpoint
+from tests.support.forms import on_cpu
 from tests.support.gguf_files import every, tensors_of, write_gguf
 
 HALF = "float16"
@@ -83,7 +85,7 @@ def is_near(ours: Tensor, plain: Tensor) -> bool:
 @pytest.mark.parametrize("kind", FORMS)
 def test_elements_are_those_of_the_file(kind: str, directory: Path, tmp_path: Path) -> None:
     path = write_blocks(tmp_path / "m.gguf", directory, lambda name: kind)
-    held = dict(read_model(path, "packed").kept)
+    held = dict(read_model(path, on_cpu("packed")).kept)
     assert set(held.values()) == {FORMS[kind]} and len(held) == 2 * 4 + 1
     ours, plain = both(path)
     same = is_near if kind in ROUNDED else torch.equal
@@ -92,14 +94,24 @@ def test_elements_are_those_of_the_file(kind: str, directory: Path, tmp_path: Pa
 
 def test_a_stack_of_several_types_is_held_in_the_widest_form(directory: Path, tmp_path: Path) -> None:
     path = write_blocks(tmp_path / "m.gguf", directory, lambda name: M.get(name.split(".")[-2], "Q4_K"))
-    config = read_model(path, "packed")
+    config = read_model(path, on_cpu("packed"))
     held = dict(config.kept)
     assert held["layers.1.qkv"] == Codes("int8", 1, 16, HALF, HALF)
     assert held["layers.1.down"] == held["lm_head"] == Codes("int8", 1, 16, HALF)
     assert held["layers.1.o"] == held["layers.1.gate_up"] == Codes(PAIRS, 1, 32, HALF, HALF)
     ours, plain = both(path)
     assert [name for name, tensor in plain.items() if not is_near(ours[name], tensor)] == []
-    assert weights_bytes(path, "packed") == pytest.approx(model_bytes(config, "bfloat16"), rel=0.01)
+    assert weights_bytes(path, on_cpu("packed")) == pytest.approx(model_bytes(config, "bfloat16"), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [*FORMS, "Q4_K_M"])
+def test_a_file_is_plain_unless_packed_is_asked_for(kind: str, directory: Path, tmp_path: Path) -> None:
+    """Groups of files are small, and 16 bits beside many sequences faster."""
+    types = M if kind == "Q4_K_M" else {}
+    path = write_blocks(tmp_path / "m.gguf", directory, lambda name: types.get(name.split(".")[-2], kind[:4]))
+    assert dict(read_model(path, on_cpu("packed")).kept)
+    assert not dict(read_model(path, forms_on(Target((9, 0)), "auto")).kept)
+    assert read_model(path, on_cpu("auto")).codes == read_model(path, on_cpu("plain")).codes == ""
 
 
 def swapped(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,8 +157,8 @@ def test_a_table_that_is_also_the_head_is_held_twice(tmp_path: Path) -> None:
     model, tensors = load(path, "packed")
     assert tensors["embed"].dtype == torch.float32 and tensors["lm_head"].dtype == torch.int8
     assert torch.equal(dequantized(model.lm_head), tensors["embed"])
-    assert weights_bytes(path, "packed") == pytest.approx(model_bytes(model.config, "bfloat16"), rel=0.02)
-    plain = read_model(path, "plain")
+    assert weights_bytes(path, on_cpu("packed")) == pytest.approx(model_bytes(model.config, "bfloat16"), rel=0.02)
+    plain = read_model(path, on_cpu("plain"))
     saved = plain.step_bytes(1, 2) - model.config.step_bytes(1, 2)
     assert saved == sum(
         2 * each.numel() - each.numel() - 2 * tensors[f"{name}_scales"].numel()

@@ -20,6 +20,7 @@ from common.ops.base import BLOCK
 from tests.models.quantization.conftest import Written
 from tests.models.test_decoder import CPU, Cache, errors, prompts
 from tests.models.test_quantization import FLIPPED, Kept
+from tests.support.forms import on_cpu
 from tests.support.marks import first_then
 from tests.support.packed_checkpoints import INT8_ROWS
 from tests.support.packers import fp8_rows
@@ -41,7 +42,7 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 def load(directory: Path, choice: str = "auto") -> tuple[Decoder, dict[str, Tensor]]:
     memory = Kept()
-    config = read_model(directory, choice)
+    config = read_model(directory, on_cpu(choice))
     model, loading = load_model(directory, config, max_len=512, dtype="float32", memory=memory)
     loading.wait()
     assert isinstance(model, Decoder)
@@ -132,16 +133,16 @@ def test_logits_are_those_of_products_of_the_codes(
 @pytest.mark.parametrize("case", ["gptq-act-order", "mxfp8-compressed", "nvfp4-modelopt"])
 def test_other_formats_are_made_plain(case: str, written: Callable[[str], Written]) -> None:
     packed, _ = written(case)
-    assert read_model(packed, "auto").kept == ()
+    assert read_model(packed, on_cpu("auto")).kept == ()
 
 
 def test_floats_of_8_bits_for_inputs_of_16_bits_are_made_plain(packed: Callable[[str], Path]) -> None:
     directory = packed("fp8-blocks")
     table = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}
-    assert read_model(directory, "auto").kept
+    assert read_model(directory, on_cpu("auto")).kept
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": table}))
-    assert read_model(directory, "auto").kept == ()
+    assert read_model(directory, on_cpu("auto")).kept == ()
 
 
 def test_a_choice_makes_all_plain(written: Callable[[str], Written]) -> None:
@@ -193,7 +194,7 @@ def test_codes_of_two_kinds_in_a_stack_are_made_plain(packed: Callable[[str], Pa
 
 def test_memory_is_that_of_codes(written: Callable[[str], Written]) -> None:
     packed, _ = written("fp8-blocks")
-    kept, plain = (read_model(packed, choice) for choice in ("auto", "plain"))
+    kept, plain = (read_model(packed, on_cpu(choice)) for choice in ("auto", "plain"))
     codes = 2 * sum(rows * width for rows, width in ((512, 256), (256, 256), (640, 256), (256, 320)))
     saved = model_bytes(plain, "bfloat16") - model_bytes(kept, "bfloat16")
     assert 0.9 * codes < saved < codes

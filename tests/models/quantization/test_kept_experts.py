@@ -16,6 +16,7 @@ from common.ops.reference.products import dequantized
 from tests.models.quantization.test_kept import at_each, load, same_bytes, stored
 from tests.models.test_decoder import BACKENDS, CPU, Backend, Cache, OwnWeights, assert_close, prompts
 from tests.support.checkpoints import write_checkpoint
+from tests.support.forms import on_cpu
 from tests.support.marks import first_then
 from tests.support.packed_checkpoints import FP8, INT8_ROWS, STATIC, UNEVEN, Case, pack_checkpoint
 from tests.support.packers import fp8_blocks, fp8_whole, int8_rows
@@ -112,7 +113,7 @@ def test_logits_of_a_gpu_are_those_of_plain_matrices(name: str, backend: Backend
     for ragged in (prompts(1), prompts(7), prompts(1, 37, 100)):
         found = []
         for each, choice in models:
-            config, memory = read_model(packed, choice), OwnWeights(each.device)
+            config, memory = read_model(packed, on_cpu(choice)), OwnWeights(each.device)
             model, loading = load_model(packed, config, max_len=512, dtype=each.dtype, memory=memory)
             loading.wait()
             assert isinstance(model, Decoder)
@@ -142,7 +143,7 @@ def test_a_grid_of_scales_on_its_side_shows(tmp_path: Path) -> None:
 def test_experts_for_inputs_of_16_bits_stay_and_dense_matrices_do_not(tmp_path: Path) -> None:
     table = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head"]}
     packed, _ = write(KEPT["blocks"]._replace(case=Case(table, fp8_blocks())), tmp_path)
-    config = read_model(packed, "auto")
+    config = read_model(packed, on_cpu("auto"))
     assert {name.rpartition(".")[2] for name, _ in config.kept} == {"experts_gate_up", "experts_down"}
 
 
@@ -162,7 +163,7 @@ def test_all_matrices_of_a_layer_s_experts_stay_or_none(plain_side: str, tmp_pat
 
 def test_memory_and_steps_are_those_of_codes(tmp_path: Path) -> None:
     packed, _ = write(KEPT["blocks"]._replace(case=BLOCKS), tmp_path)
-    kept, plain = (read_model(packed, choice) for choice in ("auto", "plain"))
+    kept, plain = (read_model(packed, on_cpu(choice)) for choice in ("auto", "plain"))
     expert, read = 3 * 128 * 256, 8 * (1.0 - (1.0 - 3 / 8) ** 5)  # of eight, by five tokens with three each
     dense = sum(2 * rows * 256 for rows in (512, 256)) + 2 * 96 * 256 + 256 * 96
     saved = model_bytes(plain, "bfloat16") - model_bytes(kept, "bfloat16")

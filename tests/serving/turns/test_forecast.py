@@ -5,6 +5,7 @@ import pytest
 from common.models.held import read_model
 from common.models.sizes.attention import PairProducts
 from common.serving.turns.forecast import LONG_WORK, LearnedForecast, Work
+from tests.support.forms import on_cpu
 from tests.support.guided import DEMO_MODEL
 
 LARGE = Work(8.1e-5)  # a 4B model
@@ -56,6 +57,6 @@ def test_a_window_bounds_the_pairs_of_its_layers() -> None:
 
 
 def test_the_work_of_a_model_is_that_of_its_layers() -> None:
-    config = read_model(DEMO_MODEL, "auto")
+    config = read_model(DEMO_MODEL, on_cpu("auto"))
     assert config.pair_products == PairProducts(len(config.layers) * config.q_heads[0] * config.heads[0].head_dim, 0, 0)
     assert Work.of(config).pair == pytest.approx(2 * config.pair_products.everywhere / config.token_weights)

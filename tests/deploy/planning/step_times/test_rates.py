@@ -14,6 +14,7 @@ from benchmarks.tables.cells import results
 from benchmarks.tables.steps import SHARED, TOGETHER
 from common.base.errors import ConfigError
 from common.device.engine.step_rules import MIN_SPARED_BYTES, TYPICAL_TOKENS
+from common.models.forms import Target
 from common.models.loader import model_bytes
 from common.models.reading import decoder_config, read_config
 from common.ops.prompt_attention import MAX_KEYS
@@ -118,7 +119,7 @@ def test_the_shape_of_a_model_that_plan_does_not_know_is_refused(tmp_path: Path)
     assert RATES.shape.kv_bytes == 2 * 2 * 36 * 8 * 128
     (tmp_path / "config.json").write_text(json.dumps(settings(RATES.model).values | {"model_type": "gpt2"}))
     with pytest.raises(ConfigError, match=r"config\.json: "):
-        read_shape(tmp_path)
+        read_shape(tmp_path, Target(None))
 
 
 def test_latents_are_counted_as_cached_and_their_products_as_expanded() -> None:
@@ -159,7 +160,7 @@ def test_a_shape_is_as_large_as_the_model_that_workers_read() -> None:
     assert costs.MAX_KEYS == MAX_KEYS
     for scheme in ("auto", "fp8"):
         demo = ROOT / "deploy/demo_model"
-        config, shape = read_config(demo, scheme), read_shape(demo, quantization=scheme)
+        config, shape = read_config(demo, scheme), read_shape(demo, Target(None), quantization=scheme)
         for size in ((0, 256), (512, 0), (8192, 64)):
             assert shape.activation_bytes(*size) == config.activation_bytes(*size)
         assert shape.step_bytes == config.step_bytes(1, 2)
