@@ -10,6 +10,7 @@ streams beside a client that sends more prompts than the GPU computes: another c
 import argparse
 import sys
 from collections.abc import Sequence
+from statistics import mean
 
 from rich.console import Console
 from rich.table import Table
@@ -39,13 +40,14 @@ SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
 def table(costs: Costs, all_targets: Sequence[SloSection]) -> Table:
     """Make a row for each load and each pair of targets."""
     layout = parse_layout("1P1D", 1)
-    shown = Table("load", "pauses, ms", *(f"{name}, ms" for name in SHOWN), "output tokens/s")
+    shown = Table("load", "pauses, ms", *(f"{name}, ms" for name in SHOWN), "e2e mean, ms", "tokens/s")
     for name, flags in LOADS.items():
         load = load_of(f"python -m benchmarks.serve --url http://127.0.0.1 {flags}")
         for targets in all_targets:
             outcome = simulate(layout, costs, load, targets=targets)
             figures = (f"{outcome.figure(figure):,.1f}" for figure in SHOWN)
-            shown.add_row(name, _told(targets), *figures, f"{outcome.tokens_per_s:,.0f}")
+            e2e_ms = mean(each.ended_ms - each.arrived_ms for each in outcome.requests)
+            shown.add_row(name, _told(targets), *figures, f"{e2e_ms:,.0f}", f"{outcome.tokens_per_s:,.0f}")
     return shown
 
 

@@ -21,7 +21,7 @@ def build(config: Config, incarnation: Incarnation) -> PrefillWorker:
     worker, forecast = program.build(config, incarnation), LearnedForecast(Work(0.0))
     forecast.learn([(100 * STEP_TOKENS, 0)], 100 * STEP_MS)
     page = open_page(incarnation.memory.path)
-    turns = law.TurnLaw(SloSection(itl_ms=STEP_MS, ttft_ms=0.0), forecast)
+    turns = law.TurnLaw(SloSection(itl_ms=2 * STEP_MS, ttft_ms=0.0), forecast)
     worker.steps.plans = PromptTurns(turns, forecast, page, incarnation.epoch)
     return worker
 

@@ -322,7 +322,7 @@ def take_turns(rig: Rig) -> TurnPage:
     """Let a worker's prompts, 0.1 ms a token, take turns when they would be 50 ms late."""
     page, forecast = TurnPage(bytearray(PAGE_BYTES)), LearnedForecast(Work(0.0))
     forecast.learn([(8192, 0)], 819.2)
-    rig.worker.steps.plans = PromptTurns(TurnLaw(SloSection(ttft_ms=50.0), forecast), forecast, page, writer=3)
+    rig.worker.steps.plans = PromptTurns(TurnLaw(SloSection(200.0, 50.0), forecast), forecast, page, writer=3)
     return page
 
 

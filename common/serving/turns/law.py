@@ -3,7 +3,7 @@
 Side by side, prompts and decode steps together get at most a tenth more out of a GPU than one after the other. So the
 decision is who waits. While all prompts are in time, both run side by side, and streams have short gaps. When a prompt
 would be late, the two take **turns**: beside each prompt step, which has the whole GPU, runs a single decode step. The
-prompt step is as long as the target of pauses allows.
+prompt step is as long as the target of pauses allows. Where even a short one is longer, there are no turns.
 
 A client's streams always wait for prompts of the same client. For those of others they wait only in bursts, by an
 `Allowance`. So a client that sends prompts without end delays its own streams, and nobody else's.
@@ -21,7 +21,7 @@ from common.serving.turns.allowance import Allowance
 from common.settings.slo_section import SloSection
 
 TURN_TOKENS = (8192, 6144, 4096, 3072, 2048, 1536, 1024)
-"""Sizes of prompt steps in turns; the last is taken even if too long, because smaller ones waste a prompt's speed."""
+"""Sizes of prompt steps in turns; smaller ones would waste a prompt's speed."""
 LEAST_TOKENS = 512
 """Fewer waiting tokens than these never stop streams: a turn would cost more than they take."""
 PATIENCE = 2.0
@@ -112,8 +112,10 @@ class TurnLaw:
         self._seen_ms = now_ms
         self._press(self._would_be_late(prompts, running_ms))
         is_due = self.is_pressed and decode_ms > 0 and _num_left(prompts) >= LEAST_TOKENS
-        self.in_turns = is_due and (is_own or self.allowance.left_ms > 0)
-        return self._turn(prompts, decode_ms, is_own) if self.in_turns else SIDE_BY_SIDE
+        may_wait = is_own or self.allowance.left_ms > 0
+        plan = self._turn(prompts, decode_ms, is_own) if is_due and may_wait else SIDE_BY_SIDE
+        self.in_turns = plan.is_turn
+        return plan
 
     def paused(self, plan: Plan, pause_ms: float) -> None:
         """Record a measured pause of streams around the turn of `plan`; many together correct the forecasts."""
@@ -125,11 +127,12 @@ class TurnLaw:
             self._ratios.clear()
 
     def _turn(self, prompts: Sequence[Waiting], decode_ms: float, is_own: bool) -> Plan:
+        """Return the longest turn within the target of pauses; side by side, if even the least is forecast beyond."""
         for num_tokens in TURN_TOKENS:
             pause_ms = self.forecast.step_ms(_chunks(prompts, num_tokens)) + decode_ms + MARGIN_MS
             if self.slowness * pause_ms <= self.targets.itl_ms:
                 break
-        return Plan(True, num_tokens, pause_ms, is_own)
+        return Plan(True, num_tokens, pause_ms, is_own) if pause_ms <= self.targets.itl_ms else SIDE_BY_SIDE
 
     def _would_be_late(self, prompts: Sequence[Waiting], running_ms: float) -> float | None:
         """Return how late the latest prompt would be side by side, in milliseconds; None without a prompt."""

@@ -147,10 +147,14 @@ def test_the_target_of_pauses_sizes_turns(target_ms: float, most_tokens: int) ->
     assert max(gpu.gaps_ms) <= target_ms
 
 
-def test_context_makes_turns_short_and_no_target_makes_them_too_short() -> None:
+def test_context_makes_turns_short_and_none_is_longer_than_the_target() -> None:
     behind, fresh = [Waiting(5000.0, 0, 24_576, 32_768)], [Waiting(5000.0, 0, 0, 32_768)]
     assert law().plan(behind, MANY).num_tokens < law().plan(fresh, MANY).num_tokens
-    assert law(10.0).plan(behind, MANY).num_tokens == TURN_TOKENS[-1]
+    least_ms = law().plan([Waiting(5000.0, 0, 24_576, 24_576 + TURN_TOKENS[-1])], MANY).pause_ms
+    short = law(least_ms + 0.1)
+    short.slowness = 2.0
+    assert short.plan(behind, MANY).num_tokens == TURN_TOKENS[-1], "or wrong forecasts would end turns for ever"
+    assert law(least_ms - 0.1).plan(behind, MANY) == SIDE_BY_SIDE, "of a large model, or on a small GPU"
 
 
 def test_a_long_prompt_is_late_only_beyond_twice_its_own_time() -> None:
