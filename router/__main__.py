@@ -21,7 +21,7 @@ from common.wire.transport.port_sharing import RELIEVED_STATUS
 from router.api.app import start_server
 from router.api.http_request import SERVICE
 from router.api.succession import SUCCESSION, Succession
-from router.service import Service
+from router.http_service import HttpService
 from router.text.tokenizer import encode_in_one_thread
 
 logger = logging.getLogger(__name__)
@@ -67,10 +67,10 @@ async def serve(config: Config, start: StartLog) -> int:
         await asyncio.wait({drained, impatient}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drained, impatient):
             task.cancel()
-        if service.dispatcher.num_active:
-            logger.warning("stopping with %d completions unfinished", service.dispatcher.num_active)
+        if service.num_active:
+            logger.warning("stopping with %d completions unfinished", service.num_active)
             message = "the server shut down before this request was finished; retry"
-            service.dispatcher.fail_all(RequestError(message, code="server_draining", status=503, retry_after_s=5))
+            service.fail_all(RequestError(message, code="server_draining", status=503, retry_after_s=5))
     finally:
         whereabouts.forget(port)
         await runner.cleanup()
@@ -91,12 +91,12 @@ async def _until_over(signals: "asyncio.Queue[str]", succession: Succession, war
     return succession.relieved.is_set()
 
 
-async def _drain(section: RouterSection, service: Service, succession: Succession) -> None:
+async def _drain(section: RouterSection, service: HttpService, succession: Succession) -> None:
     """Finish running completions.
 
     With a successor, no request is refused. The drain may take longer, because no client waits for this router's end.
     """
-    is_relieved, num_active = succession.relieved.is_set(), service.dispatcher.num_active
+    is_relieved, num_active = succession.relieved.is_set(), service.num_active
     limit_s = section.request_timeout_s if is_relieved else section.drain_s
     why = "another router has the port" if is_relieved else "told to end"
     logger.info("%s: draining %d completions for up to %g s; a signal stops it at once", why, num_active, limit_s)
@@ -111,16 +111,18 @@ async def _drain(section: RouterSection, service: Service, succession: Successio
             await service.drain(limit_s)
 
 
-async def _note(port: int, service: Service, succession: Succession) -> None:
+async def _note(port: int, service: HttpService, succession: Succession) -> None:
     """Record this router's port once bound, so the user's operators can find it; a failure only logs a warning."""
     await succession.has_port.wait()
+    if not service.endpoint:
+        return
     try:
-        whereabouts.note(port, service.hub.endpoint, service.config.net)
+        whereabouts.note(port, service.endpoint, service.config.net)
     except (ConfigError, OSError) as error:
-        logger.warning("baton drain needs --net-router-endpoint %s: %s", service.hub.endpoint, error)
+        logger.warning("baton drain needs --net-router-endpoint %s: %s", service.endpoint, error)
 
 
-async def _warm_up(service: Service) -> None:
+async def _warm_up(service: HttpService) -> None:
     """Start helpers needed by the first requests of some kinds."""
     await service.grammars.warm_up()  # one by one, because each is most expensive while starting
     await service.reader.warm_up()

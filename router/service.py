@@ -1,12 +1,13 @@
-"""The router without HTTP: all parts with the lifetime of the process, put together and kept going."""
+"""The router without HTTP handlers: all parts with the lifetime of the process, put together and kept going."""
 
 import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.settings import options
+from common.base.errors import RequestError
 from common.settings.config import Config
 from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages.operator import DrainWanted, LoadWanted, RoleChange
@@ -24,20 +25,22 @@ from common.wire.messages.worker import (
     WorkerLeaving,
     WorkerReady,
 )
+from router.base.exposition import exposition
+from router.base.shapes import Health, StatusName
+from router.dispatch.completion.choice import Choice
+from router.dispatch.completion.journey import Journey
+from router.dispatch.completion.state import Completion, CompletionTimes
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.incidents import Incidents
 from router.dispatch.inquiries import Inquiries
 from router.dispatch.metrics import Metrics
 from router.dispatch.worker_reports import WorkerReports
-from router.grammar.checks import GrammarChecks
-from router.http.unread_answers import Unread
+from router.http_service import HttpService
+from router.observe import health
 from router.observe.fleet_metrics import FleetMetrics
 from router.observe.status_report import StatusReporter
 from router.placement.capacity import max_model_len
 from router.placement.worker_pool import WorkerPool
-from router.reading.bodies import Bodies
-from router.reading.reader import Reader
-from router.text.tokenizer import load_tokenizer
 from router.workers.hub import AsyncHub, Handler, Handlers, Links, Undelivered
 from router.workers.kv_events import KVEventReader
 from router.workers.membership import Membership
@@ -50,18 +53,29 @@ logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
 
 
-class Service:
+class LocalOrder:
+    """Choices handed to the dispatcher of this process."""
+
+    def __init__(self, dispatcher: Dispatcher, choices: Sequence[Choice]) -> None:
+        self._dispatcher = dispatcher
+        self._completions = [_completion(choice) for choice in choices if not choice.is_over]
+
+    def prepare(self) -> Iterator[None]:
+        return self._dispatcher.prepare(self._completions)
+
+    def submit(self) -> None:
+        self._dispatcher.submit(self._completions)
+
+    def abort(self) -> None:
+        self._dispatcher.abort(*self._completions)
+
+
+class Service(HttpService):
     """Owns the sockets and the periodic work; the HTTP handlers use its parts."""
 
     def __init__(self, config: Config) -> None:
         """Load the tokenizer and bind the endpoint; raises ConfigError with the remedy."""
-        self.config = config
-        self.started_s = int(time.time())  # wall clock
-        self.tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)
-        self.bodies = Bodies(config.router)
-        self.unread = Unread(config.router.max_unread_bytes)
-        self.reader = Reader(config, self.tokenizer)
-        self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))
+        super().__init__(config)
         self.hub = AsyncHub(config.net)
         incidents = Incidents()
         self.metrics = Metrics(incidents)
@@ -98,11 +112,41 @@ class Service:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens, prompt plus outputs, that every worker can take."""
         return max_model_len(self.pool, self.tokenizer.info.max_model_len)
 
+    @property
+    def num_active(self) -> int:
+        return self.dispatcher.num_active
+
+    @property
+    def endpoint(self) -> str:
+        return self.hub.endpoint
+
+    @property
+    def status_name(self) -> StatusName:
+        return self.pool.readiness.status
+
+    def admit(self, num_completions: int = 1, num_tokens: int = 0) -> None:
+        self.dispatcher.admit(num_completions, num_tokens)
+
+    def order(self, choices: Sequence[Choice]) -> LocalOrder:
+        return LocalOrder(self.dispatcher, choices)
+
+    def count_refusal(self, error: RequestError) -> None:
+        self.metrics.count_refusal(error)
+
+    async def health(self) -> Health:
+        parts = self.pool, self.memory_servers, self.role_changes
+        return health.report(*parts, draining=self.dispatcher.draining, now_s=time.monotonic())
+
+    async def exposition(self) -> bytes:
+        return await exposition(self.metrics.families())
+
+    async def status_body(self) -> bytes:
+        return self.status.body()
+
     def start(self) -> None:
-        """Begin to serve workers; call on the event loop."""
+        """Begin to serve workers."""
         self.hub.start(self.handlers(), self._on_unreachable)
         self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
@@ -112,12 +156,14 @@ class Service:
             logger.info("it is not known where this tokenizer's texts may be cut: each is encoded from its beginning")
 
     async def drain(self, timeout_s: float, *, refuses: bool = True) -> bool:
-        """Wait for running completions, and refuse new ones if `refuses`; return False after a timeout."""
         self.dispatcher.draining, self.dispatcher.refusing = True, refuses
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self.dispatcher.num_active and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(DRAIN_POLL_S)
         return self.dispatcher.num_active == 0
+
+    def fail_all(self, error: RequestError) -> None:
+        self.dispatcher.fail_all(error)
 
     async def close(self) -> None:
         if self._clockwork is not None:
@@ -186,3 +232,8 @@ class Service:
     def _on_worker_ended(self, identity: bytes, report: WorkerEnded) -> None:
         if not self._membership.on_worker_ended(report):
             self.hub.refuse(identity, report, "not of the memory server that this worker named")
+
+
+def _completion(choice: Choice) -> Completion:
+    journey = Journey(choice.watcher) if choice.watcher is not None else None
+    return Completion(choice.spec, choice.output, choice, CompletionTimes(choice.received_s), journey=journey)

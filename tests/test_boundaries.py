@@ -20,8 +20,8 @@ SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")
 # the rooms is a room by itself; `__main__` and `worker` may import all.
 ROOMS_OF = {
     "router": (
-        "api", "answers", "service", "http", "reading", "observe", "workers", "dispatch", "dispatch.completion",
-        "requests", "grammar", "text", "text.formats", "placement", "base",
+        "api", "answers", "service", "http_service", "http", "reading", "observe", "workers", "dispatch",
+        "dispatch.completion", "requests", "grammar", "text", "text.formats", "placement", "base",
     ),
     "decode_worker": (
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",

@@ -13,7 +13,8 @@ from router.answers.completion_bodies import ChunkWriter, choice_body, prompt_bo
 from router.answers.request_choices import Job
 from router.answers.responses_answer import StreamedResponse, WholeResponse
 from router.base.helper_frames import Kind
-from router.dispatch.completion.state import ID_PREFIX, Delivery
+from router.dispatch.completion.choice import Delivery
+from router.dispatch.completion.state import ID_PREFIX
 
 
 class WholeAnswer(Protocol):

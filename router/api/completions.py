@@ -72,10 +72,11 @@ async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
     job = await _job(request, front)
     service = request.app[SERVICE]
     await asyncio.sleep(0)  # give way, because making thousands of completions takes long
-    for _ in service.dispatcher.prepare(job.completions):
+    order = service.order(job.choices)
+    for _ in order.prepare():
         await asyncio.sleep(0)
     try:
-        with submitted(service.dispatcher, job):
+        with submitted(order):
             if not job.options.stream:
                 return await _whole(request, front, job)
             return await asyncio.create_task(_stream(request, front, job))  # resumed for each step, without middlewares
@@ -85,7 +86,7 @@ async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
 
 async def _job(request: web.Request, front: Front) -> Job:
     service, received_s = request.app[SERVICE], time.monotonic()
-    service.dispatcher.admit()  # refuse before reading a body in vain
+    service.admit()  # refuse before reading a body in vain
     async with received(request) as body:
         body_s = time.monotonic()
         checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
@@ -108,7 +109,7 @@ def _check_priority(priority: int, most_urgent: int) -> None:
 
 async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
     answer = front.whole(job)
-    num_open = len(job.completions)
+    num_open = len(job.choices)
     while num_open:
         for delivery in await job.mailbox.take():
             if delivery.error is not None:
@@ -127,7 +128,7 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     connection, mailbox = connection_of(request), job.mailbox
     output = connection.output
     response, answer = web.StreamResponse(headers=STREAM_HEADERS), front.streamed(job)
-    num_open, has_begun, has_failed = len(job.completions), False, False
+    num_open, has_begun, has_failed = len(job.choices), False, False
     is_chunked = request.version >= HttpVersion11
     with Silence(mailbox, request.app[SERVICE].config.router.stream_keepalive_s) as silence:
         while True:
