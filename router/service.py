@@ -1,6 +1,7 @@
 """The router without HTTP handlers: all parts with the lifetime of the process, put together and kept going."""
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -9,6 +10,8 @@ from typing import Any
 
 from common.base.errors import RequestError
 from common.settings.config import Config
+from common.wire.messages.frames import MAX_FRAME_BYTES
+from common.wire.messages.fronts import Page
 from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages.operator import DrainWanted, LoadWanted, RoleChange
 from common.wire.messages.worker import (
@@ -25,6 +28,7 @@ from common.wire.messages.worker import (
     WorkerLeaving,
     WorkerReady,
 )
+from common.wire.transport.endpoints import FRONT_SOCKET, ROUTER_SOCKET, resolved
 from router.base.exposition import exposition
 from router.base.shapes import Health, StatusName
 from router.dispatch.completion.choice import Choice
@@ -41,6 +45,7 @@ from router.observe.fleet_metrics import FleetMetrics
 from router.observe.status_report import StatusReporter
 from router.placement.capacity import max_model_len
 from router.placement.worker_pool import WorkerPool
+from router.sessions.fronts import Fronts
 from router.workers.hub import AsyncHub, Handler, Handlers, Links, Undelivered
 from router.workers.kv_events import KVEventReader
 from router.workers.membership import Membership
@@ -76,7 +81,7 @@ class Service(HttpService):
     def __init__(self, config: Config) -> None:
         """Load the tokenizer and bind the endpoint; raises ConfigError with the remedy."""
         super().__init__(config)
-        self.hub = AsyncHub(config.net)
+        self.hub = AsyncHub(config.net, resolved(config.net.router_endpoint, ROUTER_SOCKET))
         incidents = Incidents()
         self.metrics = Metrics(incidents)
         self.pool = WorkerPool(config.net, config.router.prefill_window)
@@ -84,7 +89,8 @@ class Service(HttpService):
             config.router, config.net, self.pool, self._send, self.metrics,
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
-        links = Links(config.net, secrets.randbits(62), self.hub.send, incidents=incidents)
+        epoch = secrets.randbits(62)
+        links = Links(config.net, epoch, self.hub.send, incidents=incidents)
         self._membership = Membership(links, self.tokenizer.info, self.pool, self.dispatcher)
         self.memory_servers = MemoryServers(links)
         self.role_changes = RoleChanges(incidents)
@@ -105,6 +111,14 @@ class Service(HttpService):
             self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics,
             has_chats=self.tokenizer.chat_template is not None,
         )  # fmt: skip
+        self.front_hub: AsyncHub | None = None
+        self.fronts: Fronts | None = None
+        if config.router.front_endpoint:
+            endpoint = resolved(config.router.front_endpoint, FRONT_SOCKET)
+            self.front_hub = AsyncHub(config.net, endpoint, MAX_FRAME_BYTES)
+            self.fronts = Fronts(
+                config.router, config.net, self.tokenizer.info, self.dispatcher, self.front_hub.send, self, epoch
+            )
         lifecycle, scheduler = self.dispatcher.lifecycle, self.dispatcher.scheduler
         self._inquiries = Inquiries(config.net, self._send, lifecycle.active.get)
         self._reports = WorkerReports(lifecycle, scheduler, self.pool, self._send, self.tokenizer.info.vocab_size)
@@ -145,9 +159,22 @@ class Service(HttpService):
     async def status_body(self) -> bytes:
         return self.status.body()
 
+    async def page(self, page: Page) -> bytes:
+        """Return what a front passes on."""
+        match page:
+            case Page.HEALTH:
+                return json.dumps(await self.health()).encode()
+            case Page.METRICS:
+                return await self.exposition()
+            case Page.STATUS:
+                return await self.status_body()
+
     def start(self) -> None:
         """Begin to serve workers."""
         self.hub.start(self.handlers(), self._on_unreachable)
+        if self.front_hub is not None and self.fronts is not None:
+            self.front_hub.start(self.fronts.handlers(), self.fronts.on_unreachable)
+            logger.info("fronts dial %s", self.front_hub.endpoint)
         self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
@@ -163,6 +190,8 @@ class Service(HttpService):
         return self.dispatcher.num_active == 0
 
     def fail_all(self, error: RequestError) -> None:
+        if self.fronts is not None:
+            self.fronts.close()  # fronts keep their completions for the next dispatcher
         self.dispatcher.fail_all(error)
 
     async def close(self) -> None:
@@ -170,6 +199,9 @@ class Service(HttpService):
             self._clockwork.cancel()
             await asyncio.gather(self._clockwork, return_exceptions=True)
         self._membership.release_all()
+        if self.front_hub is not None and self.fronts is not None:
+            self.fronts.close()
+            self.front_hub.close()
         self.hub.close()
         await asyncio.gather(self.reader.close(), self.grammars.close())
 
@@ -187,6 +219,8 @@ class Service(HttpService):
                 self._kv_events.check()
                 self._inquiries.ask(self.dispatcher.active)
                 self.dispatcher.tick()
+                if self.fronts is not None:
+                    self.fronts.check()
                 self.status.history.tick()
             except Exception:  # without periodic work no deadline would hold any more
                 logger.exception("a bug in the clockwork; going on")
