@@ -151,7 +151,7 @@ class PrefillWorker:
         load.prompt_block_us = self.prefixes.rate.block_us(self.prefixes.block_size)
         load.taking_us = int(self.retrievals.worth.taking_us)
         load.num_pulled_blocks, load.pulls = self.retrievals.num_pulled, self.retrievals.meter
-        load.num_turns, load.in_turns = self.steps.plans.num_turns, self.steps.plans.is_pressed
+        load.num_turns, load.in_turns = self.steps.plans.num_turns, self.steps.plans.in_turns
         if not load.num_running:
             load.last_step_s = time.monotonic()
 

@@ -19,6 +19,7 @@ from common.kv.proof import is_over, prove_path
 from common.kv.transport import NIXL, PeerPool, Pull, check_compatible, make_transport
 from common.memory.base.host import host_id
 from common.memory.base.nixl_agent import ucx_transports
+from common.memory.base.slots import Slots, slots_for
 from common.memory.client.gate_connection import Gate
 from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.settings.config import Config
@@ -166,10 +167,10 @@ class PeerServers:
         if self._is_distant(export):
             if not export.gate:
                 raise TransferFailed(
-                    f"worker {export.worker_id} is on another host, and its memory server has no gate: set "
-                    "net.advertise there, and install nixl on both hosts"
+                    f"the pool of worker {export.worker_id} is to be read by NIXL, and its memory server has no gate: "
+                    "set net.advertise there, and install nixl on both hosts"
                 )
-            place = Gate(export.gate, self.config.net)
+            place = Gate(export.gate, self.config.net, slots=self._slots(export))
         try:
             peer = PeerPoolClient(place, self.worker, export.pool_id, export.layout)
         except MemoryLost as lost:
@@ -197,8 +198,13 @@ class PeerServers:
         return server.pool is not None
 
     def _is_distant(self, export: KVPoolExport) -> bool:
-        """Tell whether a pool is read by NIXL: if its host is another, or if the transport was chosen so."""
-        return export.transport == NIXL or export.host not in ("", self._host)
+        """Tell whether a pool is read by NIXL: if its host is another, or if either side chose so."""
+        return NIXL in (export.transport, self.engine.transport.name) or export.host not in ("", self._host)
+
+    def _slots(self, export: KVPoolExport) -> Slots | None:
+        """Return the staging to read a pool through; None to read it as it is, as host memory can be."""
+        is_staged = self.engine.device.type != "cpu" or self.config.kv.always_stage
+        return slots_for(export.layout) if is_staged else None
 
     def _linger(self, pull: Pull, block_ids: list[int]) -> None:
         self._lingering.append((pull, block_ids))

@@ -49,7 +49,7 @@ MAX_PAGE_BYTES = 8 << 20
 Client = Annotated[str, Meta(max_length=4096)]
 
 
-class FrontHello(FromFront, tag=90):
+class FrontHello(FromFront, tag=110):
     """front -> dispatcher: begin a session, in which messages count from 1. Answered by `FrontWelcome` or `Refused`."""
 
     pid: ProcessId
@@ -60,13 +60,13 @@ class FrontHello(FromFront, tag=90):
     url: OptionalLabel  # for display: where HTTP is served
 
 
-class FrontBeat(FromFront, tag=91):
+class FrontBeat(FromFront, tag=111):
     """front -> dispatcher: a sign of life."""
 
     number: Total  # of the last numbered message
 
 
-class FrontPrompt(FromFront, tag=92):
+class FrontPrompt(FromFront, tag=112):
     """front -> dispatcher: a prompt of the `FrontOrder` to come."""
 
     number: Total
@@ -87,7 +87,7 @@ class FrontChoice(WireStruct):
     prompt_only: bool
 
 
-class FrontOrder(FromFront, tag=93):
+class FrontOrder(FromFront, tag=113):
     """front -> dispatcher: the completions of an HTTP request, all or none of which are queued."""
 
     number: Total
@@ -115,7 +115,7 @@ class FrontOrder(FromFront, tag=93):
         return f"{num_outputs} outputs, {choice.max_tokens} wanted" if num_outputs >= choice.max_tokens else ""
 
 
-class FrontDone(FromFront, tag=94):
+class FrontDone(FromFront, tag=114):
     """front -> dispatcher: completions that need no more tokens."""
 
     number: Total
@@ -134,20 +134,20 @@ class Page(IntEnum):
     STATUS = 3
 
 
-class FrontAsk(FromFront, tag=95):
+class FrontAsk(FromFront, tag=115):
     """front -> dispatcher: ask for a page. Answered by `FrontPage`."""
 
     page: Page
 
 
-class FrontWelcome(WireStruct, tag=96):
+class FrontWelcome(WireStruct, tag=116):
     """dispatcher -> front: the session of the front's incarnation has begun."""
 
     dispatcher_epoch: Epoch
     session: Epoch  # that of the `FrontHello`
 
 
-class FrontNews(WireStruct, tag=97):
+class FrontNews(WireStruct, tag=117):
     """dispatcher -> front: a sign of life, with what a front needs to refuse early."""
 
     session: Epoch
@@ -161,7 +161,7 @@ class FrontNews(WireStruct, tag=97):
     refuses: bool
 
 
-class FrontTokens(WireStruct, tag=98):
+class FrontTokens(WireStruct, tag=118):
     """dispatcher -> front: tokens of completions, in order, and ends, as columns.
 
     Scores are as in `LogprobBatch`, or empty if no token has any.
@@ -190,7 +190,7 @@ class FrontTokens(WireStruct, tag=98):
         return misscored(rows, self.num_logprobs, self.logprob_ids, self.logprobs)
 
 
-class FrontScores(WireStruct, tag=103):
+class FrontScores(WireStruct, tag=119):
     """dispatcher -> front: log-probabilities of a prompt, as in `PromptLogprobs`."""
 
     session: Epoch
@@ -206,7 +206,7 @@ class FrontScores(WireStruct, tag=103):
         return misscored(num_ids(self.ranks), self.num_logprobs, self.logprob_ids, self.logprobs)
 
 
-class FrontFailed(WireStruct, tag=100):
+class FrontFailed(WireStruct, tag=120):
     """dispatcher -> front: completions ended with an error, told to the client in these words."""
 
     session: Epoch
@@ -219,7 +219,7 @@ class FrontFailed(WireStruct, tag=100):
     retry_after_s: Count  # 0: none
 
 
-class FrontPage(WireStruct, tag=101):
+class FrontPage(WireStruct, tag=121):
     """dispatcher -> front: a page as asked for, JSON or text."""
 
     session: Epoch
@@ -227,7 +227,7 @@ class FrontPage(WireStruct, tag=101):
     content: Annotated[bytes, Meta(max_length=MAX_PAGE_BYTES)]
 
 
-class FrontVoid(WireStruct, tag=102):
+class FrontVoid(WireStruct, tag=122):
     """dispatcher -> front: the session is over, by a lost message or a silence; begin another."""
 
     session: Epoch
