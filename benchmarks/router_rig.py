@@ -43,10 +43,16 @@ Serve = Callable[[str, str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """A serving router."""
+    """A serving router, or a front."""
 
     url: str
     pid: int
+    fronts: tuple["Rig", ...] = ()
+
+    @property
+    def urls(self) -> list[str]:
+        """URLs for clients: the fronts', if there are any."""
+        return [front.url for front in self.fronts] or [self.url]
 
     def memory_bytes(self) -> int:
         """Return the present RSS, summed over the router and all its descendants."""
@@ -62,27 +68,38 @@ class Rig:
 
 
 @contextmanager
-def running_router(model: str, step_s: float, serve: Serve | None = None) -> Iterator[Rig]:
-    """Start a router for `model`, and a prefill and a decode worker; all end with the context.
+def running_router(model: str, step_s: float, serve: Serve | None = None, num_fronts: int = 0) -> Iterator[Rig]:
+    """Start a router for `model`, its fronts, and a prefill and a decode worker; all end with the context.
 
     The decode worker makes tokens every `step_s`. The workers are those of `serve`, which runs in a process.
     """
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as directory:
-        endpoint, port = f"ipc://{directory}/router", _free_port()
-        flags = ["--model-path", model, "--net-router-endpoint", endpoint, "--router-port", str(port)]
+        endpoint, modules = f"ipc://{directory}/router", ["router", *["router.front"] * num_fronts]
+        flags = ["--model-path", model, "--net-router-endpoint", endpoint]
+        flags += ["--router-front-endpoint", f"ipc://{directory}/front"] if num_fronts else []
+        ports = [_free_port() for _ in modules]
         with Path(directory, "log").open("w") as log:
-            router = subprocess.Popen([sys.executable, "-m", "router", *flags], stderr=log, stdout=log)
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", module, *flags, "--router-port", str(port)], stderr=log, stdout=log
+                )
+                for module, port in zip(modules, ports, strict=True)
+            ]
         args = (model, endpoint, step_s)
         workers = multiprocessing.get_context("spawn").Process(target=serve or serve_fakes, args=args)
         workers.start()
         try:
-            url = f"http://127.0.0.1:{port}"
-            asyncio.run(_until_ready(url))
-            yield Rig(url, router.pid)
+            urls = [f"http://127.0.0.1:{port}" for port in ports]
+            for url in urls:
+                asyncio.run(_until_ready(url))
+            router, *fronts = (Rig(url, process.pid) for url, process in zip(urls, processes, strict=True))
+            yield Rig(router.url, router.pid, tuple(fronts))
         finally:
             workers.terminate()
-            router.terminate()
-            router.wait(REQUEST_DEADLINE_S)
+            for process in reversed(processes):
+                process.terminate()
+            for process in processes:
+                process.wait(REQUEST_DEADLINE_S)
             workers.join(REQUEST_DEADLINE_S)
 
 

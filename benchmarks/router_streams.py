@@ -4,8 +4,9 @@
 
 The workers write a known text, and the client parses nothing. All prompts of a burst are sent at once, and the burst
 ends when the prefill worker has the last. Then as many streams run at a steady pace. The thread of the event loop can
-use one core, so its tokens per processor second are the most that a router carries. Figures are of the best repetition,
-because other programs on the machine cause any excess.
+use one core, so its tokens per processor second are the most that a router carries. With `--fronts`, fronts write the
+streams, and the figures of the loop are the dispatcher's. Figures are of the best repetition, because other programs on
+the machine cause any excess.
 """
 
 import argparse
@@ -89,10 +90,12 @@ def serve(shared: Shared, model_dir: str, endpoint: str, step_s: float) -> None:
     run_fakes(endpoint, step_s, TextModel(**vars(fake_model(model_dir)), ids=ids), CountingPrefill, "memory")
 
 
-def read_streams(address: tuple[str, int], bodies: Sequence[bytes], shared: Shared, ready: Any, go: Any) -> None:
-    """Send all bodies when told, then read and count until the process is ended or all connections are closed."""
+def read_streams(
+    addresses: Sequence[tuple[str, int]], bodies: Sequence[bytes], shared: Shared, ready: Any, go: Any
+) -> None:
+    """Send all bodies when told, to the addresses in turn; then read and count until all connections end."""
     selector, num_open = selectors.DefaultSelector(), len(bodies)
-    connections = [socket.create_connection(address) for _ in bodies]
+    connections = [socket.create_connection(addresses[i % len(addresses)]) for i in range(len(bodies))]
     for connection in connections:
         selector.register(connection, selectors.EVENT_READ, [False])
     requests = [_request(body) for body in bodies]
@@ -127,8 +130,8 @@ def client(rig: Rig, bodies: Sequence[bytes], shared: Shared) -> Iterator[Any]:
     shared[NUM_SENT] = len(bodies)
     context = multiprocessing.get_context("spawn")
     ready, go = context.Event(), context.Event()
-    url = urlsplit(rig.url)
-    args = ((url.hostname, url.port), bodies, shared, ready, go)
+    addresses = [(url.hostname, url.port) for url in map(urlsplit, rig.urls)]
+    args = (addresses, bodies, shared, ready, go)
     process = context.Process(target=read_streams, args=args)
     process.start()
     try:
@@ -140,7 +143,7 @@ def client(rig: Rig, bodies: Sequence[bytes], shared: Shared) -> Iterator[Any]:
 
 
 def burst(rig: Rig, bodies: Sequence[bytes], shared: Shared) -> list[Figure]:
-    """Send prompts at once; return the time until the last is at the worker, and the processor times."""
+    """Send prompts at once; return the time until the last is at the worker, and the router's processor times."""
     with client(rig, bodies, shared) as go:
         time.sleep(SETTLE_S)
         cpu_s, loop_s, sent_s = rig.cpu_s(), rig.loop_s(), time.monotonic()
@@ -168,16 +171,25 @@ def stream(rig: Rig, bodies: Sequence[bytes], shared: Shared, num_windows: int) 
 
 def _window(rig: Rig, shared: Shared) -> list[Figure]:
     cpu_s, loop_s, num_events, num_bytes = rig.cpu_s(), rig.loop_s(), shared[NUM_EVENTS], shared[NUM_BYTES]
+    fronts_s = _fronts_s(rig)
     time.sleep(WINDOW_S)
     num_tokens, num_bytes = shared[NUM_EVENTS] - num_events, shared[NUM_BYTES] - num_bytes
     cpu_s, loop_s = rig.cpu_s() - cpu_s, rig.loop_s() - loop_s
+    fronts = [now_s - before_s for before_s, now_s in zip(fronts_s, _fronts_s(rig), strict=True)]
+    names = ("front_loop_per_1000_tokens", "front_cpu_per_1000_tokens") if rig.fronts else ()
     return [
+        *(Figure(name, spent_s / num_tokens * 1e6, "ms") for name, spent_s in zip(names, fronts, strict=False)),
         Figure("loop_per_1000_tokens", loop_s / num_tokens * 1e6, "ms"),
         Figure("cpu_per_1000_tokens", cpu_s / num_tokens * 1e6, "ms"),
         Figure("tokens_per_loop_second", num_tokens / loop_s, "tok/s"),
         Figure("output_throughput", num_tokens / WINDOW_S, "tok/s"),
         Figure("bytes_per_token", num_bytes / num_tokens, "bytes"),
     ]
+
+
+def _fronts_s(rig: Rig) -> tuple[float, float]:
+    """Return the processor time of all fronts: of their loops, and of all their threads."""
+    return sum(front.loop_s() for front in rig.fronts), sum(front.cpu_s() for front in rig.fronts)
 
 
 def _best(repetitions: Sequence[list[Figure]]) -> list[Figure]:
@@ -207,17 +219,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--step-ms", type=float, default=20.0, help="time between two tokens of a stream (default: 20)")
     parser.add_argument("--seconds", type=int, default=8, help="windows in which streams are measured (default: 8)")
     parser.add_argument("--bursts", type=int, default=5, help="bursts (default: 5)")
+    parser.add_argument("--fronts", type=int, default=0, help="fronts that write the texts (default: 0, the router)")
     parser.add_argument("--results", type=Path, help="file to append a row a run to")
     args = parser.parse_args(argv)
     shared = multiprocessing.get_context("spawn").Array("d", 6, lock=False)
     tokenizer = tokenizers.Tokenizer.from_file(str(Path(args.model) / "tokenizer.json"))
     texts = list(new_texts(tokenizer, args.prompt_tokens, args.streams * (args.bursts + 1)))
     longest = Tokenizer(ModelSection(path=args.model)).info.max_model_len - 2 * args.prompt_tokens
-    with running_router(args.model, args.step_ms / 1e3, partial(serve, shared)) as rig:
+    with running_router(args.model, args.step_ms / 1e3, partial(serve, shared), args.fronts) as rig:
         bursts = [texts[i * args.streams : (i + 1) * args.streams] for i in range(args.bursts + 1)]
         figures = _best([burst(rig, _bodies(each, 1), shared) for each in bursts[:-1]])
         figures += _best(stream(rig, _bodies(bursts[-1], longest), shared, args.seconds))
     title = f"{args.streams} prompts of {args.prompt_tokens} tokens, {args.streams} streams at {args.step_ms:g} ms"
+    title += f", {args.fronts} fronts" if args.fronts else ""
     table = Table("figure", "value", "unit", title=title)
     for figure in figures:
         table.add_row(figure.name, f"{figure.value:,.2f}", figure.unit)

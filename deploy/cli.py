@@ -28,6 +28,7 @@ from deploy.processes.early import Early
 from deploy.processes.machine import shortage
 from deploy.serve.command import serve, with_model, with_port
 from deploy.serve.fleet_options import add_fleet, fleet_of
+from deploy.serve.front import add_front, front
 from deploy.serve.model_source import model_in
 from deploy.serve.warm import add_warm, warm
 from deploy.trace.command import add_trace, trace
@@ -90,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_trace(commands)
     add_plan(commands)
     add_warm(commands)
+    add_front(commands)
     return parser
 
 
@@ -286,6 +288,7 @@ def _bench(args: argparse.Namespace) -> int:
 COMMANDS = {
     "serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace,
     "plan": _plan, "warm": warm,
+    "front": front,
 }  # fmt: skip
 
 

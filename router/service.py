@@ -1,13 +1,17 @@
-"""The router without HTTP: all parts with the lifetime of the process, put together and kept going."""
+"""The router without HTTP handlers: all parts with the lifetime of the process, put together and kept going."""
 
 import asyncio
+import json
 import logging
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.settings import options
+from common.base.errors import RequestError
 from common.settings.config import Config
+from common.wire.messages.frames import MAX_FRAME_BYTES
+from common.wire.messages.fronts import Page
 from common.wire.messages.memory_reports import KVEvents, MemoryHeartbeat, MemoryReady, WorkerEnded
 from common.wire.messages.operator import DrainWanted, LoadWanted, RoleChange
 from common.wire.messages.worker import (
@@ -24,20 +28,24 @@ from common.wire.messages.worker import (
     WorkerLeaving,
     WorkerReady,
 )
+from common.wire.transport.endpoints import FRONT_SOCKET, ROUTER_SOCKET, resolved
+from router.base.exposition import exposition
+from router.base.shapes import Health, StatusName
+from router.dispatch.completion.choice import Choice
+from router.dispatch.completion.journey import Journey
+from router.dispatch.completion.state import Completion, CompletionTimes
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.incidents import Incidents
 from router.dispatch.inquiries import Inquiries
 from router.dispatch.metrics import Metrics
 from router.dispatch.worker_reports import WorkerReports
-from router.grammar.checks import GrammarChecks
-from router.http.unread_answers import Unread
+from router.http_service import HttpService
+from router.observe import health
 from router.observe.fleet_metrics import FleetMetrics
 from router.observe.status_report import StatusReporter
 from router.placement.capacity import max_model_len
 from router.placement.worker_pool import WorkerPool
-from router.reading.bodies import Bodies
-from router.reading.reader import Reader
-from router.text.tokenizer import load_tokenizer
+from router.sessions.fronts import Fronts
 from router.workers.hub import AsyncHub, Handler, Handlers, Links, Undelivered
 from router.workers.kv_events import KVEventReader
 from router.workers.membership import Membership
@@ -50,19 +58,30 @@ logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
 
 
-class Service:
+class LocalOrder:
+    """Choices handed to the dispatcher of this process."""
+
+    def __init__(self, dispatcher: Dispatcher, choices: Sequence[Choice]) -> None:
+        self._dispatcher = dispatcher
+        self._completions = [_completion(choice) for choice in choices if not choice.is_over]
+
+    def prepare(self) -> Iterator[None]:
+        return self._dispatcher.prepare(self._completions)
+
+    def submit(self) -> None:
+        self._dispatcher.submit(self._completions)
+
+    def abort(self) -> None:
+        self._dispatcher.abort(*self._completions)
+
+
+class Service(HttpService):
     """Owns the sockets and the periodic work; the HTTP handlers use its parts."""
 
     def __init__(self, config: Config) -> None:
         """Load the tokenizer and bind the endpoint; raises ConfigError with the remedy."""
-        self.config = config
-        self.started_s = int(time.time())  # wall clock
-        self.tokenizer = load_tokenizer(config.model, config.router.text_cache_bytes)
-        self.bodies = Bodies(config.router)
-        self.unread = Unread(config.router.max_unread_bytes)
-        self.reader = Reader(config, self.tokenizer)
-        self.grammars = GrammarChecks(options.to_flags(config, ("model", "router", "log")))
-        self.hub = AsyncHub(config.net)
+        super().__init__(config)
+        self.hub = AsyncHub(config.net, resolved(config.net.router_endpoint, ROUTER_SOCKET))
         incidents = Incidents()
         self.metrics = Metrics(incidents)
         self.pool = WorkerPool(config.net, config.router.prefill_window)
@@ -70,7 +89,8 @@ class Service:
             config.router, config.net, self.pool, self._send, self.metrics,
             defer=lambda act: asyncio.get_running_loop().call_soon(act),
         )  # fmt: skip
-        links = Links(config.net, secrets.randbits(62), self.hub.send, incidents=incidents)
+        epoch = secrets.randbits(62)
+        links = Links(config.net, epoch, self.hub.send, incidents=incidents)
         self._membership = Membership(links, self.tokenizer.info, self.pool, self.dispatcher)
         self.memory_servers = MemoryServers(links)
         self.role_changes = RoleChanges(incidents)
@@ -91,6 +111,14 @@ class Service:
             self.tokenizer.info, self.pool, self.memory_servers, self.dispatcher, self.metrics,
             has_chats=self.tokenizer.chat_template is not None,
         )  # fmt: skip
+        self.front_hub: AsyncHub | None = None
+        self.fronts: Fronts | None = None
+        if config.router.front_endpoint:
+            endpoint = resolved(config.router.front_endpoint, FRONT_SOCKET)
+            self.front_hub = AsyncHub(config.net, endpoint, MAX_FRAME_BYTES)
+            self.fronts = Fronts(
+                config.router, config.net, self.tokenizer.info, self.dispatcher, self.front_hub.send, self, epoch
+            )
         lifecycle, scheduler = self.dispatcher.lifecycle, self.dispatcher.scheduler
         self._inquiries = Inquiries(config.net, self._send, lifecycle.active.get)
         self._reports = WorkerReports(lifecycle, scheduler, self.pool, self._send, self.tokenizer.info.vocab_size)
@@ -98,12 +126,55 @@ class Service:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens, prompt plus outputs, that every worker can take."""
         return max_model_len(self.pool, self.tokenizer.info.max_model_len)
 
+    @property
+    def num_active(self) -> int:
+        return self.dispatcher.num_active
+
+    @property
+    def endpoint(self) -> str:
+        return self.hub.endpoint
+
+    @property
+    def status_name(self) -> StatusName:
+        return self.pool.readiness.status
+
+    def admit(self, num_completions: int = 1, num_tokens: int = 0) -> None:
+        self.dispatcher.admit(num_completions, num_tokens)
+
+    def order(self, choices: Sequence[Choice]) -> LocalOrder:
+        return LocalOrder(self.dispatcher, choices)
+
+    def count_refusal(self, error: RequestError) -> None:
+        self.metrics.count_refusal(error)
+
+    async def health(self) -> Health:
+        parts = self.pool, self.memory_servers, self.role_changes
+        return health.report(*parts, draining=self.dispatcher.draining, now_s=time.monotonic())
+
+    async def exposition(self) -> bytes:
+        return await exposition(self.metrics.families())
+
+    async def status_body(self) -> bytes:
+        return self.status.body()
+
+    async def page(self, page: Page) -> bytes:
+        """Return what a front passes on."""
+        match page:
+            case Page.HEALTH:
+                return json.dumps(await self.health()).encode()
+            case Page.METRICS:
+                return await self.exposition()
+            case Page.STATUS:
+                return await self.status_body()
+
     def start(self) -> None:
-        """Begin to serve workers; call on the event loop."""
+        """Begin to serve workers."""
         self.hub.start(self.handlers(), self._on_unreachable)
+        if self.front_hub is not None and self.fronts is not None:
+            self.front_hub.start(self.fronts.handlers(), self.fronts.on_unreachable)
+            logger.info("fronts dial %s", self.front_hub.endpoint)
         self._clockwork = asyncio.create_task(self._tick_forever())
         info = self.tokenizer.info
         logger.info("model %s (%s), up to %d tokens; workers dial %s",
@@ -112,18 +183,25 @@ class Service:
             logger.info("it is not known where this tokenizer's texts may be cut: each is encoded from its beginning")
 
     async def drain(self, timeout_s: float, *, refuses: bool = True) -> bool:
-        """Wait for running completions, and refuse new ones if `refuses`; return False after a timeout."""
         self.dispatcher.draining, self.dispatcher.refusing = True, refuses
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self.dispatcher.num_active and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(DRAIN_POLL_S)
         return self.dispatcher.num_active == 0
 
+    def fail_all(self, error: RequestError) -> None:
+        if self.fronts is not None:
+            self.fronts.close()  # fronts keep their completions for the next dispatcher
+        self.dispatcher.fail_all(error)
+
     async def close(self) -> None:
         if self._clockwork is not None:
             self._clockwork.cancel()
             await asyncio.gather(self._clockwork, return_exceptions=True)
         self._membership.release_all()
+        if self.front_hub is not None and self.fronts is not None:
+            self.fronts.close()
+            self.front_hub.close()
         self.hub.close()
         await asyncio.gather(self.reader.close(), self.grammars.close())
 
@@ -141,6 +219,8 @@ class Service:
                 self._kv_events.check()
                 self._inquiries.ask(self.dispatcher.active)
                 self.dispatcher.tick()
+                if self.fronts is not None:
+                    self.fronts.check()
                 self.status.history.tick()
             except Exception:  # without periodic work no deadline would hold any more
                 logger.exception("a bug in the clockwork; going on")
@@ -186,3 +266,8 @@ class Service:
     def _on_worker_ended(self, identity: bytes, report: WorkerEnded) -> None:
         if not self._membership.on_worker_ended(report):
             self.hub.refuse(identity, report, "not of the memory server that this worker named")
+
+
+def _completion(choice: Choice) -> Completion:
+    journey = Journey(choice.watcher) if choice.watcher is not None else None
+    return Completion(choice.spec, choice.output, choice, CompletionTimes(choice.received_s), journey=journey)

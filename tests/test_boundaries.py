@@ -20,8 +20,9 @@ SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")
 # the rooms is a room by itself; `__main__` and `worker` may import all.
 ROOMS_OF = {
     "router": (
-        "api", "answers", "service", "http", "reading", "observe", "workers", "dispatch", "dispatch.completion",
-        "requests", "grammar", "text", "text.formats", "placement", "base",
+        "front", "program", "api", "answers", "service", "sessions", "http_service", "http", "reading", "observe",
+        "workers", "dispatch", "dispatch.completion", "requests", "grammar", "text", "text.formats", "placement",
+        "base",
     ),
     "decode_worker": (
         "inbox", "steps", "outputs", "cancellation", "grammar_masks", "admission", "arrivals", "batch", "sequences",
@@ -77,6 +78,7 @@ FORBIDDEN = {
         "deploy",
         "opentelemetry",
     },
+    "router.front.__main__": {"torch", "triton", "safetensors", "transformers", "deploy", "opentelemetry"},
     "router.reading.reader_main": {"torch", "triton", "safetensors", "transformers", "aiohttp", "zmq"},
     "router.reading.template_main": {
         "torch",
@@ -141,7 +143,8 @@ FORBIDDEN = {
     "common.wire.transport.router_link": {"torch", "triton", "aiohttp", "tokenizers"},
 }
 WITHOUT_EXTRAS = (
-    "router.__main__", "router.reading.reader_main", "router.reading.template_main", "router.grammar.grammar_main",
+    "router.__main__", "router.front.__main__",
+    "router.reading.reader_main", "router.reading.template_main", "router.grammar.grammar_main",
     "common.memory.__main__", "deploy.cli", "deploy.operate.healthcheck",
 )  # fmt: skip
 

@@ -123,6 +123,11 @@ class RouterSection:
     host: str = option("127.0.0.1", "address that HTTP binds to")
     port: int = option(8000, "port that HTTP binds to; 0 picks a free one", within=(0, 65_535))
     take_over: str = option("", "auto: take over the port of this user's router; a path: serve that of a port holder")
+    front_endpoint: str = option(
+        "", "where this router binds for fronts, which make the texts of its completions, and where a front dials: as "
+        "net.router_endpoint; without it there are no fronts",
+        form=(rf"({ENDPOINT[0]})?", ENDPOINT[1]),
+    )  # fmt: skip
     max_requests: int = option(
         2048, "completions in flight or queued; above it clients get 429 with Retry-After", within=(1, 1_000_000)
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from common.base.json_file import Json, JsonObject
 from router.answers.completion_bodies import ChunkWriter, ending_of, prompt_body
 from router.base.shapes import ToolCall
-from router.dispatch.completion.state import Completion, Delivery
+from router.dispatch.completion.choice import Choice, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.chat_answer import MAX_PIECE_CHARS, AnswerParser
 from router.text.formats.parts import CallPiece, Part, joined
@@ -16,28 +16,28 @@ from router.text.logprobs import LogprobLog
 ROLE = '"delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null'
 
 
-async def chat_choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
+async def chat_choice_body(text: str, choice: Choice, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response; give way to other tasks while the text is read."""
-    log = completion.output.logprobs
+    log = choice.logprobs
     parser, parts = parser_of(options), []
     for begin in range(0, len(text), MAX_PIECE_CHARS):
         parts.append(parser.feed(text[begin : begin + MAX_PIECE_CHARS]))
         await asyncio.sleep(0)
     parts.append(parser.feed("", is_last=True))
-    choice = {
-        "index": completion.spec.index,
+    body = {
+        "index": choice.spec.index,
         "message": _message(joined(parts)),
-        "logprobs": log and log.chat_part(0, len(completion.output.token_ids)),
+        "logprobs": log and log.chat_part(0, len(choice.output.token_ids)),
     }
-    ending = ending_of(completion, options)
-    return choice | ending | {"finish_reason": _reason(parser, ending["finish_reason"])}
+    ending = ending_of(choice, options)
+    return body | ending | {"finish_reason": _reason(parser, ending["finish_reason"])}
 
 
 class ChatChunkWriter(ChunkWriter):
     """Server-sent events of a choice; the first event gives the role. An event without news is left out."""
 
-    def __init__(self, head: JsonObject, options: ResponseOptions, completion: Completion) -> None:
-        super().__init__(head, options, completion)
+    def __init__(self, head: JsonObject, options: ResponseOptions, choice: Choice) -> None:
+        super().__init__(head, options, choice)
         self._parser = parser_of(options)
         self._has_begun = False
         self._delta = Part()  # of the current delivery
@@ -51,8 +51,8 @@ class ChatChunkWriter(ChunkWriter):
         return first + (super().chunk(delivery) if is_news else b"")
 
     def _role_event(self) -> bytes:
-        nothing_yet = Delivery(self._completion.spec.index, "")
-        prompt = prompt_body(self._completion, self._options)
+        nothing_yet = Delivery(self._choice.spec.index, "")
+        prompt = prompt_body(self._choice, self._options)
         extra = f", {json.dumps(prompt)[1:-1]}" if prompt else ""
         return f"{self._before}{ROLE}}}]{self._rest(nothing_yet)}{extra}}}\n\n".encode("ascii")
 

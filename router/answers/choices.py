@@ -8,13 +8,13 @@ from msgspec import structs
 from common.base.json_file import JsonObject
 from router.answers.completion_bodies import DONE, NO_PARTS, ChunkWriter, choice_json, event, warnings_json
 from router.answers.request_choices import Job
-from router.dispatch.completion.state import Completion, Delivery
+from router.dispatch.completion.choice import Choice, Delivery
 from router.http.errors import error_body
 from router.requests.completion_api import ResponseOptions
 
-ChoiceBody = Callable[[str, Completion, ResponseOptions], Awaitable[JsonObject]]
+ChoiceBody = Callable[[str, Choice, ResponseOptions], Awaitable[JsonObject]]
 """Coroutine function from the whole text to a choice."""
-PromptBody = Callable[[Completion, ResponseOptions], JsonObject]
+PromptBody = Callable[[Choice, ResponseOptions], JsonObject]
 """Function to the fields about a prompt, beside the prompt's choices."""
 
 
@@ -25,7 +25,7 @@ class WholeChoices:
         self._job = job
         self._choice_body = choice_body
         self._prompt_body = prompt_body
-        self._texts: list[list[str]] = [[] for _ in job.completions]
+        self._texts: list[list[str]] = [[] for _ in job.choices]
 
     def add(self, delivery: Delivery) -> None:
         self._texts[delivery.choice].append(delivery.text)
@@ -33,12 +33,12 @@ class WholeChoices:
     async def body(self) -> str:
         """Return the JSON, once all completions have ended."""
         job = self._job
-        choices = []
-        for text, completion in zip(self._texts, job.completions, strict=True):
-            choice = await self._choice_body("".join(text), completion, job.options)
-            choices.append(choice_json(choice, await job.shaper.parts(completion)))
-        listed, warnings = ", ".join(choices), warnings_json(job.options)
-        head = job.head | (self._prompt_body(job.completions[0], job.options) if self._prompt_body else {})
+        bodies = []
+        for text, choice in zip(self._texts, job.choices, strict=True):
+            body = await self._choice_body("".join(text), choice, job.options)
+            bodies.append(choice_json(body, await job.shaper.parts(choice)))
+        listed, warnings = ", ".join(bodies), warnings_json(job.options)
+        head = job.head | (self._prompt_body(job.choices[0], job.options) if self._prompt_body else {})
         return f'{json.dumps(head)[:-1]}, "choices": [{listed}], "usage": {json.dumps(job.usage)}{warnings}}}'
 
 
@@ -47,7 +47,7 @@ class StreamedChoices:
 
     def __init__(self, job: Job, writer: type[ChunkWriter]) -> None:
         self._job = job
-        self._writers = [writer(job.head, job.options, completion) for completion in job.completions]
+        self._writers = [writer(job.head, job.options, choice) for choice in job.choices]
         self._echoes_logprobs = job.options.num_echoed_logprobs > 0
 
     async def events(self, deliveries: list[Delivery]) -> bytes:
@@ -72,7 +72,7 @@ class StreamedChoices:
         for delivery in deliveries:
             writer = self._writers[delivery.choice]
             if delivery.error is None and writer.prompt is NO_PARTS:
-                writer.prompt = await self._job.shaper.parts(self._job.completions[delivery.choice])
+                writer.prompt = await self._job.shaper.parts(self._job.choices[delivery.choice])
 
     def _usage_event(self) -> bytes:
         """Return the chunk with the usage, if requested."""

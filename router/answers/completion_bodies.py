@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common.base.json_file import Json, JsonObject
 from router.base.shapes import Usage
-from router.dispatch.completion.state import Completion, Delivery
+from router.dispatch.completion.choice import Choice, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.logprobs import LogprobLog, TokenStrings
 from router.text.tokenizer import Tokenizer
@@ -29,26 +29,26 @@ class PromptParts(NamedTuple):
 NO_PARTS = PromptParts({}, "")
 
 
-async def choice_body(text: str, completion: Completion, options: ResponseOptions) -> JsonObject:
+async def choice_body(text: str, choice: Choice, options: ResponseOptions) -> JsonObject:
     """Return a choice of a whole response."""
-    log = completion.output.logprobs
-    choice = {
-        "index": completion.spec.index,
+    log = choice.logprobs
+    body = {
+        "index": choice.spec.index,
         "text": text,
-        "logprobs": log and log.part(0, len(completion.output.token_ids)),
+        "logprobs": log and log.part(0, len(choice.output.token_ids)),
     }
-    return choice | ending_of(completion, options) | prompt_body(completion, options)
+    return body | ending_of(choice, options) | prompt_body(choice, options)
 
 
-def ending_of(completion: Completion, options: ResponseOptions) -> JsonObject:
+def ending_of(choice: Choice, options: ResponseOptions) -> JsonObject:
     """Return the fields behind the text, common to choices of all kinds."""
-    ids = {"token_ids": completion.output.token_ids} if options.token_ids else {}
-    return {"finish_reason": completion.output.finish_reason, "stop_reason": completion.stop_reason} | ids
+    ids = {"token_ids": choice.output.token_ids} if options.token_ids else {}
+    return {"finish_reason": choice.output.finish_reason, "stop_reason": choice.stop_reason} | ids
 
 
-def prompt_body(completion: Completion, options: ResponseOptions) -> JsonObject:
+def prompt_body(choice: Choice, options: ResponseOptions) -> JsonObject:
     """Return the prompt's token ids for a choice, if requested; a chat has the ids beside its choices."""
-    return {"prompt_token_ids": list(completion.spec.prompt_ids)} if options.token_ids else {}
+    return {"prompt_token_ids": list(choice.spec.prompt_ids)} if options.token_ids else {}
 
 
 def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Usage:
@@ -72,14 +72,14 @@ def warnings_json(options: ResponseOptions) -> str:
 class ChunkWriter:
     """Server-sent events of a choice."""
 
-    def __init__(self, head: JsonObject, options: ResponseOptions, completion: Completion) -> None:
-        self._completion = completion
+    def __init__(self, head: JsonObject, options: ResponseOptions, choice: Choice) -> None:
+        self._choice = choice
         self._options = options
         self._num_sent = 0  # tokens
         self.prompt = NO_PARTS  # log-probabilities of the prompt, for the first event
         self._warnings = warnings_json(options)
-        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {completion.spec.index}, '
-        self._tells_tokens = completion.output.logprobs is not None or options.token_ids or options.continuous_usage
+        self._before = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": {choice.spec.index}, '
+        self._tells_tokens = choice.logprobs is not None or options.token_ids or options.continuous_usage
         usage = ', "usage": null' if options.include_usage else ""
         self._behind_text = f', "logprobs": null, "finish_reason": null}}]{usage}}}\n\n'
 
@@ -95,7 +95,7 @@ class ChunkWriter:
         """Return all behind the text; call after `_content`."""
         reason = "null"
         if delivery.finish_reason is not None:
-            stop = json.dumps(self._completion.stop_reason)
+            stop = json.dumps(self._choice.stop_reason)
             reason = f'"{self._finish_reason(delivery.finish_reason)}", "stop_reason": {stop}'
         ids = self._token_ids(delivery) if self._options.token_ids else ""
         logprobs = self._logprobs(delivery)
@@ -111,7 +111,7 @@ class ChunkWriter:
 
     def _logprobs(self, delivery: Delivery) -> str:
         """Return log-probabilities of the tokens since the last event."""
-        log = self._completion.output.logprobs
+        log = self._choice.logprobs
         if log is None:
             return "null"
         echoed = {} if self._num_sent else self.prompt.echoed
@@ -123,13 +123,13 @@ class ChunkWriter:
 
     def _token_ids(self, delivery: Delivery) -> str:
         """Return ids since the last event; the first event also has the prompt's ids."""
-        ids = {"token_ids": self._completion.output.token_ids[self._num_sent : delivery.num_outputs]}
+        ids = {"token_ids": self._choice.output.token_ids[self._num_sent : delivery.num_outputs]}
         extra = self._prompt_body() if self._num_sent == 0 else {}
         return f", {json.dumps(ids | extra)[1:-1]}"
 
     def _prompt_body(self) -> JsonObject:
         """Return the fields about the prompt in a choice's first event."""
-        return prompt_body(self._completion, self._options)
+        return prompt_body(self._choice, self._options)
 
     def _rest(self, delivery: Delivery) -> str:
         """Return the fields beside `choices`.
@@ -141,8 +141,8 @@ class ChunkWriter:
 
     def _usage(self, delivery: Delivery) -> str:
         if self._options.continuous_usage:
-            completion = self._completion
-            usage = usage_of(len(completion.spec.prompt_ids), delivery.num_outputs, completion.output.num_cached)
+            choice = self._choice
+            usage = usage_of(len(choice.spec.prompt_ids), delivery.num_outputs, choice.output.num_cached)
             return f', "usage": {json.dumps(usage)}'
         return ', "usage": null' if self._options.include_usage else ""
 
@@ -155,15 +155,15 @@ class PromptShaper:
         self._options = options
         self._strings = strings
 
-    async def parts(self, completion: Completion) -> PromptParts:
+    async def parts(self, choice: Choice) -> PromptParts:
         """Return the parts of a choice with a computed prompt; gives way to other tasks meanwhile."""
-        log, options = completion.output.prompt_log, self._options
+        log, options = choice.output.prompt_log, self._options
         if log is None:
             return NO_PARTS
         echoed, prompt_logprobs = NO_PARTS
         if num_echoed := options.num_echoed_logprobs:
             # A prompt sent as text may have special tokens around it, but its echo has none.
-            is_decoded = self._tokenizer.decode_prompt(completion.spec.prompt_ids) == completion.spec.echo
+            is_decoded = self._tokenizer.decode_prompt(choice.spec.prompt_ids) == choice.spec.echo
             decode = self._tokenizer.decode_all if is_decoded else self._tokenizer.decode
             echoed = await log.echoed(self._strings, decode, num_echoed)
         if options.num_prompt_logprobs:

@@ -1,4 +1,4 @@
-"""An HTTP request at work: tokenized prompts and a completion for each choice."""
+"""An HTTP request at work: tokenized prompts, and `n` choices for each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,23 +8,13 @@ from itertools import repeat
 from msgspec import structs
 
 from common.base.json_file import JsonObject
-from common.wire.messages.worker import FinishReason
 from router.answers.completion_bodies import PromptShaper, usage_of
 from router.base.shapes import Usage
-from router.dispatch.completion.journey import Journey, Watch, no_watch
-from router.dispatch.completion.state import (
-    FINISH_REASONS,
-    Completion,
-    CompletionOutput,
-    CompletionSpec,
-    CompletionTimes,
-    Delivery,
-    Mailbox,
-    State,
-)
-from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.completion.choice import Choice, Mailbox
+from router.dispatch.completion.journey import Watch, no_watch
+from router.dispatch.completion.state import CompletionOutput, CompletionSpec
+from router.http_service import HttpService, Order
 from router.requests.completion_api import CompletionRequest, ResponseOptions, TextOptions, choice_seed
-from router.service import Service
 from router.text.detokenizer import Decode, TextStream
 from router.text.logprobs import LogprobLog, TokenStrings
 from router.text.prompt_log import PromptLog
@@ -35,32 +25,32 @@ from router.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Completions in the order of choices: prompt by prompt, `num_choices` for each."""
+    """Choices in the order of the response: prompt by prompt, `num_choices` for each."""
 
     head: JsonObject
     options: ResponseOptions
     num_prompt_tokens: int
     num_choices: int  # for each prompt
-    completions: list[Completion]
+    choices: list[Choice]
     mailbox: Mailbox
     shaper: PromptShaper
 
     @property
     def usage(self) -> Usage:
-        num_outputs = sum(len(completion.output.token_ids) for completion in self.completions)
-        num_cached = sum(completion.output.num_cached for completion in self.completions[:: self.num_choices])
+        num_outputs = sum(len(choice.output.token_ids) for choice in self.choices)
+        num_cached = sum(choice.output.num_cached for choice in self.choices[:: self.num_choices])
         return usage_of(self.num_prompt_tokens, num_outputs, num_cached)
 
 
 def make_job(
-    service: Service,
+    service: HttpService,
     request: CompletionRequest,
     head: JsonObject,
     client_request_id: str = "",
     received_s: float = 0.0,
     watch: Watch = no_watch,
 ) -> Job:
-    """Check prompt lengths and make completions; raise RequestError for a misfit or an overload.
+    """Check prompt lengths and make choices; raise RequestError for a misfit or an overload.
 
     Args:
         head: fields shared by all parts of the response, with the id.
@@ -68,24 +58,23 @@ def make_job(
         watch: returns a watcher for each choice.
     """
     num_prompt_tokens = sum(map(len, request.prompts))
-    service.dispatcher.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
+    service.admit(len(request.prompts) * request.n, request.n * num_prompt_tokens)
     mailbox = Mailbox()
     text_stream = _text_streams(service.tokenizer, request.text, request.sampling.min_tokens)
     strings = TokenStrings(service.tokenizer, as_ids=request.response.tokens_as_ids)
     logprob_log = _logprob_logs(service.tokenizer, request, strings)
     num_scores = request.response.num_scores
-    completions: list[Completion] = []
+    choices: list[Choice] = []
     for prompt_ids, echo in zip(request.prompts, request.echoes or repeat(""), strict=False):
         assert not isinstance(prompt_ids, str), "the reader leaves tokens"
         max_tokens = fit_max_tokens(
             len(prompt_ids), request.max_tokens, service.max_model_len, request.usual_max_tokens
         )
-        for choice in range(request.n):
-            seed = choice_seed(request.sampling.seed, choice)
-            watcher = watch(len(completions))
+        for number in range(request.n):
+            seed = choice_seed(request.sampling.seed, number)
             spec = CompletionSpec(
-                request_id=f"{head['id']}-{len(completions)}",
-                index=len(completions),
+                request_id=f"{head['id']}-{len(choices)}",
+                index=len(choices),
                 prompt_ids=prompt_ids,
                 sampling=structs.replace(request.sampling, max_tokens=max(1, max_tokens), seed=seed),
                 client=request.client,
@@ -97,37 +86,24 @@ def make_job(
                 echo=echo,
                 prompt_only=max_tokens == 0,
             )
-            prompt_log = PromptLog(prompt_ids, num_scores) if num_scores else None
-            completion = Completion(
-                spec,
-                CompletionOutput(text_stream(echo), logprobs=logprob_log(echo), prompt_log=prompt_log),
-                mailbox,
-                CompletionTimes(received_s=received_s),
-                journey=Journey(watcher) if watcher is not None else None,
-            )
-            completions.append(completion)
-            if spec.prompt_only and not completion.output.lacks_prompt_logprobs:
-                _end_with_the_prompt(completion)
+            output = CompletionOutput(prompt_log=PromptLog(prompt_ids, num_scores) if num_scores else None)
+            watcher = watch(len(choices))
+            choice = Choice(spec, output, text_stream(echo), mailbox, logprob_log(echo), received_s, watcher)
+            choices.append(choice)
+            if spec.prompt_only and not output.lacks_prompt_logprobs:
+                choice.end_with_prompt()
     shaper = PromptShaper(service.tokenizer, request.response, strings)
-    return Job(head, request.response, num_prompt_tokens, request.n, completions, mailbox, shaper)
+    return Job(head, request.response, num_prompt_tokens, request.n, choices, mailbox, shaper)
 
 
 @contextmanager
-def submitted(dispatcher: Dispatcher, job: Job) -> Iterator[None]:
-    """Run the completions; the end of the block aborts unfinished completions."""
-    dispatcher.submit([completion for completion in job.completions if not completion.is_terminal])
+def submitted(order: Order) -> Iterator[None]:
+    """Run the choices of an order; the end of the block aborts unfinished choices."""
+    order.submit()
     try:
         yield
     finally:
-        dispatcher.abort(*job.completions)
-
-
-def _end_with_the_prompt(completion: Completion) -> None:
-    """Finish a completion of a bare prompt, because nothing has to be computed."""
-    output = completion.output
-    output.finish_reason = FINISH_REASONS[FinishReason.LENGTH]
-    completion.move_to(State.FINISHED)
-    completion.mailbox.put(Delivery(completion.spec.index, output.text.flush(), 0, output.finish_reason))
+        order.abort()
 
 
 def _text_streams(tokenizer: Tokenizer, options: TextOptions, min_tokens: int) -> Callable[[str], TextStream]:

@@ -8,7 +8,7 @@ from common.base.errors import RequestError
 from common.base.json_file import Json, JsonObject
 from router.answers.request_choices import Job
 from router.answers.responses_output import COMPLETED, IN_PROGRESS, INCOMPLETE, Event, Output
-from router.dispatch.completion.state import Delivery
+from router.dispatch.completion.choice import Delivery
 
 DELTAS = (
     "response.output_text.delta",
@@ -76,15 +76,15 @@ class StreamedResponse:
 
 
 def _output(job: Job) -> Output:
-    (completion,) = job.completions
-    return Output(job.options, completion)
+    (choice,) = job.choices
+    return Output(job.options, choice)
 
 
 def _ended(job: Job, output: Output) -> tuple[str, str]:
     """Return status and JSON of a response with a finished answer."""
-    (completion,) = job.completions
+    (choice,) = job.choices
     usage = job.usage
-    is_cut = completion.output.finish_reason == "length"
+    is_cut = choice.output.finish_reason == "length"
     status = INCOMPLETE if is_cut else COMPLETED
     result: JsonObject = {
         "completed_at": None if is_cut else int(time.time()),

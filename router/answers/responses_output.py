@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from common.base.json_file import Json, JsonObject
 from router.answers.chat_bodies import parser_of
-from router.dispatch.completion.state import Completion, Delivery
+from router.dispatch.completion.choice import Choice, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.formats.parts import CallPiece
 
@@ -158,10 +158,10 @@ class Output:
         num_thought_tokens: tokens up to the end of the thoughts.
     """
 
-    def __init__(self, options: ResponseOptions, completion: Completion) -> None:
+    def __init__(self, options: ResponseOptions, choice: Choice) -> None:
         self._parser = parser_of(options)
         self._thought = SUMMARY if options.has_summary else THOUGHT
-        self._log = completion.output.logprobs
+        self._log = choice.logprobs
         self._num_sent = 0  # tokens whose log-probabilities are sent or skipped
         self._open: TextItem | CallItem | None = None
         self.items: list[JsonObject] = []

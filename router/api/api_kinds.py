@@ -13,7 +13,8 @@ from router.answers.completion_bodies import ChunkWriter, choice_body, prompt_bo
 from router.answers.request_choices import Job
 from router.answers.responses_answer import StreamedResponse, WholeResponse
 from router.base.helper_frames import Kind
-from router.dispatch.completion.state import ID_PREFIX, Delivery
+from router.dispatch.completion.choice import Delivery
+from router.dispatch.completion.state import ID_PREFIX
 
 
 class WholeAnswer(Protocol):
@@ -31,7 +32,7 @@ class StreamedAnswer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class Api:
     """Properties of an API: the prompt's field, the response head, and makers of answers."""
 
     kind: Kind
@@ -56,21 +57,21 @@ def _response_head(request_id: str, model: str, is_streamed: bool) -> JsonObject
     return {"id": response_id, "object": "response", "created_at": int(time.time()), "model": model}
 
 
-COMPLETIONS = Front(
+COMPLETIONS = Api(
     kind=Kind.COMPLETION,
     prompt_field="prompt",
     head=_completion_head,
     whole=partial(WholeChoices, choice_body=choice_body),
     streamed=partial(StreamedChoices, writer=ChunkWriter),
 )
-CHATS = Front(
+CHATS = Api(
     kind=Kind.CHAT,
     prompt_field="messages",
     head=_chat_head,
     whole=partial(WholeChoices, choice_body=chat_choice_body, prompt_body=prompt_body),
     streamed=partial(StreamedChoices, writer=ChatChunkWriter),
 )
-RESPONSES = Front(
+RESPONSES = Api(
     kind=Kind.RESPONSE,
     prompt_field="input",
     head=_response_head,

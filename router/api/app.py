@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -26,6 +26,7 @@ from router.http.connection import SERVER
 from router.http.connection_limit import DESCRIPTOR_LIMITS, descriptor_limits, is_surplus
 from router.http.cors import ALLOWED_ORIGINS, allow_origin, answer_preflights, parse_origins
 from router.http.errors import error_response, from_http
+from router.http_service import HttpService
 from router.service import Service
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,12 @@ logger = logging.getLogger(__name__)
 STARTED = web.RequestKey("response_started", web.StreamResponse)
 SHUTDOWN_S = 2.0
 """Time for connections to close after all requests have ended."""
+MakeService = Callable[[Config], HttpService]
+"""Makes what the handlers use; raises ConfigError."""
 
 
-def make_app(config: Config) -> web.Application:
-    """Make the application; the `Service` lives from startup to cleanup."""
+def make_app(config: Config, make_service: MakeService = Service) -> web.Application:
+    """Make the application; the service lives from startup to cleanup."""
     guard = guarded(*OPEN_TO_ALL, *OPEN_PAGES, *OPEN_DOCS)
     app = web.Application(middlewares=[shape_errors, answer_preflights, guard, with_span])
     app[API_KEYS] = ApiKeys(config.router.api_key_file)
@@ -47,10 +50,10 @@ def make_app(config: Config) -> web.Application:
     app.on_response_prepare.extend([_on_response_prepare, _close_last, allow_origin])
 
     async def life(app: web.Application) -> AsyncIterator[None]:
-        app[SERVICE] = service = Service(config)
+        app[SERVICE] = service = make_service(config)
         app[TELEMETRY] = telemetry = make_telemetry(config.router, service.tokenizer.info.name)
         service.start()
-        app[SUCCESSION] = succession = Succession(config.router, lambda: service.pool.readiness)
+        app[SUCCESSION] = succession = Succession(config.router, lambda: service.status_name)
         yield
         await succession.close()
         await service.close()
@@ -60,9 +63,9 @@ def make_app(config: Config) -> web.Application:
     return app
 
 
-async def start_server(config: Config) -> tuple[web.AppRunner, str]:
+async def start_server(config: Config, make_service: MakeService = Service) -> tuple[web.AppRunner, str]:
     """Serve, and return the runner and the URL; raise ConfigError when a port cannot be bound."""
-    app = make_app(config)
+    app = make_app(config, make_service)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     succession = app[SUCCESSION]
@@ -91,13 +94,13 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         return await handler(request)
     except RequestError as error:
-        request.app[SERVICE].metrics.count_refusal(error)
+        request.app[SERVICE].count_refusal(error)
         return error_response(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         told = from_http(error, request)
-        request.app[SERVICE].metrics.count_refusal(told)
+        request.app[SERVICE].count_refusal(told)
         response = error_response(told)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]

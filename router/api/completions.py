@@ -13,7 +13,7 @@ from aiohttp.http import HttpVersion11
 
 from common.base.errors import RequestError
 from router.answers.request_choices import Job, make_job, submitted
-from router.api.api_kinds import CHATS, COMPLETIONS, RESPONSES, Front
+from router.api.api_kinds import CHATS, COMPLETIONS, RESPONSES, Api
 from router.api.http_request import CLIENT_REQUEST_ID, REQUEST_ID, SERVICE, received
 from router.api.silence import Silence
 from router.api.telemetry import SPAN
@@ -54,48 +54,49 @@ async def post_responses(request: web.Request) -> web.StreamResponse:
     return await _respond(request, RESPONSES)
 
 
-async def _respond(request: web.Request, front: Front) -> web.StreamResponse:
+async def _respond(request: web.Request, api: Api) -> web.StreamResponse:
     try:
-        return await _answered(request, front)
+        return await _answered(request, api)
     except RequestError as error:
-        _name_prompt(error, front)
+        _name_prompt(error, api)
         raise
 
 
-def _name_prompt(error: RequestError, front: Front) -> None:
+def _name_prompt(error: RequestError, api: Api) -> None:
     """Put the API's own name of the prompt into an error about the prompt."""
     if error.param in ("prompt", "messages") and error.code not in ABOUT_A_FIELD:
-        error.param = front.prompt_field
+        error.param = api.prompt_field
 
 
-async def _answered(request: web.Request, front: Front) -> web.StreamResponse:
-    job = await _job(request, front)
+async def _answered(request: web.Request, api: Api) -> web.StreamResponse:
+    job = await _job(request, api)
     service = request.app[SERVICE]
     await asyncio.sleep(0)  # give way, because making thousands of completions takes long
-    for _ in service.dispatcher.prepare(job.completions):
+    order = service.order(job.choices)
+    for _ in order.prepare():
         await asyncio.sleep(0)
     try:
-        with submitted(service.dispatcher, job):
+        with submitted(order):
             if not job.options.stream:
-                return await _whole(request, front, job)
-            return await asyncio.create_task(_stream(request, front, job))  # resumed for each step, without middlewares
+                return await _whole(request, api, job)
+            return await asyncio.create_task(_stream(request, api, job))  # resumed for each step, without middlewares
     finally:
         request[SPAN].answer(job)
 
 
-async def _job(request: web.Request, front: Front) -> Job:
+async def _job(request: web.Request, api: Api) -> Job:
     service, received_s = request.app[SERVICE], time.monotonic()
-    service.dispatcher.admit()  # refuse before reading a body in vain
+    service.admit()  # refuse before reading a body in vain
     async with received(request) as body:
         body_s = time.monotonic()
-        checked = await service.reader.read(body.pieces, service.max_model_len, front.kind)
+        checked = await service.reader.read(body.pieces, service.max_model_len, api.kind)
     arrival = Arrival(received_s, body_s, time.monotonic())
     _check_priority(checked.priority, service.config.router.min_priority)
     checked = with_grammar(checked, await service.grammars.compiled(checked.grammar))
     if request[OWNER]:
         checked = replace(checked, client=request[OWNER], owner=request[OWNER])  # a client can invent a user's name
     connection_of(request).output.client = checked.client or connection_of(request).address
-    head = front.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
+    head = api.head(request[REQUEST_ID], service.tokenizer.info.name, checked.response.stream)
     request[SPAN].describe(checked, arrival)
     return make_job(service, checked, head, request[CLIENT_REQUEST_ID], received_s, request[SPAN].watch)
 
@@ -106,9 +107,9 @@ def _check_priority(priority: int, most_urgent: int) -> None:
         raise wrong("priority", priority, f"at least router.min_priority, {most_urgent}: lower goes first")
 
 
-async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
-    answer = front.whole(job)
-    num_open = len(job.completions)
+async def _whole(request: web.Request, api: Api, job: Job) -> web.Response:
+    answer = api.whole(job)
+    num_open = len(job.choices)
     while num_open:
         for delivery in await job.mailbox.take():
             if delivery.error is not None:
@@ -118,7 +119,7 @@ async def _whole(request: web.Request, front: Front, job: Job) -> web.Response:
     return web.Response(text=await answer.body(), content_type=JSON)
 
 
-async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamResponse:
+async def _stream(request: web.Request, api: Api, job: Job) -> web.StreamResponse:
     """Write events without waiting for the client to read.
 
     So a slow reader does not delay a completion. The connection bounds the unread bytes. Silence is filled with
@@ -126,8 +127,8 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
     """
     connection, mailbox = connection_of(request), job.mailbox
     output = connection.output
-    response, answer = web.StreamResponse(headers=STREAM_HEADERS), front.streamed(job)
-    num_open, has_begun, has_failed = len(job.completions), False, False
+    response, answer = web.StreamResponse(headers=STREAM_HEADERS), api.streamed(job)
+    num_open, has_begun, has_failed = len(job.choices), False, False
     is_chunked = request.version >= HttpVersion11
     with Silence(mailbox, request.app[SERVICE].config.router.stream_keepalive_s) as silence:
         while True:
@@ -135,7 +136,7 @@ async def _stream(request: web.Request, front: Front, job: Job) -> web.StreamRes
             for delivery in deliveries:
                 num_open -= delivery.finish_reason is not None
                 if delivery.error is not None:
-                    _name_prompt(delivery.error, front)
+                    _name_prompt(delivery.error, api)
                     has_failed = True
             if not has_begun:
                 if deliveries and deliveries[0].error is not None:

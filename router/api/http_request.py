@@ -9,10 +9,10 @@ from aiohttp import web
 from common.base.errors import RequestError
 from router.dispatch.completion.state import new_response_id
 from router.http.connection_limit import refuse_surplus
+from router.http_service import HttpService
 from router.reading.bodies import Body
-from router.service import Service
 
-SERVICE = web.AppKey("service", Service)
+SERVICE = web.AppKey("service", HttpService)
 REQUEST_ID = web.RequestKey("request_id", str)
 """The router's own id of the request; unique."""
 CLIENT_REQUEST_ID = web.RequestKey("client_request_id", str)

@@ -6,8 +6,8 @@ from router.api.http_request import SERVICE, received
 from router.base.helper_frames import Kind
 from router.base.shapes import Model, ModelList
 from router.http.errors import JSON
+from router.http_service import HttpService
 from router.requests import completion_api
-from router.service import Service
 
 model_routes = web.RouteTableDef()
 
@@ -46,7 +46,7 @@ async def _answered(request: web.Request, kind: Kind) -> web.Response:
     return web.Response(body=answer, content_type=JSON)
 
 
-def _model(service: Service) -> Model:
+def _model(service: HttpService) -> Model:
     name = service.tokenizer.info.name
     return {
         "id": name,

@@ -126,9 +126,7 @@ class OtelSpan(RequestSpan):
             {
                 "gen_ai.response.id": job.head["id"],
                 "gen_ai.response.model": self._model_name,
-                "gen_ai.response.finish_reasons": [
-                    each.output.finish_reason or each.state.value for each in job.completions
-                ],
+                "gen_ai.response.finish_reasons": [choice.outcome for choice in job.choices],
                 "gen_ai.usage.input_tokens": usage["prompt_tokens"],
                 "gen_ai.usage.output_tokens": usage["completion_tokens"],
                 "gen_ai.usage.cache_read.input_tokens": usage["prompt_tokens_details"]["cached_tokens"],

@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Self
 
-from router.dispatch.completion.state import Mailbox
+from router.dispatch.completion.choice import Mailbox
 
 
 class Silence:

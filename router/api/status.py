@@ -1,16 +1,13 @@
 """HTTP endpoints about the server: liveness, health, metrics, version, load and status."""
 
-import time
-
 from aiohttp import web
 
 from common.base.version import VERSION
 from common.wire.messages.frames import WIRE_NAME
 from router.api.http_request import SERVICE
-from router.base.exposition import CONTENT_TYPE, exposition
+from router.base.exposition import CONTENT_TYPE
 from router.base.shapes import Live, Load, Version
 from router.http.errors import JSON
-from router.observe import health
 
 status_routes = web.RouteTableDef()
 
@@ -20,9 +17,7 @@ status_routes = web.RouteTableDef()
 @status_routes.get("/health")
 async def get_health(request: web.Request) -> web.Response:
     """Answer 200 while completions are served, in full or degraded, else 503; the body lists the problems."""
-    service = request.app[SERVICE]
-    parts = service.pool, service.memory_servers, service.role_changes
-    report = health.report(*parts, draining=service.dispatcher.draining, now_s=time.monotonic())
+    report = await request.app[SERVICE].health()
     return web.json_response(report, status=200 if report["status"] in ("ok", "degraded") else 503)
 
 
@@ -36,8 +31,7 @@ async def get_live(_: web.Request) -> web.Response:
 @status_routes.get("/metrics")
 async def get_metrics(request: web.Request) -> web.Response:
     """Return metrics in Prometheus' text format."""
-    body = await exposition(request.app[SERVICE].metrics.families())
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+    return web.Response(body=await request.app[SERVICE].exposition(), headers={"Content-Type": CONTENT_TYPE})
 
 
 @status_routes.get("/version")
@@ -50,7 +44,7 @@ async def get_version(_: web.Request) -> web.Response:
 @status_routes.get("/load")
 async def get_load(request: web.Request) -> web.Response:
     """Return the number of completions queued or at workers."""
-    load: Load = {"server_load": request.app[SERVICE].dispatcher.num_active}
+    load: Load = {"server_load": request.app[SERVICE].num_active}
     return web.json_response(load)
 
 
@@ -58,7 +52,7 @@ async def get_load(request: web.Request) -> web.Response:
 async def get_status(request: web.Request) -> web.Response:
     """Return the data of the status page at `/`: workers, load, the last minutes and incidents."""
     headers = {"Cache-Control": "no-store"}
-    return web.Response(body=request.app[SERVICE].status.body(), content_type=JSON, headers=headers)
+    return web.Response(body=await request.app[SERVICE].status_body(), content_type=JSON, headers=headers)
 
 
 OPEN_TO_ALL = (get_live, get_health, get_metrics)

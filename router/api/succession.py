@@ -19,8 +19,8 @@ from common.base.errors import ConfigError
 from common.settings.config import RouterSection
 from common.wire.transport.endpoints import private_directory
 from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
+from router.base.shapes import StatusName
 from router.http.acceptor import Acceptor
-from router.placement.readiness import Readiness
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ class Succession:
     """Handover of the port; `relieved` is set once another router has the port.
 
     Args:
-        readiness: returns the readiness of the router.
+        status: returns the state of the system.
     """
 
-    def __init__(self, section: RouterSection, readiness: Callable[[], Readiness]) -> None:
-        self._section, self._readiness = section, readiness
+    def __init__(self, section: RouterSection, status: Callable[[], StatusName]) -> None:
+        self._section, self._status = section, status
         self.relieved, self.has_port = asyncio.Event(), asyncio.Event()
         self.is_leaving = False
         self._acceptor: Acceptor | None = None
@@ -125,7 +125,7 @@ class Succession:
 
     async def _until_ready(self) -> None:
         since_s = 0.0
-        while (status := self._readiness().status) != "ok":
+        while (status := self._status()) != "ok":
             now_s = time.monotonic()
             since_s = (since_s or now_s) if status == "degraded" else 0.0
             if since_s and now_s - since_s >= SETTLING_S:

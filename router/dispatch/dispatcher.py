@@ -86,6 +86,13 @@ class Dispatcher:
         elif wanted:
             self.scheduler.schedule()
 
+    def stop(self, completion: Completion) -> None:
+        """Finish a completion at a stop string that was found elsewhere; no-op in a terminal state."""
+        if not completion.is_terminal:
+            self.lifecycle.assignments.cancel(completion)
+            self.lifecycle.finish(completion, "stop")
+            self.scheduler.schedule()
+
     def fail_all(self, error: RequestError) -> None:
         """End everything, for example when the time to drain is over."""
         for completion in list(self.active):

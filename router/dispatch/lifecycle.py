@@ -10,7 +10,7 @@ from common.base.errors import RequestError
 from common.settings.config import RouterSection
 from router.dispatch.assignments import Assignments
 from router.dispatch.completion.journey import Phase
-from router.dispatch.completion.state import Completion, Delivery, State
+from router.dispatch.completion.state import Completion, State
 from router.dispatch.completion.summary import log_end
 from router.dispatch.metrics import Metrics
 from router.dispatch.retry_policy import repeated_failure
@@ -70,7 +70,7 @@ class Lifecycle:
         """Start again elsewhere with prompt and outputs so far, unless the completion has failed too often."""
         if finish_reason := completion.already_finished():
             self.assignments.cancel(completion)
-            self.finish_with_rest(completion, finish_reason, "")
+            self.finish(completion, finish_reason)
         elif error := repeated_failure(completion, self._limits, reason):
             self.fail(completion, error)
         else:
@@ -87,24 +87,17 @@ class Lifecycle:
             self.metrics.enter(completion, Phase.QUEUED, completion.times.queued_s)
             self.queue.add_again(completion)
 
-    def finish_with_rest(self, completion: Completion, finish_reason: str, text: str) -> None:
-        """Finish, showing the text withheld so far; the rest itself may complete a stop string."""
-        stream = completion.output.text
-        text += stream.flush()
-        self.finish(completion, "stop" if stream.stop else finish_reason, text)
-
-    def finish(self, completion: Completion, finish_reason: str, text: str) -> None:
-        """End a completion with its last text."""
-        completion.output.finish_reason = finish_reason
+    def finish(self, completion: Completion, finish_reason: str) -> None:
+        """End a completion with all its outputs."""
+        completion.output.finish_reason = completion.outlet.finish(finish_reason)
         self._end(completion, State.FINISHED)
-        completion.mailbox.put(Delivery(completion.spec.index, text, len(completion.output.token_ids), finish_reason))
 
     def fail(self, completion: Completion, error: RequestError) -> None:
         """End a completion with an error."""
         self.assignments.cancel(completion)
         logger.warning("[%s #%d] failed: %s", completion.spec.request_id, completion.attempt.number, error.message)
         self._end(completion, State.FAILED, error)
-        completion.mailbox.put(Delivery(completion.spec.index, "", error=error))
+        completion.outlet.fail(error)
 
     def abort(self, completion: Completion) -> None:
         """End a completion whose client left."""

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
-from common.base.errors import RequestError
 from common.settings.config import RouterSection
+from router.dispatch.room import admit
 from router.placement.route import Demand
-
-RETRY_AFTER_S = 1
 
 Key = tuple[int, ...]
 MAX_CLIENTS = 10_000
@@ -74,16 +72,8 @@ class WaitingQueue(Generic[AnyWaiting]):
     def admit(self, num_completions: int, num_tokens: int, num_active: int) -> None:
         """Raise RequestError unless the request fits: status 400 if too large for ever, 429 if too large now."""
         limits = self._limits
-        if num_completions > limits.max_requests:
-            message = f"{num_completions} completions in one request: at most {limits.max_requests}; ask for fewer"
-            raise RequestError(message, param="n")
-        if num_tokens > limits.max_queued_tokens:
-            message = f"{num_tokens} prompt tokens in one request: at most {limits.max_queued_tokens}; split it"
-            raise RequestError(message, param="prompt")
-        if num_active + num_completions > limits.max_requests:
-            raise busy(f"{num_active} completions in flight, limit {limits.max_requests}")
-        if self.num_tokens + num_tokens > limits.max_queued_tokens:
-            raise busy(f"{self.num_tokens} prompt tokens queued, limit {limits.max_queued_tokens}")
+        most = limits.max_requests, limits.max_queued_tokens
+        admit(num_completions, num_tokens, num_active, self.num_tokens, *most)
 
     def add(self, completion: AnyWaiting) -> None:
         """Add a new completion and give it a turn."""
@@ -183,13 +173,3 @@ def _remove(entries: list[tuple[Key, AnyWaiting]], key: Key) -> bool:
         return False
     del entries[place]
     return True
-
-
-def busy(what: str) -> RequestError:
-    """Make the error for a request that would be accepted at another moment."""
-    return RequestError(
-        f"the server is busy: {what}; retry after {RETRY_AFTER_S} s",
-        code="rate_limit_exceeded",
-        status=429,
-        retry_after_s=RETRY_AFTER_S,
-    )

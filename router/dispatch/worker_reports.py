@@ -1,4 +1,4 @@
-"""Workers' reports about completions: tokens, put in order and turned into text, and failures."""
+"""Workers' reports about completions: tokens, put in order and handed on, and failures."""
 
 from common.base.errors import ErrorCode
 from common.wire.messages.token_columns import rows_of
@@ -7,7 +7,7 @@ from common.wire.values.output_token import OutputToken
 from router.dispatch.assignments import Send
 from router.dispatch.completion.attempt import PROVING_TOKENS
 from router.dispatch.completion.journey import Phase
-from router.dispatch.completion.state import FINISH_REASONS, Completion, Delivery, State
+from router.dispatch.completion.state import FINISH_REASONS, Completion, State
 from router.dispatch.lifecycle import Lifecycle
 from router.dispatch.retry_policy import count_failure, final_error
 from router.dispatch.scheduler import Scheduler
@@ -80,7 +80,11 @@ class WorkerReports:
     def _add_prompt_logprobs(self, completion: Completion, report: PromptLogprobs) -> None:
         """Append log-probabilities to the prompt's log; a gap shows when an output comes."""
         log = completion.output.prompt_log
-        if log is not None and not log.take(report, self._vocab_size):
+        if log is None:
+            return
+        if log.take(report, self._vocab_size):
+            completion.outlet.scored(report)
+        else:
             self._replay_invalid(completion, "invalid log-probabilities of the prompt")
 
     def _accept(self, completion: Completion, output_index: int, token: OutputToken, finish: int, now_s: float) -> None:
@@ -94,26 +98,27 @@ class WorkerReports:
             completion.attempt.hold(output_index, token, finish, now_s)
 
     def _deliver(self, completion: Completion, token: OutputToken, finish: int, now_s: float) -> None:
-        """Add the next token to the outputs, and put its text, if any, into the mailbox."""
+        """Add the next token to the outputs, and hand it to the outlet."""
         output = completion.output
         if output.lacks_prompt_logprobs:
             self._replay_invalid(completion, "an output came before all log-probabilities of the prompt")
         elif completion.spec.prompt_only:
             self._assignments.cancel(completion)
-            self._lifecycle.finish_with_rest(completion, FINISH_REASONS[FinishReason.LENGTH], "")
-        elif not output.accepts(token, self._vocab_size) or finish > LAST_REASON:
+            self._lifecycle.finish(completion, FINISH_REASONS[FinishReason.LENGTH])
+        elif not completion.accepts(token, self._vocab_size) or finish > LAST_REASON:
             self._replay_invalid(completion, f"invalid token {token.token_id} or finish reason {finish}")
         else:
-            output.add(token)
+            output.token_ids.append(token.token_id)
             self._metrics.add_token(completion, now_s)
             num_outputs = len(output.token_ids)
             if completion.state is State.PREFILLING or num_outputs == completion.attempt.first_index + PROVING_TOKENS:
                 self._update_progress(completion, num_outputs, now_s)
-            text = "" if finish and _hides(completion, token, finish) else output.text.push(token.token_id)
-            if finish or output.text.stop:
-                self._finish(completion, finish, text)
-            else:  # also without text, inside a character: every token has its chunk
-                completion.mailbox.put(Delivery(completion.spec.index, text, num_outputs))
+            if completion.outlet.take(token, finish):
+                self._assignments.cancel(completion)
+                self._lifecycle.finish(completion, FINISH_REASONS[FinishReason.STOP])
+            elif finish:
+                self._assignments.cancel_handoff(completion)
+                self._lifecycle.finish(completion, FINISH_REASONS[FinishReason(finish)])
 
     def _update_progress(self, completion: Completion, num_outputs: int, now_s: float) -> None:
         """Release what an attempt's first tokens make free, and enter the next phase."""
@@ -128,22 +133,7 @@ class WorkerReports:
                 completion.move_to(State.DECODING)
             self._metrics.enter(completion, Phase.DECODE if has_decoded else Phase.HANDOFF, now_s)
 
-    def _finish(self, completion: Completion, finish: int, text: str) -> None:
-        """Finish after a stop string or at the worker's word; `text` is the last token's."""
-        if completion.output.text.stop:
-            self._assignments.cancel(completion)
-            self._lifecycle.finish(completion, "stop", text)
-        else:
-            self._assignments.cancel_handoff(completion)
-            self._lifecycle.finish_with_rest(completion, FINISH_REASONS[FinishReason(finish)], text)
-
     def _replay_invalid(self, completion: Completion, reason: str) -> None:
         """Replay a completion after a wrong report, counted against the completion."""
         completion.failures.num_counted += 1
         self._lifecycle.replay(completion, "internal", reason)
-
-
-def _hides(completion: Completion, token: OutputToken, finish: int) -> bool:
-    """Tell whether the last token is a stop token left out of the text."""
-    spec = completion.spec
-    return finish == FinishReason.STOP and token.token_id in spec.sampling.stop_token_ids and not spec.include_stop

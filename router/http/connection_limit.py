@@ -16,7 +16,7 @@ from aiohttp import web
 from common.base.errors import ConfigError
 from common.base.process import raise_open_files
 from common.wire.messages.operator import MAX_WORKERS
-from router.dispatch.waiting_queue import busy
+from router.dispatch.room import busy
 from router.http.connection import Connection
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from common.base.errors import RequestError
 from common.base.process import trim_memory
 from common.settings.config import RouterSection
-from router.dispatch.waiting_queue import busy
+from router.dispatch.room import busy
 
 NUM_FREE_BYTES = 32_768
 SLOW_S = 1.0

@@ -17,7 +17,6 @@ import zmq
 from common.settings.config import NetSection
 from common.wire.messages.worker import Knock, Message
 from common.wire.messages.worker_id import is_from
-from common.wire.transport.endpoints import ROUTER_SOCKET, resolved
 from common.wire.transport.sockets import Hub
 from router.dispatch.incidents import Incidents
 
@@ -47,12 +46,11 @@ class AsyncHub:
     Messages sent to lost connections are soon reported to `on_unreachable`, with the identities.
     """
 
-    def __init__(self, net: NetSection) -> None:
+    def __init__(self, net: NetSection, endpoint: str, max_frame_bytes: int = MAX_WORKER_FRAME_BYTES) -> None:
         """Bind; raise ConfigError when the endpoint cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            endpoint = resolved(net.router_endpoint, ROUTER_SOCKET)
-            self._hub = Hub(self._context, net, endpoint, max_frame_bytes=MAX_WORKER_FRAME_BYTES)
+            self._hub = Hub(self._context, net, endpoint, max_frame_bytes=max_frame_bytes)
         except BaseException:  # whatever the error, close the context of an unfinished hub
             self._context.destroy(linger=0)
             raise

@@ -9,6 +9,7 @@ from deploy.bench.results import read_rows
 
 FIGURES = ("gap_p99", "gap_max", "live_max", "memory_peak", "memory_after", "router_cpu", "request_throughput")
 OF_BURSTS = ("dispatch", "loop_of_dispatch", "cpu_of_dispatch")
+OF_FRONTS = ("front_loop_per_1000_tokens", "front_cpu_per_1000_tokens")
 OF_STREAMS = (
     "loop_per_1000_tokens", "cpu_per_1000_tokens", "tokens_per_loop_second", "output_throughput", "bytes_per_token",
 )  # fmt: skip
@@ -30,12 +31,13 @@ def test_streams_are_watched_beside_a_load_and_every_figure_is_kept(
 
 
 @pytest.mark.slow
-def test_bursts_and_streams_are_measured_and_every_figure_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_fronts", [0, 2])
+def test_bursts_and_streams_are_measured_and_every_figure_is_kept(tmp_path: Path, num_fronts: int) -> None:
     results = tmp_path / "results.csv"
-    sizes = ("--streams", "8", "--prompt-tokens", "32", "--bursts", "1", "--seconds", "1")
+    sizes = ("--streams", "8", "--prompt-tokens", "32", "--bursts", "1", "--seconds", "1", "--fronts", str(num_fronts))
     assert router_streams.main(["deploy/demo_model", *sizes, "--results", str(results)]) == 0
     rows = read_rows(results)
-    assert tuple(row.figure for row in rows) == OF_BURSTS + OF_STREAMS
+    assert tuple(row.figure for row in rows) == OF_BURSTS + (OF_FRONTS if num_fronts else ()) + OF_STREAMS
     assert all(row.value > 0 and row.model == "demo_model" for row in rows)
 
 

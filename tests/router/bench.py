@@ -18,7 +18,7 @@ from common.wire.messages.worker import (
 )
 from common.wire.values.packing import pack_floats, pack_ids
 from common.wire.values.sampling_params import SamplingParams
-from router.dispatch.completion.state import Completion, Delivery, State
+from router.dispatch.completion.state import Completion, State
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.metrics import Metrics
 from router.dispatch.worker_reports import WorkerReports
@@ -27,7 +27,7 @@ from router.placement.route import Route
 from router.placement.worker_pool import WorkerPool
 from router.text.detokenizer import TextStream
 from router.text.stop_strings import StopAutomaton, StopMatcher
-from tests.support.completions import make_completion
+from tests.support.completions import deliveries_of, make_completion
 from tests.support.messages import kv_path, worker_ready
 
 NET = NetSection(worker_timeout_s=3.0, step_timeout_s=100.0)
@@ -159,7 +159,7 @@ class Result:
 
 def result_of(completion: Completion) -> Result:
     """All deliveries joined; exactly one of them is the last."""
-    deliveries: list[Delivery] = completion.mailbox._deliveries
+    deliveries = deliveries_of(completion)
     last = [d for d in deliveries if d.finish_reason or d.error]
     assert len(last) == 1, deliveries
     assert deliveries[-1] is last[0]

@@ -163,7 +163,9 @@ async def start_cluster(
             router=RouterSection(**{"port": 0} | router),
         )
         runner, url = await start_server(config)
-        cluster = Cluster(url, runner.app[SERVICE], runner, model)
+        service = runner.app[SERVICE]
+        assert isinstance(service, Service)
+        cluster = Cluster(url, service, runner, model)
         clusters.append(cluster)
         return cluster
 

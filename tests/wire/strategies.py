@@ -9,6 +9,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from common.wire.messages.frames import TAGS
+from common.wire.messages.fronts import FrontChoice, FrontDone, FrontOrder, FrontScores, FrontTokens
+from common.wire.messages.gates import GateVisit
 from common.wire.messages.handoff import DecodeRequest, KVProgress
 from common.wire.messages.memory import BlocksSealed, KVOffer, PromptBlocks
 from common.wire.messages.memory_reports import KVEvents
@@ -176,7 +178,7 @@ def _with_sound_blocks(message: Any) -> Any:
 
 def _consistent(message: Any) -> Any:
     """The message, with fields that depend on others drawn into what those allow."""
-    message = _with_sound_blocks(_with_a_sound_layout(message))
+    message = _with_a_sound_session(_with_sound_blocks(_with_a_sound_layout(message)))
     match message:
         case PrefillRequest() | DecodeRequest():
             biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
@@ -208,6 +210,30 @@ def _consistent(message: Any) -> Any:
             return replace(message, max_batch_tokens=max(message.max_batch_tokens, 1))
         case _:
             return message
+
+
+def _with_a_sound_session(message: Any) -> Any:
+    """If it begins a visit, or is between a front and the dispatcher."""
+    match message:
+        case GateVisit():
+            return replace(message, num_slots=min(message.num_slots, 1), slot_bytes=min(message.num_slots, 1))
+        case FrontOrder():
+            biases = dict(zip(message.sampling.biased_token_ids, message.sampling.biases, strict=True))
+            sampling = replace(message.sampling, biased_token_ids=tuple(biases), biases=tuple(biases.values()))
+            return replace(message, sampling=sampling, choices=tuple(map(_fitting, message.choices)))
+        case FrontDone():
+            num_rows = len(message.tickets) // ID_BYTES
+            return replace(message, have_stopped=message.have_stopped[:num_rows].ljust(num_rows, b"\0"))
+        case FrontTokens() | FrontScores():
+            rows = message.tickets if isinstance(message, FrontTokens) else message.ranks
+            return replace(message, num_logprobs=_packed([1] * (len(rows) // ID_BYTES)))
+        case _:
+            return message
+
+
+def _fitting(choice: FrontChoice) -> FrontChoice:
+    """A choice whose outputs are fewer than wanted."""
+    return replace(choice, outputs=_packed(range(min(3, choice.max_tokens - 1))))
 
 
 def _with_a_sound_layout(message: Any) -> Any:

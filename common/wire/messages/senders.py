@@ -24,6 +24,13 @@ class FromOperator(WireStruct):
     epoch: Epoch
 
 
+class FromFront(WireStruct):
+    """A message in the name of a front's session; `epoch` is the session's."""
+
+    front_id: WorkerId
+    epoch: Epoch
+
+
 class OfAttempt(WireStruct):
     """A message about an attempt of a request."""
 

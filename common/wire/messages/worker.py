@@ -1,7 +1,8 @@
 """Messages between the router and others; the first line of each message's docstring is its arrow.
 
 Other messages: `handoff` among workers; `memory` between a worker and a memory server. `memory_reports` go from a
-memory server to the router, `operator` messages between an operator and the router.
+memory server to the router, `operator` messages between an operator and the router. `fronts` go between a front and
+the router that dispatches.
 
 On the wire a message is positional msgpack, `[WIRE_VERSION, [tag, *fields]]` (see `frames`). The version follows from
 the definitions of all messages. Tags are never renumbered, never reused. Token ids and block ids travel as int32 bytes
@@ -14,6 +15,7 @@ or about a superseded attempt.
 """
 
 from common.base.errors import ErrorCode
+from common.wire.messages.fronts import FrontMessage
 from common.wire.messages.gates import GateMessage
 from common.wire.messages.handoff import DecodeRequest, KVPathResult, KVPoolExport, KVProgress
 from common.wire.messages.memory import MemoryMessage
@@ -322,4 +324,4 @@ WorkerMessage = (
 )  # fmt: skip
 """Messages of workers, except messages with a memory server."""
 
-Message = WorkerMessage | MemoryMessage | MemoryReport | OperatorMessage | GateMessage
+Message = WorkerMessage | MemoryMessage | MemoryReport | OperatorMessage | GateMessage | FrontMessage

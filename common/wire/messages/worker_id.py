@@ -5,7 +5,7 @@ import secrets
 import socket
 
 from common.wire.messages.memory_reports import MemoryReport
-from common.wire.messages.senders import FromOperator
+from common.wire.messages.senders import FromFront, FromOperator
 from common.wire.messages.worker import Message, Role
 
 BEAT_SUFFIX = b"#beat"
@@ -38,6 +38,8 @@ def is_from(connection: bytes, message: Message) -> bool:
     """Tell whether a message names the incarnation that owns the connection."""
     if isinstance(message, MemoryReport):
         speaker = message.server_id
+    elif isinstance(message, FromFront):
+        speaker = message.front_id
     else:
         speaker = message.operator_id if isinstance(message, FromOperator) else getattr(message, "worker_id", "")
     return connection.removesuffix(BEAT_SUFFIX) == connection_of(speaker, getattr(message, "epoch", 0))

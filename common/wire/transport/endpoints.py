@@ -11,7 +11,7 @@ from pathlib import Path
 from common.base.errors import ConfigError
 
 AUTO = "auto"
-ROUTER_SOCKET = "router"
+ROUTER_SOCKET, FRONT_SOCKET = "router", "front"
 PARENT = Path("/tmp")
 NEW_S = 60.0
 DIGITS = 12

@@ -1,19 +1,17 @@
-"""The state of a completion, and the mailbox between the dispatcher and the HTTP response.
+"""The state of a completion: what was asked for, the token log, and the place in the router.
 
 Invariant: a completion reaches exactly one terminal state, once. The token log (prompt and outputs) is complete at any
 moment, so any worker can start the completion again.
 """
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-
-from msgspec import Struct
+from typing import Protocol
 
 from common.base.errors import RequestError
-from common.wire.messages.worker import FinishReason
+from common.wire.messages.worker import FinishReason, PromptLogprobs
 from common.wire.values.output_token import OutputToken
 from common.wire.values.sampling_params import SamplingParams
 from router.dispatch.completion.attempt import Attempt, Failures
@@ -21,8 +19,6 @@ from router.dispatch.completion.journey import Journey, Phase, PhaseTimes, Timin
 from router.placement.member import Member
 from router.placement.route import Demand
 from router.placement.text_keys import TextKeys
-from router.text.detokenizer import TextStream
-from router.text.logprobs import LogprobLog
 from router.text.prompt_log import PromptLog
 
 ID_PREFIX = "cmpl-"
@@ -50,39 +46,27 @@ NEXT = {
 }
 
 
-class Delivery(Struct, frozen=True):
-    """News of a completion for its HTTP response; the last has a finish reason or an error."""
+class Outlet(Protocol):
+    """The taker of a completion's outputs: the text of an HTTP response, or the connection of a front."""
 
-    choice: int
-    text: str
-    num_outputs: int = 0  # outputs up to and including this delivery
-    finish_reason: str | None = None
-    error: RequestError | None = None
+    def take(self, token: OutputToken, finish: int) -> bool:
+        """Take the next token, just added to the log; return True if a stop string of the client ends the text.
 
+        After a token that ends the text, by `finish` (see `FinishReason`) or by a stop string, `finish` follows.
+        """
+        ...
 
-class Mailbox:
-    """Deliveries of all completions of an HTTP request, in order, for a single reader."""
+    def scored(self, report: PromptLogprobs) -> None:
+        """Take log-probabilities of the prompt, just added to the log."""
+        ...
 
-    def __init__(self) -> None:
-        self._deliveries: list[Delivery] = []
-        self._waiting: asyncio.Future[None] | None = None
+    def finish(self, finish_reason: str) -> str:
+        """End the outputs; return the reason for the client, which a stop string may change."""
+        ...
 
-    def put(self, delivery: Delivery) -> None:
-        self._deliveries.append(delivery)
-        self.wake()
-
-    def wake(self) -> None:
-        """End the reader's wait, also without a delivery."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    async def take(self) -> list[Delivery]:
-        """Return everything that has arrived since the last call; wait for a delivery, or for `wake`."""
-        if not self._deliveries:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        deliveries, self._deliveries = self._deliveries, []
-        return deliveries
+    def fail(self, error: RequestError) -> None:
+        """End the outputs with an error."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +94,9 @@ class CompletionSpec:
 
 @dataclass(slots=True, eq=False)
 class CompletionOutput:
-    """Results of a completion so far, over all attempts."""
+    """The token log of a completion, over all attempts."""
 
-    text: TextStream
     token_ids: list[int] = field(default_factory=list)
-    logprobs: LogprobLog | None = None  # of the tokens, if asked for
     prompt_log: PromptLog | None = None  # log-probabilities of the prompt, if asked for
     num_cached: int = 0  # prompt tokens not computed for the first output
     finish_reason: str = ""
@@ -123,21 +105,6 @@ class CompletionOutput:
     def lacks_prompt_logprobs(self) -> bool:
         """True while log-probabilities of the prompt are missing."""
         return self.prompt_log is not None and not self.prompt_log.is_complete
-
-    def accepts(self, token: OutputToken, vocab_size: int) -> bool:
-        """Tell whether `token` can be the next: a token of the model, with the log-probabilities asked for."""
-        if not 0 <= token.token_id < vocab_size:
-            return False
-        reported = token.logprobs
-        if self.logprobs is None or reported is None:
-            return self.logprobs is None
-        return reported.token_ids[0] == token.token_id and max(reported.token_ids) < vocab_size
-
-    def add(self, token: OutputToken) -> None:
-        """Append a token for which `accepts` is true."""
-        self.token_ids.append(token.token_id)
-        if self.logprobs is not None:
-            self.logprobs.push(token)
 
 
 @dataclass(slots=True)
@@ -155,11 +122,11 @@ class CompletionTimes:
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """A choice of an HTTP request: parameters, results, and place in the router."""
+    """The computation of a choice of an HTTP request: parameters, results, and place in the router."""
 
     spec: CompletionSpec
     output: CompletionOutput
-    mailbox: Mailbox
+    outlet: Outlet
     times: CompletionTimes = field(default_factory=CompletionTimes)
     state: State = State.QUEUED
     attempt: Attempt = field(default_factory=Attempt)
@@ -200,15 +167,13 @@ class Completion:
             return False
         return self.state is State.PREFILLING and not self.attempt.sent_tokens
 
-    @property
-    def stop_reason(self) -> str | int | None:
-        """The client's stop string or stop token at the end of the text; None after another end."""
-        output = self.output
-        if output.text.stop:
-            return output.text.stop
-        if output.finish_reason != "stop" or not output.token_ids:
-            return None
-        return output.token_ids[-1] if output.token_ids[-1] in self.spec.stop_token_ids else None
+    def accepts(self, token: OutputToken, vocab_size: int) -> bool:
+        """Tell whether `token` can be the next: a token of the model, with the log-probabilities asked for."""
+        if not 0 <= token.token_id < vocab_size:
+            return False
+        if not self.spec.sampling.num_logprobs or (reported := token.logprobs) is None:
+            return not self.spec.sampling.num_logprobs
+        return reported.token_ids[0] == token.token_id and max(reported.token_ids) < vocab_size
 
     def tokens_from(self, begin: int) -> list[int]:
         """Return prompt and outputs without the first `begin` tokens."""

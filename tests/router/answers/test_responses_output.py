@@ -18,11 +18,11 @@ from router.answers.request_choices import Job
 from router.answers.responses_answer import StreamedResponse, WholeResponse
 from router.answers.responses_shapes import ResponseBody
 from router.base.shapes import schema_of
-from router.dispatch.completion.state import Delivery
+from router.dispatch.completion.choice import Delivery
 from router.requests.completion_api import ResponseOptions
 from router.requests.responses_fields import RESPONSES_FIELDS
 from router.text.formats.shapes import Thoughts
-from tests.support.completions import make_completion
+from tests.support.completions import choice_of, make_completion
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": "ü"}}</tool_call>'
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -44,10 +44,10 @@ def job(
         repeated=json.dumps(REPEATED),
         has_summary=has_summary,
     )
-    completion = make_completion()
-    completion.output.finish_reason = finish_reason
+    choice = choice_of(make_completion())
+    choice.output.finish_reason = finish_reason
     shaper: Any = None
-    return Job(HEAD, options, 1, 1, [completion], completion.mailbox, shaper)
+    return Job(HEAD, options, 1, 1, [choice], choice.mailbox, shaper)
 
 
 def deliveries(text: str, size: int, finish_reason: str) -> list[Delivery]:

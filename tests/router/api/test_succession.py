@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from common.wire.transport.port_sharing import PortLoan, PortOffer, borrow
-from router.__main__ import _drain
 from router.api.succession import SUCCESSION, Succession, port_path
+from router.program import _drain
 from tests.router.conftest import Cluster, StartCluster
 
 BODY = {"prompt": "the quick", "max_tokens": 8, "temperature": 0}

@@ -12,12 +12,14 @@ from common.base.errors import RequestError
 from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import PrefillRequest, Role, TokenBatch
 from common.wire.values.packing import pack_ids, unpack_ids
-from router.dispatch.completion.state import Delivery, Mailbox, State
+from router.dispatch.completion.choice import Delivery, Mailbox
+from router.dispatch.completion.state import State
 from router.placement.choice import choose
 from router.placement.member import Member
 from router.placement.route import Demand, Route
 from router.placement.worker_pool import WorkerPool
 from tests.router.bench import EOS, LENGTH, STOP, Bench, Result, result_of
+from tests.support.completions import deliveries_of
 from tests.support.messages import worker_ready
 
 
@@ -210,7 +212,7 @@ def test_a_stop_string_finishes_and_aborts() -> None:
     completion = bench.submit(stops=["cd"])
     for i, token_id in enumerate((1, 2)):
         bench.token(bench.prefills[0] if i == 0 else bench.decodes[0], completion, i, token_id)
-    assert completion.mailbox._deliveries == [Delivery(0, "b", 1), Delivery(0, "", 2)], "each token has its chunk"
+    assert deliveries_of(completion) == [Delivery(0, "b", 1), Delivery(0, "", 2)], "each token has its chunk"
     bench.token(bench.decodes[0], completion, 2, 3)
     assert result_of(completion) == Result("b", "stop", None)
     assert sorted(bench.aborts()) == [("d0", "cmpl-1", 0), ("p0", "cmpl-1", 0)]

@@ -15,6 +15,7 @@ from router.dispatch.retry_policy import MAX_RETURNS
 from router.placement.member import Member
 from router.text.logprobs import TokenStrings
 from tests.router.bench import LENGTH, NET, TERMINAL_STATES, VOCAB, Bench, Result, decode_ids, result_of
+from tests.support.completions import choice_of
 from tests.support.messages import kv_path
 
 
@@ -263,7 +264,7 @@ def test_a_bug_met_by_one_completion_ends_it_and_no_other(monkeypatch: pytest.Mo
     worker = bench.decodes[0]
     here = [completion for completion in completions if bench.route(completion).decode is worker]
     with monkeypatch.context() as patch:
-        patch.setattr(here[0].output.text, "push", bug)
+        patch.setattr(choice_of(here[0]).text, "push", bug)
         ids = tuple(completion.spec.request_id for completion in here)
         zeros, ones, twos = (pack_ids([value] * 3) for value in range(3))
         bench.reports.on_tokens(b"", TokenBatch(worker.id, worker.epoch, ids, zeros, ones, twos, bytes(3)))

@@ -12,7 +12,7 @@ from common.settings.config import ModelSection
 from router.reading.reading import parse_conversation
 from router.requests.chat_fields import CHAT_FIELDS
 from router.text.tokenizer import Tokenizer
-from tests.router.text.test_chat_answer import F, completion, options, whole_choice
+from tests.router.text.test_chat_answer import F, make_choice, options, whole_choice
 
 USER = {"role": "user", "content": "the fox"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -60,7 +60,7 @@ def test_arguments_of_a_call_that_was_cut_off_go_back_as_they_are(sent: str, fou
 
 @pytest.mark.parametrize("text", ["Hello", f"<think>why</think>Hello<tool_call>{F}</tool_call>"])
 def test_a_message_that_came_goes_back_as_a_client_has_it(text: str) -> None:
-    message = whole_choice(text, completion(), options("hermes"))["message"]
+    message = whole_choice(text, make_choice(), options("hermes"))["message"]
     assert all("index" not in call for call in message.get("tool_calls", []))
     typed = ChatCompletionMessage.model_validate(message)
     sent = [message, typed.model_dump(), typed.model_dump(exclude_none=True), typed.to_dict()]

@@ -7,12 +7,12 @@ import pytest
 from common.base.errors import RequestError
 from router.answers.completion_bodies import ChunkWriter
 from router.api.field_tables import written
-from router.dispatch.completion.state import Delivery
+from router.dispatch.completion.choice import Delivery
 from router.http.errors import error_body
 from router.requests.completion_api import CompletionRequest, ResponseOptions, choice_seed, parse
 from router.requests.completion_fields import COMPLETION_FIELDS
 from router.text.prompts import fit_max_tokens
-from tests.support.completions import make_completion
+from tests.support.completions import choice_of, make_completion
 
 ROOT = Path(__file__).parents[3]
 VOCAB = 100
@@ -372,10 +372,10 @@ def test_max_tokens_beyond_the_context_is_refused_and_the_default_is_cut() -> No
 @pytest.mark.parametrize("text", ["", 'quote " and \\ and \n', "你好 🎉 \u2028", "\x00\x7f"])
 def test_stream_chunks_are_json(text: str) -> None:
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": 'na"me'}
-    completion = make_completion(index=3)
+    choice = choice_of(make_completion(index=3))
     ending = {"finish_reason": "stop", "stop_reason": None}
     for reason, end in ((None, {"finish_reason": None}), ("stop", ending)):
-        chunk = ChunkWriter(head, PLAIN, completion).chunk(Delivery(3, text, 1, reason))
+        chunk = ChunkWriter(head, PLAIN, choice).chunk(Delivery(3, text, 1, reason))
         assert chunk.startswith(b"data: ")
         assert chunk.endswith(b"\n\n")
         body = json.loads(chunk[len("data: ") :])

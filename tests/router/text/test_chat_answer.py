@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from common.base.errors import RequestError
 from router.answers.chat_bodies import ChatChunkWriter, chat_choice_body
-from router.dispatch.completion.state import Completion, Delivery
+from router.dispatch.completion.choice import Choice, Delivery
 from router.requests.completion_api import ResponseOptions
 from router.text.chat_answer import MAX_PIECE_CHARS, AnswerParser
 from router.text.chat_template import ChatTemplate
 from router.text.formats.parts import MAX_CALLS, Part
 from router.text.formats.shapes import GEMMA_TAGS, HARMONY_TAGS, MARKS, MISTRAL_TAGS, THINK_TAGS, Thoughts
 from router.text.formats.tagged import TaggedAnswer
-from tests.support.completions import make_completion
+from tests.support.completions import choice_of, make_completion
 
 F = '{"name": "f", "arguments": {"a": "ü"}}'
 F_CALL = ("f", '{"a": "ü"}')
@@ -61,19 +61,19 @@ def xml(*parameters: tuple[str, str], name: str = "f") -> str:
 FORMS = {"thoughts have begun": options("", "have begun"), "no thoughts": options("", "")}
 
 
-def completion() -> Completion:
-    completion = make_completion()
-    completion.output.finish_reason = "stop"
-    return completion
+def make_choice() -> Choice:
+    choice = choice_of(make_completion())
+    choice.output.finish_reason = "stop"
+    return choice
 
 
-def whole_choice(text: str, completion: Completion, how: ResponseOptions) -> dict[str, Any]:
-    return asyncio.run(chat_choice_body(text, completion, how))
+def whole_choice(text: str, choice: Choice, how: ResponseOptions) -> dict[str, Any]:
+    return asyncio.run(chat_choice_body(text, choice, how))
 
 
 def streamed(pieces: list[str], how: ResponseOptions) -> tuple[dict[str, Any], str]:
     """The message and the finish reason that a client puts together."""
-    writer = ChatChunkWriter({"id": "1"}, how, completion())
+    writer = ChatChunkWriter({"id": "1"}, how, make_choice())
     events = [writer.chunk(Delivery(0, piece, index + 1)) for index, piece in enumerate(pieces[:-1])]
     events.append(writer.chunk(Delivery(0, pieces[-1], len(pieces), "stop")))
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
@@ -173,7 +173,7 @@ def told(message: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
 )  # fmt: skip
 def test_whole_or_by_the_character(how: str, text: str, expected: Any) -> None:
     form = FORMS.get(how) or options(how)
-    whole = whole_choice(text, completion(), form)
+    whole = whole_choice(text, make_choice(), form)
     reason = "tool_calls" if expected[2] else "stop"
     assert (told(whole["message"]), whole["finish_reason"]) == (expected, reason)
     if len(text) < 1000:
@@ -231,7 +231,7 @@ def test_it_does_not_matter_how_it_is_cut(parts: list[str], cuts: list[int], how
     pieces = [text[begin:end] for begin, end in pairwise(ends)]
     form = options(how, thoughts)
     message, _ = streamed(pieces, form)
-    assert told(message) == told(whole_choice(text, completion(), form)["message"])
+    assert told(message) == told(whole_choice(text, make_choice(), form)["message"])
 
 
 def test_arguments_come_as_they_are_written() -> None:
@@ -255,7 +255,7 @@ def test_arguments_come_as_they_are_written() -> None:
 )
 def test_a_call_that_is_cut_off_is_a_call(arguments: str, content: str) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}{content}'
-    done = completion()
+    done = make_choice()
     done.output.finish_reason = "length"
     whole = whole_choice(text, done, options("hermes"))
     assert whole["finish_reason"] == "length"
@@ -282,7 +282,7 @@ def test_a_call_that_is_cut_off_is_a_call(arguments: str, content: str) -> None:
 )
 def test_a_stop_string_inside_a_call_is_no_end_with_calls(tool_format: str, text: str) -> None:
     form = options(tool_format)
-    whole = whole_choice(text, completion(), form)
+    whole = whole_choice(text, make_choice(), form)
     assert whole["finish_reason"] == streamed(list(text), form)[1] == "stop"
     with pytest.raises(json.JSONDecodeError):
         json.loads(whole["message"]["tool_calls"][-1]["function"]["arguments"])
@@ -324,7 +324,7 @@ def test_of_a_forced_call_nothing_is_said_and_its_name_is_told_once_it_is_certai
         called = [call["function"] for call in message["tool_calls"]]
         assert called == [{"name": expected, "arguments": ""}] * (expected in forced)
         assert message["content"] == ""
-        whole = whole_choice(text, completion(), form)["message"]
+        whole = whole_choice(text, make_choice(), form)["message"]
         assert [call["function"] for call in whole.get("tool_calls", [])] == called
 
 
@@ -332,7 +332,7 @@ def test_thoughts_that_are_not_wanted_are_left_out() -> None:
     form = dataclasses.replace(options("hermes"), tells_thoughts=False)
     text = f"<think>why</think>Well.<tool_call>{F}</tool_call>"
     assert told(streamed(list(text), form)[0]) == ("", "Well.", [F_CALL])
-    assert "reasoning_content" not in whole_choice(text, completion(), form)["message"]
+    assert "reasoning_content" not in whole_choice(text, make_choice(), form)["message"]
 
 
 def test_text_is_shown_as_soon_as_it_is_certain() -> None:
@@ -372,7 +372,7 @@ async def test_a_long_answer_does_not_hold_the_loop_and_is_read_in_pieces(monkey
     order: list[str] = []
     other = asyncio.create_task(turns())
     text = "[TOOL_CALLS]" * 10_000
-    assert (await chat_choice_body(text, completion(), options("mistral")))["message"]["content"] == text
+    assert (await chat_choice_body(text, make_choice(), options("mistral")))["message"]["content"] == text
     other.cancel()
     assert len(order) >= len(text) // MAX_PIECE_CHARS and max(lengths) < 2 * MAX_PIECE_CHARS
     lengths.clear()

@@ -18,7 +18,7 @@ NUM_MESSAGES = 3 * MAX_RECEIVED_AT_ONCE
 @pytest.mark.parametrize("answering", [False, True])
 async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogCaptureFixture, answering: bool) -> None:
     """More than one receive takes, one of them fatal to its handler, with or without sends on the way."""
-    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
+    hub = AsyncHub(NetSection(), free_endpoint())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, NetSection(), hub.endpoint, b"w.1")
     received: list[int] = []
@@ -59,7 +59,7 @@ async def test_everything_arrives_though_the_edge_comes_once(caplog: pytest.LogC
 
 
 async def test_clients_have_a_turn_between_messages_that_take_long() -> None:
-    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
+    hub = AsyncHub(NetSection(), free_endpoint())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, NetSection(), hub.endpoint, b"w.1")
     order: list[str] = []
@@ -85,7 +85,7 @@ async def test_clients_have_a_turn_between_messages_that_take_long() -> None:
 
 
 async def test_a_frame_larger_than_any_worker_sends_is_not_even_read() -> None:
-    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
+    hub = AsyncHub(NetSection(), free_endpoint())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     received: list[bytes] = []
     spokes = [Spoke(context, NetSection(), hub.endpoint, name) for name in (b"large.1", b"small.1")]
@@ -108,7 +108,7 @@ async def test_a_frame_larger_than_any_worker_sends_is_not_even_read() -> None:
 async def test_only_messages_with_a_handler_and_of_the_connections_owner_are_handled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hub = AsyncHub(NetSection(router_endpoint=free_endpoint()))
+    hub = AsyncHub(NetSection(), free_endpoint())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     spoke = Spoke(context, NetSection(), hub.endpoint, b"w.1")
     received: list[Message] = []
