@@ -1,9 +1,10 @@
 """Rates of pulls by NIXL on one host, beside plain copies of as many bytes: TCP over loopback, and shared memory.
 
-    python -m benchmarks.between_hosts [--transports tcp tcp,sm] [--lengths 1024 8192]
+    python -m benchmarks.between_hosts [--transports tcp tcp,sm] [--lengths 1024 8192] [--staged] [--device cuda:0]
 
 Both ends use the same cores. So figures are shares of a plain copy's rate, measured between the pulls: of a socket for
-TCP, of memory with `sm`. Every byte is compared once for each length before the timing.
+TCP, of memory with `sm`. On a GPU they are GB/s of staged pulls, and of pulls by CUDA IPC. Every byte is compared once
+for each length before the timing.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from benchmarks.handoff_exporter import lending
 from benchmarks.presets import PRESETS
 from benchmarks.pulls import HandoffBench
 from common.base.errors import BatonError
+from common.memory.base.slots import slots_for
 from common.memory.client.gate_connection import Gate
 from deploy.bench.origin import hardware
 from deploy.bench.results import Row, append_rows, row_of
@@ -80,8 +82,8 @@ def pull_s(bench: HandoffBench, num_blocks: int) -> float:
     return time.perf_counter() - begin_s
 
 
-def measure(args: argparse.Namespace, transports: str, num_tokens: int) -> Figure:
-    """Return the median share of a plain copy's rate."""
+def measure(args: argparse.Namespace, transports: str, num_tokens: int) -> list[Figure]:
+    """Return the median share of a plain copy's rate; on a GPU, rates."""
     layout = layout_of(args.preset, args.num_layers, args.block_size, "bfloat16")
     [group] = layout.groups
     num_blocks, is_copy = group.num_places(num_tokens), "sm" in transports.split(",")
@@ -90,17 +92,26 @@ def measure(args: argparse.Namespace, transports: str, num_tokens: int) -> Figur
         secret.touch(0o600)
         secret.write_text(secrets.token_hex(32))
         flags = str(secret), transports
-        with exporter("cpu", num_blocks + 2, layout, *flags) as export:
-            gate = Gate(export.gate, lending(*flags))
-            with closing(HandoffBench(export, torch.device("cpu"), gate)) as bench:
+        device, num_bytes = torch.device(args.device), num_blocks * group.block_bytes
+        with exporter(args.device, num_blocks + 2, layout, *flags) as export:
+            slots = slots_for(layout) if args.staged or device.type != "cpu" else None
+            gate = Gate(export.gate, lending(*flags), slots=slots)
+            with closing(HandoffBench(export, device, gate)) as bench:
                 bench.verify(num_blocks)
+                if device.type != "cpu":
+                    rates = [Figure("rate", rate(args, bench, num_blocks, num_bytes), "GB/s")]
+                    with closing(HandoffBench(export, device)) as by_ipc:
+                        return [*rates, Figure("ipc_rate", rate(args, by_ipc, num_blocks, num_bytes), "GB/s")]
                 shares = []
                 for _ in range(ROUNDS):
-                    num_bytes = num_blocks * group.block_bytes
-                    seconds = statistics.median(pull_s(bench, num_blocks) for _ in range(args.repeats))
                     plain = copy_rate(num_bytes, group.block_bytes) if is_copy else socket_rate(num_bytes)
-                    shares.append(num_bytes / seconds / 1e9 / plain)
-    return Figure("of_copy" if is_copy else "of_socket", 100 * statistics.median(shares), "%")
+                    shares.append(rate(args, bench, num_blocks, num_bytes) / plain)
+    return [Figure("of_copy" if is_copy else "of_socket", 100 * statistics.median(shares), "%")]
+
+
+def rate(args: argparse.Namespace, bench: HandoffBench, num_blocks: int, num_bytes: int) -> float:
+    """Return the median rate of pulls, in GB/s."""
+    return num_bytes / statistics.median(pull_s(bench, num_blocks) for _ in range(args.repeats)) / 1e9
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -109,6 +120,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--transports", nargs="+", default=["tcp", "tcp,sm"], help="of UCX, in turn")
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024], help="prompt tokens (default: 1024)")
+    parser.add_argument("--device", default="cpu", help="cuda:N or cpu, of both pools (default: %(default)s)")
+    parser.add_argument("--staged", action="store_true", help="through staging on a CPU, too")
     parser.add_argument("--repeats", type=int, default=5, help="timed pulls a turn (default: %(default)s)")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-4b", help="model (default: %(default)s)")
     parser.add_argument("--num-layers", type=int, help="fewer layers than the model has")
@@ -123,13 +136,15 @@ def main(argv: list[str]) -> int:
     for transports in args.transports:
         for num_tokens in args.lengths:
             try:
-                figure = measure(args, transports, num_tokens)
+                figures = measure(args, transports, num_tokens)
             except BatonError as error:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
                 return 1
-            workload = f"pull of {num_tokens} tokens by NIXL on one host, {transports}"
-            print(f"{workload}: {figure.value:.0f} % {figure.name}")
-            rows.append(row_of(hardware(), args.preset, workload, figure))
+            how = f"{transports}, staged" if args.staged or args.device != "cpu" else transports
+            workload = f"pull of {num_tokens} tokens by NIXL on one host, {how}"
+            for figure in figures:
+                print(f"{workload}: {figure.value:.3g} {figure.unit} {figure.name}")
+                rows.append(row_of(hardware(), args.preset, workload, figure))
     if args.results:
         append_rows(args.results, rows)
     return 0

@@ -3,6 +3,7 @@
 Block ids are scattered on both sides and new for every pull, so no cache holds the blocks.
 """
 
+import itertools
 import statistics
 import time
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ PULL_DEADLINE_S = 30.0
 WARM_UP_PULLS = 3
 MAX_COVERS = 64
 POISON = 0xAB
+EPOCHS = itertools.count(1)
+"""A memory server takes each worker's incarnation once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,9 @@ class HandoffBench:
     def __init__(self, export: KVPoolExport, device: torch.device, gate: Gate | None = None) -> None:
         layout, transport = export.layout, make_transport(NIXL if gate else "auto", device)
         self.device = device
-        self.client = PeerPoolClient(gate or Path(export.memory_socket), ("target", 1), export.pool_id, layout)
+        self.client = PeerPoolClient(
+            gate or Path(export.memory_socket), ("target", next(EPOCHS)), export.pool_id, layout
+        )
         claim = answered(self.client)
         self.pool = KVPool(claim.shape, torch.empty(claim.num_bytes, dtype=torch.uint8, device=device))
         [self.group], [self.blocks] = layout.groups, self.pool.blocks

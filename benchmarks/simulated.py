@@ -3,13 +3,15 @@
     python -m benchmarks.simulated
 
 Each load comes from the command in its row, with equal arrivals. Rates come from deploy/planning/step_times/measured.
-Rates of other models than Qwen3-4B are scaled by shape, without any measurement of such a model alone.
+Rates of other models than Qwen3-4B are scaled by shape, without any measurement of such a model alone. Turns are as in
+the row, by its date and the flags of its workers. Prompts beside streams have 80 % of the GPU, whatever the row had.
 """
 
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from benchmarks.presets import settings
 from benchmarks.tables.cells import (
@@ -42,11 +44,15 @@ from deploy.planning.step_times.shape import shape_of
 RATES = "h200-qwen3-4b"
 FIGURES = ("ttft_p50", "tpot_p50", "output_throughput", "ttft_p99", "first_gap_p50", "itl_p99")
 NO_TURNS = SloSection(itl_ms=0.0)
-"""Targets of the workers that were measured: they took no turns."""
+TURNS_SINCE = "2026-11-27"
+"""Date of the first rows whose workers take turns unless told otherwise."""
 CLOSE = 0.2
 """Error up to which a figure counts as met."""
 FRACTIONS = {(SMALL_GPU, "qwen3-8b"): 0.17, (ONE_GPU, "qwen3-32b"): 0.6}
 """Systems' share of a GPU's memory, where not the default (README.md, *Other models*)."""
+
+
+TURNING = "baton, share 95, turns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ class Case:
             " with 24 GB" if self.hardware == SMALL_GPU else " of a machine of 4" if self.hardware == FOUR_GPUS else ""
         )
         load = self.workload.removesuffix(",").removesuffix(" requests")
-        return f"{model}{self.layout} on {gpus}, {load}"
+        turns = ", turns" if self.system == TURNING else ""
+        return f"{model}{self.layout} on {gpus}, {load}{turns}"
 
 
 def _cases() -> Iterator[Case]:
@@ -79,6 +86,9 @@ def _cases() -> Iterator[Case]:
     known = [f"concurrency 1, primed 1x{cached}+16/2," for cached in (1008, 8176, 15984)]
     known.append("at once, 8x4096+256/128,")
     yield from (Case(load, ONE_GPU, "baton", "1P1D", 1) for load in (*lone, *loads, *small, *known))
+    turning = ["concurrency 8, 1024/128,", "concurrency 64, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128, 512",
+               "8 req/s, 4096/256,", "concurrency 4, 30000/128,", "concurrency 256, 128/512,"]  # fmt: skip
+    yield from (Case(load, ONE_GPU, TURNING, "1P1D", 1) for load in turning)
     yield from (Case(load, TWO_GPUS, "baton 1P1D", "1P1D", 2) for load in (*lone, *loads))
     shared = ("concurrency 1, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128,",
               "24 req/s, 400x4096 (Zipf 1)+256/128,")  # fmt: skip
@@ -126,7 +136,7 @@ def compare(case: Case, rows: Sequence[Row]) -> list[Comparison]:
     load = load_of(first.command)
     if max(each.num_outputs for each in load.arrivals) == 2:
         del rows_of["tpot_p50"]  # the first gap by another name
-    outcome = simulate(layout, costs, load, targets=NO_TURNS)
+    outcome = simulate(layout, costs, load, targets=targets_of(first))
     return [Comparison(case, cell.row, name, cell.value, outcome.figure(name)) for name, cell in rows_of.items()]
 
 
@@ -142,6 +152,13 @@ def table(rows: Sequence[Row]) -> TableData:
         lines.append((case.label, cells))
     return TableData("measured · simulated, bold where more than 20 % off; H200s", "workers and load",
                      list(titles.values()), present(lines))  # fmt: skip
+
+
+def targets_of(row: Row) -> SloSection:
+    """Return the targets of a row's workers, by the command that started them."""
+    words, usual = shlex.split(row.started_by), SloSection() if row.date >= TURNS_SINCE else NO_TURNS
+    told = {name: float(value) for name, value in pairwise(words) if name in ("--slo-itl-ms", "--slo-ttft-ms")}
+    return SloSection(told.get("--slo-itl-ms", usual.itl_ms), told.get("--slo-ttft-ms", usual.ttft_ms))
 
 
 def load_of(command: str) -> Load:

@@ -80,7 +80,7 @@ class DecodeSteps:
             self.snapshots.take(rows.sequences)
             pending = self.runner.launch(num_rows, has_logprobs=rows.has_logprobs, spared_bytes=spared_bytes)
             self.pace.launched(pending.num_run)
-            self.gate.launched(self.pace.step_s(pending.num_run))
+            self.gate.launched(self.pace.step_s(pending.num_run), self.admission.capacity.client)
             guided = [sequence for sequence in rows.sequences if sequence.grammar is not None]
             unsure = [sequence for sequence in guided if not sequence.has_mask]
             self.in_flight.append(DecodeStep(pending, self.scheduler.launched(), guided, unsure, launched_s))

@@ -104,7 +104,7 @@ class PrefillWorker:
         self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT, plans)
         self.level = stock(engine.pool.layout, engine.allocator.shape.shares, config.prefill.max_batch_tokens)
         self.poller = zmq.Poller()
-        self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
+        self.targets = Targets(context, config.net, export_of(engine, worker, config.net.advertise), self.poller)
         reply_pools = ReplyPools(PeerServers(engine, worker, self.poller, config), is_on=ready.takes_replies)
         worth = Worth(self.prefixes.rate, engine.pool.layout)
         self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth)
@@ -151,7 +151,7 @@ class PrefillWorker:
         load.prompt_block_us = self.prefixes.rate.block_us(self.prefixes.block_size)
         load.taking_us = int(self.retrievals.worth.taking_us)
         load.num_pulled_blocks, load.pulls = self.retrievals.num_pulled, self.retrievals.meter
-        load.num_turns, load.in_turns = self.steps.plans.num_turns, self.steps.plans.is_pressed
+        load.num_turns, load.in_turns = self.steps.plans.num_turns, self.steps.plans.in_turns
         if not load.num_running:
             load.last_step_s = time.monotonic()
 

@@ -3,7 +3,8 @@
     python -m benchmarks.sharing.simulated [--itl-ms 25,50,100,250] [--ttft-ms 100]
 
 Prints a row without turns for each load: prompts keep to their share there. The others are by
-`common/serving/turns/law.py`. Rates are those of the planner, and forecasts are never wrong.
+`common/serving/turns/law.py`. Rates are those of the planner, and forecasts are never wrong. The second table has eight
+streams beside a client that sends more prompts than the GPU computes: another client, or the same.
 """
 
 import argparse
@@ -14,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.simulated import RATES, load_of
+from common.base.percentiles import percentile
 from common.settings.slo_section import SloSection
 from deploy.planning.simulation.layout import parse_layout
+from deploy.planning.simulation.loads import Arrival, Load
 from deploy.planning.simulation.simulator import simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import read_rates
@@ -29,6 +32,7 @@ LOADS = {
     "4 streams, 30000/128": "--concurrency 4 --num-prompts 24 --input-len 30000",
     "256 streams, 128/512": "--concurrency 256 --num-prompts 1024 --input-len 128 --output-len 512",
 }
+STREAMS, FLOOD = "streams", "flood"
 SHOWN = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99")
 
 
@@ -41,10 +45,32 @@ def table(costs: Costs, all_targets: Sequence[SloSection]) -> Table:
         for targets in all_targets:
             outcome = simulate(layout, costs, load, targets=targets)
             figures = (f"{outcome.figure(figure):,.1f}" for figure in SHOWN)
-            shown.add_row(
-                name, f"{targets.itl_ms:g}" if targets.itl_ms else "no turns", *figures, f"{outcome.tokens_per_s:,.0f}"
-            )
+            shown.add_row(name, _told(targets), *figures, f"{outcome.tokens_per_s:,.0f}")
     return shown
+
+
+def flood(client: str) -> Load:
+    """Return eight streams of a client, and 100 prompts a second of `client` for 15 seconds."""
+    streams = [Arrival(0.0, 1024, 3000, client=STREAMS) for _ in range(8)]
+    return Load([*streams, *(Arrival(500.0 + 10.0 * k, 1024, 1, client=client) for k in range(1500))])
+
+
+def neighbours(costs: Costs, all_targets: Sequence[SloSection]) -> Table:
+    """Make rows of streams beside a flood of prompts."""
+    layout = parse_layout("1P1D", 1)
+    shown = Table("8 streams beside 100 prompts/s of", "pauses, ms", "a stream's tokens/s", "TTFT p50, ms", "p99, ms")
+    for name, client in ("another client", FLOOD), ("the same client", STREAMS):
+        for targets in all_targets:
+            requests = simulate(layout, costs, flood(client), targets=targets).requests
+            tpot_ms = percentile((each.tpot_ms for each in requests if each.num_outputs > 1), 50)
+            ttft_ms = [each.ttft_ms for each in requests if each.num_outputs == 1]
+            waits = (f"{percentile(ttft_ms, point):,.0f}" for point in (50, 99))
+            shown.add_row(name, _told(targets), f"{1e3 / tpot_ms:,.0f}", *waits)
+    return shown
+
+
+def _told(targets: SloSection) -> str:
+    return f"{targets.itl_ms:g}" if targets.itl_ms else "no turns"
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -64,7 +90,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     args = parse_args(argv)
     all_targets = [SloSection(itl_ms=0.0), *(SloSection(itl_ms, args.ttft_ms) for itl_ms in args.itl_ms)]
-    Console(width=140).print(table(Costs(read_rates(args.rates)), all_targets))
+    costs = Costs(read_rates(args.rates))
+    Console(width=140).print(table(costs, all_targets), neighbours(costs, all_targets))
     return 0
 
 

@@ -20,6 +20,8 @@ from common.memory.client.client import PoolClaim
 class CudaPeerPool:
     """A peer's device memory, mapped."""
 
+    proof_bytes = 256 << 20
+
     def __init__(self, claim: PoolClaim, worker_id: str, device: torch.device) -> None:
         try:
             handle = ipc_handle.from_bytes(claim.handle)

@@ -1,30 +1,27 @@
-"""Pools in host memory of another host, read by NIXL: an agent for each visit, a few reads for each pull.
+"""Pools of another host, read by NIXL: an agent for each visit, a few reads for each pull.
 
-A read cannot be recalled, and its bytes arrive even after its handle is released or its peer removed. Only the end of
-the agent ends the read. So the first error or missed deadline ends the agent, on a thread. Until then no pull under way
-is over, so target blocks stay their owner's.
+Host memory is read as it is, a GPU's through staging. A read cannot be recalled, and its bytes arrive even after its
+handle is released or its peer removed. Only the end of the agent ends the read. So the first error or missed deadline
+ends the agent, on a thread. Until then no pull under way is over, so target blocks stay their owner's.
 """
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from common.base.errors import TransferFailed
 from common.kv.blocks import check_sources
+from common.kv.nixl_direct import DirectReads
+from common.kv.nixl_staged import StagedReads
 from common.kv.pool import KVPool
 from common.kv.transport import check_size, pairs_by_group
 from common.memory.base.nixl_agent import Agent, AgentError, bindings
 from common.memory.client.client import LentClaim, PoolClaim
 from common.wire.messages.worker_id import make_epoch
 
-MAX_READ_BLOCKS = 256
-"""Blocks of a read. Progress inside a read is invisible, so a long pull is divided."""
-MAX_READS = 2
-"""Reads under way of a pull: the next begins before the first has ended."""
 GRACE_S, SLOWNESS = 2.0, 8
 """A pull may last `GRACE_S`, and `SLOWNESS` times as long as at the measured rate."""
 FIRST_BYTES_PER_S = 12.5e6
@@ -32,25 +29,40 @@ FIRST_BYTES_PER_S = 12.5e6
 MEASURED_BYTES = 1 << 20
 """Shorter pulls tell latency rather than the rate."""
 
+Groups = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Source and target blocks of each group, counted within the group."""
 
-class _Piece(NamedTuple):
-    """Blocks of a read, numbered within their group."""
 
-    group: int
-    source_ids: Sequence[int]
-    target_ids: Sequence[int]
+class Reads(Protocol):
+    """Reads of all pulls of a visit; raises AgentError."""
+
+    def begin(self, groups: Groups) -> Callable[[], bool]:
+        """Begin the reads of a pull; the result goes on with them, and tells whether all bytes are in the pool."""
+        ...
+
+    def close(self) -> None:
+        """Begin no more; waits for calls of the agent to return. The caller then destroys the agent."""
+        ...
+
+    def free(self) -> None:
+        """Wait until nothing writes into the pool any more; call after the agent's end. Raises CopyFailed."""
+        ...
 
 
 class NixlPeerPool:
     """A pool lent by another host. Opened by the first pull, because an agent takes half a second."""
 
+    proof_bytes = 16 << 20
+
     def __init__(self, claim: LentClaim, worker_id: str) -> None:
         self.claim, self.shape, self.worker_id = claim, claim.shape, worker_id
+        if claim.slots is not None:
+            self.proof_bytes = claim.slots.num_bytes
         self.problem = ""
         self.bytes_per_s, self.num_pending_bytes = 0.0, 0  # of pulls under way
-        self.agent: Agent | None = None  # set once open
-        self.lists: list[tuple[int, int]] = []  # prepared blocks of each group: ours, theirs
+        self.reads: Reads | None = None  # set once open
         self.is_open, self.is_over = threading.Event(), threading.Event()
+        self._agent: Agent | None = None
         self._target: KVPool | None = None
         self._opening: threading.Thread | None = None
         self._is_closing = False
@@ -68,7 +80,7 @@ class NixlPeerPool:
             self._opening.start()
         sizes = [group.block_bytes for group in self.shape.layout.groups]
         num_bytes = sum(size * len(ids) for size, (ids, _) in zip(sizes, groups, strict=True))
-        return NixlPull(self, deque(_pieces(groups)), num_bytes)
+        return NixlPull(self, groups, num_bytes)
 
     def measured(self, num_bytes: int, seconds: float) -> None:
         """Take the rate of a finished pull, unless the pull was short."""
@@ -91,15 +103,9 @@ class NixlPeerPool:
 
     def _open(self, target: KVPool) -> None:
         try:
-            agent = Agent(f"reader-{make_epoch():x}", self.claim.ucx_transports)
-            address = target.memory.data_ptr()
-            agent.register(address, target.memory.numel())
-            peer = agent.meet(self.claim.metadata)
-            for ours, theirs in zip(target.blocks, self.shape.layout.groups, strict=True):
-                count = self.shape.num_bytes // theirs.block_bytes
-                mine = agent.blocks("", address, ours.shape[1], len(ours))
-                self.lists.append((mine, agent.blocks(peer, self.claim.address, theirs.block_bytes, count)))
-            self.agent = agent
+            self._agent = Agent(f"reader-{make_epoch():x}", self.claim.ucx_transports)
+            reads = DirectReads if self.claim.slots is None else StagedReads
+            self.reads = reads(self._agent, self.claim, target)
         except AgentError as error:
             self.problem = f"pool of worker {self.worker_id}: {error}"
         self.is_open.set()
@@ -107,20 +113,24 @@ class NixlPeerPool:
     def _end(self) -> None:
         if self._opening is not None:
             self._opening.join()
-        if self.agent is not None:
-            self.agent.destroy()
+        if self.reads is not None:
+            self.reads.close()
+        if self._agent is not None:
+            self._agent.destroy()
+        if self.reads is not None:
+            self.reads.free()
         self.is_over.set()
 
 
 class NixlPull:
-    """Reads of a pull, one after the other, and the proof that the blocks were claimed until the last one ended."""
+    """Reads of a pull, and the proof that the blocks were claimed until the last one ended."""
 
-    def __init__(self, pool: NixlPeerPool, pieces: deque[_Piece], num_bytes: int) -> None:
-        self.pool, self.pieces, self.num_bytes = pool, pieces, num_bytes
-        self.reads: deque[int] = deque()
+    def __init__(self, pool: NixlPeerPool, groups: Groups, num_bytes: int) -> None:
+        self.pool, self.groups, self.num_bytes = pool, groups, num_bytes
+        self.are_read: Callable[[], bool] | None = None  # once begun
         self.question: int | None = None  # asked after the last read
         self.begun_s = self.seconds = 0.0
-        self._is_done = not pieces
+        self._is_done = not num_bytes
         pool.num_pending_bytes += num_bytes
         allowed_s = GRACE_S + SLOWNESS * pool.num_pending_bytes / (pool.bytes_per_s or FIRST_BYTES_PER_S)
         self.deadline_s = time.monotonic() + allowed_s
@@ -147,7 +157,7 @@ class NixlPull:
 
     def _has_arrived(self) -> bool:
         try:
-            if self.pool.is_open.is_set() and self._is_read() and self._was_claimed():
+            if self._is_read() and self._was_claimed():
                 return True
         except AgentError as error:
             self.pool.fail(str(error))
@@ -158,16 +168,12 @@ class NixlPull:
 
     def _is_read(self) -> bool:
         """Begin due reads; tell whether all have ended."""
-        agent, lists = self.pool.agent, self.pool.lists
-        assert agent is not None, "it is open"
-        self.begun_s = self.begun_s or time.perf_counter()
-        while self.reads and agent.is_read(self.reads[0]):
-            self.reads.popleft()
-        while self.pieces and len(self.reads) < MAX_READS:
-            group, source_ids, target_ids = self.pieces.popleft()
-            ours, theirs = lists[group]
-            self.reads.append(agent.read(ours, target_ids, theirs, source_ids))
-        return not self.reads
+        if self.pool.reads is None:  # not open yet
+            return False
+        if self.are_read is None:
+            self.begun_s = time.perf_counter()
+            self.are_read = self.pool.reads.begin(self.groups)
+        return self.are_read()
 
     def _was_claimed(self) -> bool:
         """Tell whether the memory server has confirmed the claims after the last read."""
@@ -181,16 +187,12 @@ def open_peer(claim: PoolClaim, worker_id: str, device: torch.device) -> NixlPee
     """Open a peer's pool (see `Transport`)."""
     if not isinstance(claim, LentClaim):
         raise TransferFailed(f"the pool of worker {worker_id} is not lent to other hosts")
-    check_size(claim, worker_id, claim.num_lent_bytes)
+    if claim.slots is None:
+        check_size(claim, worker_id, claim.num_lent_bytes)
+    elif claim.num_lent_bytes < (num_bytes := claim.slots.num_bytes):
+        raise TransferFailed(f"worker {worker_id}: staging of {claim.num_lent_bytes} bytes, not {num_bytes}")
     try:
         bindings()
     except AgentError as error:
         raise TransferFailed(str(error)) from None
     return NixlPeerPool(claim, worker_id)
-
-
-def _pieces(groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[_Piece]:
-    for number, (source_ids, target_ids) in enumerate(groups):
-        for begin in range(0, len(source_ids), MAX_READ_BLOCKS):
-            end = begin + MAX_READ_BLOCKS
-            yield _Piece(number, source_ids[begin:end], target_ids[begin:end])

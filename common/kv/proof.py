@@ -10,14 +10,12 @@ from common.kv.pool import KVPool
 from common.kv.transport import PeerPool, Pull
 from common.memory.base.pattern import pattern_pieces
 from common.wire.values.kv_layout import Counts
-from common.wire.values.pool_shape import PoolShape
 
 Proof = Generator[None, None, float]
 """A proof under way: a generator to resume again and again; never waits. Its value is GB/s."""
 
 PROOF_TIMEOUT_S = 2.0
 """Longest wait for blocks, and for a pull, which takes milliseconds."""
-_MEASURED_BYTES = {"cuda": 256 * 1024 * 1024, "cpu": 16 * 1024 * 1024}
 _AT_MOST = 16
 """A proof takes at most 1/16 of a pool, because heartbeats count its blocks as used."""
 _REPEATS = 3
@@ -34,7 +32,7 @@ def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator,
     also when the generator is closed; blocks of a late pull are given to `linger`.
     """
     theirs, shape = peer.shape, ours.shape
-    measured = _measured(ours, theirs, allocator)
+    measured = _measured(peer, ours)
     yield from _room(allocator, tuple(max(1, count) for count in measured))
     one_each = (max(1, count) for count in map(min, measured, allocator.num_free))
     targets = allocator.allocate(tuple(one_each))
@@ -70,11 +68,11 @@ def is_over(pull: Pull) -> bool:
         return True
 
 
-def _measured(ours: KVPool, theirs: PoolShape, allocator: Allocator) -> Counts:
+def _measured(peer: PeerPool, ours: KVPool) -> Counts:
     """Return the blocks of each group to pull for timing."""
-    num_bytes = _MEASURED_BYTES[ours.blocks[0].device.type] // len(ours.blocks)
+    num_bytes = peer.proof_bytes // len(ours.blocks)
     wanted = (num_bytes // group.block_bytes for group in ours.layout.groups)
-    return tuple(map(min, wanted, theirs.capacity, (count // _AT_MOST for count in ours.shape.shares)))
+    return tuple(map(min, wanted, peer.shape.capacity, (count // _AT_MOST for count in ours.shape.shares)))
 
 
 def _room(allocator: Allocator, num_wanted: Counts) -> Iterator[None]:

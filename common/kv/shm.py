@@ -18,6 +18,8 @@ from common.memory.client.client import PoolClaim
 class ShmPeerPool:
     """A peer's pool as a file."""
 
+    proof_bytes = 16 << 20
+
     def __init__(self, claim: PoolClaim, worker_id: str) -> None:
         if claim.descriptor is None:
             raise TransferFailed(f"the pool of worker {worker_id} came without a file; is it on a GPU?")

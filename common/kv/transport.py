@@ -1,7 +1,7 @@
 """Transport of KV blocks from a prefill worker's pool to a decode worker's: interface and choice.
 
 The decode worker pulls. A transport is a file with `open_peer`, and a line in `TRANSPORTS`; it reads memory of another
-memory server. Requests send only block ids. `nixl` reads memory of other hosts, the others memory of their own host.
+memory server. Requests send only block ids. `nixl` reads pools of other hosts, the others pools of their own host.
 """
 
 import importlib
@@ -37,6 +37,7 @@ class PeerPool(Protocol):
     """A peer's pool, readable from this process."""
 
     shape: PoolShape
+    proof_bytes: int  # worth timing, to measure the rate
 
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
         """Begin to copy whole blocks, in order, each to a block of equal group; return at once.
@@ -65,14 +66,15 @@ class Transport:
 @dataclass(frozen=True, slots=True)
 class _Choice:
     module: str
-    device_type: str
+    device_types: tuple[str, ...]
 
 
 TRANSPORTS = {
-    "cuda_ipc": _Choice("common.kv.cuda_ipc", "cuda"),
-    "shm": _Choice("common.kv.shm", "cpu"),
-    "nixl": _Choice("common.kv.nixl", "cpu"),
+    "cuda_ipc": _Choice("common.kv.cuda_ipc", ("cuda",)),
+    "shm": _Choice("common.kv.shm", ("cpu",)),
+    "nixl": _Choice("common.kv.nixl", ("cpu", "cuda")),
 }
+"""By name; the first one for a device is its usual one."""
 NIXL = "nixl"
 
 
@@ -82,10 +84,11 @@ def make_transport(name: str, device: torch.device) -> Transport:
     Raises ConfigError if the transport does not fit the device.
     """
     if name in ("auto", "none"):
-        name = next(known for known, choice in TRANSPORTS.items() if choice.device_type == device.type)
+        name = next(known for known, choice in TRANSPORTS.items() if device.type in choice.device_types)
     choice = TRANSPORTS[name]
-    if choice.device_type != device.type:
-        raise ConfigError(f"kv.transport = {name} moves {choice.device_type} memory, this worker runs on {device.type}")
+    if device.type not in choice.device_types:
+        moves = " and ".join(choice.device_types)
+        raise ConfigError(f"kv.transport = {name} moves {moves} memory, this worker runs on {device.type}")
     return Transport(name, importlib.import_module(choice.module).open_peer)
 
 
@@ -115,9 +118,12 @@ def check_size(claim: PoolClaim, worker_id: str, num_bytes: int) -> None:
 
 
 def check_compatible(export: KVPoolExport, target: KVPool, transport: str) -> None:
-    """Raise LayoutMismatch with all differences between a peer's pool and ours."""
+    """Raise LayoutMismatch with all differences between a peer's pool and ours.
+
+    Transports agree if they are the same, or if one is `nixl`, which either side may choose for a path.
+    """
     differences = target.layout.differences(export.layout)
-    if export.transport != transport:
+    if export.transport != transport and NIXL not in (export.transport, transport):
         differences.append(f"transport: {export.transport!r} there, {transport!r} here")
     if differences:
         raise LayoutMismatch(

@@ -83,9 +83,12 @@ class KVSection:
     )
     transport: str = option(
         "auto",
-        "auto is cuda_ipc on a GPU, shm on a CPU, and nixl between hosts; nixl is nixl within a host, too; none hands "
-        "nothing off",
+        "auto is cuda_ipc on a GPU, shm on a CPU, and nixl between hosts; nixl is nixl within a host, too, on each "
+        "path of which either side has it; none hands nothing off",
         choices=("auto", "cuda_ipc", "shm", "nixl", "none"),
+    )
+    always_stage: bool = option(
+        False, "blocks from other hosts pass through staging on a CPU, too, as they do on a GPU; for tests"
     )
     min_gb_per_s: float = option(
         0.05, "a path between hosts that moves fewer GB/s is refused, so that prompts are computed where they are "

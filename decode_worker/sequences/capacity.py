@@ -63,6 +63,11 @@ class Capacity:
         if not self.num_rows_of[client]:
             del self.num_rows_of[client]
 
+    @property
+    def client(self) -> int | None:
+        """Client of all rows; None if there are several, or none."""
+        return next(iter(self.num_rows_of)) if len(self.num_rows_of) == 1 else None
+
     def grow(self, tables: Tables, num_tokens: int) -> list[tuple[int, int]]:
         """Allocate the blocks missing for a slot of token `num_tokens`; return group and place of each.
 

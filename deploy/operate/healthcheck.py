@@ -6,8 +6,8 @@ As a program, exit status 0 if the router serves or knows a worker, or memory se
     python -m deploy.operate.healthcheck /run/memory.sock
     python -m deploy.operate.healthcheck /run/memory/
 
-WORKER lacks this container's host name, as `prefill`. Imports the standard library only, because the probe runs every few
-seconds.
+WORKER lacks this container's host name, as `prefill`. Imports the standard library only, because the probe runs
+every few seconds.
 """
 
 import http.client

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.base.errors import ConfigError
 from common.checkpoint.gguf.model_file import model_name
 from common.models.reading import AS_STORED, KEEP, PACKED
+from common.settings.slo_section import SloSection
 from deploy.planning import report, traces
 from deploy.planning.estimate import estimate, obstacles
 from deploy.planning.search import Search, Trial
@@ -41,7 +42,7 @@ def plan(args: argparse.Namespace) -> int:
         return 1
     each = estimate(costs, workload, objectives)
     print(report.formula(each, workload) + "\n")
-    search = Search(costs, workload, objectives, each, args.gpus, show=_show_progress)
+    search = Search(costs, workload, objectives, each, args.gpus, targets=_targets(args), show=_show_progress)
     if layout:
         trial = search.try_layout(layout)
         chosen = trial if search.attains(trial) else None
@@ -94,8 +95,18 @@ def _rates(args: argparse.Namespace) -> Rates:
 
 def _chosen_flags(args: argparse.Namespace) -> report.Flags:
     """Return the flags of the plan that the programs need, too."""
-    of_weights, stored = _of_weights(args), "" if args.kv_dtype == "auto" else f"--kv-dtype {args.kv_dtype}"
-    return report.Flags(router=of_weights, workers=f"{of_weights} {stored}".strip())
+    of_weights, targets, usual = _of_weights(args), _targets(args), SloSection()
+    pairs = {
+        "--kv-dtype": "" if args.kv_dtype == "auto" else args.kv_dtype,
+        "--slo-itl-ms": "" if targets.itl_ms == usual.itl_ms else f"{targets.itl_ms:g}",
+        "--slo-ttft-ms": "" if targets.ttft_ms == usual.ttft_ms else f"{targets.ttft_ms:g}",
+    }
+    told = " ".join(f"{name} {value}" for name, value in pairs.items() if value)
+    return report.Flags(router=of_weights, workers=f"{of_weights} {told}".strip())
+
+
+def _targets(args: argparse.Namespace) -> SloSection:
+    return SloSection(args.slo_itl_ms, args.slo_ttft_ms)
 
 
 def _of_weights(args: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ from common.settings.argument_parser import Commands
 from common.settings.config import HEADS, QUANTIZATIONS
 from common.settings.memory_sections import KV_DTYPES
 from common.settings.options import number
+from common.settings.slo_section import SloSection
 from deploy.planning import traces
 from deploy.planning.simulation.loads import Prefixes
 from deploy.planning.step_times.memory import MEMORY_FRACTION
@@ -58,6 +59,11 @@ def add_plan(commands: Commands) -> None:
     about = "GPUs of a host at most (default: 8)"
     limit("--gpus", type=number(int, 1, 256), default=8, metavar="N", help=about)
     limit("--workers", metavar="xPyD", help="look at these workers only, on --gpus GPUs")
+    usual = SloSection()
+    about = f"as of workers: pauses of streams on shared GPUs; 0: no turns (default: {usual.itl_ms:g})"
+    limit("--slo-itl-ms", type=number(float, 0.0, 1e4), default=usual.itl_ms, metavar="MS", help=about)
+    about = f"as of workers: lateness of prompts there, before streams wait (default: {usual.ttft_ms:g})"
+    limit("--slo-ttft-ms", type=number(float, 0.0, 3.6e6), default=usual.ttft_ms, metavar="MS", help=about)
 
     rate = parser.add_argument_group("how fast workers are").add_argument
     about = f"which rates: see below (default: {DEFAULT_RATES})"

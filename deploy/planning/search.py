@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from common.base.errors import ConfigError
+from common.settings.slo_section import SloSection
 from deploy.planning.estimate import Estimate
 from deploy.planning.simulation.layout import Layout
 from deploy.planning.simulation.outcome import Objectives
-from deploy.planning.simulation.simulator import Stuck, simulate
+from deploy.planning.simulation.simulator import USUAL, Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.workload import Workload
 
@@ -45,6 +46,7 @@ class Search:
     objectives: Objectives
     estimate: Estimate
     most_gpus: int
+    targets: SloSection = USUAL  # of GPUs with workers of both kinds
     show: Callable[[str], None] = lambda text: None
     trials: list[Trial] = field(default_factory=list)
 
@@ -89,7 +91,7 @@ class Search:
         self.show(f"simulating {layout.name} under {self.workload.name}")
         load = self.workload.load(self.estimate.request_ms / 1e3, self.objectives.percent)
         try:
-            outcome = simulate(layout, self.costs, load)
+            outcome = simulate(layout, self.costs, load, targets=self.targets)
         except (Stuck, ConfigError) as error:
             return Trial(layout, problem=str(error))
         percent = self.objectives.percent

@@ -67,6 +67,7 @@ class FakePool:
     """A source's pool; copies end when the test says so, or when it is closed."""
 
     shape = PoolShape(tiny(BLOCK_SIZE), (1000,))
+    proof_bytes = 0
 
     def __init__(self) -> None:
         self.memory: Memory = {}

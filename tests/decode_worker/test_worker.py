@@ -297,6 +297,7 @@ def test_streams_get_one_token_in_each_turn_of_prompts_and_all_of_theirs_in_the_
     rig.ask("prompt", 10)
     assert len(rig.chunks) == 2, "prompts and messages do not wait"
     assert page.step_us(int(now_s * 1e6)) > 0, "the prefill worker sees that something is decoded"
+    assert page.client() == 0, "for whom"
     now_s += 2.0  # the claim's writer died
     num_sent = len(rig.sent("stream"))
     rig.turn_until(lambda: len(rig.sent("stream")) > num_sent + 5)

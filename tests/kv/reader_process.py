@@ -1,10 +1,15 @@
 """A worker on another host that reads blocks, driven over stdin; run by `test_between_hosts`.
 
-`reader_process.py EXPORT_HEX SECRET_FILE TIMEOUT_S NUM_BLOCKS` proves the path, prints GB/s, and obeys, each with a
-line: `pull N` (begin to pull blocks 1 to N), `end` (wait for the end; after a failure all targets are filled with a
-canary), `late` (bytes that arrived since then), `equal SEED N` (whether the blocks pulled last are those of
-`fill SEED`), `prove` (again), `many COUNT SEED` (that many pulls of a few random blocks of `fill SEED` into random
-blocks; after each, whether all targets are right and no other block has changed).
+`reader_process.py EXPORT_HEX SECRET_FILE TIMEOUT_S NUM_BLOCKS staged|direct` proves the path, prints GB/s, and obeys,
+each with a line:
+
+    pull N         begin to pull blocks 1 to N
+    end            wait for the end; after a failure all targets are filled with a canary
+    late           bytes that arrived since then
+    equal SEED N   whether the blocks pulled last are those of `fill SEED`
+    prove          again
+    many COUNT SEED    so many pulls of a few random blocks of `fill SEED` into random blocks; after each, whether all
+                   targets are right and no other block has changed
 """
 
 import random
@@ -21,13 +26,14 @@ from common.base.errors import KVError, TransferFailed
 from common.device.engine.engine import Engine
 from common.kv.pool import KVPool
 from common.kv.transport import Pull, make_transport
+from common.memory.base import slots
 from common.serving.worker.peer_servers import PeerServer, PeerServers
 from common.settings.config import Config, NetSection
 from common.settings.memory_sections import KVSection
 from common.wire.messages.frames import decode
 from common.wire.messages.handoff import KVPoolExport
 from common.wire.values.pool_shape import PoolShape
-from tests.kv.peer_process import LAYOUT, random_bytes
+from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
 from tests.support.allocator import BlockAllocator
 
 CANARY = 0xCD
@@ -37,14 +43,14 @@ LOOK_S = 0.002
 class Reader:
     """As a worker's loop uses its peers."""
 
-    def __init__(self, export: KVPoolExport, net: NetSection, num_blocks: int) -> None:
+    def __init__(self, export: KVPoolExport, net: NetSection, num_blocks: int, *, is_staged: bool) -> None:
         self.export, shape, device = export, PoolShape(LAYOUT, (num_blocks,)), torch.device("cpu")
         self.num_blocks = num_blocks
         self.pool = KVPool(shape, torch.zeros(shape.num_bytes, dtype=torch.uint8))
         engine = SimpleNamespace(
             pool=self.pool, allocator=BlockAllocator(shape), device=device, transport=make_transport("nixl", device)
         )
-        config = Config(net=net, kv=KVSection(min_gb_per_s=0.0))
+        config = Config(net=net, kv=KVSection(min_gb_per_s=0.0, always_stage=is_staged))
         self.peers = PeerServers(cast(Engine, engine), ("reader", time.monotonic_ns()), zmq.Poller(), config)
         self.server: PeerServer | None = None
         self.pulled: Pull | None = None
@@ -111,11 +117,12 @@ class Reader:
             self.peers.leave(server)
 
 
-def main(export_hex: str, secret_file: str, timeout_s: float, num_blocks: int) -> None:
+def main(export_hex: str, secret_file: str, timeout_s: float, num_blocks: int, way: str) -> None:
     export = decode(bytes.fromhex(export_hex))
     assert isinstance(export, KVPoolExport)
     net = NetSection(secret_file=secret_file, worker_timeout_s=timeout_s, heartbeat_s=timeout_s / 4)
-    reader = Reader(export, net, num_blocks)
+    slots.NUM_SLOTS, slots.SLOT_BYTES = 4, 20 * BLOCK_BYTES  # a pull goes through each several times
+    reader = Reader(export, net, num_blocks, is_staged=way == "staged")
     print(reader.prove([]), flush=True)
     while True:
         while not select.select([sys.stdin], [], [], LOOK_S)[0]:
@@ -128,4 +135,4 @@ def main(export_hex: str, secret_file: str, timeout_s: float, num_blocks: int) -
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

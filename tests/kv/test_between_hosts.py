@@ -57,10 +57,10 @@ class Process:
 
 
 class Lenders:
-    """A memory server with a gate and a full pool on host a; readers on host b."""
+    """A memory server with a gate and a full pool on host a; readers on host b, of the pool or of staging."""
 
-    def __init__(self, hosts: Hosts) -> None:
-        self.hosts = hosts
+    def __init__(self, hosts: Hosts, way: str) -> None:
+        self.hosts, self.way = hosts, way
         self.directory = tempfile.TemporaryDirectory(prefix="baton-")
         self.here = Path(self.directory.name)
         self.socket = self.here / "memory.sock"
@@ -89,7 +89,7 @@ class Lenders:
         )  # fmt: skip
         secret = str(secret_file(self.here))
         reader = self.started(
-            "b", "tests.kv.reader_process", encode(export).hex(), secret, str(TIMEOUT_S), str(NUM_BLOCKS)
+            "b", "tests.kv.reader_process", encode(export).hex(), secret, str(TIMEOUT_S), str(NUM_BLOCKS), self.way
         )
         return reader, reader.hear()
 
@@ -123,9 +123,9 @@ def hosts() -> Iterator[Hosts]:
         yield hosts
 
 
-@pytest.fixture
-def lenders(hosts: Hosts) -> Iterator[Lenders]:
-    lenders = Lenders(hosts)
+@pytest.fixture(params=["direct", "staged"])
+def lenders(request: pytest.FixtureRequest, hosts: Hosts) -> Iterator[Lenders]:
+    lenders = Lenders(hosts, request.param)
     yield lenders
     lenders.close()
 

@@ -18,7 +18,9 @@ from common.kv import proof as proof_module
 from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import NIXL, TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
+from common.memory.base.slots import Slots
 from common.memory.client.client import LentClaim, PoolClaim
+from common.memory.client.gate_connection import Gate
 from common.memory.client.peer_pool_client import PeerPoolClient
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
@@ -32,13 +34,20 @@ NUM_BLOCKS = 40
 SHAPE = PoolShape(LAYOUT, (NUM_BLOCKS,))
 
 
+STAGED = "nixl staged"
+"""NIXL through staging, which a GPU has and a CPU may have."""
+SLOTS = Slots(2, 5 * BLOCK_BYTES)
+"""Fewer and smaller than a pull."""
+
+
 class Peer:
     """A memory server, and a prefill worker that writes into its pool.
 
     is_distant: visited through the server's gate, as from another host.
+    slots: staging to read the pool through.
     """
 
-    def __init__(self, device: str, *, is_distant: bool) -> None:
+    def __init__(self, device: str, *, is_distant: bool, slots: Slots | None) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="baton-")
         self.socket = Path(self.directory.name) / "memory.sock"
         flags = gate_flags(Path(self.directory.name)) if is_distant else []
@@ -47,7 +56,9 @@ class Peer:
         self.writer = self._started("tests.kv.peer_process", self.socket, device, NUM_BLOCKS)
         assert self.writer.stdout is not None
         self.pool_id = int(self.writer.stdout.readline())
-        self.place = gate_of(self.socket, Path(self.directory.name)) if is_distant else self.socket
+        self.place: Path | Gate = self.socket
+        if is_distant:
+            self.place = dataclasses.replace(gate_of(self.socket, Path(self.directory.name)), slots=slots)
         self.clients: list[PeerPoolClient] = []
 
     def visit(self) -> PoolClaim:
@@ -80,9 +91,8 @@ class Peer:
 
 def devices(transport: str) -> list[tuple[str, str]]:
     """(ours, the peer's) to test: on GPUs the same one, and another where there is one."""
-    if TRANSPORTS[transport].device_type == "cpu":
-        return [("cpu", "cpu")]
-    return [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")]
+    gpus = [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")]
+    return {"cuda_ipc": gpus, STAGED: [("cpu", "cpu"), *gpus]}.get(transport, [("cpu", "cpu")])
 
 
 NEEDS_NIXL = pytest.mark.skipif(not has_nixl(), reason="nixl is not installed")
@@ -90,9 +100,9 @@ CASES = [
     pytest.param(
         (transport, ours, theirs),
         id=f"{transport}-{theirs}-to-{ours}",
-        marks=[pytest.mark.gpu] if ours != "cpu" else [NEEDS_NIXL] if transport == NIXL else [],
+        marks=[pytest.mark.gpu] * (ours != "cpu") + [NEEDS_NIXL] * transport.startswith(NIXL),
     )
-    for transport in TRANSPORTS
+    for transport in (*TRANSPORTS, STAGED)
     for ours, theirs in devices(transport)
 ]
 
@@ -131,13 +141,13 @@ def peer(case: Case) -> Iterator[Peer]:
 
 
 def lives(case: Case) -> Iterator[Peer]:
-    peer = Peer(case[2], is_distant=case[0] == NIXL)
+    peer = Peer(case[2], is_distant=case[0].startswith(NIXL), slots=SLOTS if case[0] == STAGED else None)
     yield peer
     peer.close()
 
 
 def meet(case: Case, peer: Peer) -> Meeting:
-    transport, device = case[0], torch.device(case[1])
+    transport, device = case[0].split()[0], torch.device(case[1])
     memory = torch.empty(SHAPE.num_bytes, dtype=torch.uint8, device=device)
     return Meeting(peer, KVPool(SHAPE, memory), device, transport)
 
@@ -252,6 +262,10 @@ def test_a_handle_that_is_none_is_refused(meeting: Meeting) -> None:
 
 def test_a_pool_larger_than_the_memory_behind_it_is_refused(meeting: Meeting) -> None:
     claim = meeting.peer.visit()
+    if isinstance(claim, LentClaim) and claim.slots is not None:
+        with pytest.raises(TransferFailed, match="worker p: staging of 4096 bytes, not 245760"):
+            meeting.open(dataclasses.replace(claim, num_lent_bytes=4096))
+        return
     larger = dataclasses.replace(claim, shape=PoolShape(LAYOUT, (400,)), num_bytes=400 * BLOCK_BYTES)
     with pytest.raises(TransferFailed, match="worker p has 400 blocks, which are 9830400 bytes, its memory has"):
         meeting.open(larger)
@@ -266,8 +280,11 @@ def test_another_layout_is_refused_and_every_difference_named(meeting: Meeting) 
         LayoutMismatch, match=r"fingerprint: 'model' here, 'another' there; groups\[0\]\.head_dim: 32 here, 64 there"
     ):
         check_compatible(structs.replace(export, layout=theirs), meeting.pool, meeting.transport)
-    with pytest.raises(LayoutMismatch, match="transport"):
-        check_compatible(export, meeting.pool, "pigeon")
+    other = structs.replace(export, transport="owl")
+    with pytest.raises(LayoutMismatch, match="transport: 'owl' there, 'pigeon' here"):
+        check_compatible(other, meeting.pool, "pigeon")
+    check_compatible(other, meeting.pool, NIXL)
+    check_compatible(structs.replace(export, transport=NIXL), meeting.pool, "pigeon")
 
 
 def test_a_transport_refuses_the_wrong_kind_of_device() -> None:

@@ -401,3 +401,29 @@ def test_a_chain_goes_on_from_the_last_full_block() -> None:
     plain = prompt_sequence("plain", [1, 2, 3, 4])
     off.begin(plain)
     assert plain.beginning.last_digest == b"" and not plain.beginning.digests
+
+
+def test_a_prompt_without_blocks_waits_for_these_and_not_for_the_device() -> None:
+    house = House(num_blocks=20, num_at_hand=4)
+    first = house.add("first", range(60))
+    assert house.scheduler.in_turn == [], "its blocks are asked for"
+    house.exchange()
+    house.step()
+    alike, _ = house.add("alike", range(60)), house.add("other", range(100, 140))
+    house.exchange()
+    assert house.scheduler.in_turn == [first], "there are five blocks"
+    house.step()
+    house.exchange()
+    assert house.scheduler.in_turn == [alike], "it has the blocks of the first, and the other waits"
+    house.all_done()
+
+
+def test_a_prompt_that_waits_for_what_another_computes_waits_for_the_device() -> None:
+    house = House()
+    first = house.add("first", range(60))
+    house.exchange()
+    assert house.scheduler.schedule() != []
+    alike = house.add("alike", range(60))
+    assert house.prefixes.is_held_up(alike)
+    assert house.scheduler.in_turn == [first, alike]
+    house.all_done()

@@ -318,12 +318,33 @@ def test_an_announced_prompt_that_its_first_token_ends_is_called_off(rig: Rig) -
     assert not rig.handed_off
 
 
-def test_a_late_prompt_gets_the_whole_gpu_in_turns_and_the_router_hears_of_them() -> None:
-    rig = Rig(num_blocks=128, max_batch_tokens=64)
+def take_turns(rig: Rig) -> TurnPage:
+    """Let a worker's prompts, 0.1 ms a token, take turns when they would be 50 ms late."""
     page, forecast = TurnPage(bytearray(PAGE_BYTES)), LearnedForecast(Work(0.0))
     forecast.learn([(8192, 0)], 819.2)
-    law = TurnLaw(SloSection(ttft_ms=50.0), forecast)
-    rig.worker.steps.plans = PromptTurns(law, forecast, page, writer=3)
+    rig.worker.steps.plans = PromptTurns(TurnLaw(SloSection(ttft_ms=50.0), forecast), forecast, page, writer=3)
+    return page
+
+
+def test_a_late_prompt_that_waits_for_blocks_stops_no_stream() -> None:
+    rig = Rig(num_blocks=32, max_batch_tokens=64)
+    take_turns(rig).decode(5_000, int((time.monotonic() + 5.0) * 1e6))
+    rig.ask("holder", 400)
+    rig.turn()
+    for name in "abcdefgh":
+        rig.ask(name, 300, waited_ms=1000)
+    rig.turn()
+    assert len(rig.steps) == 2 and not any(step.whole_gpu for step in rig.steps)
+    rig.abort("holder")
+    rig.steps[0].over = rig.steps[1].over = True
+    rig.turn_until(lambda: rig.worker.scheduler.in_turn != [] and len(rig.steps) > 2)
+    assert rig.steps[-1].whole_gpu, "with blocks they are late"
+    rig.close()
+
+
+def test_a_late_prompt_gets_the_whole_gpu_in_turns_and_the_router_hears_of_them() -> None:
+    rig = Rig(num_blocks=128, max_batch_tokens=64)
+    page = take_turns(rig)
 
     def now_us() -> int:
         return int(time.monotonic() * 1e6)

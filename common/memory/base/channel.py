@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from common.base.errors import WireError
 from common.wire.messages.frames import MAX_FRAME_BYTES, decode, encode
 from common.wire.messages.memory import MemoryHello, PoolRegion, WeightsRegion
+from common.wire.messages.staging import StagingRegion
 from common.wire.messages.worker import Message
 
 LENGTH_BYTES = 4
@@ -141,7 +142,9 @@ class Channel:
 
 def _brings_one(message: Message) -> bool:
     """Tell whether a descriptor comes with the message."""
-    return isinstance(message, MemoryHello) or (isinstance(message, WeightsRegion | PoolRegion) and not message.handle)
+    return isinstance(message, MemoryHello | StagingRegion) or (
+        isinstance(message, WeightsRegion | PoolRegion) and not message.handle
+    )
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int]:

@@ -104,6 +104,14 @@ class Agent:
             self._agent.postXferReq(handle, b"")
         return int(handle)
 
+    def read_range(self, ours: int, peer: str, theirs: int, num_bytes: int) -> int:
+        """Begin to read bytes of a peer's memory at address `theirs`, to `ours`; return the handle of the read."""
+        sides = [self._nixl.nixlXferDList(self._nixl.DRAM_SEG, [(address, num_bytes, 0)]) for address in (ours, theirs)]
+        with _errors():
+            handle = self._agent.createXferReq(self._nixl.NIXL_READ, *sides, peer, b"", self._backends)
+            self._agent.postXferReq(handle, b"")
+        return int(handle)
+
     def is_read(self, handle: int) -> bool:
         """Tell whether all bytes of a read have arrived; the handle is void afterwards."""
         with _errors():

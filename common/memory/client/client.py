@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from common.base.errors import ConfigError, MemoryLost
+from common.memory.base.slots import Slots
 from common.memory.client.connection import Arrived, Connection
+from common.memory.client.stager import Stager
 from common.wire.messages.memory import (
     MemoryHello,
     MemoryMessage,
@@ -83,13 +85,15 @@ class Witness(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LentClaim(PoolClaim):
-    """A pool on another host, lent by an agent of NIXL."""
+    """A pool on another host, lent by an agent of NIXL, itself or through staging."""
 
     metadata: bytes  # of the agent
-    address: int  # of the pool's memory, in the agent's process
+    address: int  # of the lent memory, in the agent's process
     num_lent_bytes: int  # of that memory
     ucx_transports: str
     witness: Witness
+    slots: Slots | None = None  # of staging, if that is lent rather than the pool
+    open_stager: Callable[[], Stager] | None = None  # for the thread that stages
 
 
 class MemoryClient:

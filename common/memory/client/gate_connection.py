@@ -11,7 +11,9 @@ import zmq
 
 from common.base.errors import ConfigError, MemoryLost, WireError
 from common.memory.base.nixl_agent import ucx_transports
+from common.memory.base.slots import Slots
 from common.memory.client.connection import Arrived
+from common.memory.client.stager import Stager
 from common.settings.config import NetSection
 from common.wire.messages.frames import decode, encode
 from common.wire.messages.gates import GateFrame, GateOver, GateVisit, PoolLent
@@ -31,6 +33,7 @@ class Gate:
     endpoint: str
     net: NetSection
     context: "zmq.Context[zmq.Socket[bytes]]" = field(default_factory=zmq.Context.instance)
+    slots: Slots | None = None  # of staging; None to read the pool itself
 
     def dial(self, greeting: MemoryVisit) -> "GateConnection":
         """Open a visit; raises MemoryLost if the endpoint cannot be dialed."""
@@ -50,10 +53,11 @@ class GateConnection:
         self.gate, self.visit = gate, make_epoch()
         self.ask_s = gate.net.worker_timeout_s / (MAX_UNANSWERED + 1)
         self._num_sent = self._num_received = 0
-        identity = connection_of(greeting.worker_id, greeting.epoch) + f"/{self.visit:x}".encode()
-        self.spoke = Spoke(gate.context, gate.net, gate.endpoint, identity)
+        self._identity = connection_of(greeting.worker_id, greeting.epoch) + f"/{self.visit:x}".encode()
+        self.spoke = Spoke(gate.context, gate.net, gate.endpoint, self._identity)
         transports = ucx_transports(gate.net.ucx_transports)
-        self.spoke.send(GateVisit(greeting.worker_id, greeting.epoch, self.visit, greeting.pool_id, transports))
+        slots = gate.slots or (0, 0)
+        self.spoke.send(GateVisit(greeting.worker_id, greeting.epoch, self.visit, greeting.pool_id, transports, *slots))
 
     @property
     def pollable(self) -> "zmq.Socket[bytes]":
@@ -76,6 +80,14 @@ class GateConnection:
                     raise MemoryLost(self.problem(message.reason))
                 case _:
                     self.spoke.refuse(message, "it is of no visit of this worker")
+
+    def stager(self) -> "Stager":
+        """Open a socket for staging, to be used and closed by one thread; raises MemoryLost."""
+        try:
+            spoke = Spoke(self.gate.context, self.gate.net, self.gate.endpoint, self._identity + b"/staging")
+        except ConfigError as error:
+            raise MemoryLost(self.problem(str(error))) from None
+        return Stager(spoke, self.visit)
 
     def problem(self, what: str) -> str:
         """Prefix `what` with the gate's endpoint, for an error message."""

@@ -17,8 +17,9 @@ from common.base.errors import ConfigError, MemoryLost
 from common.memory.base.nixl_agent import ucx_transports
 from common.memory.client.client import LentClaim, PoolClaim
 from common.memory.client.connection import Connection
-from common.memory.client.gate_connection import Gate
+from common.memory.client.gate_connection import Gate, GateConnection
 from common.memory.client.link import ServerLink
+from common.memory.client.stager import Stager
 from common.wire.messages.gates import PoolLent
 from common.wire.messages.memory import (
     BlocksFreed,
@@ -177,6 +178,10 @@ class PeerPoolClient(ServerLink):
         shape = PoolShape(self.layout, region.num_blocks, region.floor)
         return PoolClaim(region.handle, descriptor, shape.num_bytes, region.pool_id, shape)
 
+    def _stager(self) -> Stager:
+        assert isinstance(self.connection, GateConnection), "a gate lends staging"
+        return self.connection.stager()
+
     def _claim_lent(self) -> None:
         """Set the claim once both its halves have come, in either order."""
         lent, region = self._lent, self._lent_region
@@ -186,5 +191,5 @@ class PeerPoolClient(ServerLink):
             transports = ucx_transports(self._place.net.ucx_transports)
             self.claim = LentClaim(
                 b"", None, claim.num_bytes, claim.pool_id, claim.shape,
-                lent.metadata, lent.address, lent.num_bytes, transports, self,
+                lent.metadata, lent.address, lent.num_bytes, transports, self, self._place.slots, self._stager,
             )  # fmt: skip

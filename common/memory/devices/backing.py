@@ -1,5 +1,6 @@
 """Interface of a device to its memory server: memory mapped by other processes, and copies to host memory."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -7,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from common.memory.devices.gpu_gauge import GpuUse
+from common.wire.values.pool_shape import PoolShape
 
 
 class Memory(Protocol):
@@ -57,6 +59,19 @@ class HostPiece:
     @property
     def address(self) -> int:
         return int(self.content.ctypes.data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPiece:
+    """Host memory that other processes may map read-only, from and to which a device copies."""
+
+    piece: HostPiece
+    descriptor: int  # of its file
+
+    def close(self) -> None:
+        """Free the memory after the last copy; mappings of other processes stay valid."""
+        self.piece.close()
+        os.close(self.descriptor)
 
 
 class Run(NamedTuple):
@@ -126,9 +141,26 @@ class Backing(Protocol):
         """Make a piece of host memory; raises MemoryShort. Slow, so call from a thread of its own."""
         ...
 
+    def shared_piece(self, num_bytes: int) -> SharedPiece:
+        """Make the same for other processes to read."""
+        ...
+
     def copies(self) -> Copies:
         """Return copies between memory of this backing and pieces; raises CopyFailed."""
         ...
+
+
+def runs_of(shape: PoolShape, block_ids: Sequence[int], piece: HostPiece, begin: int) -> list[Run]:
+    """Return copies of blocks that lie one after the other from byte `begin` of a piece; neighbours are one copy."""
+    runs = list[Run]()
+    for block_id in block_ids:
+        offset, num_bytes = shape.place(block_id)
+        if runs and runs[-1].offset + runs[-1].num_bytes == offset:
+            runs[-1] = runs[-1]._replace(num_bytes=runs[-1].num_bytes + num_bytes)
+        else:
+            runs.append(Run(offset, piece, begin, num_bytes))
+        begin += num_bytes
+    return runs
 
 
 def gb(num_bytes: int) -> str:

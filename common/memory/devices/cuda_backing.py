@@ -1,5 +1,6 @@
 """Memory of a GPU, shared by CUDA IPC."""
 
+import os
 import uuid
 from contextlib import suppress
 from types import ModuleType
@@ -8,9 +9,10 @@ from typing import Any
 from common.base.errors import ConfigError, MemoryShort
 from common.memory.base import ipc_handle
 from common.memory.base.poller import gpu_awake_s
-from common.memory.devices.backing import HostPiece, Memory, gb
-from common.memory.devices.cuda_copies import CudaCopies, pinned_piece
+from common.memory.devices.backing import HostPiece, Memory, SharedPiece, gb
+from common.memory.devices.cuda_copies import CudaCopies, pinned, pinned_piece
 from common.memory.devices.gpu_gauge import GpuGauge, GpuUse
+from common.memory.devices.host_backing import shared_pages
 
 ALIGNMENT_BYTES = 2 * 1024 * 1024
 """A CUDA IPC handle exposes whole 2 MiB pieces, so each allocation fills its pieces."""
@@ -63,6 +65,14 @@ class CudaBacking:
 
     def host_piece(self, num_bytes: int) -> HostPiece:
         return pinned_piece(self.runtime, self.index, num_bytes)
+
+    def shared_piece(self, num_bytes: int) -> SharedPiece:
+        content, descriptor = shared_pages(num_bytes)
+        try:
+            return SharedPiece(pinned(self.runtime, self.index, content), descriptor)
+        except MemoryShort:
+            os.close(descriptor)
+            raise
 
     def copies(self) -> CudaCopies:
         return CudaCopies(self.runtime)

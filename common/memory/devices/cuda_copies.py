@@ -12,13 +12,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from common.base.errors import MemoryShort
-from common.memory.devices.backing import CopyFailed, HostPiece, Memory, Run
+from common.memory.devices.backing import CopyFailed, HostPiece, Run
 from common.memory.devices.host_backing import pages
 
 BUS_ID_BYTES = 32
+
+
+class Addressed(Protocol):
+    """Memory of a device."""
+
+    @property
+    def address(self) -> int: ...
 
 
 class CudaCopies:
@@ -41,7 +50,7 @@ class CudaCopies:
         self._kinds = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._events: list[Any] = []  # spare events
 
-    def begin(self, memory: Memory, runs: Sequence[Run], *, is_out: bool) -> "CudaCopy":
+    def begin(self, memory: Addressed, runs: Sequence[Run], *, is_out: bool) -> "CudaCopy":
         runtime, base = self.runtime, memory.address
         stream, kind = (self._out, self._kinds[0]) if is_out else (self._in, self._kinds[1])
         begun = self._record(stream)
@@ -88,7 +97,12 @@ class CudaCopy:
 
 
 def pinned_piece(runtime: ModuleType, index: int, num_bytes: int) -> HostPiece:
-    """Make host memory for copies by GPU `index`; raises MemoryShort. For a thread of its own.
+    """Make host memory for copies by GPU `index` (see `pinned`); raises MemoryShort."""
+    return pinned(runtime, index, pages(num_bytes))
+
+
+def pinned(runtime: ModuleType, index: int, content: np.ndarray) -> HostPiece:
+    """Pin untouched memory for copies by GPU `index`; raises MemoryShort. For a thread of its own.
 
     Pages are touched before pinning, on the GPU's NUMA node, and large where the system supports large pages. So the
     pin call is short; other CUDA calls may wait for a pin call. cudaHostAlloc would do all of the work in a single
@@ -96,12 +110,11 @@ def pinned_piece(runtime: ModuleType, index: int, num_bytes: int) -> HostPiece:
     """
     runtime.cudaSetDevice(index)
     _stay_near(runtime, index)
-    content = pages(num_bytes)
     content[:: mmap.PAGESIZE] = 0
-    (status,) = runtime.cudaHostRegister(content.ctypes.data, num_bytes, runtime.cudaHostRegisterDefault)
+    (status,) = runtime.cudaHostRegister(content.ctypes.data, content.nbytes, runtime.cudaHostRegisterDefault)
     if status != runtime.cudaError_t.cudaSuccess:
         runtime.cudaGetLastError()  # clears the error
-        raise MemoryShort(f"cudaHostRegister of {num_bytes / 1e6:.0f} MB: {status.name}")
+        raise MemoryShort(f"cudaHostRegister of {content.nbytes / 1e6:.0f} MB: {status.name}")
     return HostPiece(content, partial(runtime.cudaHostUnregister, content.ctypes.data))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.base.errors import MemoryShort
 from common.memory.base.host_ram import meminfo
-from common.memory.devices.backing import CopyFailed, HostPiece, Memory, Run, gb
+from common.memory.devices.backing import CopyFailed, HostPiece, Memory, Run, SharedPiece, gb
 from common.memory.devices.gpu_gauge import GpuUse
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in every Python's fcntl
@@ -53,6 +53,10 @@ class HostBacking:
         for begin in range(0, num_bytes, TOUCHED_AT_ONCE_BYTES):
             content[begin : begin + TOUCHED_AT_ONCE_BYTES : mmap.PAGESIZE] = 0
         return HostPiece(content)
+
+    def shared_piece(self, num_bytes: int) -> SharedPiece:
+        content, descriptor = shared_pages(num_bytes)
+        return SharedPiece(HostPiece(content), descriptor)
 
     def copies(self) -> "HostCopies":
         return HostCopies()
@@ -125,6 +129,25 @@ def pages(num_bytes: int) -> np.ndarray:
     with suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapped, np.uint8)
+
+
+def shared_pages(num_bytes: int) -> tuple[np.ndarray, int]:
+    """Return memory that is an anonymous file, `[num_bytes]` uint8, and the file, which others map read-only.
+
+    Raises MemoryShort.
+    """
+    try:
+        memory = HostMemory(num_bytes)
+        try:
+            content = np.frombuffer(mmap.mmap(memory.descriptor, num_bytes), np.uint8)
+            with suppress(OSError):  # an older kernel cannot
+                memory.seal()
+        except OSError:
+            memory.close()
+            raise
+    except OSError as error:
+        raise MemoryShort(f"{gb(num_bytes)} of host memory wanted: {error.strerror}") from None
+    return content, memory.descriptor
 
 
 def _copy(memory: Memory, run: Run, *, is_out: bool) -> None:

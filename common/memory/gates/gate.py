@@ -11,7 +11,7 @@ import zmq
 from common.memory.base.nixl_agent import ucx_transports
 from common.memory.gates.visit import Visit, VisitOver
 from common.settings.config import NetSection
-from common.wire.messages.gates import GateFrame, GateMessage, GateOver, GateVisit
+from common.wire.messages.gates import GateFrame, GateMessage, GateOver, GateVisit, StagingFrame
 from common.wire.messages.worker import Message
 from common.wire.transport.sockets import Hub
 
@@ -55,7 +55,9 @@ class Gate:
                 self._begin(identity, message)
             case GateFrame() if (visit := self.visits.get(message.visit)) is not None:
                 self._guard(visit, partial(visit.pass_on, message))
-            case GateFrame():
+            case StagingFrame() if (visit := self.visits.get(message.visit)) is not None:
+                self._guard(visit, partial(visit.stage, message, partial(self._reply, identity)))
+            case GateFrame() | StagingFrame():
                 self.hub.send(identity, GateOver(message.visit, "the gate knows no such visit, or not any more"))
             case GateOver():
                 if (visit := self.visits.get(message.visit)) is not None:
@@ -64,9 +66,7 @@ class Gate:
                 self.hub.refuse(identity, message, "no gate receives it")
 
     def _begin(self, identity: bytes, message: GateVisit) -> None:
-        def reply(answer: GateMessage) -> None:
-            self.hub.send(identity, answer)
-
+        reply = partial(self._reply, identity)
         if message.visit in self.visits:
             return
         problem = ""
@@ -85,6 +85,9 @@ class Gate:
         self.visits[visit.number] = visit
         self.poller.register(visit.connection, zmq.POLLIN)
         logger.info("%s visits pool %x", visit.worker, message.pool_id)
+
+    def _reply(self, identity: bytes, answer: GateMessage) -> None:
+        self.hub.send(identity, answer)
 
     def _tend(self, visit: Visit, readable: Container[object]) -> None:
         if visit.lending is not None and visit.lending.fileno() in readable:

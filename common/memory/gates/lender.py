@@ -1,7 +1,7 @@
-"""`python -m common.memory.gates.lender FD NAME TRANSPORTS`: lends the pool in file FD to a single peer by NIXL.
+"""`python -m common.memory.gates.lender FD NAME TRANSPORTS`: lends the memory in file FD to a single peer by NIXL.
 
 Each visit has a process, because its end surely ends the peer's reads. UCX may also abort the process when a peer ends
-amid a read. The pool is mapped read-only, so no peer can write.
+amid a read. The memory, a pool or staging, is mapped read-only, so no peer can write.
 
 Prints address, size and metadata (see `PoolLent`): 8 bytes each, little-endian, and the rest; all as hex. Ends when
 stdin is closed.

@@ -26,7 +26,7 @@ class Lending:
     """A lender; readable when `told` has something to say.
 
     Args:
-        descriptor: of the pool's file; stays the caller's.
+        descriptor: of the file to lend; stays the caller's.
         name: of the agent, unique.
     """
 

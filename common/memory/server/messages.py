@@ -11,6 +11,7 @@ from common.memory.blocks.pool import User
 from common.memory.server.allocations import Allocations
 from common.memory.server.connections import Client
 from common.memory.server.processes import Processes
+from common.memory.server.staging import Stagings
 from common.wire.messages.memory import (
     MemoryHello,
     MemoryKnock,
@@ -26,6 +27,7 @@ from common.wire.messages.memory import (
     WeightsWanted,
 )
 from common.wire.messages.memory_reports import MemoryReady
+from common.wire.messages.staging import BlocksStaging, StagingWanted
 from common.wire.messages.worker import Message
 
 logger = logging.getLogger(__name__)
@@ -43,11 +45,16 @@ class Messages:
     """
 
     def __init__(
-        self, server: MemoryReady, clients: Mapping[int, Client], allocations: Allocations, processes: Processes
+        self,
+        server: MemoryReady,
+        clients: Mapping[int, Client],
+        allocations: Allocations,
+        processes: Processes,
+        stagings: Stagings,
     ) -> None:
         self.gate = ""  # endpoint for workers of other hosts
         self.server, self.clients, self.allocations, self.processes = server, clients, allocations, processes
-        self.regions, self.pools = allocations.regions, allocations.pools
+        self.regions, self.pools, self.stagings = allocations.regions, allocations.pools, stagings
         self._handlers: dict[type[Message], Handler] = {
             WeightsWanted: self._allocate,
             PoolWanted: self._allocate,
@@ -55,6 +62,8 @@ class Messages:
             WeightsFilled: self._fill,
             MemoryKnock: self._knock,
             MemoryTainted: self._taint,
+            StagingWanted: self._want_staging,
+            BlocksStaging: lambda client, message: self.stagings.stage(client.number, message),
             **dict.fromkeys(get_args(OfBlocks), lambda client, message: self.pools.handle(client.number, message)),
         }
 
@@ -100,6 +109,10 @@ class Messages:
         if client.wanted is not None:
             raise ProtocolError(type(message).__name__)
         return self.allocations.add(client, message)
+
+    def _want_staging(self, client: Client, wanted: StagingWanted) -> Iterable[Answer]:
+        pool = self.pools.of_client.get(client.number)
+        return self.stagings.want(client.number, pool if client.is_peer else None, wanted)
 
     def _fill(self, client: Client, message: WeightsFilled) -> Iterable[Answer]:
         logger.info("%s has filled its region of %.2f GB", client, message.num_bytes / 1e9)

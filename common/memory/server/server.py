@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from common.base.errors import MemoryShort
 from common.memory.base.channel import Gone, HungUp
 from common.memory.blocks.answers import ProtocolError
 from common.memory.devices.backing import Backing
@@ -26,7 +27,9 @@ from common.memory.server.pools import Pools
 from common.memory.server.processes import Processes
 from common.memory.server.regions import Regions
 from common.memory.server.report import heartbeat, log_of
+from common.memory.server.staging import Stagings
 from common.settings.memory_sections import MemorySection
+from common.wire.messages.memory import MemoryRefused
 from common.wire.messages.memory_reports import MemoryHeartbeat
 
 logger = logging.getLogger(__name__)
@@ -87,7 +90,8 @@ class MemoryServer:
         self.connections = Connections(Listener(path), self.processes, backing.awake_s)
         self.clients = self.connections.clients
         self.ended: dict[int, Client] = {}  # gone clients with quarantined blocks
-        self.messages = Messages(announcer.ready, self.clients, self.allocations, self.processes)
+        self.stagings = Stagings(backing)
+        self.messages = Messages(announcer.ready, self.clients, self.allocations, self.processes, self.stagings)
         self.is_stopped = False
         self._gate: GateProcess | None = None
         announcer.log_of = partial(log_of, self.pools)
@@ -97,7 +101,7 @@ class MemoryServer:
         """Serve until `stop`, which a signal handler may call."""
         while not self.is_stopped:
             at_each_turn()
-            is_copying = self.tier is not None and self.tier.is_busy
+            is_copying = self.stagings.is_busy or (self.tier is not None and self.tier.is_busy)
             self.turn(COPY_INTERVAL_S if is_copying else min(LOOK_INTERVAL_S, self.announcer.due_s))
 
     def stop(self) -> None:
@@ -121,6 +125,7 @@ class MemoryServer:
             self._gate.close()
         self.connections.close()
         self.processes.close()
+        self.stagings.close()
         self.pools.close()
         self.regions.close()
 
@@ -144,6 +149,7 @@ class MemoryServer:
         if self._gate is not None:
             self._gate.update()
         self.connections.send(self.pools.update())
+        self.stagings.free()
         for client in list(self.clients.values()):
             self._guard(client, self._update_client)
         for number in self.processes.over():
@@ -172,6 +178,7 @@ class MemoryServer:
             raise client.gone
         self.connections.flush(client)
         self.connections.send(self.allocations.grant(client))
+        self._stage(client)
         self.connections.select(client)
         if not client.worker and silent_s > HELLO_S:
             raise Gone(f"it has not said who it is for {HELLO_S:.0f} s")
@@ -179,6 +186,14 @@ class MemoryServer:
             self._end_process(client, silent_s)
         if silent_s > STALL_S and self.regions.holds_up_others(client.number):
             raise Gone(f"it fills a region that others wait for, and has not got on for {STALL_S:.0f} s")
+
+    def _stage(self, client: Client) -> None:
+        """Tell a peer what is staged; raises Gone."""
+        try:
+            self.connections.send(self.stagings.update(client.number))
+        except MemoryShort as short:
+            client.channel.send(MemoryRefused(str(short)))
+            raise Gone(f"it wants more than there is: {short}") from None
 
     def _end_process(self, client: Client, silent_s: float) -> None:
         """Kill a hung worker, whose blocks are free only after its process; drop a hung peer, which only reads."""
@@ -205,6 +220,7 @@ class MemoryServer:
         why = f"its message is refused: {reason}" if isinstance(reason, ProtocolError) else str(reason)
         self.connections.remove(client)
         self.processes.leave(client.number)
+        self.stagings.leave(client.number)
         self.connections.send([*self.regions.leave(client.number), *self.pools.leave(client.number)])
         if num_kept := self.pools.num_quarantined(client.number):
             self.ended[client.number], client.ended_s = client, time.monotonic()

@@ -28,6 +28,7 @@ from common.wire.messages.memory import PromptBlocks
 from common.wire.values.block_key import TextDigests, root_of
 from common.wire.values.kv_layout import Counts
 from common.wire.values.packing import pack_ids
+from common.wire.values.pool_shape import are_enough
 
 
 class PromptPrefixes(Generic[AnyPrompt]):
@@ -90,6 +91,15 @@ class PromptPrefixes(Generic[AnyPrompt]):
         if prompt.key in self.grants.asked or prompt.beginning.is_filling:
             return True
         return self._awaited(prompt) is not None
+
+    def lacks_blocks(self, prompt: AnyPrompt) -> bool:
+        """Tell whether a prompt waits for blocks, or for the filling of some."""
+        beginning = prompt.beginning
+        if prompt.is_started or beginning.grant is not None:
+            return beginning.is_filling
+        if prompt.key in self.grants.asked:
+            return True
+        return not (self._is_looked_up(prompt) or are_enough(self.leases.num_free, beginning.num_blocks))
 
     def take_blocks(self, prompt: AnyPrompt) -> Tables | None:
         """Take all blocks of a prompt for admission; None if the prompt has to wait."""

@@ -19,7 +19,7 @@ from typing import Generic
 from common.kv.blocks import Allocator
 from common.kv.tables import Tables, held_by, take_gone
 from common.serving.prompts.checkpoints import StateCopy
-from common.serving.prompts.order import PromptOrder
+from common.serving.prompts.order import PromptOrder, turn_of
 from common.serving.prompts.prefixes import PromptPrefixes
 from common.serving.prompts.requests import Key
 from common.serving.prompts.sequence import AnyPrompt
@@ -103,6 +103,11 @@ class PromptScheduler(Generic[AnyPrompt]):
     def ready(self) -> list[AnyPrompt]:
         """Prompts with tokens to launch; a prompt without its mask does not start."""
         return [prompt for prompt in self.prompts.values() if prompt.num_left and not prompt.awaits_mask]
+
+    @property
+    def in_turn(self) -> list[AnyPrompt]:
+        """Prompts of `ready` that wait for nothing but the device, in order of turn."""
+        return sorted((prompt for prompt in self.ready if not self.prefixes.lacks_blocks(prompt)), key=turn_of)
 
     def schedule(self, num_launched: int = 0, most: int = 0) -> list[Chunk[AnyPrompt]]:
         """Return the next step's chunks; empty when no prompt can run.

@@ -85,6 +85,11 @@ class PromptSequence:
         return self.request.turn
 
     @property
+    def client(self) -> int:
+        """Number of its client; anonymous ones are 0."""
+        return self.request.client
+
+    @property
     def sampling(self) -> SamplingParams:
         return self.request.sampling
 

@@ -13,7 +13,6 @@ from typing import Generic
 from common.device.steps.loop_trace import WAIT
 from common.device.steps.prompt_buffers import PromptChunk
 from common.device.steps.prompt_runner import PendingPrompts, PromptRunner
-from common.serving.prompts.order import turn_of
 from common.serving.prompts.scheduler import Chunk, PromptScheduler
 from common.serving.prompts.sequence import AnyPrompt
 from common.serving.turns.law import SIDE_BY_SIDE
@@ -71,8 +70,7 @@ class PromptSteps(Generic[AnyPrompt]):
         """Return the next step's chunks, to be launched at once; none while enough steps are in flight."""
         if len(self.in_flight) >= self.max_in_flight:
             return []
-        prompts = sorted(self.scheduler.ready, key=turn_of)
-        self.plan = self.plans.plan(prompts, [step.launched for step in self.in_flight])
+        self.plan = self.plans.plan(self.scheduler.in_turn, [step.launched for step in self.in_flight])
         return self.scheduler.schedule(sum(step.num_tokens for step in self.in_flight), self.plan.num_tokens)
 
     def launch(self, chunks: list[Chunk[AnyPrompt]]) -> None:

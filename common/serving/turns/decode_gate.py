@@ -19,8 +19,8 @@ class DecodeGate:
         """Tell whether the present turn has had its step."""
         return False
 
-    def launched(self, step_s: float) -> None:
-        """Record the launch of a step that takes `step_s` alone."""
+    def launched(self, step_s: float, client: int | None) -> None:
+        """Record the launch of a step that takes `step_s` alone, for streams of a client; None: of several."""
 
     def rest(self) -> None:
         """Record that nothing is decoded."""
@@ -38,11 +38,11 @@ class TurnGate(DecodeGate):
         turn = self._page.turn(int(self._clock() * 1e6))
         return turn != 0 and turn == self._served
 
-    def launched(self, step_s: float) -> None:
+    def launched(self, step_s: float, client: int | None) -> None:
         now_s = self._clock()
         self._served = self._page.turn(int(now_s * 1e6))
         self.num_turns += self._served != 0
-        self._page.decode(max(1, int(step_s * 1e6)), int((now_s + FRESH_S) * 1e6))
+        self._page.decode(max(1, int(step_s * 1e6)), int((now_s + FRESH_S) * 1e6), client)
         self._is_resting = False
 
     def rest(self) -> None:

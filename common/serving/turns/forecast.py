@@ -2,6 +2,9 @@
 
 The time of a step grows with products of tokens and weights, and with products of pairs of tokens in attention. Both
 run at about the same speed on the matrix units, so one speed is learned.
+
+A step may also compile kernels, or find caches cold. So a much slower step than usual counts as a little slower, and a
+much faster one proves that all before were slow.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,8 @@ LONG_WORK = 512.0
 """Least work of a step that teaches; shorter steps are mostly launches and reads of weights."""
 WEIGHT = 0.2
 """Weight of the last step in the mean."""
+FAR = 2.0
+"""Quotient of two times beyond which the slower step did other work, too."""
 
 
 class Work:
@@ -54,7 +59,9 @@ class LearnedForecast:
         work = self._of(chunks)
         if work >= LONG_WORK and took_ms > 0.0:
             unit_ms = took_ms / work
-            self._unit_ms += (unit_ms - self._unit_ms) * (WEIGHT if self.is_known else 1.0)
+            if not self.is_known or unit_ms * FAR < self._unit_ms:
+                self._unit_ms = unit_ms
+            self._unit_ms += (min(unit_ms, FAR * self._unit_ms) - self._unit_ms) * WEIGHT
 
     def span_ms(self, begin: int, end: int) -> float:
         """See `law.Forecast`."""

@@ -5,6 +5,9 @@ decision is who waits. While all prompts are in time, both run side by side, and
 would be late, the two take **turns**: beside each prompt step, which has the whole GPU, runs a single decode step. The
 prompt step is as long as the target of pauses allows.
 
+A client's streams always wait for prompts of the same client. For those of others they wait only in bursts, by an
+`Allowance`. So a client that sends prompts without end delays its own streams, and nobody else's.
+
 Forecasts decide, not violations. Measured pauses correct the forecasts. Decisions change only between prompt steps,
 with hysteresis.
 """
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from common.base.percentiles import percentile
+from common.serving.turns.allowance import Allowance
 from common.settings.slo_section import SloSection
 
 TURN_TOKENS = (8192, 6144, 4096, 3072, 2048, 1536, 1024)
@@ -58,6 +62,7 @@ class Plan:
     is_turn: bool
     num_tokens: int = 0  # 0: as many as usual
     pause_ms: float = 0.0  # forecast of the streams' pause
+    is_own: bool = True  # all prompts and streams are of one client
 
     def claim_ms(self, targets: SloSection) -> float:
         """Return how long the turn's claim of the GPU lasts at most."""
@@ -79,31 +84,52 @@ class TurnLaw:
     shared_speed: float = 0.6
     is_pressed: bool = field(init=False, default=False)  # some prompt would be late side by side
     num_changes: int = field(init=False, default=0)  # of `is_pressed`
+    in_turns: bool = field(init=False, default=False)  # the last plan was a turn
+    allowance: Allowance = field(init=False, default_factory=Allowance)
     slowness: float = field(init=False, default=1.0)  # of measured pauses, relative to forecasts; at least 1
     _ratios: list[float] = field(init=False, default_factory=list)
+    _seen_ms: float = field(init=False, default=0.0)  # time of the last plan
 
-    def plan(self, prompts: Sequence[Waiting], decode_ms: float, running_ms: float = 0.0) -> Plan:
+    def plan(
+        self,
+        prompts: Sequence[Waiting],
+        decode_ms: float,
+        running_ms: float = 0.0,
+        *,
+        now_ms: float = 0.0,
+        is_own: bool = True,
+    ) -> Plan:
         """Return the next step of prompts in the order in which they are computed.
 
         Args:
             decode_ms: time of a decode step alone; 0 if nothing is decoded.
             running_ms: what is left of launched prompt steps, alone on the whole GPU.
+            now_ms: by any clock that never goes back.
+            is_own: all prompts and streams are of one client.
         """
+        if not self.is_pressed:
+            self.allowance.earn(now_ms - self._seen_ms)
+        self._seen_ms = now_ms
         self._press(self._would_be_late(prompts, running_ms))
-        if not self.is_pressed or not decode_ms or _num_left(prompts) < LEAST_TOKENS:
-            return SIDE_BY_SIDE
-        for num_tokens in TURN_TOKENS:
-            pause_ms = self.forecast.step_ms(_chunks(prompts, num_tokens)) + decode_ms + MARGIN_MS
-            if self.slowness * pause_ms <= self.targets.itl_ms:
-                break
-        return Plan(True, num_tokens, pause_ms)
+        is_due = self.is_pressed and decode_ms > 0 and _num_left(prompts) >= LEAST_TOKENS
+        self.in_turns = is_due and (is_own or self.allowance.left_ms > 0)
+        return self._turn(prompts, decode_ms, is_own) if self.in_turns else SIDE_BY_SIDE
 
     def paused(self, plan: Plan, pause_ms: float) -> None:
         """Record a measured pause of streams around the turn of `plan`; many together correct the forecasts."""
+        if not plan.is_own:
+            self.allowance.spend(pause_ms)
         self._ratios.append(pause_ms / plan.pause_ms)
         if len(self._ratios) == NUM_PAUSES:
             self.slowness = min(MOST_SLOWNESS, max(1.0, percentile(self._ratios, 99)))
             self._ratios.clear()
+
+    def _turn(self, prompts: Sequence[Waiting], decode_ms: float, is_own: bool) -> Plan:
+        for num_tokens in TURN_TOKENS:
+            pause_ms = self.forecast.step_ms(_chunks(prompts, num_tokens)) + decode_ms + MARGIN_MS
+            if self.slowness * pause_ms <= self.targets.itl_ms:
+                break
+        return Plan(True, num_tokens, pause_ms, is_own)
 
     def _would_be_late(self, prompts: Sequence[Waiting], running_ms: float) -> float | None:
         """Return how late the latest prompt would be side by side, in milliseconds; None without a prompt."""

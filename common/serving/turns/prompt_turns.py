@@ -18,6 +18,10 @@ class Prompt(Protocol):
     """Properties of a prompt that decide about turns."""
 
     @property
+    def client(self) -> int:
+        """Number of its client."""
+
+    @property
     def arrived_s(self) -> float:
         """Begin of its wait for a first or next token, by the monotonic clock."""
 
@@ -49,15 +53,15 @@ class StepPlans:
     num_turns = 0
 
     @property
-    def is_pressed(self) -> bool:
-        """Tell whether some prompt would be late side by side with decode steps."""
+    def in_turns(self) -> bool:
+        """Tell whether streams wait for prompts."""
         return False
 
     def plan(self, prompts: Iterable[Prompt], in_flight: Sequence[Launched]) -> Plan:
         """Return the plan of the next step.
 
         Args:
-            prompts: those with tokens to launch, in the order in which they are computed.
+            prompts: those with tokens to launch and blocks, in the order in which they are computed.
             in_flight: launched steps, the running one first.
         """
         return SIDE_BY_SIDE
@@ -96,13 +100,13 @@ class PromptTurns(StepPlans):
         self._begun_s = 0.0  # of the running step
 
     @property
-    def is_pressed(self) -> bool:
-        return self.law.is_pressed
+    def in_turns(self) -> bool:
+        return self.law.in_turns
 
     def plan(self, prompts: Iterable[Prompt], in_flight: Sequence[Launched]) -> Plan:
         if not self.forecast.is_known:
             return SIDE_BY_SIDE
-        now_s = self._clock()
+        now_s, prompts = self._clock(), list(prompts)
         waiting = [
             Waiting((now_s - each.arrived_s) * 1e3, each.num_found, each.num_scheduled_tokens, each.num_tokens)
             for each in prompts
@@ -110,7 +114,8 @@ class PromptTurns(StepPlans):
         running_ms = sum(self.forecast.step_ms(step.chunks) for step in in_flight)
         if in_flight:
             running_ms = max(0.0, running_ms - (now_s - self._begun_s) * 1e3)
-        return self.law.plan(waiting, self._decode_ms(), running_ms)
+        is_own = {each.client for each in prompts} == {self.page.client()}
+        return self.law.plan(waiting, self._decode_ms(), running_ms, now_ms=now_s * 1e3, is_own=is_own)
 
     def has_whole(self, plan: Plan, chunks: Chunks) -> bool:
         """Tell whether a step has the whole GPU: in a turn, and while nothing is decoded.

@@ -19,6 +19,7 @@ from common.kv.proof import is_over, prove_path
 from common.kv.transport import NIXL, PeerPool, Pull, check_compatible, make_transport
 from common.memory.base.host import host_id
 from common.memory.base.nixl_agent import ucx_transports
+from common.memory.base.slots import Slots, slots_for
 from common.memory.client.gate_connection import Gate
 from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.settings.config import Config
@@ -47,8 +48,8 @@ class PeerServer:
         return self.peer.problem
 
 
-def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
-    """Describe this worker's pool for other workers."""
+def export_of(engine: Engine, worker: tuple[str, int], advertise: str) -> KVPoolExport:
+    """Describe this worker's pool for other workers; `advertise` is `net.advertise`."""
     worker_id, epoch = worker
     return KVPoolExport(
         worker_id=worker_id,
@@ -58,7 +59,7 @@ def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
         pool_id=engine.shared.pool_id,
         memory_socket=str(engine.shared.client.path.absolute()),
         layout=engine.pool.layout,
-        host=host_id(),
+        host=host_id(advertise),
         gate=engine.shared.client.gate,
     )
 
@@ -73,7 +74,7 @@ class PeerServers:
 
     def __init__(self, engine: Engine, worker: tuple[str, int], poller: zmq.Poller, config: Config) -> None:
         self.engine, self.worker, self.poller, self.config = engine, worker, poller, config
-        self._host = host_id()
+        self._host = host_id(config.net.advertise)
         self._lingering: list[tuple[Pull, list[int]]] = []  # late pulls of proofs, and their target blocks
         self.by_pool: dict[int, PeerServer] = {}
 
@@ -166,10 +167,10 @@ class PeerServers:
         if self._is_distant(export):
             if not export.gate:
                 raise TransferFailed(
-                    f"worker {export.worker_id} is on another host, and its memory server has no gate: set "
-                    "net.advertise there, and install nixl on both hosts"
+                    f"the pool of worker {export.worker_id} is to be read by NIXL, and its memory server has no gate: "
+                    "set net.advertise there, and install nixl on both hosts"
                 )
-            place = Gate(export.gate, self.config.net)
+            place = Gate(export.gate, self.config.net, slots=self._slots(export))
         try:
             peer = PeerPoolClient(place, self.worker, export.pool_id, export.layout)
         except MemoryLost as lost:
@@ -197,8 +198,13 @@ class PeerServers:
         return server.pool is not None
 
     def _is_distant(self, export: KVPoolExport) -> bool:
-        """Tell whether a pool is read by NIXL: if its host is another, or if the transport was chosen so."""
-        return export.transport == NIXL or export.host not in ("", self._host)
+        """Tell whether a pool is read by NIXL: if its host is another, or if either side chose so."""
+        return NIXL in (export.transport, self.engine.transport.name) or export.host not in ("", self._host)
+
+    def _slots(self, export: KVPoolExport) -> Slots | None:
+        """Return the staging to read a pool through; None to read it as it is, as host memory can be."""
+        is_staged = self.engine.device.type != "cpu" or self.config.kv.always_stage
+        return slots_for(export.layout) if is_staged else None
 
     def _linger(self, pull: Pull, block_ids: list[int]) -> None:
         self._lingering.append((pull, block_ids))

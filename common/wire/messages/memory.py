@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from common.wire.messages.senders import FromMemoryServer, FromWorker, OfAttempt
+from common.wire.messages.staging import BlocksStaged, BlocksStaging, StagingRegion, StagingWanted
 from common.wire.values.fields import (
     KEY_BYTES,
     BlockFlags,
@@ -298,11 +299,14 @@ OfBlocks = (
     | KVOffer | KVReceived | KVAccepted | KVDeclined
 )  # fmt: skip
 """Messages of a worker about blocks of a pool."""
-OfPeers = PromptWanted | BlocksFreed | KVReceived | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted
+OfPeers = (
+    PromptWanted | BlocksFreed | KVReceived | KVAccepted | KVDeclined | MemoryKnock | MemoryTainted | StagingWanted
+    | BlocksStaging
+)  # fmt: skip
 """Messages allowed to peers."""
 MemoryMessage = (
     MemoryHello | MemoryWelcome | WeightsWanted | WeightsRegion | WeightsProgress | WeightsFilled | MemoryRefused
     | MemoryVisit | PoolWanted | PoolRegion | PoolLeft | PoolShortage | BlocksWanted | BlocksLeased | BlocksFreed
     | BlocksSealed | PromptWanted | PromptBlocks | PromptUnwanted | KVOffer | KVReceived | KVAccepted | KVDeclined
-    | MemoryKnock | MemoryTainted
+    | MemoryKnock | MemoryTainted | StagingWanted | StagingRegion | BlocksStaging | BlocksStaged
 )  # fmt: skip

@@ -39,6 +39,7 @@ class DecodeWorker:
         self._rows: list[tuple[int, int, Request]] = []  # a heap, by last step
         self._num_steps, self._num_tokens = 0, 0  # finished steps; context tokens of all rows
         self._prefixes = Counter[Prefix]()  # number of rows by prefix
+        self._clients = Counter[str]()  # number of rows by client
         # The leap: time of the running step, growth of each following step, and number of steps.
         self._step_ms = self._left_ms = self._slope_ms = self._since_ms = self._boundary_ms = 0.0
         self._length, self._version, self._speed = 0, 0, 1.0
@@ -85,6 +86,11 @@ class DecodeWorker:
     def step_ms(self) -> float:
         """See `Decoding`."""
         return self._step_ms
+
+    @property
+    def client(self) -> str | None:
+        """See `Decoding`."""
+        return next(iter(self._clients)) if len(self._clients) == 1 else None
 
     @property
     def _turn(self) -> int:
@@ -152,6 +158,7 @@ class DecodeWorker:
         for request in self._fresh:
             heappush(self._rows, (self._num_steps + request.num_outputs - 1, request.number, request))
             self._num_tokens += request.num_tokens
+            self._clients[request.client] += 1
             if request.prefix is not None:
                 self._prefixes[request.prefix] += 1
         num_rows, self._since_ms = len(self._rows), self.events.now_ms
@@ -180,6 +187,7 @@ class DecodeWorker:
         for request in over:
             request.ended_ms = self.events.now_ms
             self._num_tokens -= request.num_tokens + request.num_outputs - 1
+            self._clients -= Counter([request.client])
             if request.prefix is not None:
                 self._prefixes -= Counter([request.prefix])
         self._num_taken -= len(over)

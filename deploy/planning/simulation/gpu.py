@@ -49,6 +49,10 @@ class Decoding(Running, Protocol):
     def step_ms(self) -> float:
         """Time of the last step alone."""
 
+    @property
+    def client(self) -> str | None:
+        """Client of all rows; None if there are several."""
+
     def end_leap(self) -> None:
         """End the leap with the running step."""
 

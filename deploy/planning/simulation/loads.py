@@ -56,6 +56,7 @@ class Arrival:
     num_outputs: int
     num_cached: int = 0  # of the prompt, cached on any GPU; less than all; 0 with a prefix
     prefix: Prefix | None = field(default=None, kw_only=True)  # found on GPUs that have computed it; less than all
+    client: str = field(default="", kw_only=True)
 
     @property
     def lengths(self) -> Lengths:

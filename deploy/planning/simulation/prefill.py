@@ -103,7 +103,7 @@ class PrefillWorker:
         The prefix may have been evicted since the lookup.
         """
         pool, num_own = self.gpu.pool, self.gpu.held_by(request)
-        if pool.wanted(request, num_own) > pool.free_tokens - DECODE_RESERVE * pool.num_tokens:
+        if pool.wanted(request, num_own) > self._room:
             return False
         if request.prefix is not None and not self._finds(request):
             request.find(0)
@@ -111,6 +111,11 @@ class PrefillWorker:
         pool.take(request, num_own)
         request.is_started = True
         return True
+
+    @property
+    def _room(self) -> float:
+        """Free tokens of the pool beside the reserve of decode workers; may be below 0."""
+        return self.gpu.pool.free_tokens - DECODE_RESERVE * self.gpu.pool.num_tokens
 
     def _finds(self, request: Request) -> bool:
         """Tell whether the prefix is cached; then the prompt is computed from behind the prefix."""
@@ -152,11 +157,24 @@ class PrefillWorker:
         if decode is None:
             return SIDE_BY_SIDE
         now_ms = self.events.now_ms
+        waiting = self._in_turn()
         prompts = [Waiting(now_ms - each.arrived_ms, each.num_found, each.num_done, each.num_tokens)
-                   for each in sorted(self._waiting, key=turn_of)]  # fmt: skip
+                   for each in waiting]  # fmt: skip
         self.settle()
         running_ms = sum(step.left_ms for step in self._launched)
-        return law.plan(prompts, decode.step_ms if decode.num_rows else 0.0, running_ms)
+        decode_ms = decode.step_ms if decode.num_rows else 0.0
+        is_own = {each.client for each in waiting} == {decode.client}
+        return law.plan(prompts, decode_ms, running_ms, now_ms=now_ms, is_own=is_own)
+
+    def _in_turn(self) -> list[Request]:
+        """Return prompts that wait for nothing but the device, in order of turn."""
+        left, found = max(0.0, self._room), list[Request]()
+        for request in sorted(self._waiting, key=turn_of):
+            wanted = 0 if request.is_started else self.gpu.pool.wanted(request, self.gpu.held_by(request))
+            if wanted <= left:
+                found.append(request)
+                left -= wanted
+        return found
 
     def _has_whole(self, pieces: list[tuple[Request, int]], plan: Plan) -> bool:
         if self.gpu.decode is None or not self.gpu.decode.num_rows:

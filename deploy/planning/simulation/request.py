@@ -9,7 +9,7 @@ from router.placement.text_keys import TextKeys
 
 @dataclass(frozen=True, slots=True)
 class EqualTerms:
-    """Terms of completions that are all of one client and of one priority."""
+    """Terms of completions that are all of one priority."""
 
     client: str = ""
     priority: int = 0
@@ -45,6 +45,10 @@ class Request:
     def find(self, num_tokens: int) -> None:
         """Note cached tokens; the prompt is computed from there."""
         self.num_found = self.num_done = num_tokens
+
+    @property
+    def client(self) -> str:
+        return self.spec.client
 
     @property
     def priority(self) -> int:

@@ -7,7 +7,7 @@ steps in flight, rows, KV blocks, joins of decode steps, prefixes in each pool, 
 
 Left out are:
 
-- Stop tokens, conversations, preemption, deaths, several clients, and limits of the queue.
+- Stop tokens, conversations, preemption, deaths, and limits of the queue.
 - Prefixes from host memory or other pools.
 - Handoffs given back because prompts of two pools wait for each other's blocks: such a system counts as stuck.
 - The time of messages and of busy processes.
@@ -28,7 +28,7 @@ from deploy.planning.simulation.loads import Load
 from deploy.planning.simulation.outcome import Outcome
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import DECODE_RESERVE, PrefillWorker
-from deploy.planning.simulation.request import Request
+from deploy.planning.simulation.request import EqualTerms, Request
 from deploy.planning.simulation.router import Router
 from deploy.planning.step_times.costs import Costs
 
@@ -105,7 +105,8 @@ class Simulation:
             return
         arrival = self._left.pop()
         time_ms = max(arrival.time_ms, now_ms)
-        request = Request(time_ms, arrival.num_inputs, arrival.num_outputs, arrival.num_cached, arrival.prefix)
+        terms = EqualTerms(arrival.client)
+        request = Request(time_ms, arrival.num_inputs, arrival.num_outputs, arrival.num_cached, arrival.prefix, terms)
         self._requests.append(request)
         found_ms = self._costs.found_ms(request.num_tokens - request.num_own)
         self._events.at(request.arrived_ms + self._request_ms + found_ms, lambda: self._submit(request))

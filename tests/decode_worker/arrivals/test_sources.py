@@ -14,6 +14,7 @@ from common.device.engine.engine import Engine
 from common.kv import proof
 from common.memory.base.host import host_id
 from common.memory.base.pattern import pattern
+from common.memory.base.slots import slots_for
 from common.memory.client.client import PoolClaim
 from common.serving.worker import peer_servers as peer_servers
 from common.serving.worker.peer_servers import PeerServers
@@ -189,10 +190,11 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
     assert ["both workers need to reach it" in report.error for report in rig.tend()] == [True]
 
 
+@pytest.mark.parametrize("host", ["another", host_id("10.0.0.9")], ids=["machine", "address"])
 def test_a_pool_on_another_host_is_read_through_its_gate_by_nixl_or_not_at_all(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    host: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = pool_export("p", 1, pool_id=5, host="another")
+    there = pool_export("p", 1, pool_id=5, host=host)
     rig.sources.add(b"p", there)
     assert ["its memory server has no gate" in report.error for report in rig.tend()] == [True]
     made = SimpleNamespace(name="nixl", open_peer=rig._open)
@@ -207,6 +209,34 @@ def test_a_pool_on_another_host_is_read_through_its_gate_by_nixl_or_not_at_all(
     rig.sources.add(b"p", there)
     [report] = rig.end_copies()
     assert (report.error, report.transport) == ("", "nixl tcp")
+
+
+def test_either_side_may_choose_nixl_and_a_gpus_pool_is_read_through_staging(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = []
+    monkeypatch.setattr(peer_servers, "make_transport", lambda *_: SimpleNamespace(name="nixl", open_peer=rig._open))
+
+    def visited(place: Any, *visit: Any) -> FakePeer:
+        slots.append(place.slots)
+        return rig._visit(place, *visit)
+
+    monkeypatch.setattr(peer_servers, "PeerPoolClient", visited)
+    monkeypatch.setattr(peer_servers, "describe_device", lambda _: ("", ""))
+    engine = cast(Any, rig.peers.engine)
+    for number, (here, there, device, always) in enumerate(
+        (("shm", "nixl", "cpu", False), ("nixl", "shm", "cpu", False), ("nixl", "nixl", "cpu", True),
+         ("nixl", "cuda_ipc", "cuda", False))
+    ):  # fmt: skip
+        engine.transport, engine.device = SimpleNamespace(name=here), torch.device(device)
+        rig.peers.config = Config(kv=KVSection(min_gb_per_s=0.0, always_stage=always))
+        rig.sources.add(
+            f"p{number}".encode(), pool_export(f"p{number}", 1, pool_id=number + 5, transport=there, gate="tcp://x:1")
+        )
+        [report] = rig.end_copies()
+        assert (report.error, report.transport) == ("", "nixl tcp")
+    usual = slots_for(LAYOUT)
+    assert slots == [None, None, usual, usual]
 
 
 def test_a_late_pull_of_a_proof_keeps_its_blocks_until_it_is_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

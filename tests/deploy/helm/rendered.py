@@ -34,6 +34,7 @@ OPTIONAL = (
 VALUES = {
     "node": NEEDED,
     "spread": SPREAD,
+    "gpus": (*NEEDED, "placement=spread", "prefill.replicas=2"),
     "everything": SPREAD + OPTIONAL,
     "groups": (
         *NEEDED, *OPTIONAL, "gpu.count=2", "gpu.claimTemplate=two-gpus", "gpu.runtimeClass=nvidia", "gpu.mps=false",

@@ -86,13 +86,12 @@ def test_pods_of_workers_advertise_their_own_address(name: str) -> None:
 
 
 @every_set
-def test_pools_of_two_pods_of_a_node_are_not_taken_for_one(name: str) -> None:
-    """On a CPU; a GPU's pool leaves no host, and its option would be refused."""
+def test_workers_take_what_is_there_and_no_path_is_told(name: str) -> None:
+    """Pods are hosts of their own by their addresses, so blocks travel by NIXL between them, and by CUDA IPC within."""
     for component in COMPONENTS[name]:
         args, config = joining(pods(name)[component])
-        on_gpu = getattr(args, "worker.device") == "cuda"
-        assert on_gpu == ("gpu.enabled=false" not in VALUES[name])
-        assert config.kv.transport == ("auto" if on_gpu else "nixl")
+        assert (getattr(args, "worker.device") == "cuda") == ("gpu.enabled=false" not in VALUES[name])
+        assert config.kv.transport == "auto"
 
 
 @every_set
@@ -184,7 +183,7 @@ def test_pods_ask_for_nothing_of_the_node_and_for_gpus_once(name: str) -> None:
             assert each["securityContext"] == secured | {"capabilities": {"drop": ["ALL"]}}
         limits = container["resources"]["limits"]
         assert "memory" in limits
-        on_gpus = component == "group" and "gpu.enabled=false" not in VALUES[name]
+        on_gpus = component != "router" and "gpu.enabled=false" not in VALUES[name]
         assert limits.get("nvidia.com/gpu") == (1 if on_gpus and name != "groups" else None)
         claims = [{"name": "gpus"}] if name == "groups" and on_gpus else None
         assert container["resources"].get("claims") == claims
@@ -253,7 +252,6 @@ def test_helm_renders_the_same_and_has_nothing_to_say(name: str) -> None:
         ((), "model: either claim, or id"),
         (("model.claim=models",), "secret: value or existing"),
         ((*NEEDED, "autoscaling.enabled=true"), "autoscaling.prometheus: its address"),
-        ((*NEEDED, "placement=spread"), "placement: spread needs gpu.enabled: false"),
         ((*SPREAD, "httpRoute.enabled=true"), "httpRoute.parents: the Gateways"),
         ((*NEEDED, "decode.replica=2"), "at '/decode': additional properties 'replica' not allowed"),
         ((*NEEDED, "secret.value=hunter2"), "at '/secret/value': minLength: got 7, want 32"),

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.presets import settings
+from common.settings.slo_section import SloSection
 from deploy.cli import main
 from deploy.planning import workload
 from deploy.planning.estimate import estimate, obstacles
 from deploy.planning.search import Search
-from deploy.planning.simulation.layout import Layout
+from deploy.planning.simulation.layout import Layout, parse_layout
 from deploy.planning.simulation.loads import Prefixes
 from deploy.planning.simulation.outcome import Objectives
 from deploy.planning.step_times.costs import Costs
@@ -109,6 +110,18 @@ def test_who_keeps_limits_only_while_queues_grow_does_not_keep_them() -> None:
 
 
 @pytest.mark.medium
+def test_layouts_are_tried_with_turns_by_the_targets_of_workers() -> None:
+    costs, load = Costs(RATES), steady(20.0, inputs=2048)
+    each = estimate(costs, load, LIMITS)
+    none, always = (
+        Search(costs, load, LIMITS, each, 1, targets).try_layout(parse_layout("1P1D", 1))
+        for targets in (SloSection(itl_ms=0.0), SloSection(ttft_ms=0.0))
+    )
+    assert always.ttft_ms[1] < 0.9 * none.ttft_ms[1]
+    assert always.tpot_ms[1] > none.tpot_ms[1]
+
+
+@pytest.mark.medium
 def test_more_load_takes_no_fewer_gpus() -> None:
     sizes = [
         chosen.layout.num_gpus if (chosen := searched(steady(rate)).run()) else 99 for rate in (5, 40, 80, 160, 999)
@@ -172,6 +185,13 @@ def test_a_plan_says_formula_candidates_and_command(
             0,
             "baton serve .* --model-quantization int4(.*\n)*These decode steps are too short: int4 was taken",
         ),
+        (
+            "--rate 3 --kv-dtype fp8 --slo-itl-ms 0 --slo-ttft-ms 50 --ttft-ms 300 --input-len 64 --output-len 8",
+            0,
+            "baton serve MODEL .* --kv-dtype fp8 --slo-itl-ms 0 --slo-ttft-ms 50\n"
+            ".*PREFILL_FLAGS='--kv-dtype fp8 --slo-itl-ms 0 --slo-ttft-ms 50' .*docker",
+        ),
+        ("--rate 3 --ttft-ms 9 --slo-itl-ms -1", 2, "--slo-itl-ms: -1: "),
         ("--rate 3 --ttft-ms 9 --model-quantization fp8", 2, "name a directory or GGUF file with --model"),
         ("--rate 3 --ttft-ms 9 --model-head fp8", 2, "--model-head fp8: rates do not say"),
         ("--rate 3", 2, "no limit to plan for"),

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from common.base.errors import MemoryLost
+from common.memory.base.slots import Slots
+from common.memory.client.client import LentClaim
 from common.memory.client.gate_connection import Gate as Place
 from common.memory.client.peer_pool_client import PeerMessage, PeerPoolClient
 from common.memory.client.shared_pool import SharedPool
@@ -37,8 +40,8 @@ class Visits:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.clients: list[PeerPoolClient] = []
 
-    def visit(self, pool_id: int = 0, net: NetSection | None = None) -> PeerPoolClient:
-        place = Place(self.gate.hub.endpoint, net or self.net, self.context)
+    def visit(self, pool_id: int = 0, net: NetSection | None = None, slots: Slots | None = None) -> PeerPoolClient:
+        place = Place(self.gate.hub.endpoint, net or self.net, self.context, slots)
         worker = "d", len(self.clients)
         self.clients.append(PeerPoolClient(place, worker, pool_id or self.pool_id, LAYOUT))
         return self.clients[-1]
@@ -51,8 +54,8 @@ class Visits:
                 client.poll()
             assert time.monotonic() < end_s
 
-    def open(self) -> PeerPoolClient:
-        client = self.visit()
+    def open(self, slots: Slots | None = None) -> PeerPoolClient:
+        client = self.visit(slots=slots)
         self.until(lambda: client.claim is not None)
         return client
 
@@ -112,6 +115,46 @@ def test_who_wants_what_is_not_here_is_told(visits: Visits) -> None:
     assert "there is no pool" in stranger.problem
     assert "net.ucx_transports: 'rc' there, 'tcp' here" in foreign.problem
     assert not visits.gate.visits and not visits.num_peers()
+
+
+def test_a_gpus_pool_is_lent_through_staging_only(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> None:
+    [pool] = visits.backed.server.pools.pools.values()
+    monkeypatch.setattr(pool.memory.__class__, "descriptor", None, raising=False)
+    monkeypatch.delattr(pool.memory, "descriptor")
+    refused = visits.visit()
+    visits.until(lambda: bool(refused.problem))
+    assert "the pool is in a GPU's memory" in refused.problem
+
+
+def test_blocks_are_staged_on_a_socket_of_its_own_and_a_wrong_message_ends_the_visit(visits: Visits) -> None:
+    [group] = LAYOUT.groups
+    slots = Slots(2, 2 * group.block_bytes)
+    client = visits.open(slots)
+    claim = client.claim
+    assert isinstance(claim, LentClaim) and claim.num_lent_bytes == slots.num_bytes == 4 * group.block_bytes
+    assert claim.slots == slots and claim.open_stager is not None
+    stager, numbers = claim.open_stager(), list[int]()
+    for number, slot in ((7, 1), (8, 0)):
+        stager.stage(number, slot, [3, 1])
+
+    def are_staged() -> bool:
+        numbers.extend(stager.staged())
+        return sorted(numbers) == [7, 8]
+
+    visits.until(are_staged)
+    stager.stage(9, 2, [3])
+    visits.until(lambda: bool(client.problem))
+    assert not visits.gate.visits
+    stager.stage(10, 0, [3])
+
+    def is_told() -> bool:
+        try:
+            return not all(True for _ in stager.staged())
+        except MemoryLost as lost:
+            return "no such visit" in str(lost)
+
+    visits.until(is_told)
+    stager.close()
 
 
 def test_a_visit_ends_with_a_farewell_with_silence_and_with_its_lender(visits: Visits) -> None:

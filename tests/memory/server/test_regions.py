@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.base.errors import MemoryShort
 from common.memory.blocks.answers import Answer, ProtocolError
-from common.memory.devices.backing import Copies, CopyFailed, HostPiece
+from common.memory.devices.backing import Copies, CopyFailed, HostPiece, SharedPiece
 from common.memory.devices.gpu_gauge import GpuUse
 from common.memory.server.regions import RegionKey, Regions
 from common.wire.messages.memory import RegionState, WeightsFilled, WeightsRegion
@@ -52,6 +52,9 @@ class FakeBacking:
         return GpuUse()
 
     def host_piece(self, num_bytes: int) -> HostPiece:
+        raise MemoryShort("none")
+
+    def shared_piece(self, num_bytes: int) -> SharedPiece:
         raise MemoryShort("none")
 
     def copies(self) -> Copies:

@@ -34,6 +34,21 @@ def test_short_steps_teach_nothing_and_later_ones_a_fifth() -> None:
     assert forecast.step_ms([(2048, 0)]) == pytest.approx(22.0), "no time is below nothing"
 
 
+def test_a_first_step_that_compiled_is_forgotten_with_the_next_and_a_later_one_hardly_counts() -> None:
+    forecast = LearnedForecast(LARGE)
+    forecast.learn([(2048, 0)], 4000.0)
+    forecast.learn([(2048, 0)], 24.0)
+    assert forecast.step_ms([(2048, 0)]) == pytest.approx(24.0)
+    forecast.learn([(2048, 0)], 4000.0)
+    assert forecast.step_ms([(2048, 0)]) == pytest.approx(24.0 * 1.2)
+    for _ in range(8):
+        forecast.learn([(2048, 0)], 24.0)
+    assert forecast.step_ms([(2048, 0)]) == pytest.approx(24.0, rel=0.05)
+    for _ in range(8):
+        forecast.learn([(2048, 0)], 96.0)
+    assert forecast.step_ms([(2048, 0)]) > 75.0, "a GPU that stays slow is believed"
+
+
 def test_a_window_bounds_the_pairs_of_its_layers() -> None:
     work = Work(pair=0.0, window_pair=0.01, window=100)
     assert work.span(0, 100) == pytest.approx(100 + 0.01 * 100**2 / 2)

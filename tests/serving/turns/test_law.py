@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from common.base.percentiles import percentile
+from common.serving.turns.allowance import BURST_MS, EARNED
 from common.serving.turns.law import (
     LEAST_TOKENS,
     NUM_PAUSES,
@@ -50,6 +51,7 @@ class Gpu:
 
     law: TurnLaw
     slowness: float = 1.0
+    is_own: bool = True  # prompts and rows are of one client
     now_ms: float = 0.0
     num_turns: int = 0
     num_prompt_steps: int = 0
@@ -64,12 +66,16 @@ class Gpu:
                 self.now_ms = max(self.now_ms, future[0].arrives_ms)
             while future and future[0].arrives_ms <= self.now_ms:
                 waiting.append(future.popleft())
-            plan = self.law.plan([self._told(each) for each in waiting], MANY)
+            plan = self._plan(waiting)
             self._run_step(waiting, plan)
             done += [each for each in waiting if each.num_done == each.num_tokens]
             waiting = [each for each in waiting if each.num_done < each.num_tokens]
-        self.law.plan([], MANY)
+        self._plan([])
         return [each.first_ms - each.arrives_ms for each in done]
+
+    def _plan(self, waiting: list[Prompt]) -> Plan:
+        prompts = [self._told(each) for each in waiting]
+        return self.law.plan(prompts, MANY, now_ms=self.now_ms, is_own=self.is_own)
 
     def _told(self, prompt: Prompt) -> Waiting:
         return Waiting(self.now_ms - prompt.arrives_ms, 0, prompt.num_done, prompt.num_tokens)
@@ -194,6 +200,29 @@ def test_neither_side_starves_under_more_prompts_than_a_gpu_computes() -> None:
     assert len(waits) == 1200
     assert gpu.num_decode_steps == gpu.num_turns > 100, "a decode step after each turn"
     assert gpu.now_ms / gpu.num_turns < 110.0
+
+
+def test_streams_wait_for_prompts_of_another_client_for_a_burst_and_no_longer() -> None:
+    beside, own = Gpu(law(), is_own=False), Gpu(law())
+    waits = beside.run(poisson(120.0, 1200, 1024))
+    assert len(waits) == 1200, "the other client's prompts go on side by side"
+    assert BURST_MS <= sum(beside.gaps_ms) < BURST_MS + max(beside.gaps_ms), "though prompts are late for many seconds"
+    assert beside.now_ms > 15 * BURST_MS
+    own.run(poisson(120.0, 1200, 1024))
+    assert sum(own.gaps_ms) > 0.9 * own.now_ms, "a client that is alone delays itself"
+    assert not beside.law.in_turns and not beside.law.is_pressed
+
+
+def test_time_without_late_prompts_earns_the_next_burst() -> None:
+    gpu = Gpu(law(), is_own=False)
+    gpu.run(poisson(120.0, 1200, 1024))
+    spent_ms = sum(gpu.gaps_ms)
+    gpu.now_ms += 0.5 * BURST_MS / EARNED
+    gpu.run(Prompt(gpu.now_ms, 1024) for _ in range(200))
+    assert sum(gpu.gaps_ms) - spent_ms == pytest.approx(0.5 * BURST_MS, abs=max(gpu.gaps_ms))
+    gpu.now_ms += 100 * BURST_MS / EARNED
+    gpu.run(Prompt(gpu.now_ms, 1024) for _ in range(200))
+    assert sum(gpu.gaps_ms) - spent_ms == pytest.approx(1.5 * BURST_MS, abs=2 * max(gpu.gaps_ms)), "one is saved up"
 
 
 @pytest.mark.medium

@@ -23,6 +23,11 @@ def test_a_decode_step_counts_until_its_end() -> None:
     assert page.step_us(0) == 0
     page.decode(5_200, 1_000_000)
     assert [page.step_us(now_us) for now_us in (0, 999_999, 1_000_000)] == [5_200, 5_200, 0]
+    assert page.client() is None, "of several clients"
+    page.decode(5_200, 1_000_000, 0)
+    assert page.client() == 0, "anonymous ones are one client"
+    page.decode(5_200, 1_000_000, (1 << 63) - 1)
+    assert (page.client(), page.turn(0)) == ((1 << 63) - 1, 0)
     page.decode(0, 0)
     assert (page.step_us(0), page.turn(0)) == (0, 0)
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import pytest
+
+from common.serving.turns.allowance import BURST_MS
 from common.serving.turns.decode_gate import FRESH_S, TurnGate
 from common.serving.turns.forecast import LearnedForecast, Work
 from common.serving.turns.law import TurnLaw
@@ -9,7 +12,7 @@ from common.serving.turns.page import PAGE_BYTES, TurnPage
 from common.serving.turns.prompt_turns import Launched, PromptTurns
 from common.settings.slo_section import SloSection
 
-DECODE_S = 0.005
+DECODE_S, CLIENT = 0.005, 7
 
 
 @dataclass
@@ -18,6 +21,7 @@ class Prompt:
     num_tokens: int
     num_found: int = 0
     num_scheduled_tokens: int = 0
+    client: int = CLIENT
 
 
 class Gpu:
@@ -48,15 +52,15 @@ class Gpu:
 def pressed() -> Gpu:
     gpu = Gpu()
     gpu.learn()
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     return gpu
 
 
 def test_without_a_known_speed_there_are_no_turns() -> None:
     gpu = Gpu()
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     assert not gpu.launched().plan.is_turn
-    assert not gpu.turns.is_pressed
+    assert not gpu.turns.in_turns
 
 
 def test_a_decode_step_in_each_turn_and_none_more() -> None:
@@ -65,12 +69,12 @@ def test_a_decode_step_in_each_turn_and_none_more() -> None:
     assert first.plan.is_turn and first.has_whole
     gpu.turns.begin(first)
     assert not gpu.gate.is_closed()
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     assert gpu.gate.is_closed(), "the turn has had its step"
     gpu.now_s += 0.03
     gpu.turns.end(first, second)
     assert not gpu.gate.is_closed(), "the next turn has not"
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     assert gpu.gate.is_closed()
     gpu.now_s += 0.03
     gpu.turns.end(second, None)
@@ -82,7 +86,7 @@ def test_a_step_side_by_side_behind_a_turn_ends_the_claim() -> None:
     gpu = pressed()
     turn, usual = gpu.launched(), Launched(gpu.turns.plan([], []), [(100, 0)], False)
     gpu.turns.begin(turn)
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     gpu.turns.end(turn, usual)
     assert not gpu.gate.is_closed()
     assert gpu.page.turn(int(gpu.now_s * 1e6)) == 0
@@ -92,7 +96,7 @@ def test_the_claim_of_a_dead_prefill_worker_ends_by_itself() -> None:
     gpu = pressed()
     turn = gpu.launched()
     gpu.turns.begin(turn)
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     gpu.now_s += 1.3 * turn.plan.pause_ms / 1e3
     assert not gpu.gate.is_closed()
 
@@ -100,7 +104,7 @@ def test_the_claim_of_a_dead_prefill_worker_ends_by_itself() -> None:
 def test_a_successor_s_turns_are_no_turns_of_the_dead() -> None:
     gpu = pressed()
     gpu.turns.begin(gpu.launched())
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     successor = PromptTurns(gpu.turns.law, gpu.forecast, gpu.page, writer=(1 << 63) + 4, clock=lambda: gpu.now_s)
     successor.begin(gpu.launched())
     assert not gpu.gate.is_closed(), "both have counted one turn"
@@ -115,7 +119,7 @@ def test_without_decode_steps_long_steps_have_the_whole_gpu_and_take_no_turns() 
     assert gpu.launched(100).has_whole
     short, long = [(50, 0), (50, 0)], [(500, 0), (50, 0)]
     assert [gpu.turns.has_whole(idle.plan, chunks) for chunks in (short, long)] == [False, True], "graphs of the share"
-    gpu.gate.launched(DECODE_S)
+    gpu.gate.launched(DECODE_S, CLIENT)
     assert not gpu.turns.has_whole(idle.plan, long)
 
 
@@ -130,7 +134,7 @@ def test_the_decode_step_of_a_turn_does_not_slow_the_forecast() -> None:
     for _ in range(40):
         turn = gpu.launched()
         gpu.turns.begin(turn)
-        gpu.gate.launched(DECODE_S)
+        gpu.gate.launched(DECODE_S, CLIENT)
         gpu.now_s += 0.024 + DECODE_S
         gpu.turns.end(turn, None)
     assert abs(gpu.forecast.step_ms([(2048, 0)]) - 24.0) < 0.1
@@ -146,3 +150,23 @@ def test_what_runs_ahead_counts_for_its_rest() -> None:
     fresh.arrived_s = gpu.now_s
     gpu.turns.law.is_pressed = False
     assert not gpu.turns.plan([fresh], [step]).is_turn
+
+
+@pytest.mark.parametrize(
+    ("streams", "clients", "is_own"),
+    [(7, [7], True), (0, [0], True), (7, [7, 7], True), (7, [8], False), (None, [7], False), (7, [7, 8], False)],
+)
+def test_turns_are_a_client_s_own_if_all_prompts_and_streams_are_its(
+    streams: int | None, clients: list[int], is_own: bool
+) -> None:
+    gpu = pressed()
+    gpu.gate.launched(DECODE_S, streams)
+    prompts = [Prompt(gpu.now_s - 1.0, 2048, client=client) for client in clients]
+    plan = gpu.turns.plan(prompts, [])
+    assert (plan.is_turn, plan.is_own) == (True, is_own)
+    turn = Launched(plan, [(2048, 0)], True)
+    gpu.turns.begin(turn)
+    gpu.now_s += BURST_MS / 1e3
+    gpu.turns.end(turn, None)
+    gpu.gate.launched(DECODE_S, streams)
+    assert gpu.turns.plan(prompts, []).is_turn == gpu.turns.in_turns == is_own, "the burst is over"

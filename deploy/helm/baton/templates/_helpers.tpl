@@ -25,9 +25,6 @@ baton/workers: "true"
 
 {{/* Components of workers, with commas. */}}
 {{- define "baton.workers" -}}
-{{- if and (eq .Values.placement "spread") .Values.gpu.enabled -}}
-{{- fail "placement: spread needs gpu.enabled: false, because a GPU's pool cannot leave its host; use placement: node" -}}
-{{- end -}}
 {{- ternary "prefill,decode" "group" (eq .Values.placement "spread") -}}
 {{- end -}}
 
