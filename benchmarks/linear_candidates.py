@@ -78,11 +78,11 @@ def candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
     """Yield plans for `tokens` times a product, cuBLAS or another library first."""
     yield Plan(Kind.CUBLAS)
     if shape.scheme in WEIGHT_ONLY:
-        if shape.scheme is Scheme.INT4 and gpu.is_hopper and (tokens > 1 or shape.fusion is not Fusion.ADD):
-            yield from _nibble_ring_candidates(shape, tokens, gpu)
+        if gpu.is_hopper and (tokens > 1 or shape.fusion is not Fusion.ADD):
+            yield from _packed_ring_candidates(shape, tokens, gpu)
         if tokens > MAX_PACKED_TOKENS:
             return
-        yield from (_nibble_candidates if shape.scheme is Scheme.INT4 else _byte_candidates)(shape, tokens)
+        yield from _packed_candidates(shape, tokens)
         return
     if tokens == 1:
         yield from _gemv_candidates(shape) if shape.scheme is Scheme.PLAIN else _coded_gemv_candidates(shape)
@@ -143,51 +143,46 @@ def _ring_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
     yield from dict.fromkeys(plans)
 
 
-def _nibble_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
-    """Yield plans for codes of 4 bits within the registers of a thread: loads ahead, tokens, and sums.
+def _bits(shape: Shape) -> int:
+    """Return the bits of a code of a weight-only scheme."""
+    return 4 if shape.scheme is Scheme.INT4 else 8
 
-    Programs of a lone token begin with all of their loads, or half of them.
+
+def _packed_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
+    """Yield plans within the registers of a thread: loads ahead, tokens, and sums.
+
+    Programs of a lone token begin with all of their loads, or half of them, but at most 10 tiles.
     """
     eights, splits = -(-tokens // 8), (1, 2, 4) if shape.fusion is Fusion.ADD and tokens > 1 else (1,)
+    columns = 512 // _bits(shape)
     for rows, warps, split in product((16, 32) if tokens == 1 else (16, 32, 64), (4, 8), splits):
-        tiles, programs = -(-shape.k // (BLOCK * warps * split)), -(-shape.rows // rows) * split
+        tiles, programs = -(-shape.k // (columns * warps * split)), -(-shape.rows // rows) * split
         for stages in dict.fromkeys(min(each, 10) for each in ((tiles, -(-tiles // 2)) if tokens == 1 else (2, 4))):
             registers = rows // 16 * (8 * stages + 4 * eights) + 20 * eights
-            if stages <= tiles and registers <= 130 and programs * warps >= 264 and (split == 1 or programs <= 700):
+            is_small = stages <= tiles <= MAX_TILES and registers <= 130
+            if is_small and programs * warps >= 264 and (split == 1 or programs <= 700):
                 yield Plan(Kind.PACKED, rows=rows, warps=warps, stages=stages, splits=split)
 
 
-def _nibble_ring_candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
+def _packed_ring_candidates(shape: Shape, tokens: int, gpu: Gpu) -> Iterator[Plan]:
     """Yield rings of which a multiprocessor holds three, two or one, and splits of K that give each one program or two.
 
     A lone token is normed in shared memory, beside the ring of codes.
     """
     sides, wide = 2 if shape.fusion is Fusion.GATE else 1, min(max(8, 1 << (tokens - 1).bit_length()), 64)
-    programs, plans = -(-shape.n // 64) * -(-tokens // wide), []
+    programs, plans, bits = -(-shape.n // 64) * -(-tokens // wide), [], _bits(shape)
     splits = {1, *(max(1, each * gpu.num_sms // programs) for each in (1, 2))} if shape.fusion is Fusion.ADD else {1}
     for blocks, ring_bytes, split in product((1, 2, 4), (72_000, 108_000, 200_000), sorted(splits)):
         tiles = -(-shape.k // (128 * blocks * split))
         token_stages = (
             tiles if tokens == 1 else max(2, min((8 if wide <= 16 else 4 if wide == 32 else 3) // blocks, tiles))
         )
-        stages = min((ring_bytes // (128 * blocks) - token_stages * wide * 2) // (64 * sides // 2), tiles)
+        stages = min((ring_bytes // (128 * blocks) - token_stages * wide * 2) // (64 * sides * bits // 8), tiles)
         if stages >= 2:
             plans.append(
                 Plan(Kind.RING, block_k=128 * blocks, splits=split, stages=stages, token_stages=max(token_stages, 2))
             )
     yield from dict.fromkeys(plans)
-
-
-def _byte_candidates(shape: Shape, tokens: int) -> Iterator[Plan]:
-    """Yield plans for codes of 8 bits within a thread's registers: loads ahead, sums, and sums of a group."""
-    sides, token_tiles = 2 if shape.fusion is Fusion.GATE else 1, max(1, tokens // 8)
-    splits = (1, 2, 4) if shape.fusion is Fusion.ADD else (1,)
-    for rows, warps, stages, split in product((16, 32, 64), (4, 8), (2, 3, 5), splits):
-        tiles = -(-shape.k // (64 * warps * split))
-        registers = rows // 16 * sides * (8 * stages + 8 * token_tiles)
-        programs = -(-shape.n // rows) * split
-        if stages <= tiles and registers <= 170 and programs * warps >= 264 and (split == 1 or programs <= 700):
-            yield Plan(Kind.PACKED, rows=rows, warps=warps, stages=stages, splits=split)
 
 
 class Operands:
@@ -262,5 +257,5 @@ def _alone(matrix: Tensor, scheme: Scheme) -> Weight:
     groups = matrix.float().view(matrix.shape[0], -1, columns)
     scales = (groups.abs().amax(-1) / largest).half()
     codes = (groups / scales.float()[..., None]).round().flatten(1)
-    data = pack((codes + 8).to(torch.uint8)) if scheme is Scheme.INT4 else codes.to(torch.int8)
+    data = pack((codes + 8).to(torch.uint8) if scheme is Scheme.INT4 else codes.to(torch.int8))
     return Weight(data, None, scales, matrix.dtype, is_wide=scheme is Scheme.WIDE_INT8)

@@ -20,14 +20,15 @@ from common.ops.base.weight import WEIGHT_ONLY
 PLANS = Path(__file__).parent / "plans"
 MAX_SKINNY_TOKENS = 64
 MAX_PACKED_TOKENS = 32  # beyond, each program would read more of the tokens than of weights
-MAX_NIBBLE_RING_TOKENS = 128  # beyond, the matrix unit works longer than memory
+MAX_PACKED_RING_TOKENS = 128  # beyond, the matrix unit works longer than memory
 SHORT_STEPS = (16, 32, 64)  # tokens of captured graphs of short prompt steps
 MIN_GATED_TOKENS = 1024  # with fewer, programs of `gated_gemm` have too few tiles to end together
 RING_ROWS, RING_BLOCK_K = 64, 128  # of a tile of weights
 CODES_RING_BYTES = 74_000  # of a ring of codes
-NIBBLE_RING_BYTES = 110_000  # of both rings of `nibble_ring`, of which a multiprocessor holds two
-NIBBLE_PARTS_BYTES = 75_000  # where K is split over many such rings
+PACKED_RING_BYTES = 110_000  # of both rings of `packed_ring`, of which a multiprocessor holds two
+PACKED_PARTS_BYTES = 75_000  # where K is split over many such rings
 MIN_PART_COLUMNS = 640  # of a part of K
+MAX_UNROLLED_COLUMNS = 12_288  # of a lone token and codes of 8 bits by a few warps, which have code for each tile
 
 
 class Fusion(StrEnum):
@@ -74,15 +75,15 @@ class RingTiles(TypedDict):
 
 
 class PackedTiles(TypedDict):
-    """Arguments of `nibble_gemm` and `byte_gemm`."""
+    """Arguments of `packed_gemm`."""
 
     rows: int
     warps: int
     stages: int
 
 
-class NibbleRingTiles(TypedDict):
-    """Arguments of `nibble_ring`."""
+class PackedRingTiles(TypedDict):
+    """Arguments of `packed_ring`."""
 
     block_k: int
     stages: int
@@ -120,7 +121,7 @@ class Plan:
         return {"block_k": self.block_k, "stages": self.stages}
 
     @property
-    def nibble_ring_tiles(self) -> NibbleRingTiles:
+    def packed_ring_tiles(self) -> PackedRingTiles:
         return {"block_k": self.block_k, "stages": self.stages, "token_stages": self.token_stages}
 
 
@@ -179,12 +180,12 @@ def rule_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, gpu: Gpu, sch
     On Hopper, the product itself applies the gate for many tokens of plain elements.
     """
     if scheme in WEIGHT_ONLY:
-        if scheme is Scheme.INT4 and gpu.is_hopper and 1 < num_tokens <= MAX_NIBBLE_RING_TOKENS:
-            return _nibble_ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms)
+        bits = 4 if scheme is Scheme.INT4 else 8
+        if gpu.is_hopper and 1 < num_tokens <= MAX_PACKED_RING_TOKENS:
+            return _packed_ring_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, bits)
         if num_tokens > MAX_PACKED_TOKENS:
             return Plan(Kind.CUBLAS)
-        of_scheme = _nibbles_of_thumb if scheme is Scheme.INT4 else _bytes_of_thumb
-        return of_scheme(fusion, num_tokens, n, k, gpu.num_sms)
+        return _packed_of_thumb(fusion, num_tokens, n, k, gpu.num_sms, bits)
     if num_tokens == 1:
         return _gemv_of_thumb(fusion, scheme)
     if num_tokens > MAX_SKINNY_TOKENS:
@@ -204,42 +205,41 @@ def _gemv_of_thumb(fusion: Fusion, scheme: Scheme) -> Plan:
     return Plan(Kind.GEMV, rows=rows, warps=warps, unroll=1, stages=stages)
 
 
-def _nibbles_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """Return a plan for codes of 4 bits: for a lone token low programs, where there is no gate of four warps.
+def _packed_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, bits: int) -> Plan:
+    """Return a plan for codes: for a lone token low programs, where there is no gate of four warps.
 
-    Without a norm they hold most of their codes on the way. For more tokens, which each program reads, programs are
-    taller.
+    Without a norm they hold most of their codes on the way; of 8 bits with a norm as many bytes as of 4. For more
+    tokens, which each program reads, programs are taller.
     """
     if num_tokens == 1:
         rows, warps = 32 if fusion in (Fusion.NORM, Fusion.LOGITS) else 16, 2 if fusion is Fusion.GATE else 4
-        return Plan(Kind.PACKED, rows=rows, splits=1, stages=10 if fusion is Fusion.ADD else 5, warps=warps)
+        if bits == 8:
+            rows, warps = 16, warps if k <= MAX_UNROLLED_COLUMNS else 8
+        stages = 10 if fusion is Fusion.ADD or bits == 8 else 5
+        return Plan(Kind.PACKED, rows=rows, splits=1, stages=stages, warps=warps)
     rows, splits = 32, 1
     while fusion is Fusion.ADD and -(-n // rows) * splits < num_sms and k // splits >= 1024:
         splits *= 2
     return Plan(Kind.PACKED, rows=rows, splits=splits, stages=3 if num_tokens <= 16 else 2, warps=4)
 
 
-def _nibble_ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """Return a plan with wide slots, and two small programs for each multiprocessor if K may be split."""
+def _packed_ring_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int, bits: int) -> Plan:
+    """Return a plan with wide slots, of as many bytes of codes, and two programs for each multiprocessor.
+
+    They are small if K may be split.
+    """
     tokens, sides = min(max(8, 1 << (num_tokens - 1).bit_length()), RING_ROWS), 2 if fusion is Fusion.GATE else 1
-    programs, splits, ring_bytes = -(-n // RING_ROWS) * -(-num_tokens // tokens), 1, NIBBLE_RING_BYTES
+    programs, splits, ring_bytes = -(-n // RING_ROWS) * -(-num_tokens // tokens), 1, PACKED_RING_BYTES
     block_k, token_stages = 2 * RING_BLOCK_K, 4 if tokens <= 16 else 2
     if fusion is Fusion.ADD:
-        splits, ring_bytes = max(1, min(2 * num_sms // programs, k // MIN_PART_COLUMNS)), NIBBLE_PARTS_BYTES
-        if tokens == RING_ROWS:  # of which a wide slot would leave no room for codes
-            block_k, token_stages = RING_BLOCK_K, 3
-    stages = (ring_bytes // block_k - token_stages * tokens * 2) // (RING_ROWS * sides // 2)
+        splits, ring_bytes = max(1, min(2 * num_sms // programs, k // MIN_PART_COLUMNS)), PACKED_PARTS_BYTES
+    if bits == 8:
+        block_k, token_stages = RING_BLOCK_K, 2 * token_stages
+    if (fusion is Fusion.ADD or bits == 8) and tokens == RING_ROWS:  # wide slots would leave no room for codes
+        block_k, token_stages = RING_BLOCK_K, 3
+    stages = (ring_bytes // block_k - token_stages * tokens * 2) // (RING_ROWS * sides * bits // 8)
     stages = max(2, min(stages, -(-k // (block_k * splits))))
     return Plan(Kind.RING, block_k=block_k, splits=splits, stages=stages, token_stages=token_stages)
-
-
-def _bytes_of_thumb(fusion: Fusion, num_tokens: int, n: int, k: int, num_sms: int) -> Plan:
-    """Return a plan with four warps along K, and taller programs for more tokens, which each program reads again."""
-    rows, splits = 16 if num_tokens <= 8 or (num_tokens > 16 and fusion is Fusion.GATE) else 32, 1
-    while fusion is Fusion.ADD and num_tokens > 1 and -(-n // rows) * splits < num_sms and k // splits >= 1024:
-        splits *= 2
-    stages = (6 if fusion is Fusion.ADD else 5) if rows == 16 else 2
-    return Plan(Kind.PACKED, rows=rows, splits=splits, stages=stages, warps=4)
 
 
 def _skinny_of_thumb(fusion: Fusion, n: int, k: int, num_sms: int) -> Plan:

@@ -1,8 +1,7 @@
 """Products with matrices of codes on a GPU, activations as they are, fused with norm, residual and gate.
 
-A few tokens are multiplied by codes that are widened in registers, by a kernel for 8 bits and two for 4. For many
-tokens the matrix is widened in memory, and multiplied as a plain matrix is. This memory is free again behind the
-product, so that the next one takes the same.
+A few tokens are multiplied by codes that are widened in registers. For many tokens the matrix is widened in memory, and
+multiplied as a plain matrix is. This memory is free again behind the product, so that the next one takes the same.
 """
 
 from dataclasses import replace
@@ -11,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.kernels.products.byte_gemm import byte_gemm
-from common.kernels.products.nibble_gemm import NAMES, nibble_gemm
-from common.kernels.products.nibble_ring import nibble_ring
+from common.kernels.products.packed_checks import NAMES
+from common.kernels.products.packed_gemm import packed_gemm
+from common.kernels.products.packed_ring import packed_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
-from common.ops.base import BLOCK, Activation, Norm, Residual, Scheme, Weight
+from common.ops.base import BLOCK, Activation, Norm, Residual, Weight
 from common.ops.linear import FusedLinear
 from common.ops.linear_plan import Fusion, Kind, Plan, Plans
 
@@ -109,11 +108,11 @@ class PackedLinear:
         """Return a plan for codes; the plan of a plain matrix where that of codes is to widen them.
 
         Plans are made for large groups without offsets. A wide slot of others does not fit in registers. No kernel
-        multiplies tokens of 32 bits by codes of 4 bits.
+        multiplies tokens of 32 bits by codes.
         """
         assert self.plans is not None, "a choice of kernels"
         plan = self.plans.plan(fusion, x.shape[0], n, weight.num_in, weight.scheme)
-        if weight.scheme is Scheme.INT4 and x.dtype not in NAMES:
+        if x.dtype not in NAMES:
             plan = Plan(Kind.CUBLAS)
         if plan.kind is Kind.RING and (weight.offsets is not None or _group(weight) < BLOCK):
             more = plan.block_k // BLOCK
@@ -147,9 +146,8 @@ class PackedLinear:
             "pdl": self._linear.pdl,
         }
         if plan.kind is Kind.RING:
-            return nibble_ring(*operands, **around, **plan.nibble_ring_tiles)
-        multiply = nibble_gemm if weight.scheme is Scheme.INT4 else byte_gemm
-        return multiply(*operands, **around, **plan.packed_tiles)
+            return packed_ring(*operands, **around, **plan.packed_ring_tiles)
+        return packed_gemm(*operands, **around, **plan.packed_tiles)
 
 
 def _group(weight: Weight) -> int:

@@ -152,7 +152,7 @@ def run_packed(gpu: Gpu) -> None:
             scales = empty(rows, columns // group, dtype=torch.float16)
             return Weight(data, None, scales, BF16, scales if has_offsets else None, bits == 8)
 
-        for num_tokens in (1, 32, 300) if group == 128 else (1, 32) if bits == 4 else (1,):
+        for num_tokens in (1, 32, 300) if group == 128 else (1, 32):
             ops = make_ops(HEADS, 64, pdl=gpu.has_dependent_launch and num_tokens < 300)
             x = Residual(empty(num_tokens, hidden, dtype=BF16))
             ops.norm_linear(x, norm, made(6144, hidden))

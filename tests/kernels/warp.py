@@ -44,11 +44,16 @@ def run(code: str, num_outputs: int, inputs: list[Tensor]) -> list[Tensor]:
         "mov.b32": lambda a: a,
         "mov.f32": lambda a: a,
         "shr.u32": lambda a, by: a >> by,
+        "xor.b32": lambda a, b: a ^ b,
+        "prmt.b32": _bytes_of,
         "lop3.b32": lambda a, b, c, table: _and_or(a, b, c, table),
         "add.f32": lambda a, b: a + b,
-        "fma.rn.f32": lambda a, b, c: a * b + c,
+        "mul.rn.f32": lambda a, b: _number(a) * _number(b),
+        "fma.rn.f32": lambda a, b, c: _number(a) * _number(b) + _number(c),
         "fma.rn.bf16x2": lambda a, b, c: _fma(torch.bfloat16, a, b, c),
         "fma.rn.f16x2": lambda a, b, c: _fma(torch.float16, a, b, c),
+        "cvt.rn.bf16x2.f32": lambda high, low: _pair(torch.bfloat16, high, low),
+        "cvt.rn.f16x2.f32": lambda high, low: _pair(torch.float16, high, low),
     }
 
     def value(operand: str) -> Tensor:
@@ -69,6 +74,23 @@ def run(code: str, num_outputs: int, inputs: list[Tensor]) -> list[Tensor]:
             target, *operands = [each.strip() for each in rest[0].split(",")]
             registers[target] = steps[name](*map(value, operands))
     return [registers[f"${i}"] for i in range(num_outputs)]
+
+
+def _number(register: Tensor) -> Tensor:
+    """Return numbers of a register, which are held as its bits where integer instructions wrote it."""
+    return register if register.is_floating_point() else register.to(torch.int32).view(torch.float32).double()
+
+
+def _bytes_of(a: Tensor, b: Tensor, choice: Tensor) -> Tensor:
+    """Return four bytes, chosen from those of `a`, then of `b`, by a number for each from the lowest on."""
+    both = a | b << 32
+    return sum(((both >> 8 * (choice >> 4 * i & 7)) & 0xFF) << 8 * i for i in range(4))  # type: ignore[return-value]
+
+
+def _pair(dtype: torch.dtype, high: Tensor, low: Tensor) -> Tensor:
+    """Return two numbers in a register, each rounded to 16 bits."""
+    upper, lower = (each.float().to(dtype).view(torch.int16).long() & 0xFFFF for each in (high, low))
+    return lower | upper << 16
 
 
 def _and_or(a: Tensor, b: Tensor, c: Tensor, table: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from common.kernels.base.gpu import Gpu
 from common.ops.base import Scheme
 from common.ops.base.weight import WEIGHT_ONLY
 from common.ops.linear_plan import (
-    MAX_NIBBLE_RING_TOKENS,
+    MAX_PACKED_RING_TOKENS,
     MAX_PACKED_TOKENS,
     MAX_SKINNY_TOKENS,
     MIN_GATED_TOKENS,
@@ -51,7 +51,7 @@ def check(plan: Plan, num_tokens: int) -> None:
             assert num_tokens <= MAX_SKINNY_TOKENS
             assert min(plan.block_n, plan.block_k, plan.splits, plan.stages, plan.warps) > 0
         case Kind.RING if plan.token_stages:
-            assert num_tokens <= MAX_NIBBLE_RING_TOKENS
+            assert num_tokens <= MAX_PACKED_RING_TOKENS
             assert min(plan.block_k // 128, plan.splits) > 0 and min(plan.stages, plan.token_stages) > 1
         case Kind.RING:
             assert num_tokens <= MAX_SKINNY_TOKENS
@@ -98,12 +98,12 @@ def test_unknown_shapes_and_gpus_have_a_plan(
         assert gpu.is_hopper or plan.kind not in (Kind.RING, Kind.GATED)
         is_gated = gpu.is_hopper and fusion is Fusion.GATE and num_tokens >= MIN_GATED_TOKENS and n % 8 == k % 8 == 0
         assert (plan.kind is Kind.GATED) == (is_gated and scheme is Scheme.PLAIN)
-        is_ring = scheme is Scheme.INT4 and gpu.is_hopper and 1 < num_tokens <= MAX_NIBBLE_RING_TOKENS
+        is_ring = scheme in WEIGHT_ONLY and gpu.is_hopper and 1 < num_tokens <= MAX_PACKED_RING_TOKENS
         is_packed = scheme in WEIGHT_ONLY and num_tokens <= MAX_PACKED_TOKENS and not is_ring
         assert (plan.kind is Kind.PACKED) == is_packed and (plan.token_stages > 0) == is_ring
         check(plan, num_tokens)
         if is_ring:
-            check_nibble_ring(plan, fusion, num_tokens)
+            check_packed_ring(plan, fusion, num_tokens, 4 if scheme is Scheme.INT4 else 8)
         elif plan.kind is Kind.RING:
             check_ring(plan, fusion, num_tokens, k, scheme)
 
@@ -116,9 +116,9 @@ def check_ring(plan: Plan, fusion: Fusion, num_tokens: int, k: int, scheme: Sche
     assert plan.stages * rows * plan.block_k * element_bytes(scheme) <= 220_000
 
 
-def check_nibble_ring(plan: Plan, fusion: Fusion, num_tokens: int) -> None:
+def check_packed_ring(plan: Plan, fusion: Fusion, num_tokens: int, bits: int) -> None:
     """That a multiprocessor's shared memory holds two programs."""
-    codes, tokens = 64 * (2 if fusion is Fusion.GATE else 1) // 2, min(max(8, num_tokens), 64) * 2
+    codes, tokens = 64 * (2 if fusion is Fusion.GATE else 1) * bits // 8, min(max(8, num_tokens), 64) * 2
     assert plan.splits == 1 or fusion is Fusion.ADD
     assert plan.block_k * (plan.stages * codes + plan.token_stages * tokens) <= 110_000
 

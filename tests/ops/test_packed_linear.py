@@ -26,7 +26,7 @@ def made(
     scales = (10.0 ** (torch.rand(shape) - 2) / 2**bits).half().to(device)
     offsets = (-scales * 7).to(device) if has_offsets else None
     bias = torch.randn(rows).to(device, dtype) if has_bias else None
-    data = pack(codes.to(torch.uint8)) if bits == 4 else codes.to(torch.int8)
+    data = pack(codes.to(torch.uint8 if bits == 4 else torch.int8))
     return Weight(data.to(device), bias, scales, dtype, offsets, bits == 8)
 
 

@@ -1,4 +1,4 @@
-"""Codes of 4 bits in the places that kernels read them from, and products of matrices that are widened."""
+"""Codes of 4 and 8 bits in the places that kernels read them from, and products of matrices that are widened."""
 
 import pytest
 import torch
@@ -21,11 +21,24 @@ def test_columns_lie_where_kernels_read_them() -> None:
             assert packed[row][number] == sum(nibble << 4 * place for place, nibble in enumerate(nibbles))
 
 
+def test_bytes_lie_where_kernels_read_them() -> None:
+    codes = torch.randint(-128, 128, (2, 192), dtype=torch.int8)
+    packed = pack(codes)
+    for row in range(2):
+        for place in range(192):
+            block, rest = divmod(place, 64)
+            pair, rest = divmod(rest, 16)
+            group, rest = divmod(rest, 4)
+            second, eight = divmod(rest, 2)
+            assert packed[row, place] == codes[row, block * 64 + group * 16 + eight * 8 + pair * 2 + second]
+
+
 @pytest.mark.parametrize("num_rows", [1, 5])
-@pytest.mark.parametrize("num_columns", [128, 640])
-def test_unpacking_gives_back_what_was_packed(num_rows: int, num_columns: int) -> None:
-    codes = torch.randint(0, 16, (num_rows, num_columns), dtype=torch.uint8)
-    assert torch.equal(unpack(pack(codes)), codes)
+@pytest.mark.parametrize(("dtype", "num_columns"), [(torch.uint8, 128), (torch.uint8, 640), (torch.int8, 576)], ids=str)
+def test_unpacking_gives_back_what_was_packed(num_rows: int, dtype: torch.dtype, num_columns: int) -> None:
+    codes = torch.randint(*((0, 16) if dtype == torch.uint8 else (-128, 128)), (num_rows, num_columns), dtype=dtype)
+    unpacked = unpack(pack(codes))
+    assert unpacked.dtype == dtype and torch.equal(unpacked, codes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -38,7 +51,7 @@ def test_elements_are_scaled_by_groups(group: int, is_wide: bool, has_offsets: b
     codes = torch.randint(-128, 128, (rows, columns)) if is_wide else torch.randint(0, 16, (rows, columns))
     scales = (10.0 ** torch.rand(rows, columns // group)).to(dtype)
     offsets = torch.randn(rows, columns // group).to(dtype) if has_offsets else None
-    data = codes.to(torch.int8) if is_wide else pack(codes.to(torch.uint8))
+    data = pack(codes.to(torch.int8 if is_wide else torch.uint8))
     weight = Weight(data, torch.randn(rows), scales, torch.float32, offsets, is_wide)
     assert weight.scheme is (Scheme.WIDE_INT8 if is_wide else Scheme.INT4)
     assert (weight.num_in, weight.scale_columns, weight.is_weight_only) == (columns, group, True)

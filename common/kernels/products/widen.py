@@ -1,11 +1,11 @@
-"""Elements of a matrix in codes of 4 or 8 bits, written in 16 bits for a product of many tokens."""
+"""Elements of a matrix in packed codes of 4 or 8 bits, written in 16 bits for a product of many tokens."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.kernels.products.wide_codes import check_codes_alone
+from common.kernels.products.packed_checks import check_packed
 
 ROWS, WARPS = 8, 4
 BLOCKS = 4  # of 64 bytes of a row, for a program
@@ -17,14 +17,19 @@ def _nibble(numbers, PLACE: tl.constexpr, MIDDLE: tl.constexpr):
 
 
 @triton.jit
+def _byte(numbers, PLACE: tl.constexpr):
+    return ((numbers >> (8 * PLACE)) & 255).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def _widen_kernel(
-    weight_ptr,  # [n, K / 4] numbers of 16 bits if PACKED, else [n, K] signed bytes
+    weight_ptr,  # [n, K * BITS / 16] numbers of 16 bits
     scales_ptr,  # [n, K / GROUP]
     offsets_ptr,  # as scales_ptr, or None
     out_ptr,  # [n, K]
     n,
     K: tl.constexpr,
-    PACKED: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,  # columns that share a scale
     COLUMNS: tl.constexpr,  # of a program
     ROWS: tl.constexpr,
@@ -34,19 +39,20 @@ def _widen_kernel(
     eights = tl.program_id(1) * (COLUMNS // 8) + tl.arange(0, COLUMNS // 8)
     inside = (rows < n)[:, None] & (eights * 8 < K)[None, :]
     columns = eights[:, None] * 8 + tl.arange(0, 8)[None, :]
-    if PACKED:
+    NUMBERS: tl.constexpr = COLUMNS * BITS // 16
+    numbers = tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
+    mask = (rows < n)[:, None] & (numbers * (16 // BITS) < K)[None, :]
+    packed = tl.load(weight_ptr + rows[:, None] * (K * BITS // 16) + numbers[None, :], mask=mask, other=0)
+    if BITS == 4:
         MIDDLE: tl.constexpr = 8.0 if offsets_ptr is None else 0.0
-        numbers = tl.program_id(1) * (COLUMNS // 4) + tl.arange(0, COLUMNS // 4)
-        mask = (rows < n)[:, None] & (numbers * 4 < K)[None, :]
-        packed = tl.load(weight_ptr + rows[:, None] * (K // 4) + numbers[None, :], mask=mask, other=0)
         low = tl.join(_nibble(packed, 0, MIDDLE), _nibble(packed, 1, MIDDLE))
         high = tl.join(_nibble(packed, 2, MIDDLE), _nibble(packed, 3, MIDDLE))
         codes = tl.reshape(tl.join(low, high), (ROWS, COLUMNS // 128, 4, 4, 2, 2, 2))
         codes = tl.permute(codes, (0, 1, 3, 6, 5, 2, 4))  # from the furthest columns to the nearest
-        codes = tl.reshape(codes, (ROWS, COLUMNS // 8, 8))
     else:
-        codes = tl.load(weight_ptr + rows[:, None, None] * K + columns[None, :, :], mask=inside[:, :, None], other=0)
-        codes = codes.to(tl.float32)
+        codes = tl.reshape(tl.join(_byte(packed, 0), _byte(packed, 1)), (ROWS, COLUMNS // 64, 4, 4, 2, 2))
+        codes = tl.permute(codes, (0, 1, 3, 5, 2, 4))
+    codes = tl.reshape(codes, (ROWS, COLUMNS // 8, 8))
     group = rows[:, None] * (K // GROUP) + (eights * 8 // GROUP)[None, :]
     elements = codes * tl.load(scales_ptr + group, mask=inside, other=0.0).to(tl.float32)[:, :, None]
     if offsets_ptr is not None:
@@ -56,25 +62,25 @@ def _widen_kernel(
 
 
 def widen(
-    weight: Tensor,  # packed uint8 [n, k / 2], or int8 [n, k]
+    weight: Tensor,  # packed uint8 [n, k / 2], or packed int8 [n, k]
     scales: Tensor,  # fp16 or fp32 [n, groups]
     offsets: Tensor | None,  # as `scales`
     out: Tensor,  # [n, k], contiguous; overwritten
 ) -> Tensor:
     """Write the elements `scale * code + offset` to `out`, rounded once; return `out`."""
-    layout = check_codes_alone(weight, scales, offsets)
-    n, k = weight.shape[0], layout.num_columns
+    packed = check_packed(weight, scales, offsets)
+    n, k = weight.shape[0], packed.num_columns
     assert out.shape == (n, k) and out.is_contiguous(), f"out {tuple(out.shape)}: contiguous, [{n}, {k}] needed"
-    columns = BLOCKS * layout.block
+    columns = BLOCKS * packed.block
     _widen_kernel[(triton.cdiv(n, ROWS), triton.cdiv(k, columns))](
-        weight_ptr=weight.view(torch.uint16) if layout.is_packed else weight,
+        weight_ptr=weight.view(torch.uint16),
         scales_ptr=scales,
         offsets_ptr=offsets,
         out_ptr=out,
         n=n,
         K=k,
-        PACKED=layout.is_packed,
-        GROUP=layout.group,
+        BITS=packed.bits,
+        GROUP=packed.group,
         COLUMNS=columns,
         ROWS=ROWS,
         num_warps=WARPS,

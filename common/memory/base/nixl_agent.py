@@ -24,6 +24,9 @@ SETTINGS = {
 }
 """Settings of UCX."""
 DEVICES = Path("/sys/class/infiniband")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA, DISPLAY = "0x10de", "0x03"
+"""Vendor of a PCI device, and how the class of GPUs begins."""
 
 
 class AgentError(Exception):
@@ -35,6 +38,24 @@ def ucx_transports(choice: str) -> str:
     if choice != "auto":
         return choice
     return "rc" if DEVICES.is_dir() and any(DEVICES.iterdir()) else "tcp"
+
+
+def with_copies(transports: str, pci_devices: Path = PCI_DEVICES) -> str:
+    """Return transports with `cuda_copy` where the host has NVIDIA's GPUs, because NIXL refuses others there.
+
+    `cuda_copy` copies within a process; it carries nothing between processes.
+    """
+    names = transports.split(",")
+    if "cuda" in names or "cuda_copy" in names or not any(map(_is_gpu, pci_devices.glob("*"))):
+        return transports
+    return f"{transports},cuda_copy"
+
+
+def _is_gpu(device: Path) -> bool:
+    try:
+        return (device / "vendor").read_text().strip() == NVIDIA and (device / "class").read_text().startswith(DISPLAY)
+    except OSError:
+        return False
 
 
 def bindings() -> Any:
@@ -62,7 +83,7 @@ class Agent:
 
     def __init__(self, name: str, transports: str) -> None:
         self._nixl = bindings()
-        os.putenv("UCX_TLS", transports)
+        os.putenv("UCX_TLS", with_copies(transports))
         config = self._nixl.nixlAgentConfig()
         config.useProgThread, config.useListenThread = True, False
         config.syncMode, config.pthrDelay, config.lthrDelay = self._nixl.NIXL_THREAD_SYNC_STRICT, POLL_US, 100_000

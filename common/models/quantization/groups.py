@@ -45,7 +45,7 @@ class Groups(NamedTuple):
 class Held(NamedTuple):
     """Memory of a matrix's rows in a form of integers; of any strides, with the rows in the order of the file."""
 
-    codes: Tensor  # int8 [..., width], or of 4 bits uint8 [..., width / 2]
+    codes: Tensor  # packed: int8 [..., width], or of 4 bits uint8 [..., width / 2]
     scales: Tensor  # [..., groups], as many as the rows' own groups or a multiple of them
     offsets: Tensor | None = None  # as the scales
 
@@ -74,8 +74,8 @@ class Held(NamedTuple):
         if self.codes.dtype == torch.uint8:
             if offsets is None:
                 codes, offsets = codes + MIDDLE, rows.scales * -MIDDLE
-            codes = pack(codes.view(torch.uint8))
-        self.codes.copy_(codes.view(self.codes.shape))
+            codes = codes.view(torch.uint8)
+        self.codes.copy_(pack(codes).view(self.codes.shape))
         self.scales.copy_(_spread(rows.scales, self.scales))
         if self.offsets is not None:
             self.offsets.copy_(_spread(torch.zeros_like(rows.scales) if offsets is None else offsets, self.offsets))

@@ -17,7 +17,7 @@ class Scheme(StrEnum):
     FP8 = "fp8"  # e4m3 and scales
     INT8 = "int8"  # signed bytes and scales
     INT4 = "int4"  # packed codes of 4 bits, scales of groups; activations stay in 16 bits
-    WIDE_INT8 = "wide-int8"  # signed bytes, scales of groups; activations stay in 16 bits
+    WIDE_INT8 = "wide-int8"  # packed signed bytes, scales of groups; activations stay in 16 bits
 
 
 SCHEMES = {torch.float8_e4m3fn: Scheme.FP8, torch.int8: Scheme.INT8, torch.uint8: Scheme.INT4}
@@ -34,7 +34,7 @@ class Weight:
     dtype: a token has a scale for all columns that share a scale here.
 
     Activations of a weight-only scheme are not quantized. Its scales are `[out, groups]` in fp16 or fp32, for groups of
-    equally many columns, and elements are `scale * code + offset`. Codes of 4 bits are packed as `pack` does. They are
+    equally many columns, and elements are `scale * code + offset`. Codes are packed as `pack` does. Those of 4 bits are
     0 to 15, and -8 to 7 without offsets.
     """
 

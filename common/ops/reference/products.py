@@ -51,7 +51,7 @@ def dequantized(weight: Weight) -> Tensor:
 
 def _widened(weight: Weight, scales: Tensor) -> Tensor:
     """Return the elements of a matrix in a weight-only scheme in fp32."""
-    codes = unpack(weight.data).float() if weight.scheme is Scheme.INT4 else weight.data.float()
+    codes = unpack(weight.data).float()
     if weight.scheme is Scheme.INT4 and weight.offsets is None:
         codes -= MIDDLE
     codes = codes.view(weight.num_out, -1, weight.scale_columns) * scales.float()[..., None]

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from common.base.activation import Activation
-from common.kernels.products.byte_gemm import byte_gemm
 from common.kernels.products.join_parts import join_parts
-from common.kernels.products.nibble_gemm import MAX_TOKENS, nibble_gemm
-from common.kernels.products.nibble_ring import nibble_ring
+from common.kernels.products.packed_gemm import MAX_TOKENS, packed_gemm
+from common.kernels.products.packed_ring import packed_ring
 from common.kernels.products.widen import widen
 from common.ops import reference
 from common.ops.base import Weight, pack
@@ -36,6 +35,10 @@ BYTES: list[Form] = [
     (8, 32, True, torch.float16),
     (8, 64, True, torch.float32),
     (8, 0, False, torch.float16),
+    (8, 32, False, torch.float16),
+    (8, 16, True, torch.float32),
+    (8, 128, False, torch.float32),
+    (8, 192, True, torch.float16),
 ]
 
 
@@ -57,7 +60,7 @@ class Operands:
         self.scales = (10.0 ** (torch.rand(shape) - 2) / high).to(device, scale_dtype)
         self.offsets = (torch.randn(shape) / 10).to(device, scale_dtype) if has_offsets else None
         self.bias = torch.randn(n).to(device, dtype) if gate is None else None
-        data = pack(codes.to(torch.uint8)) if bits == 4 else codes.to(torch.int8)
+        data = pack(codes.to(torch.uint8 if bits == 4 else torch.int8))
         self.weight = Weight(data.to(device), self.bias, self.scales, dtype, self.offsets, bits == 8)
         self.x = (torch.randn(m, k) * 10.0 ** torch.randint(-1, 2, (m, 1))).to(device, dtype)
         self.norm = torch.randn(k).to(device, dtype)
@@ -124,8 +127,8 @@ def ring(block_k: int, stages: int, token_stages: int) -> dict[str, int]:
 
 IN_PARTS = Few(3, 40, 640, tiles(16, 2, 2), 3, True, True)
 GATED = Few(9, 70, 384, tiles(32, 4, 9), gate=GELU)
-MORE = Few(33, 66, 640, tiles(64, 1, 3), 1, True, True)
-MOST = MORE._replace(m=MAX_TOKENS)
+MOST = Few(MAX_TOKENS, 66, 640, tiles(64, 1, 3), 1, True, True)
+UNEVEN = Few(11, 50, 576, tiles(16, 4, 2))
 NORMED = Few(1, 7, 512, tiles(32, 1, 9))
 ADDED = Few(1, 96, 1280, tiles(16, 4, 2), 1, True, True)
 NORMED_AND_GATED = Few(1, 7, 1280, tiles(16, 4, 2), gate=SILU)
@@ -160,46 +163,34 @@ def check(
         assert_close(out, law)
 
 
-@cases_of((IN_PARTS, BYTES[0]), (IN_PARTS, BYTES[1]), (GATED, BYTES[1]), (GATED, BYTES[3]), (MORE, BYTES[2]))
-def test_bytes_of_few_tokens(
-    few: Few, form: Form, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
-) -> None:
-    check(byte_gemm, few, form, device, dtype, assert_close)
-
-
-@cases_of((NORMED, BYTES[0]), (NORMED, BYTES[2]), (ADDED, BYTES[3]), (NORMED_AND_GATED, BYTES[1]))
-def test_bytes_of_a_lone_token(
-    few: Few, form: Form, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
-) -> None:
-    check(byte_gemm, few, form, device, dtype, assert_close, has_norm=few in (NORMED, NORMED_AND_GATED))
-
-
-NIBBLES_16 = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+IN_16_BITS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
 @pytest.mark.gpu
-@NIBBLES_16
-@cases_of((IN_PARTS, NIBBLES[0]), (IN_PARTS, NIBBLES[2]), (GATED, NIBBLES[3]), (GATED, NIBBLES[5]), (MOST, NIBBLES[1]))
-def test_nibbles_of_few_tokens(
-    few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose
-) -> None:
-    check(nibble_gemm, few, form, cuda, dtype, assert_close)
+@IN_16_BITS
+@cases_of(
+    (IN_PARTS, NIBBLES[0]), (IN_PARTS, NIBBLES[2]), (GATED, NIBBLES[3]), (GATED, NIBBLES[5]), (MOST, NIBBLES[1]),
+    (IN_PARTS, BYTES[0]), (IN_PARTS, BYTES[1]), (GATED, BYTES[1]), (GATED, BYTES[3]), (GATED, BYTES[7]),
+    (MOST, BYTES[2]), (UNEVEN, BYTES[5]), (UNEVEN, BYTES[4]),
+)  # fmt: skip
+def test_few_tokens(few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
+    check(packed_gemm, few, form, cuda, dtype, assert_close)
 
 
 @pytest.mark.gpu
-@NIBBLES_16
+@IN_16_BITS
 @cases_of(
     (NORMED, NIBBLES[0]), (NORMED, NIBBLES[2]), (ADDED, NIBBLES[5]), (NORMED_AND_GATED, NIBBLES[1]),
-    (NORMED_AND_GATED, NIBBLES[4]), (LONE_IN_PARTS, NIBBLES[3]),
+    (NORMED_AND_GATED, NIBBLES[4]), (LONE_IN_PARTS, NIBBLES[3]), (NORMED, BYTES[0]), (NORMED, BYTES[2]),
+    (ADDED, BYTES[3]), (ADDED, BYTES[5]), (NORMED_AND_GATED, BYTES[1]), (NORMED_AND_GATED, BYTES[4]),
+    (LONE_IN_PARTS, BYTES[6]), (UNEVEN._replace(m=1), BYTES[7]),
 )  # fmt: skip
-def test_nibbles_of_a_lone_token(
-    few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose
-) -> None:
-    check(nibble_gemm, few, form, cuda, dtype, assert_close, has_norm=few in (NORMED, NORMED_AND_GATED))
+def test_a_lone_token(few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
+    check(packed_gemm, few, form, cuda, dtype, assert_close, has_norm=few in (NORMED, NORMED_AND_GATED))
 
 
 @pytest.mark.gpu
-@NIBBLES_16
+@IN_16_BITS
 @cases_of(
     (Few(3, 40, 640, ring(128, 3, 2), 3, True, True), NIBBLES[0]),
     (Few(9, 70, 384, ring(128, 9, 9), gate=GELU), NIBBLES[2]),
@@ -208,24 +199,36 @@ def test_nibbles_of_a_lone_token(
     (Few(130, 70, 1280, ring(128, 3, 5), 4, True, True), NIBBLES[4]),
     (Few(17, 7, 640, ring(384, 2, 2)), NIBBLES[5]),
     (Few(40, 70, 640, ring(128, 3, 2), gate=SILU), NIBBLES[2]),  # in tiles of 16 tokens
+    (Few(3, 40, 640, ring(128, 3, 2), 3, True, True), BYTES[0]),
+    (Few(9, 70, 448, ring(128, 9, 9), gate=GELU), BYTES[1]),
+    (Few(33, 66, 640, ring(256, 2, 2), 1, True, True), BYTES[2]),
+    (Few(64, 130, 1280, ring(128, 9, 3), gate=SILU), BYTES[4]),
+    (Few(130, 70, 1280, ring(128, 3, 5), 4, True, True), BYTES[5]),
+    (Few(17, 7, 448, ring(256, 2, 2)), BYTES[3]),  # a group that ends amid a block
+    (Few(40, 70, 640, ring(128, 3, 2), gate=SILU), BYTES[2]),
+    (Few(64, 70, 576, ring(128, 3, 2), gate=SILU), BYTES[7]),
+    (Few(8, 130, 1280, ring(256, 3, 2), 2, True, True), BYTES[6]),
+    (Few(20, 66, 576, ring(128, 2, 3)), BYTES[0]),
 )
-def test_rings_of_nibbles(
-    few: Few, form: Form, hopper: torch.device, dtype: torch.dtype, assert_close: AssertClose
-) -> None:
-    check(nibble_ring, few, form, hopper, dtype, assert_close)
+def test_rings(few: Few, form: Form, hopper: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
+    check(packed_ring, few, form, hopper, dtype, assert_close)
 
 
 @pytest.mark.gpu
-@NIBBLES_16
-@cases_of((Few(1, 70, 1280, ring(128, 3, 2)), NIBBLES[3]), (Few(1, 70, 640, ring(256, 9, 2), gate=SILU), NIBBLES[1]))
-def test_rings_of_nibbles_and_a_normed_token(
+@IN_16_BITS
+@cases_of(
+    (Few(1, 70, 1280, ring(128, 3, 2)), NIBBLES[3]), (Few(1, 70, 640, ring(256, 9, 2), gate=SILU), NIBBLES[1]),
+    (Few(1, 70, 1280, ring(128, 3, 2)), BYTES[4]), (Few(1, 70, 640, ring(128, 9, 2), gate=SILU), BYTES[1]),
+    (Few(1, 70, 640, ring(256, 2, 2)), BYTES[6]),
+)  # fmt: skip
+def test_rings_and_a_normed_token(
     few: Few, form: Form, hopper: torch.device, dtype: torch.dtype, assert_close: AssertClose
 ) -> None:
-    check(nibble_ring, few, form, hopper, dtype, assert_close, has_norm=True)
+    check(packed_ring, few, form, hopper, dtype, assert_close, has_norm=True)
 
 
 @pytest.mark.parametrize("form", NIBBLES + BYTES, ids=name)
-@pytest.mark.parametrize(("n", "k"), [(13, 640), (8, 512)])
+@pytest.mark.parametrize(("n", "k"), [(13, 1152), (8, 384)])
 def test_elements_are_widened(
     n: int, k: int, form: Form, device: torch.device, dtype: torch.dtype, assert_close: AssertClose
 ) -> None:

@@ -1,7 +1,7 @@
-"""Product of a few tokens and a matrix of codes of 4 bits on the matrix unit, with neighbours fused in.
+"""Product of a few tokens and a matrix of packed codes on the matrix unit, with neighbours fused in.
 
 A program's warps divide the columns. A warp reads blocks of 16 rows: 16 bytes a thread, in the order of its operands
-(`tiles.nibble_mma`), so no code changes threads. Tiles of weights and the scales of their groups are on the way before
+(`tiles.packed_mma`), so no code changes threads. Tiles of weights and the scales of their groups are on the way before
 the wait for the predecessor. Only the warps' sums pass through shared memory, and a lone token, which is the same for
 all rows, with the norm's weights applied.
 """
@@ -11,11 +11,11 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from common.kernels.base.checks import check_ending
 from common.kernels.base.pdl import wait_for_predecessor
+from common.kernels.products.packed_checks import NAMES, check_packed_product
 from common.kernels.products.tiles.ending import store_product
-from common.kernels.products.tiles.nibble_mma import multiplying, operands, summing, widening
-from common.kernels.products.tiles.nibbles import (
+from common.kernels.products.tiles.packed_mma import EXCESS, constraints, multiplying, operands, summing, widening
+from common.kernels.products.tiles.packed_tiles import (
     layouts,
     load_scales,
     load_tile,
@@ -25,30 +25,32 @@ from common.kernels.products.tiles.nibbles import (
     shared_operands,
     starts_of,
 )
-from common.kernels.products.wide_codes import check_codes_alone
 
 MAX_TOKENS = 32
 MATRIX_ROWS = 16  # of a product of the matrix unit, in two halves
-BLOCK = 128  # columns in 64 bytes of a row
-NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
-EXCESS = {torch.bfloat16: 128.0, torch.float16: 1024.0}  # of codes in pairs
 MAX_REGISTERS = {8: 128}  # of a thread, so that a multiprocessor has two programs of so many warps
-MIDDLE = 8.0  # subtracted from codes without offsets
+MIDDLE = 8.0  # subtracted from codes of 4 bits without offsets
 
 
 @gluon.jit
-def _widened(words, WIDEN: gl.constexpr):
-    """Return the four pairs of codes of each word."""
-    types: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(WIDEN, "=r,=r,=r,=r,r", [words], dtype=types, is_pure=True, pack=1)
+def _widened(words, BITS: gl.constexpr, WIDEN: gl.constexpr, OF_WORD: gl.constexpr):
+    """Return the pairs of codes of each word: four of 4 bits, two of 8."""
+    if BITS == 4:
+        four: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+        pairs = gl.inline_asm_elementwise(WIDEN, OF_WORD, [words], dtype=four, is_pure=True, pack=1)
+    else:
+        two: gl.constexpr = (gl.int32, gl.int32)
+        pairs = gl.inline_asm_elementwise(WIDEN, OF_WORD, [words], dtype=two, is_pure=True, pack=1)
+    return pairs
 
 
 @gluon.jit
 def _sums_of(x, SUM: gl.constexpr, OF_SUM: gl.constexpr, SUMS: gl.constexpr):
-    """Return sums of tokens over blocks, or over each of their four groups, as a tuple."""
+    """Return sums of tokens over blocks, or over the columns of each word, as a tuple; none if SUMS is 0."""
+    sums = ()
     if SUMS == 1:
-        sums = (gl.inline_asm_elementwise(SUM, OF_SUM, x, dtype=gl.float32, is_pure=True, pack=4),)
-    else:
+        sums = (gl.inline_asm_elementwise(SUM, OF_SUM, x, dtype=gl.float32, is_pure=True, pack=4),)  # type: ignore[assignment]
+    if SUMS == 4:
         types: gl.constexpr = (gl.float32, gl.float32, gl.float32, gl.float32)
         sums = gl.inline_asm_elementwise(SUM, OF_SUM, x, dtype=types, is_pure=True, pack=4)
     return sums
@@ -68,13 +70,14 @@ def _multiply(upper, lower, x, x_sums, sums, scales, MULTIPLY: gl.constexpr, OF_
 
 
 @gluon.jit
-def _multiply_tile(loaded, xs, x_sums, sums, WIDEN: gl.constexpr, MULTIPLY: gl.constexpr, OF_PRODUCT: gl.constexpr):
+def _multiply_tile(loaded, xs, x_sums, sums, BITS: gl.constexpr, WIDEN: gl.constexpr, OF_WORD: gl.constexpr,
+                   MULTIPLY: gl.constexpr, OF_PRODUCT: gl.constexpr):  # fmt: skip
     """Return sums of all sixteens of rows and eights of tokens with a tile's products, as a tuple."""
     tile, scales, offsets = loaded
     later = ()
     for h in gl.static_range(len(tile) // 2):
-        upper = _widened(tile[2 * h], WIDEN)
-        lower = _widened(tile[2 * h + 1], WIDEN)
+        upper = _widened(tile[2 * h], BITS, WIDEN, OF_WORD)
+        lower = _widened(tile[2 * h + 1], BITS, WIDEN, OF_WORD)
         numbers = scales[2 * h].to(gl.float32), scales[2 * h + 1].to(gl.float32)
         if len(offsets) > 0:
             numbers += (offsets[2 * h].to(gl.float32), offsets[2 * h + 1].to(gl.float32))  # type: ignore[assignment]
@@ -114,9 +117,9 @@ def _end(sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS: gl.con
 
 
 @gluon.jit(do_not_specialize=["m"])
-def _nibble_gemm_kernel(
+def _packed_gemm_kernel(
     x_ptr,  # [m, K], contiguous; in pairs if not LONE
-    weight_ptr,  # [n, K / 8] words of 8 codes, contiguous; twice the rows if GATED: gate, then up
+    weight_ptr,  # [n, K * BITS / 32] words, contiguous; twice the rows if GATED: gate, then up
     scales_ptr,  # [n, K / GROUP]; twice the rows if GATED
     offsets_ptr,  # as scales_ptr, or None
     norm_ptr,  # [K], if HAS_NORM
@@ -127,6 +130,7 @@ def _nibble_gemm_kernel(
     m,
     n,
     K: gl.constexpr,
+    BITS: gl.constexpr,
     GROUP: gl.constexpr,  # columns that share a scale
     LONE: gl.constexpr,  # m is 1
     EIGHTS: gl.constexpr,  # of tokens
@@ -140,37 +144,39 @@ def _nibble_gemm_kernel(
     GATED: gl.constexpr,
     ACTIVATION: gl.constexpr,
     PDL: gl.constexpr,
+    SUMS: gl.constexpr,  # of tokens, of a block; 0: none is needed
     WIDEN: gl.constexpr,  # instructions and constraints of their operands
+    OF_WORD: gl.constexpr,
     SUM: gl.constexpr,
     OF_SUM: gl.constexpr,
     MULTIPLY: gl.constexpr,
     OF_PRODUCT: gl.constexpr,
     TILE_LAYOUT: gl.constexpr,  # of [8, chunks, 4]
-    TOKEN_LAYOUT: gl.constexpr,  # of [blocks, 4, 4, 2, 2]
+    TOKEN_LAYOUT: gl.constexpr,  # of [blocks, 4, 4, BLOCK / 64, 2]
     OUT_LAYOUT: gl.constexpr,  # of [8, 8]
     num_warps: gl.constexpr,
 ):
     """Grid: (programs of 16 * SIXTEENS rows of the matrix, SPLITS)."""
     BLOCKS: gl.constexpr = num_warps
-    COLUMNS: gl.constexpr = 128 * BLOCKS
-    SUMS: gl.constexpr = 4 if GROUP < 128 else 1
+    BLOCK: gl.constexpr = 512 // BITS
+    COLUMNS: gl.constexpr = BLOCK * BLOCKS
     row = gl.program_id(0) * ((8 if GATED else 16) * SIXTEENS)
     first = gl.program_id(1) * (TILES * BLOCKS)
     eight = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, TILE_LAYOUT)))
     chunks = gl.arange(0, 4 * BLOCKS, gl.SliceLayout(0, gl.SliceLayout(2, TILE_LAYOUT)))
     words = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, TILE_LAYOUT)))
     blocks = (first + chunks // 4)[None, :, None]
-    blocks_left = min(K // 128, first + TILES * BLOCKS) - blocks
+    blocks_left = min(K // BLOCK, first + TILES * BLOCKS) - blocks
     within = (first * 4 + chunks)[None, :, None] * 4 + words[None, None, :]
     sides, insides = rows_of_sides(row, n, eight, SIXTEENS, GATED)
-    ptrs = starts_of(weight_ptr, sides, within, K // 8)
+    ptrs = starts_of(weight_ptr, sides, within, K * BITS // 32)
     scale_ptrs = starts_of(scales_ptr, sides, 0, K // GROUP)
     offset_ptrs = starts_of(offsets_ptr, sides, 0, K // GROUP)
     loaded, norms, token, token_sums, sums = (), (), (), (), ()
     for i in gl.static_range(STAGES):
         tile = load_tile(ptrs, insides, blocks_left, i, BLOCKS, EVEN)
-        scales = load_scales(scale_ptrs, insides, blocks_left, blocks, words, i, BLOCKS, GROUP, EVEN)
-        offsets = load_scales(offset_ptrs, insides, blocks_left, blocks, words, i, BLOCKS, GROUP, EVEN)
+        scales = load_scales(scale_ptrs, insides, blocks_left, blocks, words, i, BLOCKS, BLOCK, GROUP, EVEN)
+        offsets = load_scales(offset_ptrs, insides, blocks_left, blocks, words, i, BLOCKS, BLOCK, GROUP, EVEN)
         loaded = loaded + ((tile, scales, offsets),)  # type: ignore[assignment]
     token_layout: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
     columns = gl.arange(0, COLUMNS, token_layout)
@@ -181,40 +187,45 @@ def _nibble_gemm_kernel(
     wait_for_predecessor(PDL)
     scale = 1.0
     if LONE:
-        begin = first * 128 if SPLITS > 1 else 0
+        begin = first * BLOCK if SPLITS > 1 else 0
         token, token_sums, scale = share_token(
-            x_ptr + begin, norms, eps, columns, K - begin, TILES, COLUMNS, HAS_NORM, SUMS, token_layout, TILE_LAYOUT
-        )
+            x_ptr + begin, norms, eps, columns, K - begin, TILES, COLUMNS, HAS_NORM, SUMS if BITS == 4 else 0,
+            token_layout, TILE_LAYOUT,
+        )  # fmt: skip
 
     for _ in gl.static_range(SIXTEENS * EIGHTS):
         sums = sums + (gl.zeros([8, 4 * BLOCKS, 4], gl.float32, TILE_LAYOUT),)  # type: ignore[assignment]
-    pairs = blocks * 64 + (chunks % 4)[None, :, None] + 4 * words[None, None, :]
+    pairs = blocks * (BLOCK // 2) + (chunks % 4)[None, :, None] + 4 * words[None, None, :]
     for i in gl.static_range(TILES):
         if i + STAGES < TILES:
             tile = load_tile(ptrs, insides, blocks_left, i + STAGES, BLOCKS, EVEN)
-            scales = load_scales(scale_ptrs, insides, blocks_left, blocks, words, i + STAGES, BLOCKS, GROUP, EVEN)
-            offsets = load_scales(offset_ptrs, insides, blocks_left, blocks, words, i + STAGES, BLOCKS, GROUP, EVEN)
+            scales = load_scales(
+                scale_ptrs, insides, blocks_left, blocks, words, i + STAGES, BLOCKS, BLOCK, GROUP, EVEN
+            )
+            offsets = load_scales(
+                offset_ptrs, insides, blocks_left, blocks, words, i + STAGES, BLOCKS, BLOCK, GROUP, EVEN
+            )
             loaded = loaded + ((tile, scales, offsets),)  # type: ignore[assignment]
         xs, x_sums = (), ()
         for j in gl.static_range(EIGHTS):
             if LONE:
-                x = shared_operands(token[i], TOKEN_LAYOUT, TILE_LAYOUT, BLOCKS)
-                x_sums = x_sums + (token_sums[i],)  # type: ignore[assignment]
+                x = shared_operands(token[i], TOKEN_LAYOUT, TILE_LAYOUT, BLOCKS, BLOCK)
             else:
                 token_ptr = x_ptr + gl.minimum(8 * j + eight, m - 1)[:, None, None] * (K // 2) + pairs
-                x = loaded_operands(token_ptr + i * (64 * BLOCKS), blocks_left > i * BLOCKS, EVEN)
-                x_sums = x_sums + (_sums_of(x, SUM, OF_SUM, SUMS),)  # type: ignore[assignment]
+                x = loaded_operands(token_ptr + i * (COLUMNS // 2), blocks_left > i * BLOCKS, BLOCK, EVEN)
+            some = token_sums[i] if LONE and BITS == 4 else _sums_of(x, SUM, OF_SUM, SUMS)
+            x_sums = x_sums + (some,)  # type: ignore[assignment]
             xs = xs + (x,)  # type: ignore[assignment]
-        sums = _multiply_tile(loaded[i], xs, x_sums, sums, WIDEN, MULTIPLY, OF_PRODUCT)
+        sums = _multiply_tile(loaded[i], xs, x_sums, sums, BITS, WIDEN, OF_WORD, MULTIPLY, OF_PRODUCT)
     _end(
         sums, scale, row, m, n, residual_ptr, bias_ptr, out_ptr, SPLITS, HAS_RESIDUAL, GATED, ACTIVATION, SIXTEENS,
         BLOCKS, OUT_LAYOUT,
     )  # fmt: skip
 
 
-def nibble_gemm(
+def packed_gemm(
     x: Tensor,  # [m, k] in 16 bits, contiguous, m up to MAX_TOKENS
-    weight: Tensor,  # packed uint8 [n, k / 2]; [2 * n, k / 2] with an activation
+    weight: Tensor,  # packed uint8 [n, k / 2], or packed int8 [n, k]; twice the rows with an activation
     scales: Tensor,  # fp16 or fp32 [n, groups]; twice the rows with an activation
     offsets: Tensor | None,  # as `scales`
     out: Tensor,  # [m, n], or fp32 parts [splits, m, n]; overwritten
@@ -236,25 +247,18 @@ def nibble_gemm(
     16s, and `warps` warps, each with a block of columns of a tile. `stages` tiles are on the way before the wait for
     the predecessor.
     """
-    (m, k), n = x.shape, weight.shape[0] // (1 if activation is None else 2)
-    group, has_offsets = check_codes_alone(weight, scales, offsets).group, offsets is not None
-    assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
-    assert x.dtype in NAMES, f"x of {x.dtype}: 16 bits needed"
-    assert x.is_contiguous() and weight.shape[1] * 2 == k, f"x {tuple(x.shape)}, {weight.shape[1]} bytes: alike"
-    shape = (splits, m, n) if splits > 1 else (m, n)
-    assert out.shape == shape and out.is_contiguous(), f"out {tuple(out.shape)}: contiguous {shape} needed"
-    assert rows > 0 and rows % MATRIX_ROWS == 0, f"{rows} rows of a program: a multiple of {MATRIX_ROWS} needed"
-    assert splits == 1 or (residual is None and activation is None), f"{splits} splits: parts are sums alone"
-    assert norm is None or (norm.shape == (k,) and m == splits == 1), (
-        f"{m} tokens, {splits} splits: norms of one, [{k}]"
+    packed = check_packed_product(
+        x, weight, scales, offsets, out, splits=splits, norm=norm, residual=residual, bias=bias, activation=activation
     )
-    assert residual is None or residual.shape == (m, n), f"residual {tuple(residual.shape)}: ({m}, {n}) needed"
-    check_ending(n, bias, activation)
-    name, sums, outputs = NAMES[x.dtype], 4 if group < BLOCK else 1, rows // (1 if activation is None else 2)
-    tiles = -(-k // (BLOCK * warps * splits))
-    of_sum, of_product = operands(sums, has_offsets=has_offsets)
-    excess = EXCESS[x.dtype] + (0.0 if has_offsets else MIDDLE)
-    _nibble_gemm_kernel[(-(-n // outputs), splits)](
+    (m, k), sides, has_offsets = x.shape, 1 if activation is None else 2, offsets is not None
+    assert 1 <= m <= MAX_TOKENS, f"{m} tokens: 1 to {MAX_TOKENS} here"
+    assert rows > 0 and rows % MATRIX_ROWS == 0, f"{rows} rows of a program: a multiple of {MATRIX_ROWS} needed"
+    bits, name, sums = packed.bits, NAMES[x.dtype], 4 if packed.group < packed.block else 1
+    excess = 0.0 if bits == 8 else EXCESS[name] + (0.0 if has_offsets else MIDDLE)
+    has_sums = bool(excess) or has_offsets
+    of_sum, of_product = operands(bits, sums, has_sums=has_sums, has_offsets=has_offsets)
+    n, outputs, tiles = weight.shape[0] // sides, rows // sides, -(-k // (packed.block * warps * splits))
+    _packed_gemm_kernel[(-(-n // outputs), splits)](
         x_ptr=x if m == 1 else x.view(torch.int32),
         weight_ptr=weight.view(torch.int32),
         scales_ptr=scales,
@@ -267,27 +271,30 @@ def nibble_gemm(
         m=m,
         n=n,
         K=k,
-        GROUP=group,
+        BITS=bits,
+        GROUP=packed.group,
         LONE=m == 1,
         EIGHTS=-(-m // 8),
         SIXTEENS=rows // MATRIX_ROWS,
         SPLITS=splits,
         TILES=tiles,
         STAGES=min(stages, tiles),
-        EVEN=n % outputs == 0 and k == tiles * splits * BLOCK * warps,
+        EVEN=n % outputs == 0 and k == tiles * splits * packed.block * warps,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
         GATED=activation is not None,
         ACTIVATION=activation,
         PDL=pdl,
-        WIDEN=widening(name),
-        SUM=summing(name, sums),
+        SUMS=sums if has_sums else 0,
+        WIDEN=widening(name, bits),
+        OF_WORD=constraints(bits),
+        SUM=summing(name, bits, sums),
         OF_SUM=of_sum,
-        MULTIPLY=multiplying(name, sums, excess, has_offsets=has_offsets, is_lone=m == 1),
+        MULTIPLY=multiplying(name, bits, sums, excess, has_offsets=has_offsets, is_lone=m == 1),
         OF_PRODUCT=of_product,
-        TILE_LAYOUT=layouts(warps).tile,
-        TOKEN_LAYOUT=layouts(warps).token,
-        OUT_LAYOUT=layouts(warps).out,
+        TILE_LAYOUT=layouts(warps, bits).tile,
+        TOKEN_LAYOUT=layouts(warps, bits).token,
+        OUT_LAYOUT=layouts(warps, bits).out,
         num_warps=warps,
         maxnreg=MAX_REGISTERS.get(warps),
         launch_pdl=pdl,

@@ -1,7 +1,8 @@
-"""Tiles of codes of 4 bits and of tokens, as threads hold them for products of the matrix unit, and their loads.
+"""Tiles of packed codes and of tokens, as threads hold them for products of the matrix unit, and their loads.
 
-A tile has a block of columns for each warp, and for each side of a sixteen of rows 8 rows. A quad of threads has a row
-of a block in its four chunks of 16 bytes. Tensors `[8, chunks, 4]` have a thread's four registers last.
+A tile has a block for each warp, 128 columns of 4 bits or 64 of 8. For each side of a sixteen of rows it has 8 rows. A
+quad of threads has a row of a block in its four chunks of 16 bytes. Tensors `[8, chunks, 4]` have a thread's four
+registers last.
 """
 
 from functools import cache
@@ -15,33 +16,34 @@ class Layouts(NamedTuple):
     """Layouts of a tile in words, of a lone token beside it, and of outputs of 8 rows and 8 tokens."""
 
     tile: gl.DistributedLinearLayout  # [8, chunks, 4]
-    token: gl.DistributedLinearLayout  # [blocks, chunk of a block, 4, two groups, two groups]
+    token: gl.DistributedLinearLayout  # [blocks, chunk of a block, 4, two or one, two]: groups of 32 columns last
     out: gl.DistributedLinearLayout  # [8, 8]
 
 
 @cache
-def layouts(warps: int) -> Layouts:
+def layouts(warps: int, bits: int) -> Layouts:
     """Return layouts in which a thread of a quad has a chunk of a block, and a quad a row, and a warp a block."""
-    bits = [1 << i for i in range(warps.bit_length() - 1)]
+    powers = [1 << i for i in range(warps.bit_length() - 1)]
     eight = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
     tile = gl.DistributedLinearLayout(
         reg_bases=[[0, 0, 1], [0, 0, 2]],
         lane_bases=[[0, 1, 0], [0, 2, 0], *eight],
-        warp_bases=[[0, 4 * bit, 0] for bit in bits],
+        warp_bases=[[0, 4 * power, 0] for power in powers],
         block_bases=[],
         shape=[8, 4 * warps, 4],
     )
+    groups = [[0, 0, 0, 0, 1], [0, 0, 0, 1, 0]] if bits == 4 else [[0, 0, 0, 0, 1]]
     token = gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1, 0, 0], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 1, 0]],
+        reg_bases=[[0, 0, 1, 0, 0], [0, 0, 2, 0, 0], *groups],
         lane_bases=[[0, 1, 0, 0, 0], [0, 2, 0, 0, 0], [0] * 5, [0] * 5, [0] * 5],
-        warp_bases=[[bit, 0, 0, 0, 0] for bit in bits],
+        warp_bases=[[power, 0, 0, 0, 0] for power in powers],
         block_bases=[],
-        shape=[warps, 4, 4, 2, 2],
+        shape=[warps, 4, 4, 2 if bits == 4 else 1, 2],
     )
     out = gl.DistributedLinearLayout(
         reg_bases=[[0, 1]],
         lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[0, 0] for _ in bits],
+        warp_bases=[[0, 0] for _ in powers],
         block_bases=[],
         shape=[8, 8],
     )
@@ -96,21 +98,19 @@ def load_tile(ptrs, insides, blocks_left, INDEX: gl.constexpr, BLOCKS: gl.conste
 
 @gluon.jit
 def load_scales(ptrs, insides, blocks_left, blocks, words, INDEX: gl.constexpr, BLOCKS: gl.constexpr,
-                 GROUP: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
-    """Load each side's scales of the tile INDEX, as a tuple: of blocks, or of 32 columns, `[8, chunks, 1 or 4]`."""
-    if GROUP == 32:
-        group = blocks * 4 + words[None, None, :]
-    elif GROUP == 64:
-        group = blocks * 2 + (words // 2)[None, None, :]
-    elif GROUP == 128:
+                BLOCK: gl.constexpr, GROUP: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
+    """Load each side's scales of the tile INDEX, as a tuple: of blocks, or of words, `[8, chunks, 1 or 4]`."""
+    if GROUP < BLOCK:
+        group = blocks * (BLOCK // GROUP) + (words // (GROUP * 4 // BLOCK))[None, None, :]
+    elif GROUP == BLOCK:
         group = blocks
     else:
-        group = (blocks + INDEX * BLOCKS) // (GROUP // 128)
+        group = (blocks + INDEX * BLOCKS) // (GROUP // BLOCK)
     scales = ()
     for side in gl.static_range(len(ptrs)):
         ptr = ptrs[side] + group
-        if GROUP <= 128:
-            ptr += INDEX * (BLOCKS * 128 // GROUP)
+        if GROUP <= BLOCK:
+            ptr += INDEX * (BLOCKS * BLOCK // GROUP)
         inside = insides[side] & (blocks_left > INDEX * BLOCKS)
         some = gl.load(ptr) if EVEN else gl.load(ptr, mask=inside, other=0.0)
         scales = scales + (some,)  # type: ignore[assignment]
@@ -122,8 +122,8 @@ def share_token(x_ptr, norms, eps, columns, k, TILES: gl.constexpr, COLUMNS: gl.
                 SUMS: gl.constexpr, LAYOUT: gl.constexpr, TILE_LAYOUT: gl.constexpr):  # fmt: skip
     """Return a lone token times the norm's weights in shared memory, its sums, and the norm's scale of products.
 
-    Of the token, k columns are read. Token and sums are tuples, tile by tile. fp16 might not hold the token before it
-    is scaled.
+    Of the token, k columns are read. Token and sums are tuples, tile by tile; without SUMS of a block there are none.
+    fp16 might not hold the token before it is scaled.
     """
     xs, token, sums = (), (), ()
     for i in gl.static_range(TILES):
@@ -140,7 +140,8 @@ def share_token(x_ptr, norms, eps, columns, k, TILES: gl.constexpr, COLUMNS: gl.
         eights = gl.permute(gl.reshape(x, [COLUMNS // 32, 4, 4, 2]), [0, 2, 1, 3])  # a chunk's pairs side by side
         some.store(gl.reshape(eights, [COLUMNS]))
         token = token + (some,)  # type: ignore[assignment]
-        sums = sums + (_sums_of_groups(x, SUMS, COLUMNS // 128, TILE_LAYOUT),)  # type: ignore[assignment]
+        if SUMS > 0:
+            sums = sums + (_sums_of_groups(x, SUMS, COLUMNS // 128, TILE_LAYOUT),)  # type: ignore[assignment]
     scale = 1.0
     if HAS_NORM and not NARROW:  # behind the stores, so that no thread waits twice
         scale = _scale_of_norm(xs, eps, k, COLUMNS, LAYOUT)
@@ -189,35 +190,41 @@ def _scale_of_norm(xs, eps, k, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def shared_operands(token, TOKEN_LAYOUT: gl.constexpr, TILE_LAYOUT: gl.constexpr, BLOCKS: gl.constexpr):
-    """Load a tile of a lone token as operands: four groups of `[1, chunks, 4]` pairs, the same for all 8 tokens."""
+def shared_operands(token, TOKEN_LAYOUT: gl.constexpr, TILE_LAYOUT: gl.constexpr, BLOCKS: gl.constexpr,
+                    BLOCK: gl.constexpr):  # fmt: skip
+    """Load a tile of a lone token as operands, `[1, chunks, 4]` pairs of each 32 columns, the same for all 8 tokens."""
     FRAGMENT: gl.constexpr = gl.SliceLayout(0, TILE_LAYOUT)
-    pairs = token._reinterpret(gl.int32, [BLOCKS, 2, 2, 4, 4], gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0]))
+    shape: gl.constexpr = [BLOCKS, BLOCK // 64, 2, 4, 4]
+    pairs = token._reinterpret(gl.int32, shape, gl.SwizzledSharedLayout(1, 1, 1, [4, 3, 2, 1, 0]))
     even, odd = gl.split(pairs.permute((0, 3, 4, 1, 2)).load(TOKEN_LAYOUT))
-    first, third = gl.split(even)
-    second, fourth = gl.split(odd)
-    return (
-        _operand(first, FRAGMENT, BLOCKS),
-        _operand(second, FRAGMENT, BLOCKS),
-        _operand(third, FRAGMENT, BLOCKS),
-        _operand(fourth, FRAGMENT, BLOCKS),
-    )
+    if BLOCK == 64:
+        operands = (_operand(even, FRAGMENT, BLOCKS), _operand(odd, FRAGMENT, BLOCKS))
+    else:
+        first, third = gl.split(even)
+        second, fourth = gl.split(odd)
+        operands = (
+            _operand(first, FRAGMENT, BLOCKS),
+            _operand(second, FRAGMENT, BLOCKS),
+            _operand(third, FRAGMENT, BLOCKS),
+            _operand(fourth, FRAGMENT, BLOCKS),
+        )  # type: ignore[assignment]
+    return operands
 
 
 @gluon.jit
 def _operand(pairs, FRAGMENT: gl.constexpr, BLOCKS: gl.constexpr):
-    """Lay pairs `[blocks, 4, 4]` out as `[1, chunks, 4]`, beside codes."""
+    """Lay pairs of blocks, four of each chunk, out as `[1, chunks, 4]`, beside codes."""
     return gl.expand_dims(gl.convert_layout(gl.reshape(pairs, [BLOCKS * 4, 4]), FRAGMENT), 0)
 
 
 @gluon.jit
-def loaded_operands(pairs_ptr, inside, EVEN: gl.constexpr):
-    """Load a tile of 8 tokens as operands: four groups of `[8, chunks, 4]` pairs, 16 pairs apart.
+def loaded_operands(pairs_ptr, inside, BLOCK: gl.constexpr, EVEN: gl.constexpr):
+    """Load a tile of 8 tokens as operands: `[8, chunks, 4]` pairs of each 32 columns of a block.
 
     The pairs of a thread are 4 apart.
     """
     x = ()
-    for group in gl.static_range(4):
+    for group in gl.static_range(BLOCK // 32):
         ptr = pairs_ptr + 16 * group
         some = gl.load(ptr) if EVEN else gl.load(ptr, mask=inside, other=0)
         x = x + (some,)  # type: ignore[assignment]

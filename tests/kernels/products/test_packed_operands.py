@@ -1,0 +1,78 @@
+"""Codes of a block become the tall operand of `wgmma` where they are: run on a CPU, by instructions and layouts."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.kernels.products.tiles.packed_operands import codes_layout, constraints, scaling, widening, words_layout
+from common.ops.base import pack
+from tests.kernels.warp import held, run
+
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+LANES = torch.arange(32)
+CHUNK, ROW = LANES % 4, LANES // 4
+
+
+def _in_warp(bases: list[list[int]], warp: int) -> Tensor:
+    """Return the first place of a warp, in each dimension."""
+    return torch.tensor(bases[0]) * (warp & 1) + torch.tensor(bases[1]) * (warp >> 1)
+
+
+def _words(numbers: Tensor, warp: int) -> Tensor:
+    """Return a warp's words of a block `[64, 32]` of numbers, two of which make one: `[32, 8]`, four of each row."""
+    layout = codes_layout()
+    first = _in_warp(layout.warp_bases, warp)
+    places = held(layout.reg_bases, layout.lane_bases, [64, 32]) + first[0] * 32 + first[1]
+    registers = numbers.flatten()[places]
+    return registers[:, 0::2] | registers[:, 1::2] << 16
+
+
+def _halves(bits: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Return the two numbers of a register."""
+    return [(bits >> 16 * one & 0xFFFF).to(torch.int32).to(torch.int16).view(dtype) for one in range(2)]
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize(("bits", "middle"), [(4, 0), (4, 8), (8, 0)])
+def test_a_thread_has_its_elements_of_its_products(name: str, bits: int, middle: int) -> None:
+    """Of a fragment of 16 columns, lane `4 * g + t` has columns `2 * t`, `2 * t + 1`, and 8 further on, of two rows."""
+    torch.manual_seed(5)
+    low, high, dtype = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
+    codes = torch.randint(low, high, (64, 512 // bits))
+    numbers = pack(codes.to(dtype)).view(torch.int16).long() & 0xFFFF  # [64, 32]
+    for warp in range(4):
+        words = _words(numbers, warp)
+        for word in range(8):  # four of a row, then four of the row 8 further down
+            pairs = run(widening(name, bits, middle), 16 // bits, [words[:, word]])
+            row = 16 * warp + ROW + 8 * (word // 4)
+            for pair, register in enumerate(pairs):
+                column = 128 // bits * (word % 4) + 8 * pair + 2 * CHUNK
+                for one, half in enumerate(_halves(register, TYPES[name])):
+                    assert torch.equal(half.long(), codes[row, column + one] - middle)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_elements_are_rounded_once(name: str, has_offsets: bool) -> None:
+    """By scales and offsets that a thread holds beside its words; every code is there."""
+    torch.manual_seed(6)
+    codes = torch.arange(-128, 128).repeat(16)[torch.randperm(4096)].view(64, 64)
+    numbers = pack(codes.to(torch.int8)).view(torch.int16).long() & 0xFFFF
+    scales = (10.0 ** (torch.rand(64, 4) * 3 - 4)).half().double()  # of each word
+    offsets = torch.randn(64, 4).half().double() / 8
+    elements = codes * scales.repeat_interleave(16, 1) + (offsets.repeat_interleave(16, 1) if has_offsets else 0)
+    layout = words_layout()
+    for warp in range(4):
+        words, first = _words(numbers, warp), _in_warp(layout.warp_bases, warp)
+        places = held(layout.reg_bases, layout.lane_bases, [64, 4, 4, 2]) + first[0] * 32
+        beside = [each[:, None, :, None].expand(64, 4, 4, 2).flatten()[places] for each in (scales, offsets)]
+        for word in range(8):
+            both = slice(2 * word, 2 * word + 2)  # numbers of the word
+            inputs = [words[:, word], *beside[0][:, both].unbind(1)]
+            inputs += beside[1][:, both].unbind(1) if has_offsets else []
+            assert len(constraints(8, has_scales=True, has_offsets=has_offsets).split(",")) == 2 + len(inputs)
+            row = 16 * warp + ROW + 8 * (word // 4)
+            for pair, register in enumerate(run(scaling(name, has_offsets=has_offsets), 2, inputs)):
+                column = 16 * (word % 4) + 8 * pair + 2 * CHUNK
+                for one, half in enumerate(_halves(register, TYPES[name])):
+                    assert torch.equal(half, elements[row, column + one].float().to(TYPES[name]))
