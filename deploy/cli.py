@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
 from dataclasses import replace
 from functools import partial
@@ -27,8 +28,9 @@ from deploy.planning.flags import add_plan, plan
 from deploy.processes.early import Early
 from deploy.processes.machine import shortage
 from deploy.serve.command import serve, with_model, with_port
-from deploy.serve.fleet_options import add_fleet, fleet_of
+from deploy.serve.fleet_options import add_fleet, add_joining, fleet_of, joining_fleet_of
 from deploy.serve.front import add_front, front
+from deploy.serve.join import join
 from deploy.serve.model_source import model_in
 from deploy.serve.warm import add_warm, warm
 from deploy.trace.command import add_trace, trace
@@ -84,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"baton {VERSION}, wire {WIRE_NAME}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
+    _add_join(commands)
     _add_demo(commands)
     _add_workers(commands)
     _add_drain(commands)
@@ -134,6 +137,21 @@ def _add_serve(commands: Commands) -> None:
     add_fleet(parser)
     add_autoscale(parser)
     add_flags(parser, Config, ALL_SECTIONS)
+
+
+def _add_join(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "join",
+        usage="baton join MODEL --net-router-endpoint tcp://HOST:PORT --net-secret-file FILE --net-advertise HOST "
+        "(--prefill N | --decode N) [option ...]",
+        help="workers of this machine for the router of another",
+        description="Start and watch workers and memory servers on this machine, for a router on another with the same "
+        "model and secret. Ctrl-C finishes what they have, and ends.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model.path", metavar="MODEL", help="as of baton serve")
+    add_joining(parser)
+    add_flags(parser, Config, tuple(dict.fromkeys(WORKER_SECTIONS + MEMORY_SECTIONS)))
 
 
 def _add_demo(commands: Commands) -> None:
@@ -234,6 +252,16 @@ def _serve(args: argparse.Namespace) -> int:
     return asyncio.run(serve(config, fleet, start, args.early))
 
 
+def _join(args: argparse.Namespace) -> int:
+    start = StartLog()
+    start.ended("imports")
+    config = from_flags(Config, args)
+    fleet = joining_fleet_of(args, config)
+    config = with_model(config, config.model.path)
+    start.ended("model")
+    return asyncio.run(join(config, fleet, args.name or socket.gethostname(), start))
+
+
 def _demo(args: argparse.Namespace) -> int:
     from deploy.serve.demo import DEMO_MODEL, Verse, demo
 
@@ -286,9 +314,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "serve": _serve, "demo": _demo, "workers": _workers, "drain": _drain, "bench": _bench, "trace": trace,
-    "plan": _plan, "warm": warm,
-    "front": front,
+    "serve": _serve, "join": _join, "front": front, "demo": _demo, "workers": _workers, "drain": _drain,
+    "bench": _bench, "trace": trace, "plan": _plan, "warm": warm,
 }  # fmt: skip
 
 

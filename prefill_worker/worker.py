@@ -104,7 +104,7 @@ class PrefillWorker:
         self.steps = PromptSteps(runner, self.scheduler, self.link.send, worker, MAX_IN_FLIGHT, plans)
         self.level = stock(engine.pool.layout, engine.allocator.shape.shares, config.prefill.max_batch_tokens)
         self.poller = zmq.Poller()
-        self.targets = Targets(context, config.net, export_of(engine, worker), self.poller)
+        self.targets = Targets(context, config.net, export_of(engine, worker, config.net.advertise), self.poller)
         reply_pools = ReplyPools(PeerServers(engine, worker, self.poller, config), is_on=ready.takes_replies)
         worth = Worth(self.prefixes.rate, engine.pool.layout)
         self.retrievals = Retrievals(engine.pool, reply_pools, self.prefixes, worth)

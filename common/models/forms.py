@@ -16,7 +16,7 @@ OLDEST: Capability = (8, 0)
 FAST: dict[str, Capability] = {PAIRS: OLDEST}
 """Oldest GPUs on which few tokens are multiplied by integers in groups as fast as by 16 bits, by the dtype of codes."""
 FAST_COLUMNS = 128
-"""Least columns of a group of such integers; smaller groups have more to scale, beside 64 sequences for twice the time."""
+"""Least columns of a group of such integers, because smaller groups take twice the time beside 64 sequences."""
 INTEGERS = frozenset({PAIRS, "int8"})
 """Dtypes of all integers in groups."""
 

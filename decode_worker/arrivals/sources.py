@@ -114,7 +114,7 @@ class Sources:
         is_shared = self._is_shared(export)
         self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, is_shared, error))
         if not (error or is_shared):
-            self.hub.send(identity, export_of(self.engine, self.peers.worker))
+            self.hub.send(identity, export_of(self.engine, self.peers.worker, self.peers.config.net.advertise))
         transport = SHARED_POOL if is_shared else self._carrier(export)
         peers = self.worker_id, self.epoch, export.worker_id, export.epoch
         self.send(KVPathReport(*peers, transport, gb_per_s, error))

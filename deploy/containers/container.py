@@ -3,6 +3,7 @@
     python -P -m deploy.containers.container model MODEL                   # check for the model, or download it.
     python -P -m deploy.containers.container secret PATH                   # make a secret, unless there is one.
     python -P -m deploy.containers.container PROGRAM MODEL [option ...]    # router, prefill_worker or decode_worker.
+    python -P -m deploy.containers.container join MODEL [option ...]       # baton join.
 
 MODEL is the value of BATON_MODEL. Compose mounts the directory of this name; if empty, MODEL is a Hub id. The model
 then lies in the cache, filled by the first command above. A worker is named after its container. The options in the
@@ -59,6 +60,8 @@ def command_of(program: str, model: str, flags: list[str]) -> list[str]:
     name = [f"--worker-id={worker_here(program.removesuffix('_worker'))}"] if program in WORKERS else []
     path = found(model)
     called = served_name(Path(model)) if path.is_relative_to(MOUNT) else served_name(path, model)
+    if program == "join":
+        return ["deploy", program, str(path), "--model-name", called, *flags]
     return [program, *name, "--model-path", str(path), "--model-name", called, *flags]
 
 

@@ -2,12 +2,12 @@
 
 As a program, exit status 0 if the router serves or knows a worker, or memory servers answer.
 
-    python -m deploy.operate.healthcheck http://router:8000 [ROLE]
+    python -m deploy.operate.healthcheck http://router:8000 [WORKER ...]
     python -m deploy.operate.healthcheck /run/memory.sock
     python -m deploy.operate.healthcheck /run/memory/
 
-With a role, checks this container's worker of the role. Imports the standard library only, because the probe runs every
-few seconds.
+WORKER lacks this container's host name, as `prefill`. Imports the standard library only, because the probe runs
+every few seconds.
 """
 
 import http.client
@@ -19,6 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,17 +77,18 @@ def _answer(url: str) -> JsonObject | Exception:
         return ValueError(f"{OTHERS_ANSWER} ({error!s:.200})")
 
 
-def worker_here(role: str) -> str:
-    """Return the name of a container's worker; a container has a single worker and a host name of its own."""
-    return f"{role}-{socket.gethostname()}"
+def worker_here(name: str) -> str:
+    """Return the name of a container's worker; a container has a host name of its own."""
+    return f"{name}-{socket.gethostname()}"
 
 
-def problem(body: JsonObject, worker_id: str) -> str:
+def problem(body: JsonObject, worker_ids: Sequence[str]) -> str:
     """Return the problem, or an empty string."""
-    if not worker_id:
+    if not worker_ids:
         return "" if body["status"] in SERVING else f"{body['status']}: {'; '.join(body['problems'])}"
     known = {worker["id"] for workers in body["workers"].values() for worker in workers}
-    return "" if worker_id in known else f"the router does not know {worker_id}"
+    missing = [each for each in worker_ids if each not in known]
+    return f"the router does not know {', '.join(missing)}" if missing else ""
 
 
 def await_turn(path: str) -> None:
@@ -134,7 +136,7 @@ def _state(url: str) -> tuple[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    where, worker_id = argv[0], worker_here(argv[1]) if len(argv) > 1 else ""
+    where, worker_ids = argv[0], [worker_here(each) for each in argv[1:]]
     found = ""
     try:
         if where.endswith("/") and where.startswith("/"):
@@ -142,7 +144,7 @@ def main(argv: list[str]) -> int:
         elif where.startswith("/"):
             await_turn(where)
         else:
-            found = problem(fetch(where), worker_id)
+            found = problem(fetch(where), worker_ids)
     except (OSError, ValueError) as error:
         found = str(error)
     except NOT_OURS:

@@ -53,6 +53,7 @@ class WorkerPlan:
     weights_bytes: int
     sockets: Mapping[Gpu | None, str]  # by GPU, of memory servers
     sharers: Mapping[Gpu | None, Counter[Role]]  # by GPU, workers for which the pool leaves room
+    host: str = ""  # ends the memory servers' names, if the router has workers of several hosts
 
     def spec(self, placement: Placement) -> ProcessSpec:
         """Return the process of a worker."""
@@ -84,11 +85,13 @@ def plan_workers(
     num_cores: int,
     weights_bytes: int,
     possible: Sequence[Placement] = (),
+    host: str = "",
 ) -> WorkerPlan:
     """Plan workers of these placements, and others on their devices; a standby takes no cores from the others.
 
     Args:
         possible: workers for which pools of KV blocks leave room; empty for `placements`.
+        host: name of this host among several of a router; empty for a router here.
     """
     num_busy = sum(not each.standby for each in placements)
     sharers: dict[Gpu | None, Counter[Role]] = {}
@@ -101,17 +104,23 @@ def plan_workers(
         weights_bytes=weights_bytes,
         sockets=_memory_sockets(placements, runtime_dir),
         sharers=sharers,
+        host=host,
     )
 
 
 def all_processes(plan: WorkerPlan, placements: Sequence[Placement]) -> list[ProcessSpec]:
     """Return the router first, then memory servers, then workers. User-defined endpoints stay."""
+    router = ProcessSpec("router", "router", tuple(to_flags(plan.config, ROUTER_SECTIONS)), Kind.ROUTER)
+    return [router, *host_processes(plan, placements)]
+
+
+def host_processes(plan: WorkerPlan, placements: Sequence[Placement]) -> list[ProcessSpec]:
+    """Return memory servers, then workers."""
     config = plan.config
-    router = ProcessSpec("router", "router", tuple(to_flags(config, ROUTER_SECTIONS)), Kind.ROUTER)
     tier = config.memory.host_tier_fraction / len(plan.sockets)
     served = replace(config, memory=replace(config.memory, host_tier_fraction=tier))
-    servers = [_memory_server(served, *each) for each in plan.sockets.items()]
-    return [router, *servers, *map(plan.spec, placements)]
+    servers = [_memory_server(served, *each, plan.host) for each in plan.sockets.items()]
+    return [*servers, *map(plan.spec, placements)]
 
 
 def _memory_sockets(placements: Sequence[Placement], runtime_dir: Path) -> dict[Gpu | None, str]:
@@ -124,11 +133,12 @@ def _memory_name(gpu: Gpu | None) -> str:
     return "memory" if gpu is None else f"memory-{gpu.index}"
 
 
-def _memory_server(config: Config, gpu: Gpu | None, path: str) -> ProcessSpec:
+def _memory_server(config: Config, gpu: Gpu | None, path: str, host: str) -> ProcessSpec:
     device = "cpu" if gpu is None else f"cuda:{gpu.index}"
-    section = replace(config.memory, id=_memory_name(gpu), socket=path, device=device)
+    name = f"{_memory_name(gpu)}-{host}" if host else _memory_name(gpu)
+    section = replace(config.memory, id=name, socket=path, device=device)
     flags = to_flags(replace(config, memory=section), MEMORY_SECTIONS)
-    return ProcessSpec(_memory_name(gpu), "common.memory", tuple(flags), Kind.MEMORY)
+    return ProcessSpec(name, "common.memory", tuple(flags), Kind.MEMORY)
 
 
 def router_net(net: NetSection, runtime_dir: Path) -> NetSection:

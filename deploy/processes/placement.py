@@ -66,9 +66,14 @@ def choose_gpus(device: str, wanted: str, detected: Sequence[Gpu]) -> list[Gpu]:
 
 
 def place_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> list[Placement]:
-    """Place prefill workers, then decode workers, round robin over `gpus`."""
+    """Place the workers of a system, of which one decodes at least."""
     if num_prefill < 0 or num_decode < 1:
         raise ConfigError(f"{num_prefill} prefill and {num_decode} decode workers: at least 0 and 1")
+    return spread_workers(num_prefill, num_decode, gpus)
+
+
+def spread_workers(num_prefill: int, num_decode: int, gpus: Sequence[Gpu]) -> list[Placement]:
+    """Place prefill workers, then decode workers, round robin over `gpus`."""
     roles = [Role.PREFILL] * num_prefill + [Role.DECODE] * num_decode
     numbers = [*range(num_prefill), *range(num_decode)]
     return [

@@ -10,6 +10,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 
 from deploy.operate.health import Health, fetch_health
 from deploy.processes.console import Console
@@ -18,6 +19,39 @@ from deploy.processes.keeper import Deadlines, Keeper, Lifetime
 from deploy.processes.launch_plan import ProcessSpec
 
 POLL_INTERVAL_S = 0.05
+
+Work = Callable[[], Coroutine[None, None, None]]
+
+
+async def keep_until_stopped(
+    life: Lifetime,
+    keeper: Keeper,
+    fork_server: ForkServer,
+    specs: Sequence[ProcessSpec],
+    works: Sequence[Work],
+    console: Console,
+) -> int:
+    """Start `specs`, run `works` beside them until a signal or a failure, drain, and return the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, life.stop)
+    await fork_server.begin()
+    for spec in specs:
+        keeper.start(spec)
+    others = [life.watched(work()) for work in works]
+    try:
+        await life.stopping.wait()
+    finally:
+        life.stopping.set()
+        keeper.release()
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        console.end_loading()
+        await fork_server.end()
+        await keeper.end()
+    if life.failure:
+        console.say(life.failure, "E")
+    return life.exit_code
 
 
 class Supervisor:
@@ -42,42 +76,23 @@ class Supervisor:
         self._fork_server = fork_server
         self.keeper = Keeper(self._life, deadlines, environ, console, fork_server)
         self._specs, self._url, self._start_s, self._console = specs, url, deadlines.start_s, console
-        self._companions: list[Callable[[], Coroutine[None, None, None]]] = []
+        self._companions: list[Work] = []
 
     @property
     def failure(self) -> str:
         """Reason of the end; empty without a failure."""
         return self._life.failure
 
-    def add_companion(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    def add_companion(self, work: Work) -> None:
         """Run `work` once all is ready, until cancelled before the drain."""
         self._companions.append(work)
 
     async def run(self, on_ready: Callable[[Health], None]) -> int:
         """Start everything, call `on_ready` once, and return the exit code after the drain."""
-        life = self._life
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, life.stop)
-        await self._fork_server.begin()
-        for spec in self._specs:
-            self.keeper.start(spec)
-        others = [life.watched(self._announce(on_ready)), *map(life.watched, map(self._once_ready, self._companions))]
-        try:
-            await life.stopping.wait()
-        finally:
-            life.stopping.set()
-            self.keeper.release()
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-            self._console.end_loading()
-            await self._fork_server.end()
-            await self.keeper.end()
-        if life.failure:
-            self._console.say(life.failure, "E")
-        return life.exit_code
+        works = [partial(self._announce, on_ready), *(partial(self._once_ready, each) for each in self._companions)]
+        return await keep_until_stopped(self._life, self.keeper, self._fork_server, self._specs, works, self._console)
 
-    async def _once_ready(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def _once_ready(self, work: Work) -> None:
         await self.ready.wait()
         await work()
 

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -62,11 +62,13 @@ def with_port(config: Config) -> Config:
         return replace(config, router=replace(config.router, port=probe.getsockname()[1]))
 
 
-def place(config: Config, fleet: Fleet, environ: Mapping[str, str]) -> list[Placement]:
-    """Return the places of a fleet's workers on this machine."""
+def place(
+    config: Config, fleet: Fleet, environ: Mapping[str, str], spread: Callable[..., list[Placement]] = place_workers
+) -> list[Placement]:
+    """Return the places of a fleet's workers on this machine, spread over its devices as `place_workers` does."""
     device = config.worker.device
     detected = [] if device == "cpu" else detect_gpus(environ)
-    workers = place_workers(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
+    workers = spread(fleet.num_prefill, fleet.num_decode, choose_gpus(device, fleet.gpus, detected))
     return workers + place_standbys(workers, STANDBYS[fleet.standby])
 
 
@@ -94,7 +96,7 @@ async def prepared(
             open_mps(fleet.mps, possible, os.environ, runtime_dir, console) as mps,
         ):
             supervisor = Supervisor(
-                [_with_mps(spec, mps) for spec in all_processes(plan, placements)],
+                [with_mps(spec, mps) for spec in all_processes(plan, placements)],
                 local_url(config.router.host, config.router.port),
                 Deadlines(fleet.start_timeout_s, config.router.drain_s, config.worker.drain_s),
                 os.environ,
@@ -139,7 +141,7 @@ def _autoscale(
         console.say(reason, "W")
     is_cpu = all(each.gpu is None for each in placements)
     plan = Plan(
-        spec_of=lambda placement: _with_mps(workers.spec(placement), mps),
+        spec_of=lambda placement: with_mps(workers.spec(placement), mps),
         overlap=is_cpu or not workers.config.kv.pool_bytes,
         sample_s=min(SAMPLE_S, options.pace.window_s / SAMPLES_A_WINDOW),
     )
@@ -148,7 +150,7 @@ def _autoscale(
     supervisor.add_companion(Autoscaler(supervisor.keeper, router, Staff.of(placements), plan, judge, console).run)
 
 
-def _with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
+def with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
     """Add environment and flags of `mps` to a process; the user's flags come last and win."""
     flags = (*mps.flags.get(spec.name, ()), *spec.flags)
     same_for_all = next(iter(mps.environs.values()), {})

@@ -18,7 +18,7 @@ MAX_OF_A_ROLE = 256
 
 
 def add_fleet(parser: argparse.ArgumentParser) -> None:
-    """Add flags for number, place and upkeep of workers."""
+    """Add flags for number, place and upkeep of a system's workers."""
     parser.add_argument(
         "--prefill",
         type=number(int, 0, MAX_OF_A_ROLE),
@@ -32,6 +32,28 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help=f"decode workers (1 to {MAX_OF_A_ROLE}, default: 1)",
     )
+    _add_upkeep(parser)
+
+
+def add_joining(parser: argparse.ArgumentParser) -> None:
+    """Add flags for number, place and upkeep of workers of another host's router."""
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}",
+            type=number(int, 0, MAX_OF_A_ROLE),
+            default=0,
+            metavar="N",
+            help=f"{role} workers (0 to {MAX_OF_A_ROLE}, default: 0)",
+        )
+    parser.add_argument(
+        "--name",
+        default="",
+        help="ends the names of these workers, other than on every host (default: the host's name)",
+    )
+    _add_upkeep(parser)
+
+
+def _add_upkeep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", dest="worker.device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
@@ -100,10 +122,40 @@ def fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
             "prefill workers, and only then; set both, or leave --prefill out"
         )
     _check_told_one(config)
-    if Role.PREFILL in STANDBYS[args.standby] and not num_prefill:
-        raise ConfigError(f"--standby {args.standby}: there are no prefill workers to stand by for; use decode or none")
+    _check_standby(args, num_prefill, args.decode)
+    return _fleet(args, num_prefill)
+
+
+def joining_fleet_of(args: argparse.Namespace, config: Config) -> Fleet:
+    """Return the workers that join a router.
+
+    Raises ConfigError without workers, without the router's place or this host's, or for settings of one process.
+    """
+    if not args.prefill + args.decode:
+        raise ConfigError("no workers: set --prefill, --decode, or both")
+    if args.prefill and config.kv.transport == "none":
+        raise ConfigError(f"--prefill {args.prefill} and kv.transport = none: nothing would be handed off")
+    if not config.net.router_endpoint.startswith("tcp://"):
+        raise ConfigError("net.router_endpoint: name the router to join, tcp://HOST:PORT, as it was told there")
+    if not config.net.advertise:
+        raise ConfigError("net.advertise: name this host as others reach it; without it no blocks travel")
+    _check_told_one(config)
+    _check_standby(args, args.prefill, args.decode)
+    return _fleet(args, args.prefill)
+
+
+def _fleet(args: argparse.Namespace, num_prefill: int) -> Fleet:
     mps = MpsOptions(args.mps, args.mps_prefill_percent)
     return Fleet(num_prefill, args.decode, args.gpus, args.start_timeout_s, mps, args.standby, args.fork_server == "on")
+
+
+def _check_standby(args: argparse.Namespace, num_prefill: int, num_decode: int) -> None:
+    for role, num in ((Role.PREFILL, num_prefill), (Role.DECODE, num_decode)):
+        if role in STANDBYS[args.standby] and not num:
+            raise ConfigError(
+                f"--standby {args.standby}: there are no {role.label} workers to stand by for; use "
+                f"{role.other.label} or none"
+            )
 
 
 def _check_told_one(config: Config) -> None:

@@ -38,6 +38,34 @@ def test_a_wrong_setting_exits_with_2_and_names_it(
     assert "'/no/such/dir' is neither a directory nor a Hub id" in capsys.readouterr().err
 
 
+ROUTER = "--net-router-endpoint tcp://10.0.0.1:5570"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (f"{ROUTER} --net-advertise 10.0.0.2", r"no workers: set --prefill, --decode, or both"),
+        ("--decode 1 --net-advertise 10.0.0.2", r"net\.router_endpoint: name the router to join"),
+        (f"{ROUTER} --decode 1", r"net\.advertise: name this host as others reach it"),
+        (f"{ROUTER} --prefill 1 --kv-transport none", r"nothing would be handed off"),
+        (f"{ROUTER} --net-advertise b --decode 1 --standby both", r"there are no prefill workers to stand by for"),
+        (
+            f"{ROUTER} --net-advertise b --decode 1 --worker-id mine",
+            r"worker\.id and worker\.memory_socket are for one",
+        ),
+        (f"{ROUTER} --router-port 80", r"baton join: error: unrecognized arguments: --router-port"),
+    ],
+)
+def test_a_host_that_could_not_join_is_told_so(
+    argv: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["baton", "join", str(DEMO_MODEL), *argv.split()])
+    monkeypatch.setattr("deploy.cli.join", None)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert re.search(message, capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -40,7 +40,7 @@ def asked_by_dashboard() -> Iterator[tuple[str, str]]:
 
 def asked_by_chart() -> Iterator[tuple[str, str]]:
     """The same of deploy/helm, by which KEDA scales."""
-    template = (CHART / "templates" / "scaling.yaml").read_text(encoding="utf-8")
+    template = (CHART / "templates" / "scaling.yaml").read_text(encoding="utf-8").replace("{{ $in }}", 'instance=".+"')
     for query in re.findall(r"(?m)^ +query: (.*)$", template):
         yield "scaling.yaml", re.sub(r"{{.*?}}", '".+"', query)
 

@@ -48,8 +48,8 @@ class PeerServer:
         return self.peer.problem
 
 
-def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
-    """Describe this worker's pool for other workers."""
+def export_of(engine: Engine, worker: tuple[str, int], advertise: str) -> KVPoolExport:
+    """Describe this worker's pool for other workers; `advertise` is `net.advertise`."""
     worker_id, epoch = worker
     return KVPoolExport(
         worker_id=worker_id,
@@ -59,7 +59,7 @@ def export_of(engine: Engine, worker: tuple[str, int]) -> KVPoolExport:
         pool_id=engine.shared.pool_id,
         memory_socket=str(engine.shared.client.path.absolute()),
         layout=engine.pool.layout,
-        host=host_id(),
+        host=host_id(advertise),
         gate=engine.shared.client.gate,
     )
 
@@ -74,7 +74,7 @@ class PeerServers:
 
     def __init__(self, engine: Engine, worker: tuple[str, int], poller: zmq.Poller, config: Config) -> None:
         self.engine, self.worker, self.poller, self.config = engine, worker, poller, config
-        self._host = host_id()
+        self._host = host_id(config.net.advertise)
         self._lingering: list[tuple[Pull, list[int]]] = []  # late pulls of proofs, and their target blocks
         self.by_pool: dict[int, PeerServer] = {}
 

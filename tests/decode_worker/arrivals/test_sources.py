@@ -190,10 +190,11 @@ def test_a_server_that_does_not_say_where_its_pool_is_is_no_path(rig: Rig, monke
     assert ["both workers need to reach it" in report.error for report in rig.tend()] == [True]
 
 
+@pytest.mark.parametrize("host", ["another", host_id("10.0.0.9")], ids=["machine", "address"])
 def test_a_pool_on_another_host_is_read_through_its_gate_by_nixl_or_not_at_all(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    host: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = pool_export("p", 1, pool_id=5, host="another")
+    there = pool_export("p", 1, pool_id=5, host=host)
     rig.sources.add(b"p", there)
     assert ["its memory server has no gate" in report.error for report in rig.tend()] == [True]
     made = SimpleNamespace(name="nixl", open_peer=rig._open)

@@ -22,14 +22,15 @@ def body(status: str, problems: list[str]) -> dict[str, Any]:
 
 
 def test_a_router_is_healthy_when_it_can_serve() -> None:
-    assert problem(body("ok", []), "") == ""
-    assert problem(body("degraded", ["no prefill worker"]), "") == "", "it answers: no probe is to end it"
-    assert problem(body("unavailable", ["no decode worker"]), "") == "unavailable: no decode worker"
+    assert problem(body("ok", []), []) == ""
+    assert problem(body("degraded", ["no prefill worker"]), []) == "", "it answers: no probe is to end it"
+    assert problem(body("unavailable", ["no decode worker"]), []) == "unavailable: no decode worker"
 
 
 def test_a_worker_is_healthy_when_the_router_knows_it() -> None:
-    assert problem(body("unavailable", []), "p") == ""
-    assert problem(body("ok", []), "d") == "the router does not know d"
+    assert problem(body("unavailable", []), ["p"]) == ""
+    assert problem(body("ok", []), ["d"]) == "the router does not know d"
+    assert problem(body("ok", []), ["p", "d", "e"]) == "the router does not know d, e"
 
 
 @pytest.mark.parametrize(("role", "said"), [("decode", "ok"), ("prefill", "the router does not know prefill-")])

@@ -10,8 +10,8 @@ from common.settings.memory_sections import MemorySection
 from common.settings.options import add_flags, from_flags
 from common.wire.messages.worker import Role
 from deploy.cli import ALL_SECTIONS
-from deploy.processes.launch_plan import Kind, ProcessSpec, all_processes, plan_workers
-from deploy.processes.placement import Gpu, Placement, in_either_role, place_standbys, place_workers
+from deploy.processes.launch_plan import Kind, ProcessSpec, all_processes, host_processes, plan_workers
+from deploy.processes.placement import Gpu, Placement, in_either_role, place_standbys, place_workers, spread_workers
 
 
 def read_back(spec: ProcessSpec) -> Config:
@@ -121,3 +121,16 @@ def test_where_roles_change_pools_leave_room_for_each_worker_in_either_role() ->
     assert read["prefill-1"].worker.device == "cuda:1"
     assert read["prefill-1"].worker.memory_socket == read["decode-0"].worker.memory_socket
     assert all_processes(plan, placements)[0].name == "router"
+
+
+def test_hosts_of_a_router_give_their_memory_servers_names_of_their_own() -> None:
+    net = replace(Config().net, router_endpoint="tcp://10.0.0.1:5570", advertise="10.0.0.2")
+    placements = spread_workers(2, 0, [Gpu(0, 0), Gpu(1, 0)])
+    plan = plan_workers(replace(Config(), net=net), placements, Path("/tmp/baton-x"), 8, 0, host="b")
+    servers, workers = (host_processes(plan, placements)[:2], host_processes(plan, placements)[2:])
+    assert [spec.name for spec in servers] == ["memory-0-b", "memory-1-b"]
+    assert [read_back(spec).memory.id for spec in servers] == ["memory-0-b", "memory-1-b"]
+    assert [read_back(spec).memory.socket for spec in servers] == [
+        read_back(spec).worker.memory_socket for spec in workers
+    ]
+    assert {read_back(spec).net.router_endpoint for spec in (*servers, *workers)} == {"tcp://10.0.0.1:5570"}

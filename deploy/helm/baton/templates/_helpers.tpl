@@ -2,11 +2,6 @@
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* On the node; two namespaces may have releases of one name. */}}
-{{- define "baton.directory" -}}
-{{- printf "%s/%s-%s" .Values.memory.directory .Release.Namespace (include "baton.name" .) -}}
-{{- end -}}
-
 {{- define "baton.labels" -}}
 app.kubernetes.io/name: baton
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -21,6 +16,18 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
+{{/* All Pods of workers, whatever their component. */}}
+{{- define "baton.workersSelector" -}}
+app.kubernetes.io/name: baton
+app.kubernetes.io/instance: {{ .Release.Name }}
+baton/workers: "true"
+{{- end -}}
+
+{{/* Components of workers, with commas. */}}
+{{- define "baton.workers" -}}
+{{- ternary "prefill,decode" "group" (eq .Values.placement "spread") -}}
+{{- end -}}
+
 {{/* Of a list: the root, and a repository. */}}
 {{- define "baton.image" -}}
 {{- $root := index . 0 -}}
@@ -28,16 +35,54 @@ image: {{ printf "%s%s:%s" $root.Values.images.registry (index . 1) (default $ro
 imagePullPolicy: {{ $root.Values.images.pullPolicy }}
 {{- end -}}
 
-{{- define "baton.workerImage" -}}
-{{- include "baton.image" (list . (ternary .Values.images.workerGpu .Values.images.workerCpu .Values.gpu.enabled)) -}}
+{{/* Of a list: the root, and a component: metadata of its Pods. A new secret makes new Pods. */}}
+{{- define "baton.podMetadata" -}}
+{{- $root := index . 0 -}}
+labels:
+  {{- include "baton.selector" . | nindent 2 }}
+  {{- if ne (index . 1) "router" }}
+  baton/workers: "true"
+  {{- end }}
+  {{- with $root.Values.pods.labels }}{{ toYaml . | nindent 2 }}{{ end }}
+annotations:
+  checksum/secret: {{ include "baton.secretChecksum" $root }}
+  {{- with $root.Values.pods.annotations }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end -}}
 
-{{/* Without service links: a variable BATON_ROUTER_PORT of theirs would be taken for the router's option. */}}
+{{- define "baton.secretChecksum" -}}
+{{- if .Values.secret.existing -}}
+{{- $found := lookup "v1" "Secret" .Release.Namespace .Values.secret.existing | default dict -}}
+{{- get $found "data" | default dict | toJson | sha256sum -}}
+{{- else -}}
+{{- required "secret: value or existing" .Values.secret.value | sha256sum -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Of a list: the root, and a component's values. Without service links: a variable BATON_ROUTER_PORT of theirs would be
+taken for the router's option.
+*/}}
 {{- define "baton.pod" -}}
+{{- $root := index . 0 -}}
+{{- $of := index . 1 -}}
 enableServiceLinks: false
 automountServiceAccountToken: false
-{{- with .Values.images.pullSecrets }}
+{{- /* Workers need 15 s more to end in order: a grace of 5 s for each of workers, memory servers and a kill. */}}
+terminationGracePeriodSeconds: {{ add $root.Values.drainSeconds 30 }}
+{{- with $root.Values.images.pullSecrets }}
 imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.pods.priorityClass }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $of.nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with $of.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with $of.tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true
@@ -47,21 +92,6 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
-{{/* CUDA IPC needs process ids that differ between pods: hence the node's, on GPUs only. */}}
-{{- define "baton.onNode" -}}
-nodeSelector:
-  kubernetes.io/hostname: {{ required "node: the kubernetes.io/hostname of the node with the GPUs" .Values.node | quote }}
-{{- with .Values.tolerations }}
-tolerations: {{ toYaml . | nindent 2 }}
-{{- end }}
-{{- if .Values.gpu.enabled }}
-hostPID: true
-{{- with .Values.gpu.runtimeClass }}
-runtimeClassName: {{ . }}
-{{- end }}
-{{- end }}
-{{- end -}}
-
 {{- define "baton.hardened" -}}
 securityContext:
   allowPrivilegeEscalation: false
@@ -69,30 +99,9 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* All GPUs for whoever shares them: Kubernetes would give each to one container alone. */}}
-{{- define "baton.gpuEnv" -}}
-{{- if .Values.gpu.enabled }}
-- {name: NVIDIA_VISIBLE_DEVICES, value: all}
-- {name: NVIDIA_DRIVER_CAPABILITIES, value: "compute,utility"}
-- {name: CUDA_DEVICE_ORDER, value: PCI_BUS_ID}
-- {name: CUDA_MPS_PIPE_DIRECTORY, value: /run/memory/mps}
-{{- end }}
-{{- end -}}
-
-{{- define "baton.usedGpus" -}}
-{{- if .Values.gpu.enabled }}
-- {name: CUDA_VISIBLE_DEVICES, value: {{ .Values.gpu.devices | quote }}}
-{{- end }}
-{{- end -}}
-
-{{- define "baton.link" -}}
-- --net-router-endpoint=tcp://{{ include "baton.name" . }}-internal:5570
-- --net-secret-file=/run/secrets/baton/secret
-{{- end -}}
-
 {{- define "baton.modelArgument" -}}
-{{- if and (not .Values.model.claim) (not (and .Values.model.id .Values.model.cacheClaim)) -}}
-{{- fail "model: either claim, or id and cacheClaim" -}}
+{{- if not (or .Values.model.claim .Values.model.id) -}}
+{{- fail "model: either claim, or id" -}}
 {{- end -}}
 {{- default "/model" .Values.model.id -}}
 {{- end -}}
@@ -103,7 +112,7 @@ securityContext:
 {{- end }}
 {{- end -}}
 
-{{- define "baton.modelMounts" -}}
+{{- define "baton.mounts" -}}
 {{- if .Values.model.claim -}}
 - {name: model, mountPath: /model, readOnly: true{{ with .Values.model.subPath }}, subPath: {{ . | quote }}{{ end }}}
 {{- else -}}
@@ -111,20 +120,24 @@ securityContext:
 {{- end }}
 - {name: secret, mountPath: /run/secrets/baton, readOnly: true}
 - {name: tmp, mountPath: /tmp}
+{{- with .Values.pods.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
-{{- define "baton.modelVolumes" -}}
+{{- define "baton.volumes" -}}
 {{- if .Values.model.claim -}}
 - {name: model, persistentVolumeClaim: {claimName: {{ .Values.model.claim }}, readOnly: true}}
-{{- else -}}
+{{- else if .Values.model.cacheClaim -}}
 - {name: models, persistentVolumeClaim: {claimName: {{ .Values.model.cacheClaim }}}}
+{{- else -}}
+- {name: models, emptyDir: {}}
 {{- end }}
-{{ include "baton.secretVolume" . }}
-{{- end -}}
-
-{{- define "baton.secretVolume" -}}
 - {name: secret, secret: {secretName: {{ default (include "baton.name" .) .Values.secret.existing }}, defaultMode: 0440}}
 - {name: tmp, emptyDir: {}}
+{{- with .Values.pods.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* Ends when the model is there; the others have it without a way to the Hub. */}}
@@ -140,6 +153,7 @@ initContainers:
       - name: HF_TOKEN
         valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
     {{- end }}
+    {{- with .Values.pods.extraEnv }}{{ toYaml . | nindent 6 }}{{ end }}
     {{- include "baton.hardened" . | nindent 4 }}
     volumeMounts:
       - {name: models, mountPath: /models}
