@@ -25,8 +25,7 @@ from deploy.processes.mps import open_mps
 from deploy.processes.placement import Placement, spread_workers
 from deploy.processes.runtime_dir import make_runtime_dir, until_lost
 from deploy.processes.supervisor import keep_until_stopped
-from deploy.serve.command import Fleet, forking, notify_ready, place, with_mps
-from deploy.serve.model_source import weights_bytes
+from deploy.serve.command import Fleet, forking, held_bytes, notify_ready, place, with_mps
 
 LOOK_S = 0.5
 """Seconds between two questions whether the router knows the workers."""
@@ -42,7 +41,7 @@ async def join(config: Config, fleet: Fleet, host: str, start: StartLog) -> int:
     form = config.log.format
     placements = joining(config, fleet, host)
     modules = modules_of(placements) if fleet.fork_server else ()
-    model_bytes = weights_bytes(Path(config.model.path), config.model.quantization, config.model.head)
+    model_bytes = held_bytes(config, placements)
     require_address_space(model_bytes + config.kv.cpu_pool_bytes)
     with background_writer(sys.stderr.fileno(), form) as log, make_runtime_dir() as runtime_dir:
         console = Console(log, log if sys.stderr.isatty() else None, form)
