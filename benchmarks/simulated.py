@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from statistics import median
 
 from benchmarks.presets import settings
 from benchmarks.tables.cells import (
@@ -52,7 +53,8 @@ FRACTIONS = {(SMALL_GPU, "qwen3-8b"): 0.17, (ONE_GPU, "qwen3-32b"): 0.6}
 """Systems' share of a GPU's memory, where not the default (README.md, *Other models*)."""
 
 
-TURNING = "baton, share 95, turns"
+BESIDE = "vllm"
+"""System beside which loads with turns were measured, each server alone at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Case:
     layout: str
     num_gpus: int
     model: str = MODEL
+    beside: str = ""  # the other system of the run
 
     @property
     def label(self) -> str:
@@ -74,7 +77,7 @@ class Case:
             " with 24 GB" if self.hardware == SMALL_GPU else " of a machine of 4" if self.hardware == FOUR_GPUS else ""
         )
         load = self.workload.removesuffix(",").removesuffix(" requests")
-        turns = ", turns" if self.system == TURNING else ""
+        turns = ", turns" if self.beside else ""
         return f"{model}{self.layout} on {gpus}, {load}{turns}"
 
 
@@ -88,7 +91,7 @@ def _cases() -> Iterator[Case]:
     yield from (Case(load, ONE_GPU, "baton", "1P1D", 1) for load in (*lone, *loads, *small, *known))
     turning = ["concurrency 8, 1024/128,", "concurrency 64, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128, 512",
                "8 req/s, 4096/256,", "concurrency 4, 30000/128,", "concurrency 256, 128/512,"]  # fmt: skip
-    yield from (Case(load, ONE_GPU, TURNING, "1P1D", 1) for load in turning)
+    yield from (Case(load, ONE_GPU, "baton", "1P1D", 1, beside=BESIDE) for load in turning)
     yield from (Case(load, TWO_GPUS, "baton 1P1D", "1P1D", 2) for load in (*lone, *loads))
     shared = ("concurrency 1, 1024/128,", "32 req/s, 1024/128,", "at once, 1024/128,",
               "24 req/s, 400x4096 (Zipf 1)+256/128,")  # fmt: skip
@@ -124,20 +127,24 @@ class Comparison:
 
 
 def compare(case: Case, rows: Sequence[Row]) -> list[Comparison]:
-    """Compare every figure of the newest run of the case's load; empty without a run."""
-    cells = {name: newest(rows, case.hardware, case.system, case.workload, name, model=case.model) for name in FIGURES}
+    """Compare every figure of the newest runs of the case's load, by medians; empty without a run."""
+    kind = {"model": case.model, "beside": case.beside}
+    cells = {name: newest(rows, case.hardware, case.system, case.workload, name, **kind) for name in FIGURES}
     rows_of = {name: cell for name, cell in cells.items() if cell is not None and cell.value > 0}
     if not rows_of:
         return []
     first = next(iter(rows_of.values())).row
-    fraction = FRACTIONS.get((case.hardware, case.model), MEMORY_FRACTION)
+    fraction = FRACTIONS.get((case.hardware, case.model), _flags(first).get("--kv-memory-fraction", MEMORY_FRACTION))
     costs = Costs(_rates(case.model), memory_fraction=fraction)
     layout = parse_layout(case.layout, case.num_gpus)
-    load = load_of(first.command)
-    if max(each.num_outputs for each in load.arrivals) == 2:
+    loads = [load_of(run.command) for run in first.runs or [first]]
+    if max(each.num_outputs for each in loads[0].arrivals) == 2:
         del rows_of["tpot_p50"]  # the first gap by another name
-    outcome = simulate(layout, costs, load, targets=targets_of(first))
-    return [Comparison(case, cell.row, name, cell.value, outcome.figure(name)) for name, cell in rows_of.items()]
+    outcomes = [simulate(layout, costs, load, targets=targets_of(first)) for load in loads]
+    return [
+        Comparison(case, cell.row, name, cell.value, median(outcome.figure(name) for outcome in outcomes))
+        for name, cell in rows_of.items()
+    ]
 
 
 def table(rows: Sequence[Row]) -> TableData:
@@ -156,9 +163,14 @@ def table(rows: Sequence[Row]) -> TableData:
 
 def targets_of(row: Row) -> SloSection:
     """Return the targets of a row's workers, by the command that started them."""
-    words, usual = shlex.split(row.started_by), SloSection() if row.date >= TURNS_SINCE else NO_TURNS
-    told = {name: float(value) for name, value in pairwise(words) if name in ("--slo-itl-ms", "--slo-ttft-ms")}
+    told, usual = _flags(row), SloSection() if row.date >= TURNS_SINCE else NO_TURNS
     return SloSection(told.get("--slo-itl-ms", usual.itl_ms), told.get("--slo-ttft-ms", usual.ttft_ms))
+
+
+def _flags(row: Row) -> dict[str, float]:
+    """Return what matters here of the command that started a row's workers."""
+    names = ("--slo-itl-ms", "--slo-ttft-ms", "--kv-memory-fraction")
+    return {name: float(value) for name, value in pairwise(shlex.split(row.started_by)) if name in names}
 
 
 def load_of(command: str) -> Load:

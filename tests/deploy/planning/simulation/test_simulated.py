@@ -32,8 +32,6 @@ MISSES = {
     ("qwen3-8b 1P1D on 1 GPU with 24 GB, concurrency 8, 1024/128", "ttft_p50"),
     ("1P1D on 1 GPU, 32 req/s, 1024/128", "tpot_p50"),
     ("2P2D on 2 GPUs, 24 req/s, 400x4096 (Zipf 1)+256/128", "ttft_p50"),
-    ("1P1D on 1 GPU, 8 req/s, 4096/256, turns", "ttft_p99"),
-    ("1P1D on 1 GPU, concurrency 4, 30000/128, turns", "ttft_p50"),
     ("1P1D on 1 GPU, concurrency 256, 128/512, turns", "ttft_p50"),
     ("1P1D on 1 GPU, concurrency 256, 128/512, turns", "ttft_p99"),
 }
@@ -42,8 +40,7 @@ that what the router itself takes for so many requests at once is more than comp
 prefixes that are there, which are so few to a step that attention fills no GPU. And decode steps beside prompts that
 come one after the other at 70 % of what a GPU computes: they are held up less than beside a single long prompt. And
 those beside many prompts at once, which had the whole GPU in a backlog when they were measured, and keep to their
-share in the simulation without turns. With turns: what streams beside long prompts get while these are in time, as the
-measured prompts had 95 % of the GPU and simulated ones have 80; and 256 short prompts at once, by the router again.
+share in the simulation without turns. With turns: 256 short prompts at once, by the router again.
 """
 
 
