@@ -224,9 +224,11 @@ def _with_a_sound_session(message: Any) -> Any:
         case FrontDone():
             num_rows = len(message.tickets) // ID_BYTES
             return replace(message, have_stopped=message.have_stopped[:num_rows].ljust(num_rows, b"\0"))
-        case FrontTokens() | FrontScores():
-            rows = message.tickets if isinstance(message, FrontTokens) else message.ranks
-            return replace(message, num_logprobs=_packed([1] * (len(rows) // ID_BYTES)))
+        case FrontTokens():
+            ones = _packed([1] * (len(message.tickets) // ID_BYTES))
+            return replace(message, token_ids=message.tickets, num_logprobs=ones)
+        case FrontScores():
+            return replace(message, num_logprobs=_packed([1] * (len(message.ranks) // ID_BYTES)))
         case _:
             return message
 
