@@ -28,6 +28,7 @@ async def test_starts_announces_once_and_drains_the_router_first_and_memory_last
     announced: list[Health] = []
     supervisor = stage.supervisor("memory", "decode-0", "decode-1")
     async with running(supervisor, announced.append) as run:
+        await eventually((stage.directory / "memory.pid").exists)  # it has a handler
         assert len(announced) == 1
         pids = {worker.pid for worker in announced[0].workers}
         supervisor.stop()
@@ -59,6 +60,7 @@ async def test_a_killed_worker_comes_back_and_so_does_a_drained_one(
 async def test_a_router_whose_port_another_has_is_not_started_again_and_all_ends_in_order(stage: Stage) -> None:
     supervisor = stage.supervisor("memory", "decode-0")
     async with running(supervisor, lambda _: None) as run:
+        await eventually((stage.directory / "memory.pid").exists)  # it has a handler
         router = supervisor.keeper.pid("router")
         assert router is not None
         os.kill(router, signal.SIGUSR1)  # it ends with RELIEVED_STATUS
