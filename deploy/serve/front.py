@@ -8,6 +8,7 @@ from common.base.errors import ConfigError
 from common.settings.argument_parser import Commands
 from common.settings.config import ROUTER_SECTIONS, Config
 from common.settings.options import add_flags, from_flags, to_flags
+from deploy.processes.exec_child import child_environment
 from deploy.serve.command import with_model
 
 MODULE = "router.front"
@@ -44,4 +45,5 @@ def front(args: argparse.Namespace) -> int:
     if not config.router.front_endpoint:
         raise ConfigError("baton front needs --dispatcher, the --router-front-endpoint of a router")
     config = with_model(config, config.model.path)
-    os.execv(sys.executable, [sys.executable, "-m", MODULE, *to_flags(config, ROUTER_SECTIONS)])
+    command = [sys.executable, "-P", "-m", MODULE, *to_flags(config, ROUTER_SECTIONS)]
+    os.execve(sys.executable, command, child_environment(os.environ))
