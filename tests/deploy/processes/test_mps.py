@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import ConfigError
+from common.base.json_file import JsonObject
 from common.settings.config import Config, ModelSection, PrefillSection
 from common.settings.options import parse
 from deploy.autoscale.judge import Pace
 from deploy.autoscale.options import AutoscaleOptions
 from deploy.cli import ALL_SECTIONS
-from deploy.operate.health import Health
 from deploy.processes import mps
 from deploy.processes.console import Console
 from deploy.processes.launch_plan import SOURCE_ROOT, ProcessSpec
@@ -335,11 +335,12 @@ async def test_workers_get_it_and_the_operator_reads_it(fake: FakeMps) -> None:
         assert {"prefill-0", "prefill-1", "decode-2"} <= set(changing.environs) and "prefill-1" in changing.flags, (
             "where roles change, both may be on any of their GPUs for a while"
         )
-    health = Health("ok", (), (), ())
+    health: JsonObject = {"status": "ok", "problems": [], "workers": {}, "kv_paths": []}
     assert ready_text(config, health, opened).splitlines()[0].endswith(opened.text)
     assert "no MPS (decode steps share the GPU by time slices)" in ready_text(config, health, NO_MPS)
     assert "MPS" not in ready_text(config, health, Mps())
-    assert "\n  degraded: no way" in ready_text(config, replace(health, status="degraded", problems=("no way",)), Mps())
+    degraded = health | {"status": "degraded", "problems": ["no way"]}
+    assert "\n  degraded: no way" in ready_text(config, degraded, Mps())
 
 
 @pytest.mark.gpu
