@@ -97,8 +97,10 @@ def pairs_by_group(
 ) -> list[tuple[Sequence[int], Sequence[int]]]:
     """Return source and target blocks of each group, counted within the group.
 
-    Raises TransferFailed if the numbers of blocks differ in a group.
+    Raises TransferFailed for ids outside the peer's pool, or if the numbers of blocks differ in a group.
     """
+    if source_ids and not 0 <= min(source_ids) <= max(source_ids) < theirs.num_ids:
+        raise TransferFailed(f"block ids {min(source_ids)} to {max(source_ids)}, the peer has {theirs.num_ids}")
     sources, targets = theirs.within_groups(source_ids), ours.within_groups(target_ids)
     if [len(ids) for ids in sources] != [len(ids) for ids in targets]:
         raise TransferFailed(
