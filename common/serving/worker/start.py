@@ -8,7 +8,7 @@ processes that map the affected memory must stop.
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,7 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.starter import Starter
 from common.serving.worker.drain import Drain
 from common.serving.worker.gpu_lease import placed
-from common.settings.config import Config, NetSection
+from common.settings.config import WORKER_SECTIONS, Config, NetSection
 from common.settings.options import parse
 from common.wire.messages.worker import Role, WorkerReady
 from common.wire.messages.worker_id import make_epoch, make_worker_id
@@ -71,12 +71,12 @@ Build = Callable[[Config, Incarnation], WorkerLoop]
 """Makes a worker ready to run."""
 
 
-def worker_main(role: Role, sections: Sequence[str], description: str, build: Build) -> int:
+def worker_main(role: Role, description: str, build: Build) -> int:
     """Run a worker process from start to end; return its exit status."""
     prog, start = f"python -m {role.name.lower()}_worker", StartLog()
     start.ended("imports")
     try:
-        config = parse(Config, sections, prog, description, sys.argv[1:])
+        config = parse(Config, WORKER_SECTIONS, prog, description, sys.argv[1:])
     except BatonError as error:
         print(f"{prog}: {error}", file=sys.stderr)  # noqa: T201 - there is no log before there are settings
         return 2

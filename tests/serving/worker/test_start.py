@@ -16,7 +16,7 @@ from common.base.errors import MemoryLost
 from common.base.log import StartLog
 from common.serving.worker import start
 from common.serving.worker.drain import Drain
-from common.settings.config import WORKER_SECTIONS, Config
+from common.settings.config import Config
 from common.wire.messages.worker import Role
 from prefill_worker.__main__ import build
 
@@ -109,7 +109,7 @@ def test_a_worker_with_settings_that_serve_nothing_ends_with_2(
     argv: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
-    assert start.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+    assert start.worker_main(Role.PREFILL, "", build) == 2
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_worker_without_a_secret_that_it_can_use_says_so_before_it_waits_for_a
     argv = ["--net-router-endpoint", "tcp://127.0.0.1:9", "--net-secret-file", str(secret),
             "--worker-memory-socket", str(tmp_path / "nobody.sock")]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["prefill_worker", *argv])
-    assert start.worker_main(Role.PREFILL, WORKER_SECTIONS, "", build) == 2
+    assert start.worker_main(Role.PREFILL, "", build) == 2
     logging.getLogger().handlers[0].flush()
     assert re.search(problem, capfd.readouterr().err)
 
