@@ -23,7 +23,7 @@ from deploy.operate.health import local_url, transports
 from deploy.processes.console import Console, background_writer
 from deploy.processes.early import Early
 from deploy.processes.forks import ForkServer, modules_of
-from deploy.processes.keeper import Deadlines
+from deploy.processes.keeper import Deadlines, Lifetime
 from deploy.processes.launch_plan import STANDBYS, Kind, ProcessSpec, WorkerPlan, all_processes, plan_workers
 from deploy.processes.machine import detect_gpus, num_cores, require_address_space
 from deploy.processes.mps import Mps, MpsOptions, open_mps
@@ -120,10 +120,11 @@ async def forking(fork_server: ForkServer) -> AsyncIterator[ForkServer]:
         await fork_server.end()
 
 
-async def end_without(runtime_dir: Path, supervisor: Supervisor) -> None:
+async def end_without(runtime_dir: Path, system: Supervisor | Lifetime) -> None:
     """End in order when the sockets are gone, because no worker could start again; connections last until then."""
+    await system.ready.wait()
     await until_lost(runtime_dir)
-    supervisor.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")
+    system.fail(f"{runtime_dir} was removed, so that workers could not reach one another; start again, and keep it")
 
 
 def _autoscale(
