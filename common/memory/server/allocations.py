@@ -16,7 +16,7 @@ from common.memory.blocks.pool import User
 from common.memory.devices.backing import gb
 from common.memory.server.connections import Client
 from common.memory.server.pools import Pools
-from common.memory.server.regions import RegionKey, Regions
+from common.memory.server.regions import Regions
 from common.wire.messages.memory import MemoryRefused, PoolWanted, RegionState, WeightsWanted
 from common.wire.values.pool_shape import shown
 
@@ -67,11 +67,10 @@ class Allocations:
         return answers
 
     def _weights(self, client: Client, wanted: WeightsWanted) -> list[Answer]:
-        key = RegionKey(wanted.fingerprint, wanted.layout, wanted.num_bytes)
-        answer = self.regions.want(client.number, key)
-        state = self.regions.regions[key].state_for(client.number)
+        answer = self.regions.want(client.number, wanted)
+        state = self.regions.regions[wanted].state_for(client.number)
         what = {RegionState.EMPTY: "fills", RegionState.FILLING: "waits for", RegionState.FILLED: "maps"}[state]
-        logger.info("%s %s %.2f GB of weights of %s", client, what, key.num_bytes / 1e9, key.fingerprint)
+        logger.info("%s %s %.2f GB of weights of %s", client, what, wanted.num_bytes / 1e9, wanted.fingerprint)
         return [answer]
 
 
