@@ -7,7 +7,6 @@ refused: no room ever, or not within `PATIENCE_S`; the client is dropped.
 
 import logging
 import time
-from collections.abc import Callable
 
 from common.base.errors import MemoryShort
 from common.memory.base.channel import Gone
@@ -29,12 +28,12 @@ PATIENCE_S = 30.0
 class Allocations:
     """Requests of all clients for memory; a client waits for at most one."""
 
-    def __init__(self, regions: Regions, pools: Pools, clock: Callable[[], float] = time.monotonic) -> None:
-        self.regions, self.pools, self._clock = regions, pools, clock
+    def __init__(self, regions: Regions, pools: Pools) -> None:
+        self.regions, self.pools = regions, pools
 
     def add(self, client: Client, message: WeightsWanted | PoolWanted) -> list[Answer]:
         """Try to grant a client's request, or let the client wait; raises Gone."""
-        client.wanted, client.wanted_until_s = message, self._clock() + PATIENCE_S
+        client.wanted, client.wanted_until_s = message, time.monotonic() + PATIENCE_S
         return self.grant(client)
 
     def grant(self, client: Client) -> list[Answer]:
@@ -44,7 +43,7 @@ class Allocations:
         try:
             answers = self._pool(client, wanted) if isinstance(wanted, PoolWanted) else self._weights(client, wanted)
         except MemoryShort as short:
-            if short.is_for_good or self._clock() > client.wanted_until_s:
+            if short.is_for_good or time.monotonic() > client.wanted_until_s:
                 waited = "" if short.is_for_good else f", for {PATIENCE_S:.0f} s"
                 reason = refusal(f"{short}{waited}", wanted, self.regions, self.pools)
                 client.channel.send(MemoryRefused(reason))
