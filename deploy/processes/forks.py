@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import ctypes
-import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
 
-from deploy.processes.child import Backoff, Child, describe_exit, make_pipe
+from deploy.processes.child import Adopted, Backoff, Child, describe_exit, make_pipe
 from deploy.processes.console import Console
 from deploy.processes.early import FORK_SERVER, NO_THREADS, Early, modules_for
 from deploy.processes.fork_server import order
@@ -181,28 +180,3 @@ class ForkServer:
         except BaseException:
             output.close()
             raise
-
-
-class Adopted:
-    """A child that asyncio has not started, with the interface needed by `Child`."""
-
-    def __init__(self, pid: int) -> None:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises ChildProcessError if not adopted
-        self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
-        self._loop = asyncio.get_running_loop()
-        self._code: asyncio.Future[int] = self._loop.create_future()
-        self._loop.add_reader(self._pidfd, self._reap)
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._code)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if not self._code.done():
-            os.kill(self.pid, number)
-
-    def _reap(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        _, status = os.waitpid(self.pid, 0)
-        self._code.set_result(os.waitstatus_to_exitcode(status))
