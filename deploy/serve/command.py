@@ -155,9 +155,7 @@ def _autoscale(
 def with_mps(spec: ProcessSpec, mps: Mps) -> ProcessSpec:
     """Add environment and flags of `mps` to a process; the user's flags come last and win."""
     flags = (*mps.flags.get(spec.name, ()), *spec.flags)
-    same_for_all = next(iter(mps.environs.values()), {})
-    env = same_for_all if spec.kind is Kind.MEMORY else mps.environs.get(spec.name, {})
-    return replace(spec, flags=flags, env=env)
+    return replace(spec, flags=flags, env={} if spec.kind is Kind.ROUTER else mps.environ)
 
 
 async def serve(config: Config, fleet: Fleet, start: StartLog, early: Early | None = None) -> int:
