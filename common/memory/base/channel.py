@@ -64,7 +64,10 @@ class Channel:
         try:
             while self.unsent:
                 data, descriptor = self.unsent[0]
-                num_sent = self._send(data, descriptor)
+                if descriptor is None:
+                    num_sent = self.connection.send(data)
+                else:
+                    num_sent = socket.send_fds(self.connection, [data], [descriptor])
                 self.unsent.popleft()
                 self.num_unsent_bytes -= num_sent
                 if num_sent < len(data):
@@ -101,12 +104,6 @@ class Channel:
         while self.descriptors:
             os.close(self.descriptors.popleft())
         self.connection.close()
-
-    def _send(self, data: memoryview, descriptor: int | None) -> int:
-        """Return the number of bytes sent."""
-        if descriptor is None:
-            return self.connection.send(data)
-        return socket.send_fds(self.connection, [data], [descriptor])
 
     def _read(self) -> bool:
         """Read arrived bytes; return False at the end of the connection."""

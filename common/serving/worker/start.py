@@ -28,7 +28,7 @@ from common.serving.worker.gpu_lease import placed
 from common.settings.config import WORKER_SECTIONS, Config, NetSection
 from common.settings.options import parse
 from common.wire.messages.worker import Role, WorkerReady
-from common.wire.messages.worker_id import make_epoch, make_worker_id
+from common.wire.messages.worker_id import make_epoch, make_id
 from common.wire.transport.endpoints import AUTO, ROUTER_SOCKET, memory_socket, resolved
 from common.wire.transport.router_link import RouterLink
 from common.wire.transport.sockets import check, handoff_endpoint
@@ -73,7 +73,7 @@ Build = Callable[[Config, Incarnation], WorkerLoop]
 
 def worker_main(role: Role, description: str, build: Build) -> int:
     """Run a worker process from start to end; return its exit status."""
-    prog, start = f"python -m {role.name.lower()}_worker", StartLog()
+    prog, start = f"python -m {role.label}_worker", StartLog()
     start.ended("imports")
     try:
         config = parse(Config, WORKER_SECTIONS, prog, description, sys.argv[1:])
@@ -82,7 +82,7 @@ def worker_main(role: Role, description: str, build: Build) -> int:
         return 2
     freeze_imports()
     tame_allocator()  # kernel compilers and weight readers are many threads
-    worker_id = make_worker_id(role, config.worker.id)
+    worker_id = make_id(role.label, config.worker.id)
     setup_logging(worker_id, config.log.level, config.log.format)
     raise_open_files()
     drain = Drain(config.worker.drain_s)
@@ -100,7 +100,7 @@ def worker_main(role: Role, description: str, build: Build) -> int:
     except MemoryLost as error:
         logger.error("%s", error)
         return 1
-    drain.started()
+    drain.has_started = True
     freeze_and_trim()
     start.ended("registration")
     start.report(logger)
@@ -165,7 +165,7 @@ def _incarnation(config: Config, role: Role, worker_id: str, drain: Drain, start
         )
     num_sharers = config.kv.prefill_sharers if role is Role.PREFILL else config.kv.decode_sharers
     if not num_sharers:
-        option = f"kv.{role.name.lower()}_sharers"
+        option = f"kv.{role.label}_sharers"
         raise ConfigError(f"{option} = 0: this worker shares the pool, too; say how many of its kind do")
     epoch = make_epoch()
     return Incarnation(worker_id, epoch, drain, _memory(config, role, worker_id, epoch), start)
