@@ -8,7 +8,6 @@ ends the agent, on a thread. Until then no pull under way is over, so target blo
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
@@ -32,22 +31,6 @@ Groups = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Source and target blocks of each group, counted within the group."""
 
 
-class Reads(Protocol):
-    """Reads of all pulls of a visit; raises AgentError."""
-
-    def begin(self, groups: Groups) -> Callable[[], bool]:
-        """Begin the reads of a pull; the result goes on with them, and tells whether all bytes are in the pool."""
-        ...
-
-    def close(self) -> None:
-        """Begin no more; waits for calls of the agent to return. The caller then destroys the agent."""
-        ...
-
-    def free(self) -> None:
-        """Wait until nothing writes into the pool any more; call after the agent's end. Raises CopyFailed."""
-        ...
-
-
 class NixlPeerPool:
     """A pool lent by another host. Opened by the first pull, because an agent takes half a second."""
 
@@ -59,7 +42,7 @@ class NixlPeerPool:
             self.proof_bytes = claim.slots.num_bytes
         self.problem = ""
         self.bytes_per_s, self.num_pending_bytes = 0.0, 0  # of pulls under way
-        self.reads: Reads | None = None  # set once open
+        self.reads: DirectReads | StagedReads | None = None  # set once open
         self.is_open, self.is_over = threading.Event(), threading.Event()
         self._agent: Agent | None = None
         self._target: KVPool | None = None
