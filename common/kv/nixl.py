@@ -17,7 +17,8 @@ from common.kv.nixl_staged import StagedReads
 from common.kv.pool import KVPool
 from common.kv.transport import check_size, pairs_by_group
 from common.memory.base.nixl_agent import Agent, AgentError, bindings
-from common.memory.client.client import LentClaim, PoolClaim
+from common.memory.client.client import PoolClaim
+from common.memory.client.peer_pool_client import LentClaim
 from common.wire.messages.worker_id import make_epoch
 
 GRACE_S, SLOWNESS = 2.0, 8

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from common.kv.pool import KVPool
 from common.memory.base.nixl_agent import Agent
-from common.memory.client.client import LentClaim
+from common.memory.client.peer_pool_client import LentClaim
 
 MAX_READ_BLOCKS = 256
 """Blocks of a read. Progress inside a read is invisible, so a long pull is divided."""

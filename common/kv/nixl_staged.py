@@ -14,7 +14,7 @@ from common.kv.pool import KVPool
 from common.kv.staged_copies import StagedCopies, copies_into
 from common.kv.staging import Job, Piece, Pipeline, pieces
 from common.memory.base.nixl_agent import Agent, AgentError
-from common.memory.client.client import LentClaim
+from common.memory.client.peer_pool_client import LentClaim
 from common.memory.client.stager import Stager
 from common.memory.devices.backing import CopyFailed
 
