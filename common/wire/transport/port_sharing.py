@@ -15,7 +15,7 @@ from pathlib import Path
 from common.wire.transport.endpoints import is_served, peer_of
 
 MAX_LISTENERS = 16
-MAX_RECEIVERS = 16
+MAX_RECEIVERS = 64
 HERE, TAKEN = b"h", b"t"
 RELIEVED_STATUS = 3
 """Exit status of a router after losing its port to a successor; do not restart the router."""
