@@ -7,7 +7,7 @@ from common.base.errors import MemoryLost
 from common.memory.base.channel import MAX_UNSENT_BYTES
 from common.memory.client.connection import Connection
 from common.memory.client.gate_connection import GateConnection
-from common.wire.messages.memory import MemoryKnock, MemoryMessage
+from common.wire.messages.memory import KVDeclined, KVOffer, MemoryKnock, MemoryMessage
 
 MANY_UNSENT_BYTES = MAX_UNSENT_BYTES // 16
 """Bound for new work; launched steps add far less than the rest up to the channel's limit."""
@@ -33,6 +33,10 @@ class ServerLink:
                     self.connection.send(message)
                 except MemoryLost as lost:
                     self.lose(str(lost))
+
+    def decline(self, offer: KVOffer) -> None:
+        """Decline an offer, so the server may lease its blocks."""
+        self.send(KVDeclined(offer.request_id, offer.attempt))
 
     def keep_alive(self) -> None:
         """Ask whether the server is alive, when due; a long silence is a loss."""

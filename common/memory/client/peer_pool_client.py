@@ -26,7 +26,6 @@ from common.wire.messages.gates import PoolLent
 from common.wire.messages.memory import (
     BlocksFreed,
     KVAccepted,
-    KVDeclined,
     KVOffer,
     KVReceived,
     MemoryKnock,
@@ -123,10 +122,6 @@ class PeerPoolClient(ServerLink):
     def accept(self, offer: KVOffer) -> None:
         """Claim the blocks of an offer; their bytes stay valid until `free` or the end of the connection."""
         self.send(KVAccepted(offer.request_id, offer.attempt))
-
-    def decline(self, offer: KVOffer) -> None:
-        """Decline an offer, so the server may lease its blocks."""
-        self.send(KVDeclined(offer.request_id, offer.attempt))
 
     def look_up(self, request_id: str, attempt: int, digests: Sequence[bytes], first: int = 0) -> None:
         """Ask for blocks of a text's places from `first` on, by their digests; a `PromptBlocks` answers."""
