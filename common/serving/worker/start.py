@@ -25,6 +25,7 @@ from common.memory.client.client import MemoryClient
 from common.memory.client.starter import Starter
 from common.serving.worker.drain import Drain
 from common.serving.worker.gpu_lease import placed
+from common.serving.worker.peer_servers import PeerServers
 from common.settings.config import WORKER_SECTIONS, Config, NetSection
 from common.settings.options import parse
 from common.wire.messages.worker import Role, WorkerReady
@@ -42,13 +43,10 @@ class WorkerLoop(Protocol):
     """A prefill or decode worker."""
 
     link: RouterLink
+    peers: PeerServers  # memory servers whose memory is mapped here, except the device's own
 
     def run(self) -> None:
         """Work until drained."""
-        ...
-
-    def report_fault_to_peers(self, problem: str) -> None:
-        """Report a device fault to every memory server whose memory is mapped here, except the device's own."""
         ...
 
     def close(self) -> None:
@@ -148,7 +146,7 @@ def _run(worker: WorkerLoop, memory: MemoryClient) -> int:
         # First, because nothing else is sure to work any more.
         problem = _report_fault(memory)
         if problem:
-            worker.report_fault_to_peers(problem)
+            worker.peers.report_fault(problem)
         what = f"its device met a fault: {problem}" if problem else "it met an unexpected error"
         worker.link.farewell(f"{what}: {type(error).__name__}: {error}"[:300])
         worker.close()

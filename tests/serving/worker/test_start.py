@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ class Broken:
     def __init__(self) -> None:
         self.link: Any = self
         self.said: list[str] = []
+        self.peers = SimpleNamespace(report_fault=lambda it: self.said.append(f"to other memory servers: {it}"))
 
     def run(self) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -41,9 +43,6 @@ class Broken:
 
     def report_fault(self, problem: str) -> None:
         self.said.append(f"to the memory server: {problem}")
-
-    def report_fault_to_peers(self, problem: str) -> None:
-        self.said.append(f"to other memory servers: {problem}")
 
     def close(self) -> None:
         assert self.said, "the router is told first"
