@@ -76,16 +76,14 @@ class Child:
         self._output = asyncio.create_task(self._forward(output, console))
 
     @classmethod
-    async def start(
-        cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console, stdin: int = subprocess.DEVNULL
-    ) -> "Child":
-        """Start a process; `stdin` is a descriptor and stays the caller's."""
+    async def start(cls, spec: ProcessSpec, environ: Mapping[str, str], console: Console) -> "Child":
+        """Start a process without input."""
         output, from_output = make_pipe()  # asyncio's own pipe would wait for all writers to end
         with from_output:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *launcher(spec.argv),
-                    stdin=stdin,
+                    stdin=subprocess.DEVNULL,
                     stdout=from_output,
                     stderr=subprocess.STDOUT,
                     env={**child_environment(environ), **spec.env},
