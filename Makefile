@@ -16,6 +16,8 @@ dev := $(if $(own_env),$(VENV)/.dev)
 computing := tests/kernels tests/ops tests/models tests/memory tests/device tests/scheduling tests/kv tests/benchmarks tests/deploy/bench
 systems := tests/e2e
 chosen := not gpu and not gpu_types and not slow
+# Tests start hundreds of programs; without bytecode on disk, each compiles all sources that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 side_by_side = $(MAKE) --no-print-directory --jobs=4 --keep-going LABELLED=1

@@ -2,12 +2,12 @@
 
     python -P -m deploy.containers.container model MODEL                   # check for the model, or download it.
     python -P -m deploy.containers.container secret PATH                   # make a secret, unless there is one.
-    python -P -m deploy.containers.container PROGRAM MODEL [option ...]    # router, prefill_worker or decode_worker.
+    python -P -m deploy.containers.container PROGRAM MODEL [option ...]    # router, router.front, or a worker.
     python -P -m deploy.containers.container join MODEL [option ...]       # baton join.
 
 MODEL is the value of BATON_MODEL. Compose mounts the directory of this name; if empty, MODEL is a Hub id. The model
 then lies in the cache, filled by the first command above. A worker is named after its container. The options in the
-environment variable WORKER_FLAGS come last, so an overlay of the compose file need not repeat the others.
+environment variable OVERLAY_FLAGS come last, so an overlay of the compose file need not repeat the others.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
             path = downloaded(model)
             print(f"{model} is in {path}", flush=True)
             return 0
-        command = command_of(program, model, [*flags, *shlex.split(os.environ.get("WORKER_FLAGS", ""))])
+        command = command_of(program, model, [*flags, *shlex.split(os.environ.get("OVERLAY_FLAGS", ""))])
     except ConfigError as error:
         print(f"BATON_MODEL = {model}: {error}", file=sys.stderr)
         return 2

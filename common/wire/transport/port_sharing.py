@@ -19,7 +19,7 @@ from common.wire.transport.endpoints import is_served
 logger = logging.getLogger(__name__)
 
 MAX_LISTENERS = 16
-MAX_RECEIVERS = 16
+MAX_RECEIVERS = 64
 HERE, TAKEN = b"h", b"t"
 RELIEVED_STATUS = 3
 """Exit status of a router after losing its port to a successor; do not restart the router."""
