@@ -1,9 +1,9 @@
 """Search for the cheapest pair of workers, without a look at every pair.
 
-The cost of a pair is a sum of a prefill cost and a decode cost, plus a cost of moving KV between two pools, by the rate
-of their path. So among prefill workers with a path to every decode worker, few can be best for a given decode worker.
-The candidates are the best in the decode worker's pool, and the best of other pools at each rate: within the host, and
-of other hosts. Prefill workers with fewer paths are compared for each of their partners.
+The cost of a pair is a sum of a prefill cost and a decode cost, plus a cost of moving KV between two pools. That cost
+depends on the rate of their path. So among prefill workers with a path to every decode worker, few can be best for a
+given decode worker. The candidates are the best in the decode worker's pool, and the best of other pools at each rate.
+Prefill workers with fewer paths are compared for each of their partners.
 """
 
 from collections.abc import Iterable, Iterator, Set

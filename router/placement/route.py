@@ -70,6 +70,11 @@ class Cost(NamedTuple):
         return self.num_known + self.num_restored + self.num_taken
 
     @property
+    def num_handed_over(self) -> int:
+        """Prompt tokens that move from the prefill worker's pool to the decode worker's."""
+        return self.num_moved - self.num_taken
+
+    @property
     def total(self) -> float:
         """The whole cost, as tokens computed in an equal time."""
         prompt = self.num_waiting + self.num_computed + self.restoring

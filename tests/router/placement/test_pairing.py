@@ -205,7 +205,7 @@ def test_what_lies_on_another_host_costs_the_time_of_its_bytes() -> None:
         pool = pool_of(drawn, [decodes[0], replace(decodes[1], num_assigned=num_assigned)], [far, near, far, near], [])
         route = choose(pool, demand)
         assert route is not None and (route.prefill.id, route.decode.id) == ("PREFILL0", chosen)
-    assert route.cost.num_moved == 6 * BLOCK
+    assert route is not None and route.cost.num_moved == 6 * BLOCK
     assert route.cost.moving == pytest.approx(8 * TAKEN_AS_LONG * 6 * BLOCK), "eight times as long as computing"
     # What is in the pool there already is not moved.
     known = [[], [0, 1, 2, 3, 4, 5], []]
