@@ -57,7 +57,7 @@ class Pairing:
                 *((each, self._paths.rate(each, decode)) for each in partners),
             ):
                 moving = self._costs.moving(decode, rate) if prefill.pool != pool else 0.0
-                cost = self._prompt_costs[prefill] + moving + weight
+                cost = self._prompt_costs[prefill] + weight + moving
                 order = self._order(prefill, decode, cost)
                 if least is None or order < least:
                     least, chosen = order, (prefill, decode)
