@@ -44,6 +44,9 @@ class CudaPeerPool:
             self.close()
             raise
 
+    def is_open(self, target: KVPool) -> bool:
+        return True
+
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "CudaPull":
         """Launch a gather kernel for each group with blocks."""
         check_sources(source_ids, self.shape.num_ids)

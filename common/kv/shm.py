@@ -26,6 +26,9 @@ class ShmPeerPool:
         check_size(claim, worker_id, os.fstat(claim.descriptor).st_size)
         self.descriptor, self.shape, self.worker_id = claim.descriptor, claim.shape, worker_id
 
+    def is_open(self, target: KVPool) -> bool:
+        return True
+
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "FinishedPull":
         """Copy before returning, because a CPU has no asynchronous copies."""
         check_sources(source_ids, self.shape.num_ids)

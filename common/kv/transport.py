@@ -39,8 +39,15 @@ class PeerPool(Protocol):
     shape: PoolShape
     proof_bytes: int  # worth timing, to measure the rate
 
+    def is_open(self, target: KVPool) -> bool:
+        """Tell whether blocks can be pulled into `target`; the first call begins what that takes.
+
+        Raises TransferFailed if it cannot be done, or not in time.
+        """
+        ...
+
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> Pull:
-        """Begin to copy whole blocks, in order, each to a block of equal group; return at once.
+        """Begin to copy whole blocks, in order, each to a block of equal group; return at once. The pool is open.
 
         Raises TransferFailed if the copy cannot begin, for example for invalid ids.
         """
