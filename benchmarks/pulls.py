@@ -22,6 +22,8 @@ from common.memory.client.peer_pool_client import PeerPoolClient
 from common.wire.messages.handoff import KVPoolExport
 from deploy.bench.stats import Figure
 
+OPENING_S = 0.01
+"""Between two looks at a pool that opens."""
 PULL_DEADLINE_S = 30.0
 WARM_UP_PULLS = 3
 MAX_COVERS = 64
@@ -73,6 +75,8 @@ class HandoffBench:
         [self.group], [self.blocks] = layout.groups, self.pool.blocks
         check_compatible(export, self.pool, export.transport)
         self.peer: PeerPool = transport.open_peer(claim, export.worker_id, device)
+        while not self.peer.is_open(self.pool):
+            time.sleep(OPENING_S)
         self.num_covers = 1
         self._generator = torch.Generator().manual_seed(0)
 

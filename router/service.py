@@ -164,8 +164,6 @@ class Service(HttpService):
         match page:
             case Page.HEALTH:
                 return json.dumps(await self.health()).encode()
-            case Page.METRICS:
-                return await self.exposition()
             case Page.STATUS:
                 return await self.status_body()
 

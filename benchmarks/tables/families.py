@@ -18,6 +18,7 @@ MODELS = {
     "gpt-oss-20b": ("gpt-oss-20b", ""),
     "gpt-oss-120b": ("gpt-oss-120b", ""),
     "Gemma 3 4B": ("gemma3-4b", ""),
+    "Gemma 4 12B": ("gemma4-12b", ""),
     "DeepSeek-V2-Lite": ("deepseek-v2-lite", ""),
     "DeepSeek-V2-Lite, 9 of 27 layers": ("deepseek-v2-lite", ", 9 layers"),
 }

@@ -1,9 +1,11 @@
 """Inputs of llguidance: the model's tokens, limits, and compiled grammars."""
 
+import json
 import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import llguidance
 
@@ -63,17 +65,33 @@ class Grammars:
 def model_tokens(
     path: Path, vocab: int, end_ids: Sequence[int], slices: list[str] | None = None
 ) -> llguidance.LLTokenizer:
-    """Load all `vocab` tokens of the model at `path`; drop end ids missing in its tokenizer with a warning.
+    """Load the tokens of the model at `path`, of which it has `vocab`; drop tokens that it lacks.
 
-    `slices` are parts of the tokens to compute masks faster; None takes llguidance's own.
+    End ids missing in its tokenizer are dropped with a warning. `slices` are parts of the tokens to compute masks
+    faster; None takes llguidance's own.
     """
     source = open_model(path).tokenizer() if is_gguf(path) else str(path / TOKENIZER)  # a text, or the name of a file
     try:
         return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=list(end_ids) or None, slices=slices)
     except ValueError:
         size = llguidance.LLTokenizer(source, slices=[]).vocab_size
-        known = [token_id for token_id in end_ids if token_id < size]
-        if len(known) == len(end_ids):
-            raise
+    known = [token_id for token_id in end_ids if token_id < min(size, vocab)]
+    if len(known) < len(end_ids):
         logger.warning("grammars end no text with %s: the tokenizer has %d tokens", set(end_ids) - set(known), size)
-        return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=known or None, slices=slices)
+    if size > vocab:
+        source = first_tokens(source if is_gguf(path) else (path / TOKENIZER).read_text(), vocab)
+    return llguidance.LLTokenizer(source, n_vocab=vocab, eos_token=known or None, slices=slices)
+
+
+def first_tokens(tokenizer: str, vocab: int) -> str:
+    """Return the text of a tokenizer.json without tokens from id `vocab` on."""
+    content: dict[str, Any] = json.loads(tokenizer)
+    model = content["model"]
+    content["added_tokens"] = [token for token in content.get("added_tokens", ()) if token["id"] < vocab]
+    if isinstance(model["vocab"], list):
+        model["vocab"] = model["vocab"][:vocab]
+    else:
+        kept = model["vocab"] = {text: token_id for text, token_id in model["vocab"].items() if token_id < vocab}
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges", ())]
+        model["merges"] = [merge for merge in merges if "".join(merge) in kept]
+    return json.dumps(content, ensure_ascii=False)

@@ -8,22 +8,23 @@ ends the agent, on a thread. Until then no pull under way is over, so target blo
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
 from common.base.errors import TransferFailed
-from common.kv.blocks import check_sources
 from common.kv.nixl_direct import DirectReads
 from common.kv.nixl_staged import StagedReads
 from common.kv.pool import KVPool
 from common.kv.transport import check_size, pairs_by_group
 from common.memory.base.nixl_agent import Agent, AgentError, bindings
-from common.memory.client.client import LentClaim, PoolClaim
+from common.memory.client.client import PoolClaim
+from common.memory.client.peer_pool_client import LentClaim
 from common.wire.messages.worker_id import make_epoch
 
 GRACE_S, SLOWNESS = 2.0, 8
 """A pull may last `GRACE_S`, and `SLOWNESS` times as long as at the measured rate."""
+OPEN_S = 10.0
+"""Longest wait for an agent. The first of a process takes half a second, and two or more beside a GPU."""
 FIRST_BYTES_PER_S = 12.5e6
 """Assumed rate before the first measurement: 100 Mbit/s."""
 MEASURED_BYTES = 1 << 20
@@ -33,24 +34,8 @@ Groups = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Source and target blocks of each group, counted within the group."""
 
 
-class Reads(Protocol):
-    """Reads of all pulls of a visit; raises AgentError."""
-
-    def begin(self, groups: Groups) -> Callable[[], bool]:
-        """Begin the reads of a pull; the result goes on with them, and tells whether all bytes are in the pool."""
-        ...
-
-    def close(self) -> None:
-        """Begin no more; waits for calls of the agent to return. The caller then destroys the agent."""
-        ...
-
-    def free(self) -> None:
-        """Wait until nothing writes into the pool any more; call after the agent's end. Raises CopyFailed."""
-        ...
-
-
 class NixlPeerPool:
-    """A pool lent by another host. Opened by the first pull, because an agent takes half a second."""
+    """A pool lent by another host; a thread opens it."""
 
     proof_bytes = 16 << 20
 
@@ -60,24 +45,34 @@ class NixlPeerPool:
             self.proof_bytes = claim.slots.num_bytes
         self.problem = ""
         self.bytes_per_s, self.num_pending_bytes = 0.0, 0  # of pulls under way
-        self.reads: Reads | None = None  # set once open
-        self.is_open, self.is_over = threading.Event(), threading.Event()
+        self.reads: DirectReads | StagedReads | None = None  # set once open
+        self.is_over = threading.Event()
         self._agent: Agent | None = None
         self._target: KVPool | None = None
         self._opening: threading.Thread | None = None
+        self._open_by_s = 0.0
         self._is_closing = False
 
+    def is_open(self, target: KVPool) -> bool:
+        """See `PeerPool`; the target is registered once, so all pulls have the same."""
+        if self._opening is None:
+            self._target, self._open_by_s = target, time.monotonic() + OPEN_S
+            self._opening = threading.Thread(target=self._open, args=(target,), name="nixl")
+            self._opening.start()
+        is_late = time.monotonic() > self._open_by_s
+        if self.reads is not None and not self.problem:
+            return True
+        if self.problem or is_late:
+            self.fail(f"NIXL is not ready after {OPEN_S:.0f} s")
+            raise TransferFailed(self.problem)
+        return False
+
     def pull(self, source_ids: list[int], target: KVPool, target_ids: list[int]) -> "NixlPull":
-        """Begin to read; all pulls have the same target."""
-        check_sources(source_ids, self.shape.num_ids)
+        """Begin to read."""
         groups = pairs_by_group(self.shape, source_ids, target.shape, target_ids)
         if self.problem:
             raise TransferFailed(self.problem)
-        assert self._target in (None, target), "the target is registered once"
-        if self._opening is None:
-            self._target = target
-            self._opening = threading.Thread(target=self._open, args=(target,), name="nixl")
-            self._opening.start()
+        assert self.reads is not None and self._target is target, "the pool is open for this target"
         sizes = [group.block_bytes for group in self.shape.layout.groups]
         num_bytes = sum(size * len(ids) for size, (ids, _) in zip(sizes, groups, strict=True))
         return NixlPull(self, groups, num_bytes)
@@ -108,7 +103,6 @@ class NixlPeerPool:
             self.reads = reads(self._agent, self.claim, target)
         except AgentError as error:
             self.problem = f"pool of worker {self.worker_id}: {error}"
-        self.is_open.set()
 
     def _end(self) -> None:
         if self._opening is not None:
@@ -143,8 +137,6 @@ class NixlPull:
         pool = self.pool
         if pool.is_over.is_set():
             raise TransferFailed(pool.problem)
-        if pool.is_open.is_set() and pool.problem:
-            pool.fail(pool.problem)
         if pool.problem or not self._has_arrived():
             return False
         self._is_done = True
@@ -168,8 +160,7 @@ class NixlPull:
 
     def _is_read(self) -> bool:
         """Begin due reads; tell whether all have ended."""
-        if self.pool.reads is None:  # not open yet
-            return False
+        assert self.pool.reads is not None, "the pool is open"
         if self.are_read is None:
             self.begun_s = time.perf_counter()
             self.are_read = self.pool.reads.begin(self.groups)

@@ -28,10 +28,12 @@ Linger = Callable[[Pull, list[int]], None]
 def prove_path(peer: PeerPool, pool_id: int, ours: KVPool, allocator: Allocator, linger: Linger) -> Proof:
     """Pull and compare the proof block of each group, then time a larger pull.
 
-    Raises TransferFailed if bytes differ or are late, or no block is free to pull into. Borrowed blocks are given back,
-    also when the generator is closed; blocks of a late pull are given to `linger`.
+    Raises TransferFailed if the pool does not open, bytes differ or are late, or no block is free to pull into.
+    Borrowed blocks are given back, also when the generator is closed; blocks of a late pull are given to `linger`.
     """
     theirs, shape = peer.shape, ours.shape
+    while not peer.is_open(ours):
+        yield
     measured = _measured(peer, ours)
     yield from _room(allocator, tuple(max(1, count) for count in measured))
     one_each = (max(1, count) for count in map(min, measured, allocator.num_free))

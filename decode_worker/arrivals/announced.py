@@ -42,6 +42,10 @@ class Announced:
         sequence = self._sequences.get(key[0])
         return sequence is not None and sequence.key == key
 
+    def find(self, key: Key) -> DecodeSequence | None:
+        """Return the sequence of an announced attempt."""
+        return self._sequences[key[0]] if key in self else None
+
     def announce(self, sequence: DecodeSequence) -> Received | None:
         """Expect the offer of a request's prompt; return the prompt if the offer is here already."""
         self._sequences[sequence.request.request_id] = sequence

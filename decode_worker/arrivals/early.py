@@ -4,18 +4,23 @@ import time
 from collections.abc import Sequence
 
 from common.kv.pool import KVPool
+from common.memory.base.copy_costs import pull_us
 from common.serving.prompts.requests import Key, is_attempt
-from common.wire.messages.handoff import KVProgress
+from common.wire.messages.handoff import DecodeRequest, KVProgress
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.packing import unpack_ids
+from common.wire.values.resumption import bytes_to_resume
 from decode_worker.arrivals.ahead import SILENCE_S, Ahead, Begun
 from decode_worker.arrivals.announced import Announced
 from decode_worker.arrivals.pulled_prompt import Handoff
 from decode_worker.arrivals.sources import Sources
 from decode_worker.sequences.row_queue import RowQueue
 from decode_worker.sequences.scheduler import DecodeScheduler
+from decode_worker.sequences.sequence import DecodeSequence
 
 MAX_HINTS = 64
+LONG_US = 5000.0
+"""Pulls of cached blocks that take longer are avoided: a look-up takes less."""
 
 
 class EarlyPulls:
@@ -42,9 +47,12 @@ class EarlyPulls:
         request_id, attempt = key = (message.request_id, message.attempt)
         source_ids, source = unpack_ids(message.block_ids), self.sources.find(message.worker_id, message.epoch)
         self.drop(request_id, attempt - 1 if source_ids else attempt)
-        pool = source.server.pool if source is not None and source.server is not None else None
-        if not source_ids or pool is None or key not in self.announced:
+        sequence = self.announced.find(key)
+        if not source_ids or source is None or source.server is None or source.server.pool is None or sequence is None:
             return
+        if _is_mostly_here(self.scheduler.layout, sequence, message.num_tokens, source.gb_per_s):
+            return
+        pool = source.server.pool
         complete = pool.shape.by_group(source_ids)
         if not self.waiting and _may_be_of(self.scheduler.layout, message.num_tokens, complete):
             self.ahead.begin(key, pool, message.num_tokens)
@@ -87,6 +95,17 @@ class EarlyPulls:
         source = self.sources.forget(worker_id, epoch)
         if source is not None and source.server is not None and source.server.pool is not None:
             self.ahead.drop_source(source.server.pool)
+
+
+def _is_mostly_here(layout: KVLayout, sequence: DecodeSequence, num_tokens: int, gb_per_s: float) -> bool:
+    """Tell whether most of a prompt is cached here, as the router expects, and would take long to be pulled again.
+
+    Once complete, such a prompt is looked up, and only the rest is pulled.
+    """
+    request = sequence.request
+    if not isinstance(request, DecodeRequest) or 2 * request.num_known < num_tokens or not gb_per_s:
+        return False
+    return pull_us(bytes_to_resume(layout, request.num_known // layout.block_size), gb_per_s) > LONG_US
 
 
 def _may_be_of(layout: KVLayout, num_tokens: int, complete: Sequence[Sequence[int]]) -> bool:

@@ -27,7 +27,9 @@ def plan(args: argparse.Namespace) -> int:
     """Print the plan; return 0 if there is one, 1 if nothing keeps the limits. Raises ConfigError for bad input."""
     if args.ttft_ms is None and args.tpot_ms is None:
         raise ConfigError("no limit to plan for: give --ttft-ms, --tpot-ms or both")
-    layout = parse_layout(args.workers, args.gpus) if args.workers else None
+    if args.hosts > 1 and not args.host_gb_per_s:
+        raise ConfigError("--hosts: say how fast KV blocks travel between them with --host-gb-per-s")
+    layout = parse_layout(args.workers, args.gpus, args.hosts, is_spread=args.spread) if args.workers else None
     objectives = Objectives(args.ttft_ms or math.inf, args.tpot_ms or math.inf, args.percentile)
     rates = _rates(args)
     workload = _workload(args)
@@ -39,8 +41,11 @@ def plan(args: argparse.Namespace) -> int:
         print("No number of GPUs keeps these limits:", *(f"- {each}" for each in found), sep="\n")
         return 1
     each = estimate(costs, workload, objectives)
-    print(report.formula(each, workload) + "\n")
-    search = Search(costs, workload, objectives, each, args.gpus, targets=_targets(args), show=_show_progress)
+    print(report.formula(each, workload, args.host_gb_per_s) + "\n")
+    search = Search(
+        costs, workload, objectives, each, args.gpus, _targets(args), _show_progress,
+        args.hosts, args.host_gb_per_s, args.spread,
+    )  # fmt: skip
     if layout:
         trial = search.try_layout(layout)
         chosen = trial if search.attains(trial) else None
@@ -66,8 +71,9 @@ def _print_result(search: Search, chosen: Trial | None, model: str, flags: repor
         reached = f"; the best reaches {best.attainment:.1f} % ({best.layout.name})" if best else ""
         busy = search.estimate.prompt_busy + search.estimate.decode_busy
         print(
-            f"No layout of up to {search.most_gpus} GPUs keeps the limits{reached}. By formula {busy:.2f} GPUs are "
-            "busy: give more with --gpus, raise a limit, or plan for a part of the load, for several systems."
+            f"No layout of up to {search.most_gpus * search.most_hosts} GPUs keeps the limits{reached}. By formula "
+            f"{busy:.2f} GPUs are busy: give more with --gpus or --hosts, raise a limit, or plan for a part of "
+            "the load."
         )
         return 1
     at_once = search.workload.rate * search.estimate.request_ms / 1e3

@@ -35,6 +35,7 @@ class Estimate:
     least_prefill: float  # workers always busy with full steps, all prefixes found
     least_decode: float  # workers always busy with full batches of a single prefix
     request_ms: float  # from arrival to the last token, without waiting
+    moved_gb_per_s: float  # KV of all prompts, none of it known where they are decoded
 
 
 def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estimate:
@@ -47,6 +48,7 @@ def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estima
     alike = replace(batches, prefixes=prefixes and replace(prefixes, count=1))
     num_rows, most_rows = batches.most_rows(objectives.tpot_ms), alike.most_rows(math.inf)
     step_ms, steps_per_ms = batches.ms(num_rows), workload.rate * num_steps / len(lengths) / 1e3
+    inputs = [each.inputs for each in lengths if each.outputs > 1] or [0]
     full_ms = [costs.whole.full_ms(inputs, costs.step_tokens, cached) for inputs, _, cached in _all_found(workload)]
     return Estimate(
         prompt_ms=prompt_ms,
@@ -59,6 +61,7 @@ def estimate(costs: Costs, workload: Workload, objectives: Objectives) -> Estima
         least_prefill=workload.rate * sum(full_ms) / len(full_ms) / 1e3,
         least_decode=steps_per_ms * alike.ms(most_rows) / most_rows,
         request_ms=costs.rates.apart.request_ms + prompt_ms + num_steps / len(lengths) * step_ms,
+        moved_gb_per_s=workload.rate * sum(map(costs.rates.shape.context_bytes, inputs)) / len(inputs) / 1e9,
     )
 
 

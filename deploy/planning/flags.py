@@ -17,10 +17,10 @@ from deploy.planning.workload import Span
 DEFAULT_RATES = "h200-qwen3-4b"
 MAX_PREFIXES = 100_000
 DESCRIPTION = """\
-Say how many prefill and decode workers on how many GPUs of a host keep limits
-of the first token and of each token behind it: by a formula, and by simulating
-the queues of what it says and of its neighbours. Exit status 1 if nothing
-keeps them."""
+Say how many prefill and decode workers on how many GPUs keep limits of the
+first token and of each token behind it: by a formula, and by simulating the
+queues of what it says and of its neighbours, on one host or on several. Exit
+status 1 if nothing keeps them."""
 EPILOG = f"""\
 Which rates: --model-rates NAME is one of those that come with Baton ({", ".join(shipped())}) or a file of yours; with
 --model DIR they are scaled to that model's shape, which is an estimate. For a GPU without any, measure it: run there
@@ -58,7 +58,12 @@ def add_plan(commands: Commands) -> None:
     limit("--percentile", type=number(float, 1.0, 99.9), default=99.0, metavar="P", help=about)
     about = "GPUs of a host at most (default: 8)"
     limit("--gpus", type=number(int, 1, 256), default=8, metavar="N", help=about)
-    limit("--workers", metavar="xPyD", help="look at these workers only, on --gpus GPUs")
+    limit("--hosts", type=number(int, 1, 256), default=1, metavar="N", help="hosts at most, alike (default: 1)")
+    about = "what a host's network carries each way, GB/s; /health of two such hosts has it for each pair of workers"
+    limit("--host-gb-per-s", type=number(float, 1e-3, 1e4), default=0.0, metavar="R", help=about)
+    about = "with several hosts: prefill and decode workers on hosts of their own, not some of either on each"
+    limit("--spread", action="store_true", help=about)
+    limit("--workers", metavar="xPyD", help="look at these workers only, on --gpus GPUs of each of --hosts")
     usual = SloSection()
     about = f"as of workers: pauses of streams on shared GPUs; 0: no turns (default: {usual.itl_ms:g})"
     limit("--slo-itl-ms", type=number(float, 0.0, 1e4), default=usual.itl_ms, metavar="MS", help=about)

@@ -69,7 +69,7 @@ class Assignments:
         attempt.predictions = self._predict(route, completion.texts, completion.num_tokens)
         request = prefill_request(completion, route, now_s)
         if completion.may_be_handed_over:
-            self._send(route.decode.id, decode_request(request))
+            self._send(route.decode.id, decode_request(request, completion.num_tokens - route.cost.num_handed_over))
         self._send(route.prefill.id, request)
 
     def reduce_prompt(self, completion: Completion, num_cached: int) -> int:
@@ -183,7 +183,7 @@ def prefill_request(completion: Completion, route: Route, now_s: float) -> Prefi
     )
 
 
-def decode_request(request: PrefillRequest) -> DecodeRequest:
+def decode_request(request: PrefillRequest, num_known: int) -> DecodeRequest:
     """Make the message for the decode worker, sent ahead of a prompt computed by a prefill worker."""
     return DecodeRequest(
         request_id=request.request_id,
@@ -193,6 +193,7 @@ def decode_request(request: PrefillRequest) -> DecodeRequest:
         sampling=request.sampling,
         priority=request.priority,
         client=request.client,
+        num_known=num_known,
     )
 
 

@@ -1,4 +1,4 @@
-"""Counts of a front, and their export to Prometheus beside the dispatcher's families."""
+"""Counts of a front, and their export to Prometheus."""
 
 from collections import Counter
 from collections.abc import Iterator

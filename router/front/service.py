@@ -116,14 +116,11 @@ class FrontService(HttpService):
             }
 
     async def exposition(self) -> bytes:
-        """Return the front's own families, then the dispatcher's."""
+        """Return the front's own families; the dispatcher's are at the dispatcher."""
         link = self.link
-        own = self.counts.families(len(link.open), self.unread.num_bytes, has_session=link.has_session)
-        written = await exposition(own)
-        try:
-            return written + await link.page(Page.METRICS)
-        except TimeoutError:
-            return written
+        return await exposition(
+            self.counts.families(len(link.open), self.unread.num_bytes, has_session=link.has_session)
+        )
 
     async def status_body(self) -> bytes:
         try:

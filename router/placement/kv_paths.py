@@ -1,6 +1,7 @@
 """Registry of KV paths from prefill to decode workers, as reported by the decode workers."""
 
-from collections.abc import Callable, Collection, Iterator, Set
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 
 from common.wire.messages.operator import MAX_WORKERS
 from common.wire.messages.worker import KVPathReport, Role
@@ -23,6 +24,7 @@ class KVPaths:
         self._get = get
         self._reports: dict[Identity, dict[Identity, KVPathReport]] = {}  # by prefill worker, by decode worker
         self._partners: dict[Member, set[Member]] = {}  # registered workers only
+        self._by_rate: dict[Member, dict[float, set[Member]]] = {}  # by decode worker
         self._failed: dict[tuple[Identity, Identity], KVPathReport] = {}  # prefill, decode; both registered
 
     def __iter__(self) -> Iterator[KVPathReport]:
@@ -39,6 +41,7 @@ class KVPaths:
     def add_worker(self, worker: Member) -> None:
         """Apply reports received about a worker before its registration."""
         self._partners[worker] = set()
+        self._by_rate[worker] = {}
         for report in self._reports.get((worker.id, worker.epoch), {}).values():
             self._link(report)
 
@@ -46,6 +49,8 @@ class KVPaths:
         """Forget a worker, its reports, and reports about its paths."""
         for partner in self._partners.pop(worker, set()):
             self._partners[partner].discard(worker)
+            self._sort(worker, partner, None)
+        self._by_rate.pop(worker, None)
         identity = worker.id, worker.epoch
         self._failed = {pair: report for pair, report in self._failed.items() if identity not in pair}
         self._reports.pop(identity, None)
@@ -79,6 +84,18 @@ class KVPaths:
         """Return registered workers of the other role with a proven path to or from `worker`."""
         return self._partners.get(worker, set())
 
+    def rate(self, prefill: Member, decode: Member) -> float:
+        """Return GB/s between two workers as their proof measured, 0 if unknown or if nothing has to be copied.
+
+        It is the nearest power of two: proofs vary, and workers that are alike should take turns.
+        """
+        report = self.find(prefill, decode)
+        return 0.0 if report is None else _rounded(report.gb_per_s)
+
+    def by_rate(self, decode: Member) -> Mapping[float, Set[Member]]:
+        """Return prefill workers of other pools with a proven path to a decode worker, by `rate`."""
+        return self._by_rate.get(decode, {})
+
     def is_proven(self, prefill: Member, decode: Member) -> bool:
         return decode in self.partners(prefill)
 
@@ -96,7 +113,23 @@ class KVPaths:
             self._failed[pair] = report
             self._partners[prefill].discard(decode)
             self._partners[decode].discard(prefill)
+            self._sort(prefill, decode, None)
         else:
             self._failed.pop(pair, None)
             self._partners[prefill].add(decode)
             self._partners[decode].add(prefill)
+            self._sort(prefill, decode, _rounded(report.gb_per_s))
+
+    def _sort(self, prefill: Member, decode: Member, rate: float | None) -> None:
+        """Put a prefill worker under its rate to a decode worker of another pool; None takes it out."""
+        rates = self._by_rate.get(decode, {})
+        for each, members in list(rates.items()):
+            members.discard(prefill)
+            if not members:
+                del rates[each]
+        if rate is not None and prefill.pool != decode.pool:
+            rates.setdefault(rate, set()).add(prefill)
+
+
+def _rounded(gb_per_s: float) -> float:
+    return 2.0 ** round(math.log2(gb_per_s)) if gb_per_s else 0.0

@@ -70,8 +70,10 @@ class Member:
     num_outputs: int = 0  # output tokens of the assigned sequences
     last_turn: int = 0  # turn of the last choice; breaks ties, so idle workers alternate
     speeds: Speeds = UNKNOWN
+    block_size: int = field(init=False)  # tokens of a block
 
     def __post_init__(self) -> None:
+        self.block_size = self.ready.kv_layout.block_size
         self.work.expected_blocks = self.ready.kv_layout.nothing
 
     @property

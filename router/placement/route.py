@@ -11,7 +11,8 @@ FORESEEN_TOKENS = 1024
 """Expected outputs of a sequence at most, because few come near their max_tokens. Workers show longer ones by their
 free blocks."""
 MOVED_AT_ONCE = 4
-"""Tokens of KV moved to another pool per token of cost. A copy is cheaper, but moved blocks then occupy two pools."""
+"""Tokens of KV moved to another pool per token of cost at least. A copy within a host is cheaper, but moved blocks then
+occupy two pools."""
 LOAD_TOKENS = 32_768
 """Cost of a full decode worker, in tokens; a half full worker costs half."""
 
@@ -60,6 +61,7 @@ class Cost(NamedTuple):
     num_taken: int = 0  # taken from a decode worker's pool
     num_computed: int = 0  # all other prompt tokens
     num_moved: int = 0  # `num_taken`, and tokens without KV in the decode worker's pool
+    moving: float = 0.0  # cost of moving these
     load: float = 0.0  # of the decode worker; 1 is full
 
     @property
@@ -68,10 +70,15 @@ class Cost(NamedTuple):
         return self.num_known + self.num_restored + self.num_taken
 
     @property
+    def num_handed_over(self) -> int:
+        """Prompt tokens that move from the prefill worker's pool to the decode worker's."""
+        return self.num_moved - self.num_taken
+
+    @property
     def total(self) -> float:
         """The whole cost, as tokens computed in an equal time."""
         prompt = self.num_waiting + self.num_computed + self.restoring
-        return prompt + self.num_moved / MOVED_AT_ONCE + LOAD_TOKENS * self.load
+        return prompt + self.moving + LOAD_TOKENS * self.load
 
     def __str__(self) -> str:
         load = f"decode {self.load:.0%} full"

@@ -14,7 +14,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import processors
 
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, RequestError
 from common.base.json_file import JsonObject
 from common.base.process import trim_memory
 from common.base.rotary import num_positions
@@ -202,7 +202,8 @@ class Tokenizer:
         self.decode_all: Decode = partial(self._tokenizer.decode, skip_special_tokens=False)
         self.chat_template = load_chat_template(files)
         _add_begin(self._tokenizer, files, self.chat_template)
-        special = {i: token.content for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {i: token.content for i, token in added.items() if token.special}
         self._special = special
         self._decoders: dict[frozenset[str], Decode] = {}  # by kept texts, of which formats have few
         self._pieces: dict[Decode, Piece] = {}
@@ -217,6 +218,8 @@ class Tokenizer:
             eos_token_ids=_end_ids(files, special, self.chat_template),
             files=files_described(path),
         )
+        highest_id = max(self._tokenizer.get_vocab_size() - 1, *added, 0)
+        self._has_more_tokens = highest_id >= self.info.vocab_size  # than the model
 
     @property
     def cuts_texts(self) -> bool:
@@ -231,15 +234,28 @@ class Tokenizer:
     def encode(self, prompts: Sequence[Prompt], max_model_len: int, encoding: Encoding = AS_IT_IS) -> list[TokenIds]:
         """Return the ids of each prompt.
 
-        Raises RequestError for a prompt surely too long, before spending time and memory. Releases the interpreter
-        lock: `encode_batch_fast` does so for most of its time, `encode` does not.
+        Raises RequestError for a prompt surely too long, before spending time and memory, and for a text with a token
+        that the model lacks. Releases the interpreter lock: `encode_batch_fast` does so for most of its time, `encode`
+        does not.
         """
         kept = [prompt if isinstance(prompt, str) else encoding.cut(prompt) for prompt in prompts]
         for prompt in kept:
             if not isinstance(prompt, str) and len(prompt) >= max_model_len:
                 raise too_long(f"{len(prompt)} tokens", max_model_len)
-        encode = self._encoder.encode
-        return [encode(prompt, max_model_len, encoding) if isinstance(prompt, str) else prompt for prompt in kept]
+        return [
+            self._encode_text(prompt, max_model_len, encoding) if isinstance(prompt, str) else prompt for prompt in kept
+        ]
+
+    def _encode_text(self, text: str, max_model_len: int, encoding: Encoding) -> TokenIds:
+        ids = self._encoder.encode(text, max_model_len, encoding)
+        if self._has_more_tokens and ids and (highest := max(ids)) >= self.info.vocab_size:
+            raise RequestError(
+                f"the prompt has {self._tokenizer.id_to_token(highest)!r}, token {highest} of the tokenizer; "
+                f"the model has tokens 0 to {self.info.vocab_size - 1}: leave it out",
+                param="prompt",
+                code="invalid_value",
+            )
+        return ids
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
         """Return ids of short texts, each encoded as a part of a longer text."""

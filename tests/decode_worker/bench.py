@@ -74,6 +74,9 @@ class FakePool:
         self.copies: list[Copy] = []
         self.is_broken = False
 
+    def is_open(self, target: Any) -> bool:
+        return True
+
     def pull(self, source_ids: list[int], target: Any, target_ids: list[int]) -> Copy:
         assert source_ids, "a copy of nothing"
         if self.is_broken:

@@ -49,6 +49,8 @@ HEALTHY = {
     'baton_kv_path_bytes_per_second{prefill="prefill-0", decode="decode-0", transport="cuda_ipc"}': "1e10+0x60",
     'baton_memory_quarantined_blocks{server="memory-0"}': "0+0x60",
     'baton_dropped_frames_total{process="router"}': "0+0x60",
+    'up{job="baton-front"}': "1+0x60",
+    "baton_front_connected{}": "1+0x60",
 }
 """Every 15 seconds."""
 
@@ -101,6 +103,10 @@ CASES = (
          "12 KV blocks of memory-0 are those of a dead worker whose process is not over.", {"server": "memory-0"}),
     Case("BatonFramesDropped", {'baton_dropped_frames_total{process="router"}': "0+10x60"},
          "router dropped 400 frames in 10 minutes.", {"process": "router"}),
+    Case("BatonFrontDown", {'up{job="baton-front"}': "1+0x20 0+0x40"},
+         "The front on router:8000 does not answer.", {"job": "baton-front"}),
+    Case("BatonFrontAlone", {"baton_front_connected{}": "1+0x20 0+0x40"},
+         "The front on router:8000 has no session with the router; its requests wait, and fail in the end."),
 )  # fmt: skip
 
 
@@ -141,7 +147,8 @@ def test_each_alert_fires_for_its_reason_alone_and_none_while_all_is_well(tmp_pa
 
 @needs_promtool
 def test_prometheus_reads_its_files_and_every_expression_of_the_dashboard(tmp_path: Path) -> None:
-    _promtool("check", "config", MONITORING / "prometheus.yaml")
+    for name in ("prometheus.yaml", "prometheus.fronts.yaml"):
+        _promtool("check", "config", MONITORING / name)
     expressions = sorted({expression for _, expression in asked_by_dashboard()})
     rules = [{"record": f"asked:{i}", "expr": expression} for i, expression in enumerate(expressions)]
     assert len(rules) > 30
@@ -215,3 +222,20 @@ def test_files_are_mounted_where_they_are_looked_for() -> None:
     assert source["url"] == "http://prometheus:9090"
     assert source["jsonData"]["timeInterval"] == asked["global"]["scrape_interval"]
     assert asked["scrape_configs"][0]["static_configs"] == [{"targets": ["router:8000"]}]
+
+
+def test_with_fronts_the_router_is_asked_as_before_and_each_front_of_itself() -> None:
+    asked = {
+        name: yaml.safe_load((MONITORING / name).read_text()) for name in ("prometheus.yaml", "prometheus.fronts.yaml")
+    }
+    [*others, fronts] = asked["prometheus.fronts.yaml"].pop("scrape_configs")
+    assert others == asked["prometheus.yaml"].pop("scrape_configs")
+    assert asked["prometheus.fronts.yaml"] == asked["prometheus.yaml"]
+    overlay = services("compose.fronts.yaml")
+    [discovery] = fronts["dns_sd_configs"]
+    assert set(discovery["names"]) <= overlay.keys() and (discovery["type"], discovery["port"]) == ("A", 8000)
+    jobs = {rule["expr"].split('"')[1] for rule in alerts() if rule["expr"].startswith("up{")}
+    assert jobs == {fronts["job_name"], *(each["job_name"] for each in others)}
+    command = overlay["prometheus"]["command"]
+    assert command[0] == "--config.file=/etc/prometheus/prometheus.fronts.yaml"
+    assert command[1:] == services("compose.yaml")["prometheus"]["command"][1:]

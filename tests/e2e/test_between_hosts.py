@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.test_prefixes import ANY_LENGTH, NUM_OUT
 from tests.e2e.test_replies import pulled
-from tests.e2e.two_hosts import BACK, BACK_MEMORY, FRONT, TwoHosts
+from tests.e2e.two_hosts import BACK, BACK_MEMORY, DISPATCHER_PORT, FRONT, TwoHosts
 from tests.support.hosts import Hosts, needs_hosts
 
 pytestmark = [pytest.mark.medium, needs_hosts()]
@@ -44,6 +44,23 @@ async def test_texts_between_hosts_are_those_of_one_and_replies_come_back(hosts:
             await asyncio.to_thread(system.until, system.all_blocks_free)
         assert pulled(system, "decode-0") > 0
         await asyncio.to_thread(system.until, lambda: "replies can be taken" in system.log("prefill-0"))
+
+
+async def test_a_front_of_the_other_host_answers_as_the_router_does(hosts: Hosts, checkpoint: Checkpoint) -> None:
+    directory, model = checkpoint("qwen3-tied")
+    reference, asked = Reference(directory, model), prompts(6, 40, 120, seed=73)
+    with TwoHosts(hosts, directory, silence_s=30.0) as system:
+        endpoint = f"tcp://{hosts.addresses[FRONT]}:{DISPATCHER_PORT}"
+        system.start_router(0, "--router-front-endpoint", endpoint)
+        system.start_memory()
+        system.homes = {"decode-0": BACK_MEMORY}
+        for name in ("prefill-0", "decode-0"):
+            system.start_worker(name)
+        await asyncio.to_thread(system.wait_ready, 1, 1)
+        url = await asyncio.to_thread(system.start_front)
+        answers = await complete_all(url, asked, max_tokens=NUM_OUT, ignore_eos=True)
+        assert [each.text for each in answers] == [reference.text(p, NUM_OUT, ignore_eos=True) for p in asked]
+        await asyncio.to_thread(system.until, system.all_blocks_free)
 
 
 def cut(system: TwoHosts) -> None:

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from tests.e2e.client import Completion, Reference, complete_all, prompts
-from tests.e2e.held_system import FEW, HeldSystem, begun
+from tests.e2e.fronts import Fronts
+from tests.e2e.held_system import FEW, begun
 
 pytestmark = pytest.mark.medium
 
@@ -50,22 +51,6 @@ CHANGING = {
     "input_tokens_details",
 }
 """Fields that answers have anew, or by what is cached when they are asked for."""
-
-
-class Fronts(HeldSystem):
-    """A system whose router also dispatches for fronts."""
-
-    def __init__(self, model: Path, silence_s: float = 60.0) -> None:
-        super().__init__(model)
-        self.silence_s = silence_s
-        self.router_flags = ["--router-front-endpoint", f"ipc://{self.directory.name}/front"]
-
-    def start_front(self, name: str) -> str:
-        """Start a front; return its URL."""
-        self._spawn_serving(name, "router.front", "--router-port", "0", *self.router_flags)
-        url = self._find(name, "serving http://").split()[-1]
-        self._find(name, "serves; open choices")
-        return url
 
 
 def lasting(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decode_worker.sequences.snapshot_distance import DISTANCE_TOKENS
+from decode_worker.sequences.sealing import DISTANCE_TOKENS
 from tests.e2e.client import Completion, Reference, complete_all, prompts
 from tests.e2e.held_system import HeldSystem, begun
 from tests.e2e.slow_system import SlowSystem

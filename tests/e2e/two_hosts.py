@@ -1,4 +1,4 @@
-"""A system on two hosts: the router and prefill workers on one, decode workers on the other."""
+"""A system on two hosts: the router and prefill workers on one, decode workers and a front on the other."""
 
 from functools import partial
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.e2e.system import System
 from tests.support.hosts import Hosts
 from tests.support.nixl import secret_file
 
-ROUTER_PORT = 7000
+ROUTER_PORT, DISPATCHER_PORT = 7000, 7001
 FRONT, BACK = "a", "b"
 """Hosts of prompts and of decoding."""
 BACK_MEMORY = "memory-back"
@@ -36,12 +36,21 @@ class TwoHosts(System):
         super().start_router(port, *flags)
         self.url = f"http://{self.hosts.addresses[FRONT]}:{self.url.rpartition(':')[2]}"
 
+    def start_front(self) -> str:
+        """Start the front, and return its URL when it has a session."""
+        endpoint = f"tcp://{self.hosts.addresses[FRONT]}:{DISPATCHER_PORT}"
+        flags = ["--router-port", "0", "--router-front-endpoint", endpoint, *self.router_flags]
+        self._spawn_serving("front-0", "router.front", *flags)
+        port = self._find("front-0", "serving http://").rpartition(":")[2]
+        self._find("front-0", "serves; open choices")
+        return f"http://{self.hosts.addresses[BACK]}:{port}"
+
     def start_worker(self, name: str, *flags: str, module: str = "") -> None:
         endpoint = ["--net-handoff-endpoint", "auto"] if name.startswith("decode") else []
         super().start_worker(name, *endpoint, *flags, module=module)
 
     def _spawn(self, name: str, module: str, *flags: str) -> None:
-        host = BACK if name.startswith("decode") or name == BACK_MEMORY else FRONT
+        host = BACK if name.startswith(("decode", "front")) or name == BACK_MEMORY else FRONT
         self.launch = partial(executed, around=self.hosts.apart(host, []))
         silence = ["--net-worker-timeout-s", str(self.silence_s)]
         super()._spawn(name, module, *flags, "--net-advertise", self.hosts.addresses[host], *silence)

@@ -19,9 +19,9 @@ from common.kv.pool import KVPool
 from common.kv.proof import prove_path
 from common.kv.transport import NIXL, TRANSPORTS, PeerPool, Pull, check_compatible, make_transport
 from common.memory.base.slots import Slots
-from common.memory.client.client import LentClaim, PoolClaim
+from common.memory.client.client import PoolClaim
 from common.memory.client.gate_connection import Gate
-from common.memory.client.peer_pool_client import PeerPoolClient
+from common.memory.client.peer_pool_client import LentClaim, PeerPoolClient
 from common.wire.values.kv_layout import KVLayout
 from common.wire.values.pool_shape import PoolShape
 from tests.kv.peer_process import BLOCK_BYTES, LAYOUT, random_bytes
@@ -118,7 +118,11 @@ class Meeting:
 
     def open(self, claim: PoolClaim | None = None) -> PeerPool:
         claim = claim or self.peer.visit()
-        return make_transport(self.transport, self.device).open_peer(claim, "p", self.device)
+        opened = make_transport(self.transport, self.device).open_peer(claim, "p", self.device)
+        deadline_s = time.monotonic() + 60
+        while not opened.is_open(self.pool):
+            assert time.monotonic() < deadline_s
+        return opened
 
 
 Case = tuple[str, str, str]
@@ -251,9 +255,8 @@ def test_blocks_survive_the_death_of_their_owner_until_we_let_go(last_meeting: M
 def test_a_handle_that_is_none_is_refused(meeting: Meeting) -> None:
     claim = meeting.peer.visit()
     if isinstance(claim, LentClaim):
-        opened = meeting.open(dataclasses.replace(claim, metadata=b"../../etc/passwd"))
         with pytest.raises(TransferFailed, match="worker p"):
-            wait(opened.pull([1], meeting.pool, [1]))
+            meeting.open(dataclasses.replace(claim, metadata=b"../../etc/passwd"))
         return
     for handle in (b"", b"../../etc/passwd", b"x" * 63):
         with pytest.raises(TransferFailed, match="worker p"):

@@ -60,7 +60,7 @@ def prefill_request(request_id: str, token_ids: Iterable[int], **fields: Any) ->
 def decode_request(request_id: str, token_ids: Iterable[int], **fields: Any) -> DecodeRequest:
     """Announce a prompt to a decode worker."""
     ordinary: dict[str, Any] = {
-        "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "priority": 0, "client": 0,
+        "attempt": 0, "num_outputs": 0, "sampling": SamplingParams(), "priority": 0, "client": 0, "num_known": 0,
     }  # fmt: skip
     return DecodeRequest(request_id=request_id, token_ids=pack_ids(token_ids), **ordinary | fields)
 

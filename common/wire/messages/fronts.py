@@ -130,8 +130,7 @@ class Page(IntEnum):
     """Page of the dispatcher that a front passes on to its own clients."""
 
     HEALTH = 1
-    METRICS = 2
-    STATUS = 3
+    STATUS = 2
 
 
 class FrontAsk(FromFront, tag=115):

@@ -30,6 +30,7 @@ class DecodeRequest(OfAttempt, tag=37):
     sampling: SamplingParams
     priority: Priority
     client: ClientId
+    num_known: Count  # prompt tokens that the router expects in the decode worker's pool
 
     def contradiction(self) -> str:
         return self.sampling.problem(num_ids(self.token_ids), self.num_outputs)

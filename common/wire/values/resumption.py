@@ -28,9 +28,16 @@ def needed(group: KVGroup, num_places: int, first: int = 0) -> range:
     return range(max(first, group.first_seen(num_places * group.block_size + 1)), num_places)
 
 
-def bytes_to_resume(layout: KVLayout, num_places: int) -> int:
-    """Return the bytes of all blocks needed to resume behind `num_places` places."""
-    return sum(len(needed(group, num_places)) * group.block_bytes for group in layout.groups)
+def bytes_to_resume(layout: KVLayout, num_places: int, num_alike: int = 0) -> int:
+    """Return the bytes of all blocks needed to resume behind `num_places` places.
+
+    Args:
+        num_alike: first places whose blocks of append-only groups are not counted.
+    """
+    return sum(
+        len(needed(group, num_places, num_alike if group.is_append_only else 0)) * group.block_bytes
+        for group in layout.groups
+    )
 
 
 def resumable(layout: KVLayout, have: Sequence[np.ndarray]) -> Resumable:

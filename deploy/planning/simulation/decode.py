@@ -12,6 +12,7 @@ from deploy.planning.simulation.events import Events
 from deploy.planning.simulation.gpu import Gpu
 from deploy.planning.simulation.loads import Prefix
 from deploy.planning.simulation.request import Request
+from deploy.planning.simulation.wires import Wires
 from deploy.planning.step_times.costs import Costs
 
 LAUNCH_MS = 0.7
@@ -28,8 +29,8 @@ class DecodeWorker:
         on_end: called with each finished request.
     """
 
-    def __init__(self, gpu: Gpu, costs: Costs, events: Events, on_end: Callable[[Request], None]) -> None:
-        self.gpu, self.costs, self.events, self._on_end = gpu, costs, events, on_end
+    def __init__(self, gpu: Gpu, costs: Costs, events: Events, wires: Wires, on_end: Callable[[Request], None]) -> None:
+        self.gpu, self.costs, self.events, self.wires, self._on_end = gpu, costs, events, wires, on_end
         self.gaps: list[tuple[float, int]] = []  # between tokens except first gaps: ms, count
         self.link_free_ms = 0.0  # end of all copies
         self._offered: deque[tuple[Request, Gpu]] = deque()  # no row or no blocks yet
@@ -123,13 +124,17 @@ class DecodeWorker:
         self.events.at(end_ms, lambda: self._end(version, length))
 
     def _fetch(self, request: Request, source: Gpu, num_moved: int) -> None:
-        """Let a request join once its blocks are here; all chunks but the last have been copied ahead.
+        """Let a request join once its blocks are here; within a host all chunks but the last have been copied ahead.
 
         A copy delays the running step, because the copy takes multiprocessors and memory bandwidth.
         """
         events, rates = self.events, self.costs.rates
         if source is self.gpu:
             events.at(events.now_ms + rates.shared.handoff_ms, lambda: self._join(request, source))
+            return
+        if source.host != self.gpu.host:
+            arrived_ms = self._fetch_from_afar(source, request.num_tokens, num_moved)
+            events.at(arrived_ms + rates.apart.handoff_ms, lambda: self._join(request, source))
             return
         copy_ms = self.costs.copies.at((num_moved - 1) % self.costs.step_tokens + 1)
         self.link_free_ms = max(self.link_free_ms, events.now_ms) + copy_ms
@@ -138,6 +143,23 @@ class DecodeWorker:
             self._left_ms += copy_ms
             self.hasten()
         events.at(self.link_free_ms + rates.apart.handoff_ms, lambda: self._join(request, source))
+
+    def _fetch_from_afar(self, source: Gpu, num_tokens: int, num_moved: int) -> float:
+        """Send a prompt's blocks over the hosts' links; return when they are here.
+
+        What is complete before the last step may be sent while that runs.
+        """
+        now_ms, step_tokens, num_bytes = (
+            self.events.now_ms,
+            self.costs.step_tokens,
+            self.costs.rates.shape.context_bytes,
+        )
+        num_last = (num_tokens - 1) % step_tokens + 1
+        num_ahead = max(0, num_moved - num_last)
+        if num_ahead:
+            computing_ms = self.costs.whole.prompt_ms(num_tokens, step_tokens, num_tokens - num_last)
+            self.wires.send(source.host, self.gpu.host, num_bytes(num_ahead), now_ms - computing_ms)
+        return self.wires.send(source.host, self.gpu.host, num_bytes(num_moved) - num_bytes(num_ahead), now_ms)
 
     def _join(self, request: Request, source: Gpu) -> None:
         if source is not self.gpu:

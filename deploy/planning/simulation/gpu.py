@@ -70,6 +70,7 @@ class Gpu:
     costs: Costs
     pool: Pool
     targets: SloSection
+    host: int = 0
     prompt_ms: float = 0.0  # time of the running prompt step alone; 0: none
     has_whole: bool = False  # the prompt step has all multiprocessors
     num_rows: int = 0  # of the running decode step; 0: none

@@ -18,11 +18,13 @@ from deploy.planning.step_times.costs import Costs
 from router.dispatch.scheduler import starts
 from router.dispatch.waiting_queue import WaitingQueue
 from router.placement.capacity import has_choice
+from router.placement.member import UNKNOWN, Speeds
 from router.placement.prefix_map import PoolContents
 from router.placement.text_keys import TextKeys
 from router.placement.worker_pool import WorkerPool
 
 LAYOUT = KVLayout("model", (KVGroup(CacheKind.FULL, 1, 1, 1, BLOCK_SIZE, 0, "bfloat16"),))
+"""Layout by which the router finds prefixes; rates are told in its bytes."""
 
 
 class Router:
@@ -30,17 +32,23 @@ class Router:
 
     Args:
         kv_tokens: tokens of KV of each GPU.
+        gb_per_s: rate between two hosts.
     """
 
-    def __init__(self, places: Sequence[Place], kv_tokens: Sequence[int], costs: Costs, events: Events) -> None:
+    def __init__(
+        self, places: Sequence[Place], kv_tokens: Sequence[int], costs: Costs, events: Events, gb_per_s: float = 0.0
+    ) -> None:
         limits = RouterSection()
         self._pool = WorkerPool(NetSection(), limits.prefill_window, lambda: events.now_ms / 1e3)
         self._queue = WaitingQueue[Request](limits)
+        speeds = Speeds(block_us=round(BLOCK_SIZE * costs.token_us)) if gb_per_s else UNKNOWN
         for place in places:
-            self._pool.add(_ready(place, kv_tokens[place.gpu], costs), 0.0)
+            self._pool.add(_ready(place, kv_tokens[place.gpu], costs), 0.0).speeds = speeds
+        rate = gb_per_s * LAYOUT.groups[0].block_bytes / (BLOCK_SIZE * max(1, costs.rates.shape.kv_bytes))
         for prefill, decode in product(places, places):
             if (prefill.role, decode.role) == (Role.PREFILL, Role.DECODE):
-                self._pool.set_path(KVPathReport(decode.name, 1, prefill.name, 1, "cuda_ipc", 0.0, ""))
+                told = ("cuda_ipc", 0.0) if prefill.host == decode.host else ("nixl tcp", rate)
+                self._pool.set_path(KVPathReport(decode.name, 1, prefill.name, 1, *told, ""))
         self._texts: dict[Prefix, TextKeys] = {}
         self._has_choice = has_choice(self._pool)
 

@@ -3,7 +3,8 @@
     request ──▶ router: queue, window, choice ──▶ prefill worker: steps of a token budget ──▶ handoff ──▶ decode worker.
 
 The queue, the choice of workers and the order of prompts are the programs' own code. Simulated are chunks, two prompt
-steps in flight, rows, KV blocks, joins of decode steps, prefixes in each pool, and slowdown on shared GPUs.
+steps in flight, rows, KV blocks, joins of decode steps, prefixes in each pool, and slowdown on shared GPUs. Between
+hosts each has a link.
 
 Left out are:
 
@@ -30,6 +31,7 @@ from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import DECODE_RESERVE, PrefillWorker
 from deploy.planning.simulation.request import EqualTerms, Request
 from deploy.planning.simulation.router import Router
+from deploy.planning.simulation.wires import Wires
 from deploy.planning.step_times.costs import Costs
 
 
@@ -47,10 +49,18 @@ class Simulation:
     Args:
         kv_tokens: size of a GPU's pool; 0: all available memory.
         targets: of shared GPUs.
+        gb_per_s: rate between two hosts.
     """
 
     def __init__(
-        self, layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection = USUAL
+        self,
+        layout: Layout,
+        costs: Costs,
+        load: Load,
+        *,
+        kv_tokens: int = 0,
+        targets: SloSection = USUAL,
+        gb_per_s: float = 0.0,
     ) -> None:
         self._costs, self._load, self._events = costs, load, Events()
         self._request_ms = (costs.rates.shared if layout.is_shared else costs.rates.apart).request_ms
@@ -64,15 +74,21 @@ class Simulation:
                 f"a request of {load.longest} tokens: a GPU has room for {min(sizes)} tokens of KV "
                 "beside the weights; shorten it, or take GPUs with more memory"
             )
-        self._router = Router(layout.places, sizes, costs, self._events)
-        self._gpus = [Gpu(costs, self._pool(gpu, sizes), targets=targets) for gpu in range(layout.num_gpus)]
+        if layout.num_hosts > 1 and not gb_per_s:
+            raise ConfigError(f"{layout.name}: without a rate between hosts nothing is known of what travels")
+        self._router = Router(layout.places, sizes, costs, self._events, gb_per_s)
+        self._gpus = [
+            Gpu(costs, self._pool(gpu, sizes), targets=targets, host=gpu // layout.gpus_of_host)
+            for gpu in range(layout.num_gpus)
+        ]
+        self.wires = Wires(gb_per_s)
         self._prefills: dict[str, PrefillWorker] = {}
         self._decodes: dict[str, DecodeWorker] = {}
-        for name, role, gpu in layout.places:
+        for name, role, gpu, _ in layout.places:
             if role is Role.PREFILL:
                 self._prefills[name] = PrefillWorker(self._gpus[gpu], costs, self._events, self._found, self._first)
             else:
-                self._decodes[name] = DecodeWorker(self._gpus[gpu], costs, self._events, self._end)
+                self._decodes[name] = DecodeWorker(self._gpus[gpu], costs, self._events, self.wires, self._end)
         self._left = list(reversed(load.arrivals))
         self._requests: list[Request] = []
 
@@ -148,6 +164,14 @@ class Simulation:
         self._pump()
 
 
-def simulate(layout: Layout, costs: Costs, load: Load, *, kv_tokens: int = 0, targets: SloSection = USUAL) -> Outcome:
+def simulate(
+    layout: Layout,
+    costs: Costs,
+    load: Load,
+    *,
+    kv_tokens: int = 0,
+    targets: SloSection = USUAL,
+    gb_per_s: float = 0.0,
+) -> Outcome:
     """Return the outcome of a load on a system; raises Stuck if the system stops, ConfigError without room."""
-    return Simulation(layout, costs, load, kv_tokens=kv_tokens, targets=targets).run()
+    return Simulation(layout, costs, load, kv_tokens=kv_tokens, targets=targets, gb_per_s=gb_per_s).run()

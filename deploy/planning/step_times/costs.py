@@ -154,6 +154,11 @@ class Costs:
         # factor of a decode step of rows beside a prompt with a share of the GPU
         self.beside_steps = Curve((rows, factor) for rows, factor in rates.beside_steps)
 
+    @property
+    def token_us(self) -> float:
+        """Time to compute a prompt token in full steps, in microseconds."""
+        return self.whole.full_ms(self.step_tokens, self.step_tokens) / self.step_tokens * 1e3
+
     def found_ms(self, num_tokens: int) -> float:
         """Return the time to find `num_tokens` cached tokens of a prompt."""
         return self.rates.found_ms_per_1000 * num_tokens / 1000

@@ -3,9 +3,11 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
+from common.wire.messages.handoff import DecodeRequest
 from decode_worker.arrivals import ahead, early
-from tests.decode_worker.bench import BLOCK_SIZE, Rig
+from tests.decode_worker.bench import BLOCK_SIZE, Rig, prompt_of
 from tests.support.layouts import allocator_of, take
 
 
@@ -26,6 +28,23 @@ def test_each_block_is_pulled_once_as_soon_as_it_is_complete() -> None:
     targets = [target for copy in rig.pool.copies for _, target in copy.pairs]
     assert targets == sequence.tables[0].block_ids[:8].tolist()
     assert len(sequence.token_ids) == sequence.num_scheduled == 31
+
+
+@pytest.mark.parametrize(
+    ("num_known", "gb_per_s", "is_pulled"),
+    [(16, 1e-9, False), (16, 1e9, True), (16, 0.0, True), (12, 1e-9, True), (0, 1e-9, True)],
+)
+def test_what_is_here_is_not_pulled_again_over_a_slow_way(num_known: int, gb_per_s: float, is_pulled: bool) -> None:
+    rig = Rig()
+    rig.sources.by_id["p"].gb_per_s = gb_per_s
+    sequence = prompt_of("a", range(30))
+    assert isinstance(sequence.request, DecodeRequest)
+    sequence.request = replace(sequence.request, num_known=num_known)
+    rig.announced.announce(sequence)
+    rig.attempts["a"] = 0
+    rig.progress("a", 30, [11, 12, 13, 14, 15])
+    assert rig.copied() == ([[11, 12, 13, 14, 15]] if is_pulled else [])
+    assert not rig.pulls.early.hints, "nor later"
 
 
 def test_a_first_token_that_needs_a_block_of_its_own_has_one() -> None:

@@ -1,5 +1,6 @@
 """The compose files, parsed: what their programs are started with, and what the services may do."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -11,8 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from common.base.version import RELEASE
 from common.settings.config import MEMORY_SECTIONS, ROUTER_SECTIONS, WORKER_SECTIONS, Config
 from common.settings.options import parse
-from common.wire.messages.worker import Role
-from common.wire.messages.worker_id import make_worker_id
+from common.wire.messages.worker_id import make_id
 from deploy.containers import container
 from deploy.containers.container import command_of
 from deploy.containers.dependencies import requirements
@@ -22,10 +22,18 @@ from deploy.processes.mps import DEFAULT_PREFILL_PERCENT, PIPE_DIRECTORY
 from deploy.processes.placement import Gpu
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-PROGRAMS = {"router": ROUTER_SECTIONS, "prefill_worker": WORKER_SECTIONS, "decode_worker": WORKER_SECTIONS}
+PROGRAMS = {
+    "router": ROUTER_SECTIONS, "router.front": ROUTER_SECTIONS,
+    "prefill_worker": WORKER_SECTIONS, "decode_worker": WORKER_SECTIONS,
+}  # fmt: skip
 SERVING = ("router", "prefill", "decode")
 WORKERS = ("prefill", "decode", "decode-standby")
+ENDPOINT = {"net": {"router_endpoint": "tcp://0.0.0.0:5570"}}
+"""What the router alone is told."""
 OVERLAYS = ("compose.yaml", "compose.gpu.yaml")
+ALL = (*OVERLAYS, "compose.fronts.yaml")
+REPLACED = ("command", "entrypoint", "test")
+"""Keys whose lists Compose replaces; it appends others."""
 VARIABLE = re.compile(r"\$\{(\w+):([-+])((?:[^{}]|\$\{[^}]*\})*)\}")
 
 
@@ -41,7 +49,7 @@ def document(name: str, **variables: str) -> dict[str, Any]:
 
 
 def services(name: str, **variables: str) -> dict[str, Any]:
-    """Of one file, or of compose.gpu.yaml over compose.yaml: what it names is added to, or takes the place of, that."""
+    """Of one file, or of another over compose.yaml: what that names is added, or takes the place of what was there."""
     base: dict[str, Any] = document("compose.yaml", **variables)["services"]
     if name == "compose.yaml":
         return base
@@ -52,7 +60,7 @@ def services(name: str, **variables: str) -> dict[str, Any]:
 def _over(base: Any, over: Any) -> Any:
     if isinstance(base, dict) and isinstance(over, dict):
         both = base.keys() & over.keys()
-        return base | over | {key: _over(base[key], over[key]) for key in both}
+        return base | over | {key: _over(base[key], over[key]) for key in both if key not in REPLACED}
     return [*base, *over] if isinstance(base, list) and isinstance(over, list) else over
 
 
@@ -68,7 +76,7 @@ def started_with(service: dict[str, Any]) -> Config:
     """What the program of a service reads from its command line."""
     words = shlex.split(service["command"])
     assert words[:4] == ["python", "-P", "-m", "deploy.containers.container"]
-    flags = shlex.split(service.get("environment", {}).get("WORKER_FLAGS", ""))
+    flags = shlex.split(service.get("environment", {}).get("OVERLAY_FLAGS", ""))
     program, *argv = command_of(words[4], words[5], [*words[6:], *flags])
     return parse(Config, PROGRAMS[program], program, "", argv)
 
@@ -96,7 +104,7 @@ def memory_servers(service: dict[str, Any], gpus: list[Gpu]) -> list[Config]:
     return [parse(Config, MEMORY_SECTIONS, each.module, "", list(each.flags)) for each in started]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ALL)
 def test_every_program_knows_its_flags_and_finds_the_router(overlay: str) -> None:
     found = services(overlay)
     router = started_with(found["router"])
@@ -104,7 +112,7 @@ def test_every_program_knows_its_flags_and_finds_the_router(overlay: str) -> Non
         worker = started_with(found[name])
         role = name.removesuffix("-standby")
         assert worker.worker.id == worker_here(probed_role(found[name]))
-        assert make_worker_id(Role[role.upper()], worker.worker.id)
+        assert make_id(role, worker.worker.id)
         assert worker.model == router.model and worker.model.served_name == "demo_model"
         assert worker.net.secret_file == router.net.secret_file == made_secret(found["secret"])
         assert found[name]["depends_on"]["secret"] == {"condition": "service_completed_successfully"}
@@ -174,7 +182,7 @@ def test_a_standby_is_a_decode_worker_that_is_started_if_asked_for(overlay: str)
     standby, decode = dict(found["decode-standby"]), found["decode"]
     assert started_with(standby).worker.standby == 3 and started_with(decode).worker.standby == 0
     assert standby.pop("profiles") == ["standby"]
-    standby["environment"] = {k: v for k, v in standby["environment"].items() if k != "WORKER_FLAGS"}
+    standby["environment"] = {k: v for k, v in standby["environment"].items() if k != "OVERLAY_FLAGS"}
     assert standby == {"environment": {}} | decode
 
 
@@ -221,6 +229,29 @@ def test_the_port_is_held_by_who_serves_nobody_and_routers_find_it() -> None:
     assert document("compose.yaml", BATON_PORT_VOLUME="baton_port")["volumes"]["port"]["name"] == "baton_port"
 
 
+def test_fronts_share_the_port_that_is_held_and_the_router_leaves_it_to_them() -> None:
+    base = services("compose.yaml", BATON_API_KEYS="/k")
+    found = services("compose.fronts.yaml", BATON_API_KEYS="/k", BATON_FRONT_REPLICAS="3")
+    router, front = started_with(found["router"]), started_with(found["front"])
+    assert router.router.take_over == "" and router.net == started_with(base["router"]).net
+    assert shlex.split(found["port"]["command"])[-1] == front.router.take_over
+    assert "port:/run/port" in found["front"]["volumes"] and "ports" not in found["front"]
+    scheme, _, where = front.router.front_endpoint.partition("://")
+    name, _, port = where.partition(":")
+    assert name in found and router.router.front_endpoint == f"{scheme}://0.0.0.0:{port}"
+    assert front.router.host == "0.0.0.0", "Prometheus asks it"
+    for field in ("model", "net"):
+        assert dataclasses.replace(getattr(front, field), **ENDPOINT.get(field, {})) == getattr(router, field)
+    assert front.router.api_key_file == router.router.api_key_file == "/run/secrets/api_keys"
+    assert "api_keys" in found["front"]["secrets"]
+    assert "router" in found["front"]["depends_on"], "or its streams end with the router"
+    assert found["front"]["deploy"]["replicas"] == 3
+    for name in ("router", *WORKERS):
+        assert found[name]["command"] == base[name]["command"]
+    mounts = [each for each in found["front"]["volumes"] if isinstance(each, dict)]
+    assert mounts == [each for each in found["router"]["volumes"] if isinstance(each, dict)]
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_how_many_workers_there_are_outlives_an_up(overlay: str) -> None:
     found = services(overlay, BATON_PREFILL_REPLICAS="2", BATON_DECODE_REPLICAS="3")
@@ -229,14 +260,14 @@ def test_how_many_workers_there_are_outlives_an_up(overlay: str) -> None:
 
 
 def test_a_container_has_longer_to_stop_than_its_program_to_drain() -> None:
-    base = services("compose.yaml")
-    for name in SERVING:
+    base = services("compose.fronts.yaml")
+    for name in (*SERVING, "front"):
         config = started_with(base[name])
         assert float(base[name]["stop_grace_period"].removesuffix("s")) > config.router.drain_s
         assert float(base[name]["stop_grace_period"].removesuffix("s")) > config.worker.drain_s
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ALL)
 def test_every_service_is_hardened_and_bounded(overlay: str) -> None:
     for name, service in services(overlay).items():
         assert service["read_only"] and set(service["cap_drop"]) == {"ALL"}
@@ -248,7 +279,7 @@ def test_every_service_is_hardened_and_bounded(overlay: str) -> None:
         assert "healthcheck" in service or name in ("model", "secret")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", ALL)
 def test_each_image_is_built_once_from_the_target_that_it_is_named_after(overlay: str) -> None:
     """Two services' builds of one image differ by a label: the next `up` would find another, and start all anew."""
     stages = set(re.findall(r"(?m)^FROM \S+ AS (\S+)$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8")))

@@ -63,7 +63,14 @@ def test_workers_join_the_router_from_their_own_address(name: str | None) -> Non
     assert config.net.router_endpoint == router.net.router_endpoint == "tcp://10.0.0.1:5570"
     assert config.net.advertise == "10.0.0.2" and config.net.secret_file == router.net.secret_file
     assert config.model.served_name == router.model.served_name == (name or "demo_model")
-    for service in (found["router"], found["workers"]):
+    program, *flags = words_of(found["front"])
+    front = parse(Config, ROUTER_SECTIONS, program, "", flags)
+    assert program == "router.front" and front.router.front_endpoint == router.router.front_endpoint
+    assert front.router.front_endpoint == "tcp://10.0.0.1:5580" and front.net.secret_file == router.net.secret_file
+    assert front.router.port != router.router.port, "they may be on one host"
+    assert found["front"]["healthcheck"]["test"][-1] == f"http://{front.router.host}:{front.router.port}"
+    assert front.model.served_name == router.model.served_name
+    for service in (found["router"], found["front"], found["workers"]):
         assert [mount["source"] for mount in service["volumes"] if isinstance(mount, dict)] == [
             "./demo_model", "/etc/baton/secret"
         ]  # fmt: skip
@@ -79,7 +86,7 @@ def test_containers_have_their_hosts_network_and_end_in_time() -> None:
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
         assert int(service["stop_grace_period"].removesuffix("s")) >= needed_s + 10
         assert service["image"].endswith(f":{RELEASE}")
-    assert found["router"]["profiles"] == ["router"] and "profiles" not in found["workers"]
+    assert [found[name].get("profiles") for name in ("router", "front", "workers")] == [["router"], ["front"], None]
 
 
 @pytest.mark.parametrize("needed", GIVEN)

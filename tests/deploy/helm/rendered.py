@@ -30,11 +30,12 @@ OPTIONAL = (
     "pods.extraEnv[0].name=UCX_NET_DEVICES", "pods.extraEnv[0].value=eth0", "pods.extraVolumes[0].name=traces",
     "pods.extraVolumes[0].emptyDir.sizeLimit=1Gi", "pods.extraVolumeMounts[0].name=traces",
     "pods.extraVolumeMounts[0].mountPath=/traces", "decode.nodeSelector.pool=decode", "router.nodeSelector.pool=router",
+    "fronts.replicas=3", "fronts.dispatcherPort=6001", "fronts.nodeSelector.pool=front",
 )  # fmt: skip
 VALUES = {
     "node": NEEDED,
     "spread": SPREAD,
-    "gpus": (*NEEDED, "placement=spread", "prefill.replicas=2"),
+    "gpus": (*NEEDED, "placement=spread", "prefill.replicas=2", "fronts.replicas=2"),
     "everything": SPREAD + OPTIONAL,
     "groups": (
         *NEEDED, *OPTIONAL, "gpu.count=2", "gpu.claimTemplate=two-gpus", "gpu.runtimeClass=nvidia", "gpu.mps=false",

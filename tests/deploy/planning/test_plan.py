@@ -252,6 +252,19 @@ def test_a_plan_says_formula_candidates_and_command(
         ("--rate 3 --ttft-ms 9 --prefixes 0x8", 2, "0x8: 1 to 100000 prefixes of 1 to 16777216 tokens"),
         ("--trace x --prefixes 8x8 --ttft-ms 9", 2, "not with --trace"),
         ("--rate nan --ttft-ms 9", 2, r"--rate: nan: 0\.001 to"),
+        (
+            "--rate 60 --ttft-ms 400 --tpot-ms 20 --workers 2P2D --gpus 2 --hosts 2 --host-gb-per-s 10",
+            0,
+            "links    KV blocks of all prompts are 9.06 GB/s(.*\n)*>  2P2D +4 +2 (.*\n)*"
+            "    1 host: baton serve MODEL --prefill 1 --decode 1 --gpus 0,1 .*\n"
+            "    1 host: baton join MODEL --prefill 1 --decode 1 --gpus 0,1 --net-secret-file secret",
+        ),
+        (
+            "--rate 60 --ttft-ms 400 --tpot-ms 20 --workers 2P2D --gpus 2 --hosts 2 --host-gb-per-s 9 --spread",
+            1,
+            "KV blocks take 101% of what the hosts' links carry",
+        ),
+        ("--rate 3 --ttft-ms 90 --hosts 2", 2, "say how fast KV blocks travel between them"),
     ],
 )
 def test_answers_and_refusals(

@@ -10,13 +10,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from common.base.errors import ConfigError
 from common.device.steps.kernel_file import (
-    DIGEST_BYTES,
     MAGIC,
     _differences,
     conditions,
@@ -61,6 +61,10 @@ class Programs:
         self._process.communicate()
 
 
+def written(rest: bytes) -> bytes:
+    return MAGIC + hashlib.sha256(rest).digest() + rest
+
+
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Programs]:
     with closing(Programs()) as programs:
@@ -96,16 +100,29 @@ def test_extensions_of_another_python_are_refused_by_name(
     """Kernels are the same for each Python, and code for a processor is never loaded where it may not belong."""
     monkeypatch.setattr(knobs.cache, "dir", str(tmp_path / "cache"))
     whole, path, here = read_kernels(kernels), tmp_path / "kernels", platform_here()[name]
-    rest, value = kernels.read_bytes()[len(MAGIC) + DIGEST_BYTES :], "x" * len(here)
-    rest = rest.replace(json.dumps(here).encode(), json.dumps(value).encode())
-    path.write_bytes(MAGIC + hashlib.sha256(rest).digest() + rest)
+    other = whole._replace(platform=whole.platform | {name: "another"})
+    path.write_bytes(written(msgspec.msgpack.encode(other)))
     unpacked = unpack(path, GPUTarget("cuda", 90, 32))
-    assert unpacked == (len(whole.kernels), 0, f"{name} {value} (here {here})")
+    assert unpacked == (len(whole.kernels), 0, f"{name} another (here {here})")
     found = {each.parent.name for each in (tmp_path / "cache").glob("*/*.*")}
     assert found == {kernel.key for kernel in whole.kernels} and not list((tmp_path / "cache").rglob("*.so"))
     assert unpack(kernels, GPUTarget("cuda", 90, 32)) == (len(whole.kernels), len(whole.extensions), "")
     [extension] = [each for each in whole.extensions if each.name.startswith("cuda_utils")]
     assert (tmp_path / "cache" / extension.key / extension.name).read_bytes() == extension.content
+
+
+def test_a_file_with_the_name_of_a_place_elsewhere_is_refused(kernels: Path, tmp_path: Path) -> None:
+    whole, path = read_kernels(kernels), tmp_path / "kernels"
+    kernel, extension = whole.kernels[0], whole.extensions[0]
+    for wrong in (
+        whole._replace(kernels=[kernel._replace(key="../x")]),
+        whole._replace(kernels=[kernel._replace(name="../x")]),
+        whole._replace(extensions=[extension._replace(key="/x")]),
+        whole._replace(extensions=[extension._replace(name="../x.so")]),
+    ):
+        path.write_bytes(written(msgspec.msgpack.encode(wrong)))
+        with pytest.raises(ConfigError, match="matching regex"):
+            read_kernels(path)
 
 
 def test_without_a_c_compiler_kernels_are_compiled_all_the_same(programs: Programs, tmp_path: Path) -> None:

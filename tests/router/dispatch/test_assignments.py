@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from common.wire.messages.handoff import DecodeRequest
 from common.wire.messages.worker import PrefillRequest, PromptCached, Role
 from common.wire.values.block_key import short_keys_in_group
 from common.wire.values.kv_layout import KVLayout
@@ -74,9 +75,9 @@ def test_what_others_or_earlier_attempts_say_does_not_count_nor_what_a_replay_fi
 
 
 def test_a_prompt_goes_back_to_the_pool_that_has_its_beginning_and_what_was_expected_is_counted() -> None:
-    bench = Bench(num_prefill=0, num_decode=1)
-    for name in ("p0", "p1"):
-        bench.join(name, Role.PREFILL, num_blocks=(1000,))
+    bench = Bench(num_prefill=0, num_decode=0)
+    for name, role in (("d0", Role.DECODE), ("p0", Role.PREFILL), ("p1", Role.PREFILL)):
+        bench.join(name, role, num_blocks=(1000,))
     for _ in range(3):
         completion = bench.submit(num_prompt_tokens=600)
         route = bench.route(completion)
@@ -86,6 +87,8 @@ def test_a_prompt_goes_back_to_the_pool_that_has_its_beginning_and_what_was_expe
     assert counted(bench, "expected_cached") == 2 * 592, (
         "all but its last block, of which at least one token is computed"
     )
+    known = [message.num_known for _, message in bench.sent if isinstance(message, DecodeRequest)]
+    assert known == [0, 592, 592], "the decode worker hears what it should have by then"
 
 
 def test_blocks_are_expected_where_workers_leave_them() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 import tokenizers
@@ -145,6 +146,24 @@ async def test_the_dispatchers_limits_and_shares_hold_for_the_clients_of_fronts(
     async for _ in streams[1]:
         pass
     assert dispatching.service.dispatcher.num_active == 0
+
+
+async def test_a_front_tells_of_itself_and_the_dispatcher_of_the_whole_system(
+    dispatching: Cluster, start_front: StartFront
+) -> None:
+    """A sum over all fronts and the router counts nothing twice."""
+    front = await start_front()
+    await dispatching.until(lambda: front.service.link.has_session, "a session")
+    assert await front.text()
+    told = {}
+    for name, base in (("front", str(front.client.base_url).removesuffix("/v1/")), ("router", dispatching.url)):
+        async with aiohttp.ClientSession(base) as session, session.get("/metrics") as response:
+            lines = (await response.text()).splitlines()
+        told[name] = {line.split()[0].partition("{")[0]: line.split()[-1] for line in lines if line[:1] != "#"}
+    assert all(name.startswith("baton_front_") for name in told["front"])
+    assert told["front"]["baton_front_tokens_total"] == f"{NUM_TOKENS}.0"
+    assert told["front"]["baton_front_connected"] == "1.0"
+    assert "baton_requests_total" in told["router"] and not told["front"].keys() & told["router"].keys()
 
 
 async def test_requests_wait_for_a_dispatcher_and_then_fail_with_the_reason(start_front: StartFront) -> None:

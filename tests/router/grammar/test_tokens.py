@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import llguidance
 import numpy as np
 import pytest
 from tokenizers import decoders
@@ -79,3 +80,25 @@ def test_the_same_grammars_are_taken_for_the_same_reasons(model: tuple[Path, int
 def test_all_tokens_of_a_model_are_loaded(model: tuple[Path, int]) -> None:
     lean, whole = lean_tokens(*model, ENDS), model_tokens(*model, ENDS)
     assert vocabulary_of(lean) == vocabulary_of(whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_that_the_model_lacks_are_none(kind: str, tmp_path: Path) -> None:
+    """Gemma 3 1B has 262,144 tokens, its tokenizer one more; others could lack the last merges."""
+    tokenizer = made(kind)
+    tokenizer.decoder = decoders.ByteLevel()
+    vocab = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<image>"])
+    assert tokenizer.token_to_id("<image>") == vocab
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = vocabulary_of(llguidance.LLTokenizer(tokenizer.to_str(), slices=[])).texts
+    for num_tokens in (vocab, vocab - 9):
+        vocabulary = vocabulary_of(model_tokens(tmp_path, num_tokens, ENDS))
+        assert vocabulary.texts == texts[:num_tokens] and vocabulary.end_ids == ENDS
+        assert vocabulary_of(lean_tokens(tmp_path, num_tokens, ENDS)) == vocabulary
+
+
+def test_an_end_that_the_model_lacks_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
+    assert model_tokens(tmp_path, 2040, [0, 2045]).eos_tokens == [0]
+    assert "grammars end no text with {2045}" in caplog.text

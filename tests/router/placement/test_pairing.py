@@ -1,5 +1,6 @@
 """The pair that is chosen costs as little as the best of all pairs, each looked at."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -20,6 +21,12 @@ from tests.support.messages import LAYOUT, heartbeat, kv_path, worker_ready
 
 BLOCK = LAYOUT.groups[0].block_size
 TEXT = keys_of(list(range(6 * BLOCK)))
+NATURAL = 2.0 ** round(math.log2(LAYOUT.groups[0].block_bytes / 1e9))
+"""GB/s by which a block is copied about as fast as computed."""
+RATES = {2: 100.0, 3: NATURAL, 4: NATURAL / 8, 6: 2 * NATURAL}
+"""GB/s by way. Nobody has measured the fifth."""
+TAKEN_AS_LONG = LAYOUT.groups[0].block_bytes / 1e9 / NATURAL
+"""How long a copy of a block takes then, as a part of its computation."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ WORKERS = st.lists(
 
 
 def pool_of(prefills: list[Worker], decodes: list[Worker], ways: list[int], known: list[list[int]]) -> WorkerPool:
-    """Ways between them: 0 is none that was tried, 1 one that failed, others are proven; known: blocks of the text."""
+    """Ways between them: 0 was not tried, 1 failed, others are of `RATES`; known: blocks of the text."""
     pool = WorkerPool(NetSection(), prefill_window=2.0, clock=lambda: 1000.0)
     for role, drawn in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
         for number, worker in enumerate(drawn):
@@ -73,7 +80,8 @@ def pool_of(prefills: list[Worker], decodes: list[Worker], ways: list[int], know
     pairs = [(p, d) for p in range(len(prefills)) for d in range(len(decodes)) if not decodes[d].is_alone]
     for (p, d), way in zip(pairs, ways, strict=False):
         if way:
-            pool.set_path(kv_path(f"PREFILL{p}", f"DECODE{d}", error="broken" if way == 1 else ""))
+            error = "broken" if way == 1 else ""
+            pool.set_path(kv_path(f"PREFILL{p}", f"DECODE{d}", error=error, gb_per_s=RATES.get(way, 0.0)))
     for gpu, blocks in enumerate(known):
         if any(member.pool == (f"m{gpu}", 1) for member in pool):
             contents = pool.prefixes.contents((f"m{gpu}", 1))
@@ -178,6 +186,50 @@ def test_of_many_workers_few_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Pairing, "_order", order)
     one = Worker(0, 0, 0, 0, 1000, is_silent=False, is_alone=False, takes_replies=True)
     workers = [replace(one, gpu=number % 5, last_turn=number) for number in range(30)]
-    pool = pool_of(workers, workers, [2] * 900, [[0, 1], [], [], [], []])
-    route = choose(pool, Demand(6 * BLOCK, 6 * BLOCK + 5, texts=(TEXT,)))
-    assert route is not None and route.num_pairs == 900 and looked_at <= 2 * 30
+    for ways in ([2] * 900, [2 if p // 5 == d // 5 else 4 for p in range(30) for d in range(30)]):
+        looked_at = 0
+        pool = pool_of(workers, workers, ways, [[0, 1], [], [], [], []])
+        route = choose(pool, Demand(6 * BLOCK, 6 * BLOCK + 5, texts=(TEXT,)))
+        assert route is not None and route.num_pairs == 900 and looked_at <= (1 + len(set(ways))) * 30
+
+
+def test_what_lies_on_another_host_costs_the_time_of_its_bytes() -> None:
+    """So a decode worker there is chosen only if one here is fuller than the bytes' way takes."""
+    one = Worker(0, 0, 0, 0, 1000, is_silent=False, is_alone=False, takes_replies=True)
+    prefills, decodes = [replace(one, gpu=gpu) for gpu in (0, 2)], [replace(one, gpu=gpu) for gpu in (1, 2)]
+    near, far = 2, 4
+    demand = Demand(6 * BLOCK, 6 * BLOCK + 5, texts=(TEXT,))
+    for num_assigned, chosen in ((0, "DECODE1"), (1, "DECODE0")):
+        # PREFILL1 has no room: its decode worker is the other host's for PREFILL0.
+        drawn = [prefills[0], replace(prefills[1], outstanding_tokens=5000)]
+        pool = pool_of(drawn, [decodes[0], replace(decodes[1], num_assigned=num_assigned)], [far, near, far, near], [])
+        route = choose(pool, demand)
+        assert route is not None and (route.prefill.id, route.decode.id) == ("PREFILL0", chosen)
+    assert route is not None and route.cost.num_moved == 6 * BLOCK
+    assert route.cost.moving == pytest.approx(8 * TAKEN_AS_LONG * 6 * BLOCK), "eight times as long as computing"
+    # What is in the pool there already is not moved.
+    known = [[], [0, 1, 2, 3, 4, 5], []]
+    pool = pool_of(prefills[:1], [decodes[0], replace(decodes[1], num_assigned=4)], [far, far], known)
+    route = choose(pool, demand)
+    assert route is not None and (route.decode.id, route.cost.num_moved, route.cost.moving) == ("DECODE0", 0, 0.0)
+
+
+def test_of_two_holders_the_one_is_named_from_which_taking_saves_more() -> None:
+    one = Worker(0, 0, 0, 0, 1000, is_silent=False, is_alone=False, takes_replies=True)
+    decodes = [replace(one, gpu=gpu) for gpu in (1, 2)]
+    known, demand = [[], [0, 1, 2, 3, 4], [0, 1, 2, 3]], Demand(6 * BLOCK, 6 * BLOCK + 5, texts=(TEXT,))
+    for ways, holder, num_taken in (([2, 2], "DECODE0", 5), ([3, 2], "DECODE1", 4), ([2, 4], "DECODE0", 5)):
+        route = choose(pool_of([one], decodes, ways, known), demand)
+        assert route is not None and route.holder is not None
+        assert (route.holder.id, route.cost.num_taken) == (holder, num_taken * BLOCK)
+
+
+def test_a_prefix_of_another_host_saves_its_computation_less_the_time_of_its_bytes() -> None:
+    one = Worker(0, 0, 0, 0, 1000, is_silent=False, is_alone=False, takes_replies=True)
+    demand, known = Demand(6 * BLOCK, 6 * BLOCK + 5, texts=(TEXT,)), [[], [0, 1, 2, 3], []]
+    for way, num_taken, time in ((2, 4, 1 / 4), (6, 4, TAKEN_AS_LONG / 2), (4, 0, 0.0)):
+        pool = pool_of([one], [replace(one, gpu=1), replace(one, gpu=0, num_assigned=7)], [way, 2], known)
+        prefill, _, decode = pool
+        cost = Costs(demand, pool).of((prefill, decode))
+        assert (cost.num_taken, cost.num_computed) == (num_taken * BLOCK, (6 - num_taken) * BLOCK)
+        assert cost.moving == pytest.approx(num_taken * BLOCK * time) and prefill.pool == decode.pool

@@ -278,6 +278,7 @@ def test_who_decodes_elsewhere_moves_what_that_pool_lacks() -> None:
     route = pools.chosen([*text, 1])
     assert (route.prefill, route.decode) == (prefill, decode)
     assert (route.cost.num_known, route.cost.num_taken, route.cost.num_moved) == (200 * BLOCK, 56 * BLOCK, 897)
+    assert route.cost.num_handed_over == 1, "of which the decode worker is told that it has all others"
     assert str(route) == (
         "PREFILL-0 -> DECODE-1, 896 tokens taken from DECODE-1, "
         "the best of 4: 1 to compute behind 0, 897 to move, decode 0% full"

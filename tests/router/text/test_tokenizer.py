@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.base.errors import ConfigError
+from common.base.errors import ConfigError, RequestError
 from common.models.reading import read_config
 from common.settings.config import ModelSection
 from router.text.tokenizer import Tokenizer
@@ -21,6 +21,18 @@ def test_generation_config_knows_the_end_of_text_better_than_config(model_copy: 
     assert Tokenizer(ModelSection(path=str(model_copy))).info.eos_token_ids == (0,)
     (model_copy / "generation_config.json").unlink()
     assert Tokenizer(ModelSection(path=str(model_copy))).info.eos_token_ids == (5,)
+
+
+def test_a_text_with_a_token_that_the_model_lacks_is_refused(model_copy: Path) -> None:
+    vocab = Tokenizer(ModelSection(path=str(model_copy))).info.vocab_size
+    content = json.loads((model_copy / "tokenizer.json").read_text())
+    added = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"].append({"id": vocab, "content": "<image>", "special": True, **added})
+    (model_copy / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer(ModelSection(path=str(model_copy)))
+    assert tokenizer.encode(["a b"], MAX_MODEL_LEN)
+    with pytest.raises(RequestError, match=f"has '<image>', token {vocab} of .* tokens 0 to {vocab - 1}: leave it out"):
+        tokenizer.encode(["a b", "a <image> b"], MAX_MODEL_LEN)
 
 
 def test_model_len_is_capped_by_the_option_and_never_beyond_the_model(model_dir: Path) -> None:

@@ -113,7 +113,7 @@ def multiplying(dtype: str, bits: int, sums: int, excess: float, *, has_offsets:
             for i in results:
                 x_sum, side = f"${x_sums + 4 * at + i}", 4 * (i // 2) + at
                 lines += [f"add.f32 p{i}, p{i}, q{i};"] if sums == 1 else []
-                lines += [f"fma.rn.f32 p{i}, {x_sum}, {_float(-excess)}, p{i};"] if excess else []
+                lines += [f"fma.rn.f32 p{i}, {x_sum}, {float_of(-excess)}, p{i};"] if excess else []
                 lines += [f"fma.rn.f32 ${i}, p{i}, ${scales + side}, ${i};"]
                 lines += [f"fma.rn.f32 ${i}, {x_sum}, ${offsets + side}, ${i};"] if has_offsets else []
     return "\n".join(("{", *lines, "}"))
@@ -134,5 +134,5 @@ def operands(bits: int, sums: int, *, has_sums: bool, has_offsets: bool) -> tupl
     return ",".join(of_sums), ",".join(of_products)
 
 
-def _float(number: float) -> str:
+def float_of(number: float) -> str:
     return f"0f{struct.pack('>f', number).hex()}"

@@ -23,6 +23,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 baton/workers: "true"
 {{- end -}}
 
+{{/* The component that answers clients. */}}
+{{- define "baton.entry" -}}
+{{- ternary "front" "router" (gt (int .Values.fronts.replicas) 0) -}}
+{{- end -}}
+
 {{/* Components of workers, with commas. */}}
 {{- define "baton.workers" -}}
 {{- ternary "prefill,decode" "group" (eq .Values.placement "spread") -}}
@@ -40,7 +45,7 @@ imagePullPolicy: {{ $root.Values.images.pullPolicy }}
 {{- $root := index . 0 -}}
 labels:
   {{- include "baton.selector" . | nindent 2 }}
-  {{- if ne (index . 1) "router" }}
+  {{- if not (has (index . 1) (list "router" "front")) }}
   baton/workers: "true"
   {{- end }}
   {{- with $root.Values.pods.labels }}{{ toYaml . | nindent 2 }}{{ end }}
@@ -104,6 +109,29 @@ securityContext:
 {{- fail "model: either claim, or id" -}}
 {{- end -}}
 {{- default "/model" .Values.model.id -}}
+{{- end -}}
+
+{{/* Options of a program that answers clients. */}}
+{{- define "baton.httpFlags" -}}
+- --router-host=0.0.0.0
+- --router-drain-s={{ .Values.drainSeconds }}
+- --net-secret-file=/run/secrets/baton/secret
+{{- include "baton.modelName" . }}
+{{- if .Values.apiKeys }}
+- --router-api-key-file=/run/secrets/api/keys
+{{- end }}
+{{- end -}}
+
+{{- define "baton.keysMount" -}}
+{{- if .Values.apiKeys -}}
+- {name: keys, mountPath: /run/secrets/api, readOnly: true}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.keysVolume" -}}
+{{- with .Values.apiKeys -}}
+- {name: keys, secret: {secretName: {{ . }}, defaultMode: 0440}}
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.modelName" -}}

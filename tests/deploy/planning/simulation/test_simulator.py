@@ -16,11 +16,11 @@ from deploy.planning.simulation.outcome import Objectives, Outcome
 from deploy.planning.simulation.pool import Pool
 from deploy.planning.simulation.prefill import PrefillWorker
 from deploy.planning.simulation.request import Request
-from deploy.planning.simulation.simulator import USUAL, Stuck, simulate
+from deploy.planning.simulation.simulator import USUAL, Simulation, Stuck, simulate
 from deploy.planning.step_times.costs import Costs
 from deploy.planning.step_times.rates import Where
 from router.placement.prefix_map import PoolContents
-from tests.deploy.planning.made_rates import CONTEXT_MS, ROW_MS, STEP_MS, TOKEN_MS, made_rates
+from tests.deploy.planning.made_rates import CONTEXT_MS, ROW_MS, SHAPE, STEP_MS, STEP_TOKENS, TOKEN_MS, made_rates
 
 APART, SHARED = Layout(1, 1, 2), Layout(1, 1, 1)
 
@@ -107,6 +107,54 @@ def test_a_prefix_that_a_decode_worker_has_is_not_moved_there_again() -> None:
     rates = made_rates(copies=((1.0, 0.001), (1000.0, 1.0)))
     first, second = simulate(APART, Costs(rates), load).requests
     assert first.first_gap_ms - second.first_gap_ms == pytest.approx(1.8)
+
+
+def test_what_travels_between_hosts_waits_for_its_links() -> None:
+    """Prompts of a step each, from both prefill workers at once: their links are the decode worker's."""
+    gb_per_s, bytes_of = 1e-3, SHAPE.context_bytes(1000)
+    wire_ms = bytes_of / (gb_per_s * 1e6)
+    layout = Layout(2, 1, 3, num_hosts=3, is_spread=True)
+    assert [(place.name, place.host) for place in layout.places] == [
+        ("prefill-0", 0),
+        ("prefill-1", 1),
+        ("decode-0", 2),
+    ]
+    rates = made_rates(apart=Where(0.0, 3.0))
+    first, second = simulate(layout, Costs(rates), at_once([(1000, 2)] * 2), gb_per_s=gb_per_s).requests
+    assert first.ttft_ms == second.ttft_ms
+    gaps = sorted((first.first_gap_ms, second.first_gap_ms))
+    assert gaps == pytest.approx([wire_ms + 3.0 + step_ms([1000]), 2 * wire_ms + 3.0 + step_ms([1000])])
+    (lone,) = simulate(layout, Costs(rates), at_once([(STEP_TOKENS + 1000, 2)]), gb_per_s=gb_per_s).requests
+    ahead_ms = SHAPE.context_bytes(STEP_TOKENS) / (gb_per_s * 1e6) - (STEP_MS + 1000 * TOKEN_MS)
+    assert lone.first_gap_ms == pytest.approx(ahead_ms + wire_ms + 3.0 + step_ms([STEP_TOKENS + 1000]))
+
+
+def test_a_pair_of_one_host_is_chosen_where_the_way_is_long() -> None:
+    """Of two hosts, one with more prefill workers and one with more decode workers; requests come one by one."""
+    layout, costs = Layout(3, 3, 6, num_hosts=2), Costs(made_rates())
+    hosts = {place.name: place.host for place in layout.places}
+    assert list(hosts.values()) == [0, 0, 1, 0, 1, 1]
+    num_away, busy_ms = [], []
+    for gb_per_s in (1.0, 1e-5):
+        load = Load([Arrival(1e3 * number, 1000, 2) for number in range(12)])
+        simulation = Simulation(layout, costs, load, gb_per_s=gb_per_s)
+        routes = [each.route for each in simulation.run().requests]
+        num_away.append(sum(hosts[route.prefill.id] != hosts[route.decode.id] for route in routes))
+        busy_ms.append(sum(simulation.wires.busy_ms.values()))
+        assert {route.decode.id for route in routes} == {"decode-0", "decode-1", "decode-2"}, "they take turns"
+    assert num_away[0] > num_away[1] == 0 and busy_ms[0] > busy_ms[1] == 0
+
+
+def test_a_host_has_its_part_of_the_workers() -> None:
+    assert Layout(3, 5, 8, num_hosts=2).parts == [(2, 2), (1, 3)]
+    assert Layout(3, 5, 8, num_hosts=4).parts == [(1, 1), (1, 1), (1, 1), (0, 2)]
+    assert Layout(3, 5, 8, num_hosts=4, is_spread=True).parts == [(2, 0), (1, 1), (0, 2), (0, 2)]
+    assert not Layout(3, 5, 8, num_hosts=4).is_shared and Layout(8, 8, 8, num_hosts=2).is_shared
+    for wrong in ({"num_hosts": 3}, {"num_hosts": 2, "is_spread": True}):
+        with pytest.raises(ConfigError):
+            Layout(8, 8, 8, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="without a rate between hosts"):
+        simulate(Layout(1, 1, 2, num_hosts=2), Costs(made_rates()), at_once([(10, 2)]))
 
 
 def test_a_prefix_that_goes_before_its_prompt_is_admitted_is_computed() -> None:
