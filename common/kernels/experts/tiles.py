@@ -43,7 +43,7 @@ def expert_tiles(
     else:
         tiles = ExpertTiles(pairs, 64, 128, 64 if form is Form.PLAIN else 128, 4, 8 if pairs == 128 else 4)
         if form is Form.INT4:  # registers hold sums of a group beside those of all
-            tiles = tiles._replace(down_rows=64)
+            tiles = ExpertTiles(min(pairs, 64), 64, 128, 128, 3, 4)
     if form is Form.BYTES and _most_stages(tiles, element_size, gpu, form) < 2:
         tiles = tiles._replace(block_k=tiles.block_k // 2)
     stages = min(tiles.stages, max(2, _most_stages(tiles, element_size, gpu, form)))

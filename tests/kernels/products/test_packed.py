@@ -172,7 +172,7 @@ IN_16_BITS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], i
 @cases_of(
     (IN_PARTS, NIBBLES[0]), (IN_PARTS, NIBBLES[2]), (GATED, NIBBLES[3]), (GATED, NIBBLES[5]), (MOST, NIBBLES[1]),
     (IN_PARTS, BYTES[0]), (IN_PARTS, BYTES[1]), (GATED, BYTES[1]), (GATED, BYTES[3]), (GATED, BYTES[7]),
-    (MOST, BYTES[2]), (UNEVEN, BYTES[5]), (UNEVEN, BYTES[4]),
+    (MOST, BYTES[2]), (UNEVEN, BYTES[5]), (UNEVEN, BYTES[4]), (MOST, NIBBLES[2]), (MOST, NIBBLES[4]), (MOST, BYTES[5]),
 )  # fmt: skip
 def test_few_tokens(few: Few, form: Form, cuda: torch.device, dtype: torch.dtype, assert_close: AssertClose) -> None:
     check(packed_gemm, few, form, cuda, dtype, assert_close)

@@ -120,9 +120,22 @@ def multiplying(dtype: str, bits: int, sums: int, excess: float, *, has_offsets:
 
 
 @cache
-def constraints(bits: int) -> str:
-    """Return the constraints of what `widening` returns."""
-    return ",".join(["=r"] * PAIRS[bits] + ["r"])
+def adding(dtype: str, bits: int) -> tuple[str, str]:
+    """Return instructions that add products of a block's elements to results, and their constraints.
+
+    Operands are those of `multiplying` without sums of tokens, scales and offsets.
+    """
+    steps, upper, lower = STEPS[bits], 4, 4 + 4 * PAIRS[bits]
+    x = lower + 4 * PAIRS[bits]
+    before, total = x + 4 * THIRTIES[bits], "{" + ", ".join(_registers(0)) + "}"
+    lines: list[str] = []
+    for word in range(WORDS):
+        for step in range(steps):
+            a = tuple(f"${side + 4 * pair + word}" for pair in (2 * step, 2 * step + 1) for side in (upper, lower))
+            start = total if lines else "{" + ", ".join(_registers(before)) + "}"
+            lines.append(_mma(dtype, total, a, _tokens(x, steps * word + step), start))
+    each = ["=&f"] * 4 + ["r"] * (before - 4) + ["f"] * 4
+    return "\n".join(("{", *lines, "}")), ",".join(each)
 
 
 @cache

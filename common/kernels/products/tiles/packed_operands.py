@@ -59,14 +59,14 @@ def widening(dtype: str, bits: int, middle: int) -> str:
 
 
 @cache
-def scaling(dtype: str, bits: int, *, has_offsets: bool) -> str:
+def scaling(dtype: str, bits: int, *, has_offsets: bool, numbers: int = 2) -> str:
     """Return instructions that turn a word into pairs of elements, which are rounded from fp32.
 
-    Behind the word, both numbers of it bring the scale, and then the offset if there is one. Codes of 4 bits without
-    offsets are less `MIDDLE`.
+    Behind the word, each of the `numbers` that it consists of brings the scale, and then the offset if there is one.
+    Codes of 4 bits without offsets are less `MIDDLE`.
     """
     word, place = PAIRS[bits], PLACES[bits]
-    scale, offset = f"${word + 1}", f"${word + 3}"
+    scale, offset = f"${word + 1}", f"${word + 1 + numbers}"
     excess = float_of(-place.excess - (MIDDLE if bits == 4 and not has_offsets else 0))
     lines = [".reg .b32 first, second, low, high;", ".reg .f32 less;"]
     if bits == 4:  # bytes of every second code
@@ -86,10 +86,10 @@ def scaling(dtype: str, bits: int, *, has_offsets: bool) -> str:
 
 
 @cache
-def constraints(bits: int, *, has_scales: bool = False, has_offsets: bool = False) -> str:
+def constraints(bits: int, *, has_scales: bool = False, has_offsets: bool = False, numbers: int = 2) -> str:
     """Return the constraints of what `widening` and `scaling` return."""
-    numbers = ["f"] * (2 * (has_scales + has_offsets))
-    return ",".join(["=r"] * PAIRS[bits] + ["r"] + numbers)
+    beside = ["f"] * (numbers * (has_scales + has_offsets))
+    return ",".join(["=r"] * PAIRS[bits] + ["r"] + beside)
 
 
 @cache
