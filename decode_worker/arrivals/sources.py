@@ -115,15 +115,9 @@ class Sources:
         self.hub.send(identity, KVPathResult(self.worker_id, self.epoch, is_shared, error))
         if not (error or is_shared):
             self.hub.send(identity, export_of(self.engine, self.peers.worker, self.peers.config.net.advertise))
-        transport = SHARED_POOL if is_shared else self._carrier(export)
+        transport = SHARED_POOL if is_shared else self.peers.carrier(export)
         peers = self.worker_id, self.epoch, export.worker_id, export.epoch
         self.send(KVPathReport(*peers, transport, gb_per_s, error))
-
-    def _carrier(self, export: KVPoolExport) -> str:
-        """Return what carries blocks of a proven pool; the export's own word for another."""
-        source = self.find(export.worker_id, export.epoch)
-        server = source.server if source is not None else None
-        return (server.transport if server is not None else "") or export.transport
 
     def _prove(self, identity: bytes, export: KVPoolExport) -> Generator[None, None, Source]:
         """Map a pool and prove the path.

@@ -169,7 +169,14 @@ class Rig:
         self.scheduler = DecodeScheduler(self.allocator, max_num_seqs, max_len)
         shared = SimpleNamespace(pool_id=0, leases=self.allocator, problem="", num_done=0)
         self.engine = engine = cast(
-            Engine, SimpleNamespace(shared=shared, pool=self.memory, allocator=self.allocator, vocab_size=1000)
+            Engine,
+            SimpleNamespace(
+                shared=shared,
+                pool=self.memory,
+                allocator=self.allocator,
+                vocab_size=1000,
+                transport=SimpleNamespace(name="shm"),
+            ),
         )
         hub = cast(Hub, SimpleNamespace(send=lambda identity, message: self.said.append(message)))
         poller = cast(zmq.Poller, SimpleNamespace(register=lambda *_: None, unregister=lambda _: None))

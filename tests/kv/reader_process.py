@@ -62,7 +62,7 @@ class Reader:
                 next(proof)
             except StopIteration as over:
                 self.server, gb_per_s = over.value
-                return f"{gb_per_s:.4f} {self.server.transport}"
+                return f"{gb_per_s:.4f} {self.peers.carrier(self.export)}"
             except KVError as error:
                 self.turn()
                 return f"failed: {error}"

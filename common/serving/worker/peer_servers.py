@@ -39,7 +39,6 @@ class PeerServer:
 
     peer: PeerPoolClient
     pool: PeerPool | None = None  # None until mapped
-    transport: str = ""  # and what carries it
     num_workers: int = 0  # workers of the pool, known or being proven
 
     @property
@@ -89,14 +88,14 @@ class PeerServers:
             gb_per_s = yield from self._proven(server)
             if self._is_distant(export) and gb_per_s < self.config.kv.min_gb_per_s:
                 raise TransferFailed(
-                    f"{gb_per_s:.3f} GB/s by {server.transport}, less than kv.min_gb_per_s = "
+                    f"{gb_per_s:.3f} GB/s by {self.carrier(export)}, less than kv.min_gb_per_s = "
                     f"{self.config.kv.min_gb_per_s:g}; use a faster network, or lower the option"
                 )
             return server, gb_per_s
         except BaseException as error:
             self.leave(server)
             if isinstance(error, KVError):
-                raise TransferFailed(f"{export.transport} from {export.worker_id}: {error}") from None
+                raise TransferFailed(f"{self.carrier(export)} from {export.worker_id}: {error}") from None
             raise  # closed while waiting, because the worker was forgotten
 
     def open(self, export: KVPoolExport) -> Generator[None, None, PeerServer]:
@@ -120,6 +119,12 @@ class PeerServers:
     def leave(self, server: PeerServer) -> None:
         """Count a worker of the pool less."""
         server.num_workers -= 1
+
+    def carrier(self, export: KVPoolExport) -> str:
+        """Return what carries blocks of a worker's pool, in words."""
+        if self._is_distant(export):
+            return f"{NIXL} {ucx_transports(self.config.net.ucx_transports)}"
+        return self.engine.transport.name
 
     def receive(self) -> list[tuple[PeerServer, PeerMessage]]:
         """Return the messages of all servers."""
@@ -187,13 +192,12 @@ class PeerServers:
         if server.problem:
             raise TransferFailed(server.problem)
         if server.pool is None and server.peer.claim is not None:
-            transport, server.transport = self.engine.transport, self.engine.transport.name
+            transport = self.engine.transport
             if self._is_distant(export):
                 try:
                     transport = make_transport(NIXL, self.engine.device)
                 except ConfigError as error:
                     raise TransferFailed(str(error)) from None
-                server.transport = f"{NIXL} {ucx_transports(self.config.net.ucx_transports)}"
             server.pool = transport.open_peer(server.peer.claim, export.worker_id, self.engine.device)
         return server.pool is not None
 
